@@ -1,0 +1,41 @@
+"""Where prompts come from and how they are cut."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from posttrain.config.base import Section
+
+
+class DataConfig(Section):
+    train_files: list[str]
+    """Training files (.parquet, .jsonl, .json, .csv), read in order and concatenated."""
+    validation_files: list[str] = []
+    """Files of held-out prompts in the same format."""
+    prompts_per_step: int = Field(default=8, ge=1)
+    """Prompts drawn for each step."""
+    prompt_column: str = "prompt"
+    """Column with the prompt: a list of chat messages, or a string (taken as one user message)."""
+    data_source_column: str = "data_source"
+    """Column that names the task; metrics are split by it."""
+    ground_truth_column: str = "reward_model.ground_truth"
+    """Column with the reference answer; a dot reaches into a nested column."""
+    extra_info_column: str = "extra_info"
+    """Column handed to reward functions as it is; may be absent."""
+    max_prompt_tokens: int = Field(default=512, ge=1)
+    """Longest prompt, in tokens, after the chat template."""
+    overlong_prompts: Literal["error", "filter", "truncate_left", "truncate_right", "truncate_middle"] = "error"
+    """What happens to longer ones: stop with their rows, drop them, or cut (left keeps the end, right keeps the start)."""
+    filter_workers: int = Field(default=1, ge=1)
+    """Processes that tokenize the dataset when it is opened."""
+    shuffle: bool = True
+    """Draw prompts in a new seeded order each epoch; false keeps the file order."""
+    chat_template_options: dict[str, str | int | float | bool | None] = {}
+    """Extra variables for the chat template, such as enable_thinking."""
+
+    @field_validator("train_files", "validation_files", mode="before")
+    @classmethod
+    def _one_file_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value

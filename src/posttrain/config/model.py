@@ -1,0 +1,31 @@
+"""The model that is trained, and how its numbers are stored and computed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from posttrain.config.base import Section
+
+
+class ModelConfig(Section):
+    path: str
+    """Folder or hub id of a Hugging Face causal language model."""
+    tokenizer_path: str | None = None
+    """Folder or hub id of the tokenizer; null means the model's."""
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Precision of forward and backward passes. Master weights and optimizer state are float32 in either case."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more compute."""
+    trust_remote_code: bool = False
+    """Allow code from the model's folder to run. Off unless you have read that code."""
+    chat_template_file: str | None = None
+    """Jinja file that replaces the tokenizer's chat template; null keeps the tokenizer's."""
+
+
+class ReferenceConfig(Section):
+    path: str | None = None
+    """Frozen model that KL is measured against; null means the policy's starting weights."""
+    sequences_per_micro_batch_per_device: int = Field(default=32, ge=1)
+    """Sequences per forward pass when log-probs are computed without gradient (reference, and old log-probs of the policy)."""

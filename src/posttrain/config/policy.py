@@ -1,0 +1,50 @@
+"""The update of the policy: batch sizes, optimizer, learning rate."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from posttrain.config.base import Section
+
+
+class OptimizerConfig(Section):
+    name: Literal["adamw"] = "adamw"
+    """Optimizer."""
+    lr: float = Field(default=1e-6, gt=0.0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's two running averages."""
+    eps: float = Field(default=1e-8, gt=0.0)
+    """Added to AdamW's denominator."""
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    """Decoupled weight decay, on every weight."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0.0)
+    """Clip the global gradient norm to this; null does not clip."""
+
+
+class ScheduleConfig(Section):
+    name: Literal["constant", "cosine"] = "constant"
+    """Shape of the learning rate after warm-up."""
+    warmup_updates: int | None = Field(default=None, ge=0)
+    """Updates (optimizer steps) of linear warm-up from 0; null means warmup_ratio."""
+    warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Warm-up as a share of all updates, used when warmup_updates is null."""
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """cosine: the floor, as a share of the peak."""
+
+
+class PolicyConfig(Section):
+    engine: str = "local"
+    """Training engine: local is one device."""
+    epochs_per_step: int = Field(default=1, ge=1)
+    """Passes over a step's sequences."""
+    sequences_per_mini_batch: int | None = Field(default=None, ge=1)
+    """Sequences per update (optimizer step); null means all of the step's."""
+    sequences_per_micro_batch_per_device: int = Field(default=8, ge=1)
+    """Sequences per forward and backward pass. Changes memory and speed, never the result."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer of the policy."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over the run."""

@@ -1,0 +1,54 @@
+"""How responses are sampled."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from posttrain.config.base import Section
+
+
+class SamplingConfig(Section):
+    samples_per_prompt: int = Field(default=8, ge=1)
+    """Responses sampled for each prompt (the group of GRPO)."""
+    temperature: float = Field(default=1.0, ge=0.0)
+    """Divides the logits, in sampling and in every log-prob of the trainer; 0 is greedy (validation only)."""
+    top_k: int = Field(default=0, ge=0)
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Keep the smallest set of most likely tokens whose probability reaches this; 1 keeps all."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Drop tokens less likely than this share of the most likely token; 0 keeps all."""
+    max_response_tokens: int = Field(default=256, ge=1)
+    """Longest response, in tokens, the stop token included."""
+    stop: list[str] = []
+    """Texts that end a response; the text stays in it."""
+    stop_token_ids: list[int] = []
+    """Token ids that end a response, besides the model's own end tokens."""
+    ignore_eos: bool = False
+    """Go on after the model's end token until max_response_tokens."""
+
+
+class RolloutConfig(SamplingConfig):
+    engine: str = "native"
+    """Sampler: native samples from the weights being trained."""
+    max_concurrent_sequences: int = Field(default=256, ge=1)
+    """Sequences decoded side by side; the rest wait their turn."""
+    max_prefill_tokens: int = Field(default=8192, ge=1)
+    """Prompt tokens in one prefill pass."""
+
+
+class ValidationConfig(SamplingConfig):
+    samples_per_prompt: int = Field(default=1, ge=1)
+    """Responses sampled for each validation prompt."""
+    temperature: float = Field(default=0.0, ge=0.0)
+    """As in rollout; 0 is greedy."""
+    max_response_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
+    """Longest validation response, in tokens; null means rollout.max_response_tokens."""
+    every_steps: int | None = Field(default=None, ge=1)
+    """Validate after every so many steps, besides the end; null means only at the ends."""
+    before_training: bool = True
+    """Validate the starting weights."""
+    after_training: bool = True
+    """Validate after the last step."""
+    max_prompts: int | None = Field(default=None, ge=1)
+    """Use only the first so many validation prompts; null means all."""

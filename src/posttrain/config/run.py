@@ -1,0 +1,26 @@
+"""The run itself: its name, folder, seed and length."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from posttrain.config.base import Section
+
+
+class RunSection(Section):
+    name: str = "run"
+    """Name of the run, shown in progress, reports and trackers."""
+    folder: str | None = None
+    """Folder that receives everything the run writes; null means runs/<name>."""
+    seed: int = Field(default=1, ge=0)
+    """Seed of data order and sampling; the same seed gives the same metrics."""
+    total_steps: int | None = Field(default=None, ge=1)
+    """Steps (turns of the loop) to run; null means total_epochs passes over the training data."""
+    total_epochs: int = Field(default=1, ge=1)
+    """Passes over the training data, used when total_steps is null."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto: go on from the newest checkpoint in the run folder; never: refuse a folder that already holds a run."""
+    max_skipped_steps: int = Field(default=3, ge=1)
+    """Consecutive steps without a usable update (nothing finite, or no valid reward) after which the run stops itself."""

@@ -1,0 +1,24 @@
+"""A sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
+
+OnTokens = Callable[[int], None]  # called now and then with the number of tokens sampled since the last call
+
+
+class RolloutEngine(Protocol):
+    @property
+    def version(self) -> int:
+        """Version of the weights it samples from: the number of updates they have seen."""
+        ...
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, on_tokens: OnTokens | None = None
+    ) -> list[TrajectoryGroup]:
+        """One group per prompt, in the order given."""
+        ...

@@ -1,0 +1,49 @@
+"""A model that can be scored and updated. Stages talk to this and never learn what is behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
+from posttrain.records.plans import LossPlan
+from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
+
+
+class ScoringEngine(Protocol):
+    """A model that gives log-probs (the reference, and every policy)."""
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        """Log-probs of the response tokens, [B, T] float32 nats, 0 where response_mask is False. No gradient."""
+        ...
+
+
+class TrainEngine(ScoringEngine, Protocol):
+    """A model with an optimizer."""
+
+    @property
+    def version(self) -> int:
+        """Updates made so far."""
+        ...
+
+    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
+        """Add the gradient of ``loss`` over these rows, divided by ``counts``, to the gradients held. The engine cuts its own micro-batches."""
+        ...
+
+    def optimizer_step(self) -> OptimizerStats:
+        """Clip, update the weights, clear the gradients. A gradient that is not finite is dropped and said so."""
+        ...
+
+    def zero_grad(self) -> None:
+        """Drop the gradients held."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights (a Hugging Face folder) and optimizer state into an existing, empty folder."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Take back what ``save`` wrote."""
+        ...

