@@ -23,6 +23,8 @@ class LossConfig(Section):
     """The ratio is clipped below at 1 - this."""
     clip_ratio_high: float = Field(default=0.2, ge=0.0)
     """The ratio is clipped above at 1 + this."""
+    dual_clip: float | None = Field(default=None, gt=1.0)
+    """Bounds the loss of tokens with negative advantage at this ratio; null does not."""
     aggregation: Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum"] = "token_mean"
     """How token losses become one number, over the whole mini-batch."""
     entropy_coef: float = Field(default=0.0, ge=0.0)

@@ -17,6 +17,10 @@ class RolloutEngine(Protocol):
         """Version of the weights it samples from: the number of updates they have seen."""
         ...
 
+    def weights_changed(self, version: int) -> None:
+        """The weights it reads now are this version; whatever it kept of older ones is void."""
+        ...
+
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, on_tokens: OnTokens | None = None
     ) -> list[TrajectoryGroup]:

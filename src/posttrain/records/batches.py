@@ -7,10 +7,13 @@ model sees them.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+
+
+Batch = TypeVar("Batch", "SequenceBatch", "TrainBatch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,10 +82,10 @@ class LossCounts:
     sequences: int
 
 
-def _take(batch, index: list[int]):
+def _take(batch: Batch, index: list[int]) -> Batch:
     """Rows of every row-wise field of a batch record."""
     rows = torch.tensor(index, dtype=torch.int64)
-    changes = {}
+    changes: dict[str, Any] = {}
     for item in fields(batch):
         value = getattr(batch, item.name)
         if isinstance(value, Tensor):

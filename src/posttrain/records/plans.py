@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPlan:
-    """The policy's loss: a name in POLICY_LOSSES and plain numbers."""
+    """The policy's loss: a name in POLICY_LOSSES with its keyword arguments, and plain numbers."""
 
     name: str
-    clip_ratio_low: float
-    clip_ratio_high: float
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str
     temperature: float  # divides the logits, as in sampling
     entropy_coef: float = 0.0
@@ -41,3 +42,21 @@ class BatchPlan:
     def on_policy(self) -> bool:
         """One update per step: the policy that is updated is the one that sampled, so old log-probs are its own."""
         return self.updates_per_step == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantagePlan:
+    """A name in ADVANTAGES with its keyword arguments."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatePlan:
+    """How a step's sequences become updates."""
+
+    loss: LossPlan
+    epochs: int
+    sequences_per_update: int
+    on_policy: bool  # one update per step: no old log-probs are needed

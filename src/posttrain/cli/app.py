@@ -1,0 +1,55 @@
+"""The ``posttrain`` command. Importing this file, or any command's, loads nothing heavy: each command imports what it
+needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from posttrain import __version__
+from posttrain.cli import data, demo, export, plan, report, schema, train
+from posttrain.cli.errors import run_guarded
+
+app = typer.Typer(
+    name="posttrain",
+    help="Reinforcement-learning post-training for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain text: nothing to load, and the same in a terminal, a log and a pipe
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train.train)
+app.command("plan")(plan.plan)
+app.command("report")(report.report)
+app.command("export")(export.export)
+app.add_typer(data.app, name="data")
+app.command("demo")(demo.demo)
+app.command("schema")(schema.schema)
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"posttrain {__version__}")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Reinforcement-learning post-training for language models."""
+
+
+def main() -> None:
+    """The entry point. Ends the process with 0, or with the exit code of what went wrong."""
+    sys.exit(run_guarded(app))

@@ -1,0 +1,18 @@
+"""``posttrain demo``: a small real model learns a small real task, here and now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of data and sampling.")] = 1,
+) -> None:
+    """Train a 135M model with GRPO on real tasks, on this machine."""
+    from posttrain.cli.demo_run import run_demo
+
+    run_demo(folder, seed)

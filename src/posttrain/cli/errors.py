@@ -1,0 +1,65 @@
+"""The one place where an error becomes text and an exit code."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable
+
+from posttrain.errors import PosttrainError, RequestError
+
+
+def run_guarded(command: Callable[[], object]) -> int:
+    """Run a command line; the exit code.
+
+    What a user can put right is printed without a traceback. Anything else is a bug: it keeps its traceback.
+    """
+    try:
+        command()
+    except PosttrainError as error:
+        print(error_text(error, width=terminal_width()), file=sys.stderr)
+        return error.exit_code
+    except Exception:  # noqa: BLE001  # the boundary: whatever gets here is reported, not swallowed
+        traceback.print_exc()
+        print("\nThis is a bug in posttrain. Please report it with the lines above.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def terminal_width() -> int:
+    """Columns to wrap at: the terminal's, between 40 and 100; 80 where there is none."""
+    return max(40, min(100, shutil.get_terminal_size((80, 24)).columns))
+
+
+def error_text(error: PosttrainError, width: int = 80) -> str:
+    """The error for a terminal of ``width`` columns. Several problems are numbered. Paths and keys are not broken."""
+    if not isinstance(error, RequestError):
+        return _wrap(f"posttrain: {error}", width)
+    texts = [str(problem) for problem in error.problems]
+    if len(texts) == 1:
+        return _wrap(f"posttrain: {texts[0]}", width)
+    digits = len(str(len(texts)))
+    numbered = [
+        _wrap(f"{number:>{digits}}. {text}", width, indent=digits + 2) for number, text in enumerate(texts, start=1)
+    ]
+    return "\n".join([f"posttrain: {len(texts)} problems, and nothing was started:", *numbered])
+
+
+def _wrap(text: str, width: int, indent: int = 0) -> str:
+    """Each line of ``text`` filled to ``width``; lines after the first are indented."""
+    lines = text.splitlines() or [""]
+    wrapped = [
+        textwrap.fill(
+            line,
+            width,
+            initial_indent="" if number == 0 else " " * indent,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        )
+        for number, line in enumerate(lines)
+    ]
+    return "\n".join(wrapped)

@@ -1,0 +1,26 @@
+"""``posttrain plan``: say what a run would do, or everything that is wrong with it. Never imports torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+ARGUMENTS_HELP = "A YAML file, then overrides: policy.optimizer.lr=1e-5."
+DIALECT_HELP = "Whose keys the file uses: native."
+
+
+def plan(
+    arguments: Annotated[list[str], typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)],
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    skip_files: Annotated[
+        bool, typer.Option("--skip-files", help="Check the configuration alone; data and model need not exist.")
+    ] = False,
+    dialect: Annotated[str | None, typer.Option(help=DIALECT_HELP)] = None,
+) -> None:
+    """Explain what a run would do, without starting it."""
+    from posttrain.cli.plan_text import plan_json, plan_text
+    from posttrain.cli.request import read_request
+
+    request = read_request(arguments, dialect, look_at_files=not skip_files)
+    typer.echo(plan_json(request) if json else plan_text(request))

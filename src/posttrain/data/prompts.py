@@ -1,0 +1,201 @@
+"""From dataset files to prompts: read, templated, tokenised and cut, once, when the dataset is opened."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from posttrain.config.data import DataConfig
+from posttrain.data.readers import MAX_LISTED, Row, read_rows
+from posttrain.data.templates import apply_template, check_template
+from posttrain.errors import DataError, ModelError, Problem
+from posttrain.records.prompts import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+What = Literal["training", "validation"]
+Tokenised = tuple[str, list[int]]  # text and token ids
+
+# Rows that a worker process takes at a time.
+_CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """The prompts of one dataset, in file order, and what happened on the way."""
+
+    prompts: list[Prompt]
+    rows: int  # in the files
+    dropped: int  # longer than max_prompt_tokens, left out
+    truncated: int  # longer than max_prompt_tokens, cut
+
+
+def load_prompts(
+    files: Sequence[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, what: What
+) -> PromptSet:
+    """All prompts of ``files``, read in order and concatenated; ``what`` names the dataset in errors.
+
+    With ``data.filter_workers`` > 1 that many processes tokenise; prompts and their order stay the same.
+
+    Raises: ModelError when the tokenizer has no chat template; DataError with the bad rows of all files, with the
+    prompts that are too long (``overlong_prompts: error``), or when no prompt is left.
+    """
+    if problems := check_template(tokenizer, data.chat_template_options):
+        raise ModelError(problems)
+    rows, names = _read(files, data)
+    field = "data.train_files" if what == "training" else "data.validation_files"
+    if not rows:
+        raise DataError(Problem(f"the {what} files hold no rows", field=field))
+    tokenised = _tokenise(rows, names, data, tokenizer)
+
+    limit = data.max_prompt_tokens
+    overlong = [index for index, (_, ids) in enumerate(tokenised) if len(ids) > limit]
+    if overlong and data.overlong_prompts == "error":
+        raise DataError(_overlong_problem([(names[i], len(tokenised[i][1])) for i in overlong], len(rows), limit, what))
+    drop = set(overlong) if data.overlong_prompts == "filter" else set()
+    if len(drop) == len(rows):
+        shortest = min(len(ids) for _, ids in tokenised)
+        text = f"no {what} prompt is left: all {len(rows)} are longer than {limit} tokens (the shortest has {shortest})"
+        field = "data.max_prompt_tokens"
+        raise DataError(Problem(text, fix=f"raise {field}", field=field))
+    for index in [] if drop else overlong:
+        ids = cut(tokenised[index][1], limit, data.overlong_prompts)
+        tokenised[index] = (str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)), ids)
+    prompts = [
+        _prompt(row, name, text, ids)
+        for index, (row, name, (text, ids)) in enumerate(zip(rows, names, tokenised, strict=True))
+        if index not in drop
+    ]
+    return PromptSet(prompts=prompts, rows=len(rows), dropped=len(drop), truncated=0 if drop else len(overlong))
+
+
+def cut(ids: list[int], limit: int, how: str) -> list[int]:
+    """At most ``limit`` tokens of ``ids``: truncate_left keeps the last ones, truncate_right the first, truncate_middle
+    the first floor(limit / 2) and the last limit - floor(limit / 2)."""
+    if len(ids) <= limit:
+        return ids
+    if how == "truncate_left":
+        return ids[len(ids) - limit :]
+    if how == "truncate_right":
+        return ids[:limit]
+    assert how == "truncate_middle", how
+    head = limit // 2
+    return ids[:head] + ids[len(ids) - (limit - head) :]
+
+
+def file_labels(files: Sequence[str]) -> list[str]:
+    """A distinct name per file for prompt ids: the file's own, with as many folders before it as tell all files apart.
+    A file that is listed twice gets #2 the second time."""
+    paths = [Path(file).expanduser() for file in files]
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
+        depth += 1
+    seen: dict[Path, int] = {}
+    labels = []
+    for path in paths:
+        seen[path] = seen.get(path, 0) + 1
+        labels.append("/".join(path.parts[-depth:]) + (f"#{seen[path]}" if seen[path] > 1 else ""))
+    return labels
+
+
+def _read(files: Sequence[str], data: DataConfig) -> tuple[list[Row], list[str]]:
+    """Rows of all files and their prompt ids, such as train.parquet:17."""
+    rows: list[Row] = []
+    names: list[str] = []
+    problems: list[Problem] = []
+    for file, label in zip(files, file_labels(files), strict=True):
+        try:
+            for row in read_rows(file, data):
+                rows.append(row)
+                names.append(f"{label}:{row.number}")
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+    return rows, names
+
+
+def _prompt(row: Row, name: str, text: str, ids: list[int]) -> Prompt:
+    return Prompt(
+        prompt_id=name,
+        token_ids=tuple(ids),
+        text=text,
+        data_source=row.data_source,
+        ground_truth=row.ground_truth,
+        extra_info=row.extra_info,
+    )
+
+
+def _overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, what: What) -> Problem:
+    first = ", ".join(f"{name} has {length}" for name, length in overlong[:MAX_LISTED])
+    more = f", … {len(overlong) - MAX_LISTED} more" if len(overlong) > MAX_LISTED else ""
+    longest = max(length for _, length in overlong)
+    return Problem(
+        f"{len(overlong)} of {rows} {what} prompts are longer than {limit} tokens: {first}{more}; "
+        f"the longest has {longest}",
+        fix="raise data.max_prompt_tokens, or set data.overlong_prompts to filter or truncate_left, _right or _middle",
+        field="data.max_prompt_tokens",
+    )
+
+
+# ------------------------------------------------------------------------------------------------ tokenising
+
+
+def _tokenise(
+    rows: list[Row], names: list[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase
+) -> list[Tokenised]:
+    """Text and token ids of every row. Raises DataError with the rows whose messages the template refuses."""
+    messages = [row.messages for row in rows]
+    if data.filter_workers == 1:
+        results = _tokenise_chunk(messages, tokenizer, data.chat_template_options)
+    else:
+        chunks = [messages[start : start + _CHUNK] for start in range(0, len(messages), _CHUNK)]
+        # spawn: a fork of a process that holds threads (torch, tokenizers) can hang
+        with ProcessPoolExecutor(
+            min(data.filter_workers, len(chunks)),
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(tokenizer, data.chat_template_options),
+        ) as pool:
+            results = [result for chunk in pool.map(_work, chunks) for result in chunk]
+    bad = [
+        Problem(f"row {name.rpartition(':')[2]} of {name.rpartition(':')[0]}: {result}", field="data.prompt_column")
+        for name, result in zip(names, results, strict=True)
+        if isinstance(result, str)
+    ]
+    if bad:
+        more = [Problem(f"… and {len(bad) - MAX_LISTED} more rows")] if len(bad) > MAX_LISTED else []
+        raise DataError(bad[:MAX_LISTED] + more)
+    return [result for result in results if not isinstance(result, str)]
+
+
+def _tokenise_chunk(
+    messages: list[list[dict[str, Any]]], tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> list[Tokenised | str]:
+    """Per row, text and token ids, or what is wrong with it."""
+    results: list[Tokenised | str] = []
+    for conversation in messages:
+        try:
+            text, ids = apply_template(tokenizer, conversation, options)
+        except DataError as error:
+            results.append(str(error))
+        else:
+            results.append((text, ids) if ids else "the chat template makes an empty prompt of it")
+    return results
+
+
+_worker: tuple[Any, dict[str, Any]]  # tokenizer and template options of a worker process
+
+
+def _start_worker(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> None:
+    global _worker
+    _worker = (tokenizer, options)
+
+
+def _work(messages: list[list[dict[str, Any]]]) -> list[Tokenised | str]:
+    return _tokenise_chunk(messages, *_worker)

@@ -1,0 +1,351 @@
+"""Rows of a dataset file: .parquet, .jsonl, .json and .csv, in file order, with errors that name the row.
+
+Neither torch nor transformers is needed to look at a dataset. Rows are counted from 0, as pandas and datasets count
+them; lines of a text file from 1, as editors do.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from posttrain.config.data import DataConfig
+from posttrain.errors import DataError, Problem, did_you_mean, nearest
+
+# How many bad rows one error lists.
+MAX_LISTED = 10
+
+Record = dict[str, Any]  # a row as the file holds it, by column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row, checked: what becomes a Prompt once a tokenizer has seen it."""
+
+    number: int  # in its file, from 0
+    messages: list[dict[str, Any]]  # chat messages, each with role and content
+    data_source: str
+    ground_truth: Any  # as the dataset holds it
+    extra_info: dict[str, Any]  # as the dataset holds it; empty when absent
+
+
+def read_rows(path: str | Path, data: DataConfig) -> Iterator[Row]:
+    """The rows of one file, in order.
+
+    Raises: DataError when the file cannot be read, or with the first bad rows (at most MAX_LISTED). Rows before the
+    first bad one are yielded before it is raised.
+    """
+    file = Path(path).expanduser()
+    problems: list[Problem] = []
+    try:
+        for number, record in enumerate(_records(file, data)):
+            row = _row(record, number, file.name, data)
+            if isinstance(row, Problem):
+                problems.append(row)
+                if len(problems) == MAX_LISTED:
+                    break
+            elif not problems:
+                yield row
+    except DataError as error:
+        problems += error.problems
+    if problems:
+        raise DataError(problems)
+
+
+def count_rows(path: str | Path) -> int:
+    """Rows of a file; a parquet file's own metadata says it, others are read through.
+
+    Raises: DataError when the file cannot be read.
+    """
+    file = Path(path).expanduser()
+    if _kind(file) == "parquet":
+        with _readable(file), pq.ParquetFile(file) as table:
+            return int(table.metadata.num_rows)
+    return sum(1 for _ in _records(file, None))
+
+
+def check_files(data: DataConfig) -> list[Problem]:
+    """Everything wrong with the dataset files that can be seen without reading them through: existence, kind, columns,
+    the first row. Nothing is raised."""
+    problems = []
+    for field in ("train_files", "validation_files"):
+        files = getattr(data, field)
+        if field == "train_files" and not files:
+            problems.append(Problem("there is no training file", fix="name at least one", field="data.train_files"))
+        for path in files:
+            problems += _check_file(path, data, f"data.{field}")
+    return problems
+
+
+def _check_file(path: str, data: DataConfig, field: str) -> list[Problem]:
+    if "://" in path:
+        return [Problem(f"{path} is not on this machine", fix="download it and name the local file", field=field)]
+    file = Path(path).expanduser()
+    if not file.is_file():
+        return [_missing_file(file, path, field)]
+    try:
+        record = next(iter(_records(file, data)), None)
+    except DataError as error:
+        return [Problem(item.what, fix=item.fix, field=item.field or field) for item in error.problems]
+    if record is None:
+        return [Problem(f"{path} holds no rows", field=field)]
+    row = _row(record, 0, file.name, data)
+    return [row] if isinstance(row, Problem) else []
+
+
+def _missing_file(file: Path, path: str, field: str) -> Problem:
+    if file.is_dir():
+        return Problem(f"{path} is a folder", fix="name the files in it", field=field)
+    if not file.parent.is_dir():
+        return Problem(f"there is no file {path}: the folder {file.parent} does not exist", field=field)
+    guess = nearest(file.name, sorted(item.name for item in file.parent.iterdir()))
+    return Problem(f"there is no file {path}", fix=f"did you mean {file.parent / guess}?" if guess else "", field=field)
+
+
+# ------------------------------------------------------------------------------------------------ files to records
+
+
+def _records(file: Path, data: DataConfig | None) -> Iterator[Record]:
+    """Rows as they stand. ``data`` says which columns matter; None reads them all.
+
+    Raises: DataError when the file cannot be read or lacks a column.
+    """
+    with _readable(file):
+        yield from _READERS[_kind(file)](file, data)
+
+
+def _kind(file: Path) -> str:
+    kind = file.suffix.lower().removeprefix(".")
+    if kind not in _READERS:
+        known = ", ".join(f".{name}" for name in _READERS)
+        raise DataError(Problem(f"{file.name} is of no known kind", fix=f"use one of {known}"))
+    return kind
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """What the libraries raise on a file that is not what its name says becomes a DataError that names it."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(Problem(f"{file.name} is not UTF-8 text ({error.reason} at byte {error.start})")) from error
+    except (OSError, pa.ArrowException, csv.Error) as error:
+        raise DataError(Problem(f"{file} cannot be read: {error}")) from error
+
+
+def _read_parquet(file: Path, data: DataConfig | None) -> Iterator[Record]:
+    with pq.ParquetFile(file) as table:
+        names = table.schema_arrow.names
+        wanted = names
+        if data is not None:
+            _check_columns(names, file, data)
+            wanted = [name for name in names if name in _roots(data)]
+        for batch in table.iter_batches(batch_size=1024, columns=wanted):
+            yield from batch.to_pylist()
+
+
+def _read_json_lines(file: Path, data: DataConfig | None) -> Iterator[Record]:
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _json_object(line, f"line {number} of {file.name}", file, data)
+
+
+def _read_json(file: Path, data: DataConfig | None) -> Iterator[Record]:
+    """An array of objects, or one object per line."""
+    with file.open(encoding="utf-8-sig") as text:
+        start = text.read(4096).lstrip()[:1]
+        if start != "[":
+            yield from _read_json_lines(file, data)
+            return
+        text.seek(0)
+        try:
+            rows = json.load(text)
+        except json.JSONDecodeError as error:
+            raise DataError(Problem(f"{file.name} is not JSON: {error}")) from error
+    for number, row in enumerate(rows):
+        yield _checked_object(row, f"row {number} of {file.name}", file, data)
+
+
+def _json_object(text: str, place: str, file: Path, data: DataConfig | None) -> Record:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        fix = "a .json file holds an array of objects, or one object per line" if file.suffix.lower() == ".json" else ""
+        raise DataError(Problem(f"{place} is not JSON: {error.msg} at column {error.colno}", fix=fix)) from error
+    return _checked_object(value, place, file, data)
+
+
+def _checked_object(value: Any, place: str, file: Path, data: DataConfig | None) -> Record:
+    if not isinstance(value, dict):
+        raise DataError(Problem(f"{place} holds {_said(value)}", fix="each row is an object, column by column"))
+    if data is not None:
+        _check_columns(list(value), file, data, place=place)
+    return value
+
+
+def _read_csv(file: Path, data: DataConfig | None) -> Iterator[Record]:
+    csv.field_size_limit(2**31 - 1)  # the library's own limit of 131,072 characters is shorter than a long prompt
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        lines = csv.reader(text, strict=True)
+        header = next(lines, None)
+        if header is None:
+            return
+        if data is not None:
+            _check_columns(header, file, data)
+        number = -1
+        for cells in lines:
+            if not cells:  # an empty line
+                continue
+            number += 1
+            place = f"row {number} of {file.name} (line {lines.line_num})"
+            if len(cells) != len(header):
+                what = f"{place} has {len(cells)} cells under a header of {len(header)}"
+                raise DataError(Problem(what, fix="put a cell with a comma or a line break in it in double quotes"))
+            record: Record = dict(zip(header, cells, strict=True))
+            yield record if data is None else _with_json_cells(record, place, data)
+
+
+_READERS: dict[str, Callable[[Path, DataConfig | None], Iterator[Record]]] = {
+    "parquet": _read_parquet,
+    "jsonl": _read_json_lines,
+    "json": _read_json,
+    "csv": _read_csv,
+}
+
+
+def _with_json_cells(record: Record, place: str, data: DataConfig) -> Record:
+    """A csv row with its JSON cells read: nested columns always, the prompt when it is a list of messages."""
+    nested = {data.extra_info_column}
+    if data.ground_truth_column not in record:
+        nested.add(data.ground_truth_column.split(".")[0])
+    if re.match(r"\s*\[\s*[{\]]", record[data.prompt_column]):  # "[INST] hello" is a prompt in words
+        nested.add(data.prompt_column)
+    for column in nested & set(record):
+        try:
+            record[column] = json.loads(record[column]) if record[column].strip() else {}
+        except json.JSONDecodeError as error:
+            what = f"{place}: the cell in column {column} is not JSON: {error.msg} at character {error.pos}"
+            raise DataError(Problem(what)) from error
+    return record
+
+
+# ------------------------------------------------------------------------------------------------ columns
+
+
+def _roots(data: DataConfig) -> set[str]:
+    """Top-level columns that may be needed."""
+    truth = data.ground_truth_column
+    return {data.prompt_column, data.data_source_column, data.extra_info_column, truth, truth.split(".")[0]}
+
+
+def _check_columns(names: list[str], file: Path, data: DataConfig, place: str = "") -> None:
+    """Raises DataError with every column that is missing and the nearest one that is there."""
+    truth = data.ground_truth_column
+    wanted = {
+        "prompt_column": data.prompt_column,
+        "data_source_column": data.data_source_column,
+        "ground_truth_column": truth if truth in names else truth.split(".")[0],
+    }
+    # extra_info may be absent, but a column the user named himself is meant to be there.
+    if data.extra_info_column != DataConfig.model_fields["extra_info_column"].default:
+        wanted["extra_info_column"] = data.extra_info_column
+    problems = [
+        Problem(
+            f"{place or file.name} has no column {column!r} (columns: {', '.join(names)})",
+            fix=_column_fix(field, column, names),
+            field=f"data.{field}",
+        )
+        for field, column in wanted.items()
+        if column not in names
+    ]
+    if problems:
+        raise DataError(problems)
+
+
+def _column_fix(field: str, column: str, names: list[str]) -> str:
+    guess = nearest(column, names)
+    return f"did you mean data.{field}={guess}?" if guess else f"add it, or name another with data.{field}"
+
+
+# ------------------------------------------------------------------------------------------------ records to rows
+
+
+class _BadValue(Exception):
+    """What is wrong with a cell; caught in _row, which knows the row."""
+
+
+def _row(record: Mapping[str, Any], number: int, name: str, data: DataConfig) -> Row | Problem:
+    """The checked row, or the first thing that is wrong with it."""
+    field, column = "prompt_column", data.prompt_column
+    try:
+        messages = _messages(record[column])
+        field, column = "data_source_column", data.data_source_column
+        source = record[column]
+        if not isinstance(source, str) or not source:
+            raise _BadValue(f"holds {_said(source)}; the name of a task is expected")
+        field, column = "ground_truth_column", data.ground_truth_column
+        truth = _drill(record, column)
+        field, column = "extra_info_column", data.extra_info_column
+        extra = record.get(column)
+        if extra is not None and not isinstance(extra, Mapping):
+            raise _BadValue(f"holds {_said(extra)}; a mapping is expected")
+    except _BadValue as error:
+        return Problem(f"row {number} of {name}: column {column} {error}", field=f"data.{field}")
+    return Row(number=number, messages=messages, data_source=source, ground_truth=truth, extra_info=dict(extra or {}))
+
+
+def _messages(prompt: Any) -> list[dict[str, Any]]:
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise _BadValue("holds an empty text; a question is expected")
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list):
+        raise _BadValue(f"holds {_said(prompt)}; a text or a list of chat messages is expected")
+    if not prompt:
+        raise _BadValue("holds a list of 0 messages; at least one is expected")
+    messages = []
+    for index, message in enumerate(prompt):
+        if not isinstance(message, Mapping):
+            raise _BadValue(f"holds {_said(message)} as message {index}; a mapping with role and content is expected")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                missing = f"holds {_said(message[key])} as {key} of message {index}" if key in message else ""
+                raise _BadValue((missing or f"has no {key} in message {index}") + "; text is expected")
+        # parquet gives every message the keys of all others, as None
+        messages.append({key: value for key, value in message.items() if value is not None})
+    return messages
+
+
+def _drill(record: Mapping[str, Any], path: str) -> Any:
+    """The value under a dotted path; a column that is called exactly so comes first."""
+    if path in record:
+        return record[path]
+    value: Any = record
+    for depth, key in enumerate(parts := path.split(".")):
+        if not isinstance(value, Mapping):
+            raise _BadValue(f"cannot be reached: {'.'.join(parts[:depth])} holds {_said(value)}")
+        if key not in value:
+            fix = did_you_mean(key, list(value)) if value else "it is empty"
+            raise _BadValue(f"cannot be reached: there is no {key!r} in {'.'.join(parts[:depth])}; {fix}")
+        value = value[key]
+    return value
+
+
+def _said(value: Any) -> str:
+    """A value in words, for an error."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, (Mapping, list)):
+        return f"a {'mapping' if isinstance(value, Mapping) else 'list'} of {len(value)}"
+    text = repr(value)
+    return f"{text[:40]}…" if len(text) > 40 else text

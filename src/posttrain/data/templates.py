@@ -1,0 +1,55 @@
+"""From chat messages to the token ids the model reads: the chat template, applied once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from posttrain.errors import DataError, ModelError, Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Set here, so not for data.chat_template_options to set.
+_OURS = ("conversation", "tokenize", "add_generation_prompt", "chat_template", "return_dict")
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> list[Problem]:
+    """What keeps every prompt from being templated: a tokenizer without a template, an option that is ours to set."""
+    problems = []
+    if not tokenizer.chat_template:
+        name = getattr(tokenizer, "name_or_path", "")
+        problems.append(
+            Problem(
+                f"the tokenizer{f' of {name}' if name else ''} has no chat template",
+                fix="name a Jinja file with model.chat_template_file, or use a model tuned for chat",
+                field="model.chat_template_file",
+            )
+        )
+    for name in sorted(set(options) & set(_OURS)):
+        problems.append(
+            Problem(f"{name} is set by posttrain", fix="remove it", field=f"data.chat_template_options.{name}")
+        )
+    return problems
+
+
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> tuple[str, list[int]]:
+    """The prompt as text and as token ids, ending where the assistant's turn begins.
+
+    The text is tokenised without special tokens: a template writes its own begin-of-sequence token, and the tokenizer
+    would add a second one.
+
+    Raises: ModelError as ``check_template`` finds; DataError when the template refuses these messages.
+    """
+    if problems := check_template(tokenizer, options):
+        raise ModelError(problems)
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **options
+        )
+    except Exception as error:  # a template is a program from the model's folder: it may fail in any way
+        raise DataError(Problem(f"the chat template refuses it: {type(error).__name__}: {error}")) from error
+    assert isinstance(text, str)  # one conversation gives one text
+    return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])

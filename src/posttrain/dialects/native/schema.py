@@ -1,0 +1,84 @@
+"""The keys that a native configuration may have, read off the RunConfig models."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from functools import cache
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from posttrain.config import RunConfig
+from posttrain.config.base import Section
+from posttrain.dialects.sources import child
+
+ITEM = "#"  # stands for any list index in a dotted key: reward.terms.#.name
+
+
+@cache
+def sections() -> dict[str, dict[str, FieldInfo]]:
+    """Dotted name of every section (``""`` is the top) -> its fields by name."""
+    found: dict[str, dict[str, FieldInfo]] = {}
+    _collect(RunConfig, "", found)
+    return found
+
+
+def _collect(model: type[Section], name: str, found: dict[str, dict[str, FieldInfo]]) -> None:
+    found[name] = dict(model.model_fields)
+    for key, field in model.model_fields.items():
+        for annotation, inside in ((field.annotation, False), *((part, True) for part in get_args(field.annotation))):
+            if isinstance(annotation, type) and issubclass(annotation, Section):
+                _collect(annotation, child(child(name, key), ITEM) if inside else child(name, key), found)
+
+
+@cache
+def keys() -> dict[str, FieldInfo]:
+    """Every dotted key, sections included."""
+    return {child(section, key): field for section, fields in sections().items() for key, field in fields.items()}
+
+
+def pattern(key: str) -> str:
+    """``reward.terms.0.name`` -> ``reward.terms.#.name``"""
+    return ".".join(ITEM if part.isdecimal() else part for part in key.split("."))
+
+
+def field_of(key: str) -> FieldInfo | None:
+    """The field that a dotted key names, if it is one."""
+    return keys().get(pattern(key))
+
+
+def suggest(key: str) -> str:
+    """What to tell someone who wrote an unknown key: the known key most like it, in the same section rather than in
+    another (``data.samples_per_prompt`` is ``rollout.samples_per_prompt``); failing that, what the section holds."""
+    section, _, leaf = key.rpartition(".")
+
+    def likeness(known: str) -> float:
+        known_section, _, known_leaf = known.rpartition(".")
+        return SequenceMatcher(None, leaf, known_leaf).ratio() + (0.15 if known_section == pattern(section) else 0.0)
+
+    best = max(sorted(keys(), key=_importance), key=likeness)
+    if likeness(best) >= 0.75:
+        others = [known for known in keys() if known != best and known.rpartition(".")[2] == leaf]
+        also = f" There is also {others[0]}." if len(others) == 1 else ""
+        return f"did you mean {_with_indices(best, key)}?{also}"
+    here = sections().get(pattern(section), {})
+    if section and here:
+        return f"known in {section}: {', '.join(here)}"
+    return f"known sections: {', '.join(sections()[''])}"
+
+
+def _importance(key: str) -> tuple[bool, int]:
+    """Sorts the keys of training before those of validation, and short ones before long."""
+    return key.startswith("validation."), key.count(".")
+
+
+def _with_indices(known: str, key: str) -> str:
+    """``reward.terms.#.name`` with the indices of the key that was written, or 0."""
+    written = iter([part for part in key.split(".") if part.isdecimal()])
+    return ".".join(next(written, "0") if part == ITEM else part for part in known.split("."))
+
+
+def is_number(annotation: Any) -> bool:
+    """Whether the annotation asks for a number, and for nothing that a truth value would be too."""
+    members = get_args(annotation) or (annotation,)
+    return any(part in (int, float) for part in members) and not any(part in (bool, str, Any) for part in members)

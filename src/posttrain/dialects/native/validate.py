@@ -1,0 +1,186 @@
+"""From plain values to a RunConfig, or to everything that is wrong with them, in words for people."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from posttrain.config import RunConfig
+from posttrain.dialects.native import schema
+from posttrain.dialects.sources import SourceMap, child
+from posttrain.errors import Problem
+
+# pydantic's error type -> what the value must be, from the error's context.
+EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "int_type": lambda _: "a whole number",
+    "int_parsing": lambda _: "a whole number",
+    "int_parsing_size": lambda _: "a whole number that a computer can hold",
+    "int_from_float": lambda _: "a whole number",
+    "float_type": lambda _: "a number",
+    "float_parsing": lambda _: "a number",
+    "finite_number": lambda _: "a finite number",
+    "bool_type": lambda _: "true or false",
+    "bool_parsing": lambda _: "true or false",
+    "string_type": lambda _: "text",
+    "list_type": lambda _: "a list",
+    "tuple_type": lambda _: "a list",
+    "dict_type": lambda _: "a section of key: value lines",
+    "model_type": lambda _: "a section of key: value lines",
+    "literal_error": lambda context: str(context["expected"]).replace("'", ""),
+    "greater_than": lambda context: f"above {context['gt']:g}",
+    "greater_than_equal": lambda context: f"at least {context['ge']:g}",
+    "less_than": lambda context: f"below {context['lt']:g}",
+    "less_than_equal": lambda context: f"at most {context['le']:g}",
+    "too_short": lambda context: f"a list of at least {context['min_length']}",
+    "too_long": lambda context: f"a list of at most {context['max_length']}",
+}
+
+
+def validate(values: dict[str, Any], sources: SourceMap) -> tuple[RunConfig, list[Problem]]:
+    """The configuration that ``values`` describe, and everything that is wrong with single keys.
+
+    Where there are problems, the configuration has a default or an empty value in the place of what is wrong.
+    """
+    values = copy.deepcopy(values)
+    for name, field in schema.sections()[""].items():
+        if field.is_required():  # so that what is missing is reported key by key
+            values.setdefault(name, {})
+    problems = _truth_values_as_numbers(values, "", sources)
+    while True:
+        try:
+            return RunConfig.model_validate(values), problems
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+        # A union reports once per member: one message for the key.
+        by_key: dict[str, list[ErrorDetails]] = {}
+        for detail in details:
+            by_key.setdefault(_key(detail, values), []).append(detail)
+        for key, group in by_key.items():
+            # What the repairs below leave behind is no mistake of the user's.
+            if not any(_same_branch(problem.field, key) for problem in problems):
+                problems.append(_problem(key, group, values, sources))
+        for key, group in by_key.items():
+            _repair(values, key, absent=_is_absent(group[0]))
+
+
+def _same_branch(one: str, other: str) -> bool:
+    """Whether one key is the other, or lies inside it."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _key(detail: ErrorDetails, values: dict[str, Any]) -> str:
+    """The dotted key an error is about: its location, up to where the values end."""
+    key = ""
+    node: Any = values
+    for part in detail["loc"]:
+        inside = part in node if isinstance(node, dict) else isinstance(node, list) and part in range(len(node))
+        if not inside:
+            return child(key, part) if _is_absent(detail) else key
+        key, node = child(key, part), node[part]
+    return key
+
+
+def _is_absent(detail: ErrorDetails) -> bool:
+    """A required key is not there. (A tuple that is too short is also called missing, with an index.)"""
+    return detail["type"] == "missing" and isinstance(detail["loc"][-1], str)
+
+
+def _problem(key: str, group: list[ErrorDetails], values: dict[str, Any], sources: SourceMap) -> Problem:
+    detail = group[0]
+    field = schema.field_of(key)
+    leaf = _leaf(key)
+    where = sources.where(key)
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        return Problem(f"there is no key {key}", fix=schema.suggest(key), where=where, field=key)
+    if kind == "invalid_key":
+        return Problem(f"{key} is a number or truth value, and keys are names", where=where, field=key)
+    if _is_absent(detail):
+        about = f" ({re.split(r' [(]|[,.]', field.description)[0]})" if field and field.description else ""
+        fix = f"write it, or add {key}=... to the command"
+        return Problem(f"{key} must be given{about}", fix=fix, where=sources.where_missing(key), field=key)
+    value = _value(values, key)
+    if kind == "missing":  # a list that is shorter than its tuple
+        return Problem(f"{leaf} has {len(value)} values, which are too few", where=where, field=key)
+    if value is None and kind == "model_type":
+        fix = "write keys below it, or remove the line"
+        return Problem(f"the section {key} is empty", fix=fix, where=where, field=key)
+    if kind not in EXPECTED:
+        return Problem(f"{key}: {detail['msg']}", where=where, field=key)
+    wanted = [EXPECTED[one["type"]](one.get("ctx", {})) for one in group if one["type"] in EXPECTED]
+    if "a number" in wanted:
+        wanted = [each for each in wanted if each != "a whole number"]
+    what = f"{leaf} must be {' or '.join(wanted)}, not {_show(value)}"
+    return Problem(what, fix=_fix(kind, value), where=where, field=key)
+
+
+def _leaf(key: str) -> str:
+    """The last name in a key, with the index behind it in a list: ``train_files.0``"""
+    *parents, last = key.split(".")
+    return f"{parents[-1]}.{last}" if parents and last.isdecimal() else last
+
+
+def _fix(kind: str, value: Any) -> str:
+    if kind == "string_type" and isinstance(value, int | float):
+        return f'put it in quotes: "{_show(value)}"'
+    if kind == "list_type" and isinstance(value, str | int | float):
+        return f"write [{_show(value)}]"
+    return ""
+
+
+def _show(value: Any) -> str:
+    """A value as it would be written."""
+    match value:
+        case None:
+            return "null"
+        case True | False:
+            return str(value).lower()
+        case dict():
+            return "a section"
+        case list():
+            return f"a list of {len(value)}" if value else "an empty list"
+        case _:
+            return repr(value)
+
+
+def _value(values: Any, key: str) -> Any:
+    node = values
+    for part in key.split("."):
+        if isinstance(node, list):
+            node = node[int(part)]
+        else:
+            # A key may have been written as a number; its dotted name is text.
+            node = next(value for name, value in node.items() if str(name) == part)
+    return node
+
+
+def _repair(values: dict[str, Any], key: str, *, absent: bool) -> None:
+    """Take out what is wrong, so that the rest can be understood; what must be there becomes empty."""
+    parent, _, leaf = key.rpartition(".")
+    node = _value(values, parent) if parent else values
+    if absent:
+        field = schema.field_of(key)
+        annotation = field.annotation if field else None
+        node[leaf] = "" if annotation is str else [] if get_origin(annotation) is list else {}
+    elif isinstance(node, list):
+        _repair(values, parent, absent=False)
+    else:
+        del node[next(name for name in node if str(name) == leaf)]
+
+
+def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap) -> list[Problem]:
+    """true and false where a number belongs. pydantic would read them as 1 and 0."""
+    if isinstance(node, dict):
+        parts = [(child(key, name), value) for name, value in node.items()]
+        return [problem for name, value in parts for problem in _truth_values_as_numbers(value, name, sources)]
+    field = schema.field_of(key)
+    if not isinstance(node, bool) or field is None or not schema.is_number(field.annotation):
+        return []
+    return [
+        Problem(f"{_leaf(key)} must be a number, not {_show(node)}", where=sources.where(key), field=key)
+    ]

@@ -1,0 +1,35 @@
+"""RunConfig as a native YAML file, and the JSON schema that editors check and complete such a file with."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from posttrain.config import RunConfig
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The complete configuration, defaults included, sections in schema order. Reading it gives an equal RunConfig."""
+    values = _escape(config.model_dump(mode="json"))
+    # OmegaConf writes, because OmegaConf reads: it quotes the texts that it would take for numbers, such as "1e-6".
+    return OmegaConf.to_yaml(OmegaConf.create(values))
+
+
+def _escape(node: Any) -> Any:
+    """Texts with ``${`` would be read as interpolations; a backslash makes them plain, as do two for each one before."""
+    if isinstance(node, dict):
+        return {key: _escape(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_escape(item) for item in node]
+    if isinstance(node, str):
+        return re.sub(r"(\\*)\$\{", lambda match: f"{match[1] * 2}\\${{", node)
+    return node
+
+
+def json_schema() -> str:
+    """The JSON schema of a native configuration; ``docs/posttrain.schema.json`` is this text."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | RunConfig.model_json_schema()
+    return json.dumps(schema, indent=2) + "\n"

@@ -1,0 +1,172 @@
+"""Overrides from the command line, in Hydra's grammar: ``a.b=1``, ``+a.b=1``, ``++a.b=1``, ``~a.b``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from posttrain.dialects.sources import Place, child, places_of_value
+from posttrain.errors import ConfigError, Problem, did_you_mean
+
+QUOTING = (
+    "write key=value; a value with =, ~, commas, brackets or spaces at its ends goes into quotes inside the "
+    "argument: \"key='value'\""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One parsed override."""
+
+    text: str  # as typed
+    key: str  # dotted
+    action: Literal["set", "add", "force", "delete"]  # =  +  ++  ~
+    value: Any  # plain; for delete, the value that must be there, or None
+
+    @property
+    def where(self) -> str:
+        return f"override {self.text}"
+
+
+def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
+    """What each argument says. Hydra's own parser does the reading, so quoting and types are Hydra's.
+
+    Raises: ConfigError with every argument that is not an override, or is a sweep.
+    """
+    if not texts:
+        return []
+    # Imported here: the parser takes longer to load than everything else that reads a configuration.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    assignments: list[Assignment] = []
+    problems: list[Problem] = []
+    for text in texts:
+        where = f"override {text}"
+        try:
+            parsed = parser.parse_overrides([text])[0]
+        except HydraException as error:
+            problems.append(Problem(f"{text!r} is not an override ({_reason(error)})", fix=QUOTING))
+            continue
+        if parsed.is_sweep_override():
+            fix = f"run once per value, or, for a list, write {parsed.key_or_group}=[...]"
+            problems.append(Problem("a sweep over several values is not one run", where=where, fix=fix))
+        elif parsed.package is not None or not parsed.key_or_group:
+            problems.append(Problem("the key must be a dotted name such as data.train_files", where=where))
+        else:
+            value = parsed.value()
+            assignments.append(Assignment(text, parsed.key_or_group, _action(parsed), value))
+    if problems:
+        raise ConfigError(problems)
+    return assignments
+
+
+def _reason(error: Exception) -> str:
+    """Hydra's own words, without the part that repeats the argument and the link."""
+    lines = [line for line in str(error).splitlines() if line and not line.startswith(("Error parsing", "See http"))]
+    first = lines[0] if lines else ""
+    if first.startswith("LexerNoViableAlt"):
+        return "a character that needs quotes"
+    return "there is no =" if "missing EQUAL" in first else first
+
+
+def _action(parsed: Any) -> Literal["set", "add", "force", "delete"]:
+    if parsed.is_delete():
+        return "delete"
+    return "add" if parsed.is_add() else "force" if parsed.is_force_add() else "set"
+
+
+def apply_overrides(
+    values: dict[str, Any], places: dict[str, Place], assignments: Sequence[Assignment], *, struct: bool
+) -> None:
+    """Change ``values`` and ``places`` in place, one assignment after the other. Mappings merge, lists are replaced.
+
+    Args: ``struct`` is Hydra's rule that a key which is not there yet needs a ``+``.
+    Raises: ConfigError with every assignment that cannot be done.
+    """
+    problems = []
+    for assignment in assignments:
+        problem = _apply(values, places, assignment, struct)
+        if problem is not None:
+            problems.append(problem)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _apply(values: dict[str, Any], places: dict[str, Place], this: Assignment, struct: bool) -> Problem | None:
+    *parents, last = this.key.split(".")
+    node: Any = values
+    path = ""
+    for part in parents:
+        step = _enter(node, part)
+        if step is None:
+            length = len(node)
+            return Problem(f"{path} is a list of {length}, it has no item {part}", where=this.where)
+        path = child(path, part)
+        there = isinstance(node, list) or (step in node and node[step] is not None)
+        if not there and (this.action == "delete" or (struct and this.action == "set")):
+            return _absent(this, places)
+        if not there:
+            node[step] = {}
+            places[path] = Place(this.where, whole=False)
+        node = node[step]
+        if not isinstance(node, dict | list):
+            fix = f"override {path} as a whole"
+            return Problem(f"{path} is {node!r}, which has nothing below it", where=this.where, fix=fix)
+    step = _enter(node, last)
+    if step is None or (isinstance(node, list) and this.action == "delete"):
+        what = f"{path} is a list of {len(node)}; its items can be replaced, not added or deleted"
+        return Problem(what, where=this.where, fix=f"write the whole list: {path}=[...]")
+    exists = isinstance(node, list) or step in node
+
+    if this.action == "delete":
+        if not exists:
+            return _absent(this, places)
+        if this.value is not None and node[step] != this.value:
+            return Problem(f"{this.key} is {node[step]!r}, so nothing was deleted", where=this.where)
+        del node[step]
+        _forget(places, this.key)
+        places[this.key] = Place(this.where, whole=False)
+        return None
+    if this.action == "set" and struct and not exists:
+        return _absent(this, places)
+    if this.action == "add" and exists and not isinstance(this.value, dict | list):
+        fix = f"without the + it is replaced: {this.text.lstrip('+')}"
+        return Problem(f"{this.key} is there already", where=this.where, fix=fix)
+    if exists and isinstance(node[step], dict) and isinstance(this.value, dict):
+        _merge(node[step], this.value)
+    else:
+        node[step] = this.value
+        _forget(places, this.key)
+    places.update(places_of_value(this.key, this.value, this.where))
+    return None
+
+
+def _enter(node: dict[str, Any] | list[Any], part: str) -> Any:
+    """The index that ``part`` is in ``node``; None when it is not one of a list's."""
+    if isinstance(node, dict):
+        return part
+    return int(part) if part.isdecimal() and int(part) < len(node) else None
+
+
+def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _forget(places: dict[str, Place], key: str) -> None:
+    """Drop the places of ``key`` and of all below it: that value is gone."""
+    for name in [name for name in places if name == key or name.startswith(f"{key}.")]:
+        del places[name]
+
+
+def _absent(this: Assignment, places: dict[str, Place]) -> Problem:
+    fix = did_you_mean(this.key, list(places))
+    if this.action == "set":
+        fix = f"{fix + ' ' if fix.startswith('did') else ''}A new key needs a +: +{this.text}"
+    return Problem(f"{this.key} is not there", where=this.where, fix=fix)

@@ -1,0 +1,49 @@
+"""Times the phases of a step and shows them while they run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from posttrain.loops.trackers import Trackers
+from posttrain.records.batches import TrainBatch
+from posttrain.records.trajectories import ScoredGroup
+
+
+class Clock:
+    """One per step."""
+
+    def __init__(self, trackers: Trackers, step: int):
+        self._trackers = trackers
+        self._step = step
+        self._start = time.perf_counter()
+        self._seconds = Counter[str]()
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[None]:
+        """Time what happens inside; ``total`` is its amount of work, when known."""
+        self._trackers.phase(name, self._step, total)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+
+    def advance(self, units: int) -> None:
+        self._trackers.advance(units)
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds of each phase so far, and of the step."""
+        times = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+        return times | {"time/step_s": time.perf_counter() - self._start}
+
+    def throughput(self, groups: Sequence[ScoredGroup], batch: TrainBatch) -> dict[str, float]:
+        """Response tokens sampled per second, and tokens (prompts included) trained on per second."""
+        sampled = sum(len(trajectory.token_ids) for group in groups for trajectory in group.group.trajectories)
+        trained = int(batch.sequences.prompt_lengths.sum() + batch.sequences.response_lengths.sum())
+        return {
+            "speed/rollout_tokens_per_s": sampled / self._seconds["rollout"],
+            "speed/update_tokens_per_s": trained / self._seconds["update"],
+        }

@@ -1,0 +1,46 @@
+"""All trackers of a run as one; a tracker that fails is switched off, the run goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from posttrain.config import RunConfig
+from posttrain.interfaces.tracker import Tracker
+
+
+class Trackers:
+    """See interfaces.tracker.Tracker. ``required`` ones (metrics.jsonl) may stop the run: losing them would be silent loss."""
+
+    def __init__(self, required: Sequence[Tracker], optional: Sequence[Tracker]):
+        self._required = list(required)
+        self._optional = list(optional)
+
+    def begin(self, config: RunConfig, total_steps: int, first_step: int) -> None:
+        self._tell(lambda tracker: tracker.begin(config, total_steps, first_step))
+
+    def phase(self, name: str, step: int, total: int | None = None) -> None:
+        self._tell(lambda tracker: tracker.phase(name, step, total))
+
+    def advance(self, units: int) -> None:
+        self._tell(lambda tracker: tracker.advance(units))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._tell(lambda tracker: tracker.log(step, metrics))
+
+    def message(self, text: str) -> None:
+        self._tell(lambda tracker: tracker.message(text))
+
+    def close(self) -> None:
+        self._tell(lambda tracker: tracker.close())
+
+    def _tell(self, tell: Callable[[Tracker], None]) -> None:
+        for tracker in self._required:
+            tell(tracker)
+        for tracker in list(self._optional):
+            try:
+                tell(tracker)
+            except Exception as error:  # whatever a third-party tracker raises; it must not end a run
+                self._optional.remove(tracker)
+                name = type(tracker).__name__
+                print(f"tracker {name} failed and is switched off: {type(error).__name__}: {error}", file=sys.stderr)

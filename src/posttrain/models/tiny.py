@@ -1,0 +1,87 @@
+"""A tiny random model with its tokenizer, made in a fraction of a second: what tests train and sample from.
+
+The weights are spread widely enough that the next-token distribution is far from uniform and depends on every part of
+the model (norms, biases, attention over positions), so that a mistake in any of them shows in the numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+# Llama shares its input and output embeddings here, as the demo model does; the Qwens keep two.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 8, "tie_word_embeddings": True},
+    "qwen2": {"tie_word_embeddings": False},  # has biases on queries, keys and values
+    "qwen3": {"head_dim": 8, "tie_word_embeddings": False},  # has norms on queries and keys
+}
+
+PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_tiny_model(folder: Path, family: Literal["llama", "qwen2", "qwen3"] = "llama", *, seed: int = 0) -> Path:
+    """Write a random two-layer model of ``family`` and its tokenizer into ``folder``, as a Hugging Face folder.
+
+    Width 32, 4 heads on 2 key/value heads, 259 token ids, float32, about 150 kB. The same seed gives the same bytes,
+    and the global random state is left as it was.
+
+    Returns: ``folder``, which is made when it does not exist.
+    """
+    tokenizer = tiny_tokenizer()
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        **ids,
+        **FAMILIES[family],
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draw_weights(model, seed)
+    model.generation_config = GenerationConfig(**ids)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def draw_weights(model: nn.Module, seed: int) -> None:
+    """Fill every parameter from ``seed``, in the order of their names: norm gains around 1, all else around 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.1 * noise if "norm" in name else 0.2 * noise)
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer with a token per byte (its id is the byte) and ChatML's three, so any text round-trips."""
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: byte for byte, symbol in bytes_to_unicode().items()}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=PAD,
+        extra_special_tokens=[TURN_START],
+        chat_template=CHATML,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )

@@ -1,0 +1,126 @@
+"""The files a run needs besides its data, looked at without loading them: model folders, the user's own Python and templates."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from posttrain.config import RunConfig
+from posttrain.errors import Problem
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def check_run_files(config: RunConfig) -> list[Problem]:
+    """Everything wrong with the model, reference and tokenizer folders, reward files and the chat template."""
+    model = config.model
+    problems = list(_check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
+    if model.tokenizer_path is not None and not is_hub_id(model.tokenizer_path):
+        problems += _check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")
+    if config.reference.path is not None and config.loss.kl_coef > 0:
+        problems += _check_model(config.reference.path, "reference.path", tokenizer=False)
+    if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
+        problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
+    for index, term in enumerate(config.reward.terms):
+        if term.path is not None:
+            problems += _check_function(Path(term.path), term.name, f"reward.terms.{index}")
+    return problems
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a model's name means the hub: it reads like ``name`` or ``org/name``, and is no folder here."""
+    return (
+        HUB_ID.fullmatch(path) is not None
+        and path not in (".", "..")
+        and not path.startswith("./")
+        and not Path(path).exists()
+    )
+
+
+def _check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]:
+    if is_hub_id(path):
+        return
+    folder = Path(path)
+    if not folder.is_dir():
+        what = f"{path} is a file, and a model is a folder" if folder.exists() else f"there is no folder {path}"
+        yield Problem(what, fix="name a Hugging Face model folder, or a hub id such as org/name", field=field)
+        return
+    yield from _check_config(folder, field)
+    yield from _check_weights(folder, field)
+    if tokenizer:
+        yield from _check_tokenizer(folder, field)
+
+
+def _check_config(folder: Path, field: str) -> Iterator[Problem]:
+    file = folder / "config.json"
+    if not file.is_file():
+        yield Problem(f"{folder} holds no config.json, so it is not a Hugging Face model folder", field=field)
+        return
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        yield Problem(f"{file} is not valid JSON: {error}", fix="copy the model again", field=field)
+
+
+def _check_weights(folder: Path, field: str) -> Iterator[Problem]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            yield Problem(f"{index} cannot be read: {error}", fix="copy the model again", field=field)
+            return
+        missing = sorted(name for name in shards if not (folder / name).is_file())
+        if missing:
+            what = f"{folder} lacks {len(missing)} of {len(shards)} weight files ({missing[0]} is the first)"
+            yield Problem(what, fix="copy the model again", field=field)
+    elif not any(folder.glob("*.safetensors")):
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
+        what = f"{folder} holds no weights (*.safetensors)"
+        fix = "its pickled weights are not loaded; save them again as safetensors" if pickled else ""
+        yield Problem(what, fix=fix, field=field)
+
+
+def _check_tokenizer(folder: Path, field: str) -> Iterator[Problem]:
+    if not folder.is_dir():
+        yield Problem(f"there is no folder {folder}", field=field)
+    elif not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        fix = "" if field == "model.tokenizer_path" else "add one, or name another folder with model.tokenizer_path"
+        yield Problem(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER_FILES)})", fix=fix, field=field)
+
+
+def _check_function(file: Path, name: str, field: str) -> Iterator[Problem]:
+    """The user's file is parsed, not run."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    except FileNotFoundError:
+        yield Problem(f"there is no file {file}", field=f"{field}.path")
+    except (OSError, ValueError) as error:
+        yield Problem(f"{file} cannot be read as Python: {error}", field=f"{field}.path")
+    except SyntaxError as error:
+        yield Problem(f"{file}, line {error.lineno}, is not valid Python: {error.msg}", field=f"{field}.path")
+    else:
+        bound = _bound_names(tree)
+        if bound is not None and name not in bound:
+            functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+            fix = f"it holds {', '.join(functions)}" if functions else ""
+            yield Problem(f"{file} has no function called {name}", fix=fix, field=f"{field}.name")
+
+
+def _bound_names(tree: ast.Module) -> set[str] | None:
+    """Names a module has after it ran; None when only running it can tell (``from x import *``)."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            if node.name == "*":
+                return None
+            names.add(node.asname or node.name)
+    return names

@@ -1,0 +1,151 @@
+"""Read a run folder: finished, running, or killed half-way through a line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.errors import Problem, RequestError
+
+SAMPLES_FILE = re.compile(r"step_(\d+)\.jsonl")
+ACCURACY = re.compile(r"validation/(.+)/accuracy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as its folder tells it. Sample files are named here and read when wanted: they may be large."""
+
+    folder: Path
+    info: Mapping[str, Any]  # run.json: name, started, versions, device, total_steps, status
+    config_text: str  # config.yaml, as it stands
+    config: Mapping[str, Any]  # the same, parsed
+    metrics: Mapping[int, Mapping[str, float | None]]  # step -> metric -> value; None was not finite; steps ascending
+    samples: Mapping[int, Path]  # step -> samples/step_N.jsonl
+    validation: Mapping[int, Path]  # step -> validation/step_N.jsonl; step 0 is the starting weights
+    notes: tuple[str, ...]  # what could not be read
+
+    @property
+    def name(self) -> str:
+        return str(self.info.get("name") or self.folder.resolve().name)
+
+    @property
+    def model(self) -> str:
+        """Folder or hub id of the model; empty when the configuration does not say."""
+        section = self.config.get("model")
+        return str(section.get("path") or "") if isinstance(section, dict) else ""
+
+    @property
+    def steps_done(self) -> int:
+        return max(self.metrics, default=0)
+
+    def series(self, metric: str) -> dict[int, float | None]:
+        """Step -> value, for the steps that logged this metric."""
+        return {step: values[metric] for step, values in self.metrics.items() if metric in values}
+
+    def metric_names(self) -> list[str]:
+        """Every metric that was logged, sorted."""
+        return sorted({name for values in self.metrics.values() for name in values})
+
+    def data_sources(self) -> list[str]:
+        """The tasks with a held-out accuracy, sorted."""
+        return [match[1] for name in self.metric_names() if (match := ACCURACY.fullmatch(name))]
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder.
+
+    A half-written last line is passed over; anything else that cannot be read becomes a note, so that a report about a
+    damaged run can still be had. Lines about the same step are merged.
+
+    Raises: RequestError when the folder does not exist or is not a run folder.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        what = "is a file, not a run folder" if folder.exists() else "does not exist"
+        raise RequestError(Problem(f"{folder} {what}", fix="name the folder that a run was written to (run.folder)"))
+    if not (folder / "metrics.jsonl").is_file():
+        inside = sorted(path.parent.name for path in folder.glob("*/metrics.jsonl"))
+        raise RequestError(
+            Problem(
+                "this is not a run folder: there is no metrics.jsonl in it",
+                where=str(folder),
+                fix=f"did you mean {folder / inside[0]}?" if inside else "name the folder that holds metrics.jsonl",
+            )
+        )
+    notes: list[str] = []
+    text = _text(folder / "config.yaml", notes)
+    return Run(
+        folder=folder,
+        info=_mapping(folder / "run.json", _text(folder / "run.json", notes), notes),
+        config_text=text,
+        config=_mapping(folder / "config.yaml", text, notes),
+        metrics=_metrics(folder / "metrics.jsonl", notes),
+        samples=_sample_files(folder / "samples"),
+        validation=_sample_files(folder / "validation"),
+        notes=tuple(notes),
+    )
+
+
+def json_rows(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file, one at a time. A line that is none becomes a note, unless it is a last line
+    without its newline: that one is still being written, or its writer was killed."""
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict):
+                yield row
+            elif line.strip() and line.endswith("\n"):
+                notes.append(f"{path.parent.name}/{path.name}, line {number}, is not a JSON object and was passed over.")
+
+
+def _metrics(path: Path, notes: list[str]) -> dict[int, dict[str, float | None]]:
+    merged: dict[int, dict[str, float | None]] = {}
+    for row in json_rows(path, notes):
+        step = row.pop("step", None)
+        if isinstance(step, int):
+            row.pop("nonfinite", None)
+            merged.setdefault(step, {}).update({name: _number(value) for name, value in row.items()})
+    return dict(sorted(merged.items()))
+
+
+def _number(value: object) -> float | None:
+    """The number, or None for null, NaN (as another writer may leave it) and what is not a number."""
+    number = isinstance(value, (int, float)) and math.isfinite(value)
+    return float(value) if number else None  # type: ignore[arg-type]
+
+
+def _sample_files(folder: Path) -> dict[int, Path]:
+    found = {int(match[1]): path for path in folder.glob("*.jsonl") if (match := SAMPLES_FILE.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def _text(path: Path, notes: list[str]) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        notes.append(f"{path.name} is missing.")
+        return ""
+
+
+def _mapping(path: Path, text: str, notes: list[str]) -> dict[str, Any]:
+    """A YAML or JSON object (JSON is YAML, but for speed and tabs), or {} and a note."""
+    if not text:
+        return {}
+    try:
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError):
+        value = None
+    if isinstance(value, dict):
+        return value
+    notes.append(f"{path.name} could not be read.")
+    return {}

@@ -1,0 +1,65 @@
+"""The answer inside a response, and when two answers are the same. Text is compared, never evaluated."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Literal, get_args
+
+from posttrain.errors import ConfigError, Problem, did_you_mean
+
+Extract = Literal["last_number", "tag", "last_line", "all"]
+
+# Digits, plain or in groups of three with commas, with or without decimals; no exponent.
+_UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+_NUMBER = re.compile(rf"[-+\u2212]?(?:{_UNSIGNED})")
+# In running text a number does not begin inside a word or another number: the 3 of "5-3" has no sign, x2 holds none.
+_NUMBER_IN_TEXT = re.compile(rf"(?<![\w.]){_NUMBER.pattern}")
+# Neither tag may stand inside: the innermost pair counts. Linear in the length of the text.
+_TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
+
+
+def check_extract(extract: str) -> None:
+    """Raises ConfigError for a way of extracting that does not exist."""
+    known = get_args(Extract)
+    if extract not in known:
+        what = f"extract is {extract!r} (known: {', '.join(known)})"
+        raise ConfigError(Problem(what, fix=did_you_mean(str(extract), known), field="options.extract"))
+
+
+def extract_answer(response: str, extract: Extract) -> str | None:
+    """The answer of a response, without surrounding whitespace; None when there is none.
+
+    last_number: the last number in the text, as ``number`` reads it; tag: what stands in the last <answer>…</answer>;
+    last_line: the last line that is not blank; all: the whole response, unless it is blank.
+    """
+    if extract == "last_number":
+        numbers = [match.group() for match in _NUMBER_IN_TEXT.finditer(response)]
+        return numbers[-1] if numbers else None
+    if extract == "tag":
+        tagged = _TAGGED.findall(response)
+        return tagged[-1].strip() if tagged else None
+    text = response.strip()
+    if not text:
+        return None
+    return text if extract == "all" else text.splitlines()[-1].strip()
+
+
+def number(text: str) -> Decimal | None:
+    """The number that a text is, or None when it is anything else.
+
+    A sign (+, -, or the minus sign U+2212), digits, a decimal point; commas only between groups of three digits (1,234.5). No exponent, no
+    unit, no currency, no fraction.
+    """
+    text = text.strip()
+    if not _NUMBER.fullmatch(text):
+        return None
+    return Decimal(text.replace(",", "").replace("\u2212", "-"))
+
+
+def same_answer(answer: str, reference: str) -> bool:
+    """Equal as text once surrounding whitespace is gone, or equal as numbers: 12.0 is 12, 1,234 is 1234."""
+    if answer.strip() == reference.strip():
+        return True
+    value, expected = number(answer), number(reference)
+    return value is not None and value == expected

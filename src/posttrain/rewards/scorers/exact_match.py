@@ -1,0 +1,38 @@
+"""1 when the extracted answer is the reference answer, else 0."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import partial
+
+from posttrain.interfaces.reward import RewardFn
+from posttrain.records.prompts import Prompt
+from posttrain.registry import REWARDS
+from posttrain.rewards.extract import Extract, check_extract, extract_answer, number, same_answer
+
+
+@REWARDS.register("exact_match")
+def exact_match(*, extract: Extract = "last_number") -> RewardFn:
+    """A reward that compares with ``ground_truth``, as text or as numbers (see ``posttrain.rewards.extract``).
+
+    Raises: ConfigError for an ``extract`` that does not exist.
+    """
+    check_extract(extract)
+    return partial(_score, extract=extract)
+
+
+def _score(prompt: Prompt, response: str, *, extract: Extract) -> float:
+    """Raises ValueError when the reference answer is not one that any response could match."""
+    reference = _reference_text(prompt.ground_truth)
+    if extract == "last_number" and number(reference) is None:
+        raise ValueError(f"the ground truth {reference!r} is not a number, so extract: last_number can never match it")
+    answer = extract_answer(response, extract)
+    return float(answer is not None and same_answer(answer, reference))
+
+
+def _reference_text(truth: object) -> str:
+    if isinstance(truth, float):
+        truth = format(Decimal(repr(truth)), "f")  # 1e+16 written out
+    if not isinstance(truth, (str, int)) or not str(truth).strip():
+        raise ValueError(f"the ground truth is {truth!r}; exact_match needs a text or a number")
+    return str(truth)

@@ -1,0 +1,137 @@
+"""A reward function from the user's own Python file."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from posttrain.errors import ConfigError, PosttrainError, Problem, did_you_mean
+from posttrain.interfaces.reward import RewardFn
+from posttrain.records.prompts import Prompt
+
+# What a function is called with, by keyword: verl's compute_score.
+KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+class UserRewardError(PosttrainError):
+    """The user's function raised; the message names the user's own file and line."""
+
+
+def check_function(path: str, name: str) -> None:
+    """Whether the file is there, is Python, and defines ``name``. Runs nothing of it.
+
+    Raises: ConfigError.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        fix = "name the Python file that holds your reward function"
+        raise ConfigError(Problem(f"there is no file {path}", fix=fix, field="path"))
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = f"{path}:{line}" if line else path
+        what = f"{place} is not Python: {getattr(error, 'msg', error)}"
+        raise ConfigError(Problem(what, field="path")) from error
+    functions = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    if name not in functions and name not in _other_names(tree):
+        what = f"{path} defines no {name!r} (it defines: {', '.join(functions) or 'no function'})"
+        raise ConfigError(Problem(what, fix=did_you_mean(name, functions) if functions else ""))
+
+
+def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
+    """The reward made of the function ``name`` in the file, called with KEYWORDS and ``options`` (which win, as in
+    verl).
+
+    The function returns a number, or a mapping with its number under "score"; other numbers in the mapping are logged
+    beside it. It gets copies, so what it changes in extra_info is gone at the next call.
+
+    Raises: ConfigError when the file or function is missing, the file fails on import, or the function cannot be
+    called so.
+    """
+    check_function(path, name)
+    file = Path(path).expanduser().resolve()
+    function = getattr(_import_file(file), name, None)
+    if not callable(function):
+        raise ConfigError(Problem(f"{name!r} in {path} is not a function"))
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(Problem(f"{name} in {path} is async", fix="define it with def"))
+    try:
+        inspect.signature(function).bind(**{**dict.fromkeys(KEYWORDS), **options})
+    except TypeError as error:
+        called = ", ".join([*KEYWORDS, *(option for option in options if option not in KEYWORDS)])
+        what = f"{name}{inspect.signature(function)} in {path} cannot be called with the keywords {called}: {error}"
+        fix = "take these names, or **kwargs; the term's options add to them"
+        raise ConfigError(Problem(what, fix=fix)) from error
+    return partial(_score, function=function, file=str(file), options=dict(options))
+
+
+def _score(
+    prompt: Prompt, response: str, *, function: Callable[..., Any], file: str, options: Mapping[str, Any]
+) -> Any:
+    """What the function returns. Raises UserRewardError when it raises."""
+    arguments = {
+        "data_source": prompt.data_source,
+        "solution_str": response,
+        "ground_truth": copy.deepcopy(prompt.ground_truth),
+        "extra_info": copy.deepcopy(dict(prompt.extra_info)),
+    }
+    try:
+        return function(**{**arguments, **options})
+    except (Exception, SystemExit) as error:  # a user's program: it may fail in any way, and its exit() is not ours
+        raise UserRewardError(f"{_place(error, file)}: {_said(error)}") from error
+
+
+def _place(error: BaseException, file: str) -> str:
+    """file:line of the last frame in the user's own file, however deep in a library the error was raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{file}:{lines[-1]}" if lines else file
+
+
+def _said(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Run the file as a module of its own name. Files of the same name in different folders stay apart; a file that is
+    asked for twice is run once, unless it has changed."""
+    digest = hashlib.sha256(str(file).encode() + b"\0" + file.read_bytes()).hexdigest()[:12]
+    name = f"{file.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(Problem(f"{file} cannot be imported", fix="give it a name that ends in .py", field="path"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look modules up by name
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        what = f"{_place(error, str(file))}: importing the file failed: {_said(error)}"
+        raise ConfigError(Problem(what, field="path")) from error
+    return module
+
+
+def _other_names(tree: ast.Module) -> set[str]:
+    """Names that are imported, assigned or defined anywhere in a file: what a function can be called besides the plain
+    case. Only importing the file tells for sure."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+    return names

@@ -1,0 +1,24 @@
+"""Sample responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from posttrain.errors import RunStopped
+from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.rollout_engine import OnTokens
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
+
+
+def collect(
+    roles: Roles, prompts: Sequence[Prompt], sampling: SamplingParams, on_tokens: OnTokens | None = None
+) -> list[TrajectoryGroup]:
+    """A group of responses per prompt, all sampled by the current policy.
+
+    Raises: RunStopped when the sampler serves other weights than the trainer holds.
+    """
+    served, held = roles.rollout.version, roles.policy.version
+    if served != held:
+        raise RunStopped(f"the sampler serves version {served} of the weights, the trainer holds version {held}")
+    return roles.rollout.generate(prompts, sampling, on_tokens)

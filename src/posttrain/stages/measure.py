@@ -1,0 +1,85 @@
+"""Metrics of a step, from what the stages handed on. docs/metrics.md says what each one means."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from posttrain.records.batches import TrainBatch
+from posttrain.records.statistics import UpdateStats
+from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason
+
+GAP_THRESHOLD = 0.1  # nats
+
+
+def measure(groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStats) -> dict[str, float]:
+    """Everything about a step but its times."""
+    return {
+        **reward_metrics(groups),
+        **length_metrics(groups),
+        **advantage_metrics(batch),
+        **gap_metrics(batch.sequences.rollout_logprobs, update.trainer_logprobs, batch.sequences.response_mask),
+        **update.metrics,
+    }
+
+
+def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    outcomes = [outcome for group in groups for outcome in group.outcomes]
+    rewards = [outcome for outcome in outcomes if isinstance(outcome, Reward)]
+    reasons = Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Invalid))
+    metrics = {"reward/invalid_share": sum(reasons.values()) / len(outcomes)}
+    metrics |= {f"reward/invalid/{reason}": count / len(outcomes) for reason, count in reasons.items()}
+    if rewards:
+        values = torch.tensor([reward.value for reward in rewards], dtype=torch.float64)
+        metrics |= {
+            "reward/mean": values.mean().item(),
+            "reward/std": values.std(correction=0).item(),
+            "reward/min": values.min().item(),
+            "reward/max": values.max().item(),
+        }
+    terms: dict[str, list[float]] = defaultdict(list)
+    for reward in rewards:
+        for name, value in reward.terms:
+            terms[name].append(value)
+    metrics |= {f"reward/term/{name}": sum(values) / len(values) for name, values in terms.items()}
+    flat = sum(1 for group in groups if len({o.value for o in group.outcomes if isinstance(o, Reward)}) <= 1)
+    metrics["group/no_signal_share"] = flat / len(groups)
+    return metrics
+
+
+def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    trajectories = [trajectory for group in groups for trajectory in group.group.trajectories]
+    lengths = [len(trajectory.token_ids) for trajectory in trajectories]
+    cut = sum(trajectory.stop_reason is StopReason.LENGTH for trajectory in trajectories)
+    return {
+        "response/length_mean": sum(lengths) / len(lengths),
+        "response/length_max": float(max(lengths)),
+        "response/truncated_share": cut / len(lengths),
+        "prompt/length_mean": sum(len(group.group.prompt.token_ids) for group in groups) / len(groups),
+        "step/prompts": float(len(groups)),
+        "step/sequences": float(len(lengths)),
+        "step/response_tokens": float(sum(lengths)),
+    }
+
+
+def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
+    kept = batch.advantages[batch.loss_mask]
+    if not len(kept):
+        return {}
+    return {"advantage/mean": kept.mean().item(), "advantage/abs_mean": kept.abs().mean().item()}
+
+
+def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
+    """How far the sampler's log-probs are from the trainer's, for the same tokens and weights.
+
+    Args: both [B, T] nats; mask [B, T] bool.
+    """
+    gap = (rollout_logprobs - trainer_logprobs)[mask].abs()
+    return {
+        "gap/mean": gap.mean().item(),
+        "gap/max": gap.max().item(),
+        "gap/share_above": (gap > GAP_THRESHOLD).float().mean().item(),
+    }

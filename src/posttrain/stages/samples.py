@@ -1,0 +1,49 @@
+"""Every sample of every step, one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from posttrain.records.batches import TrainBatch
+from posttrain.records.trajectories import Invalid, Reward, ScoredGroup
+
+
+def write_samples(path: Path, step: int, groups: Sequence[ScoredGroup], batch: TrainBatch | None = None) -> None:
+    """Write the samples of a step (with their advantages) or of a validation (batch None), whole or not at all."""
+    advantages: Mapping[str, float] = {}
+    if batch is not None:
+        first = batch.advantages.gather(1, batch.sequences.response_mask.int().argmax(dim=1, keepdim=True)).squeeze(1)
+        advantages = dict(zip(batch.sequences.sample_ids, first.tolist(), strict=True))
+    lines = [
+        json.dumps(_sample(step, group, number, advantages), ensure_ascii=False, allow_nan=False, default=str)
+        for group in groups
+        for number in range(len(group.outcomes))
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".tmp")
+    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _sample(step: int, group: ScoredGroup, number: int, advantages: Mapping[str, float]) -> dict[str, object]:
+    prompt, trajectory, outcome = group.group.prompt, group.group.trajectories[number], group.outcomes[number]
+    valid = isinstance(outcome, Reward)
+    return {
+        "step": step,
+        "sample_id": trajectory.sample_id,
+        "prompt_id": prompt.prompt_id,
+        "data_source": prompt.data_source,
+        "prompt": prompt.text,
+        "response": trajectory.text,
+        "ground_truth": prompt.ground_truth,
+        "reward": outcome.value if isinstance(outcome, Reward) else None,
+        "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
+        "invalid": {"reason": outcome.reason, "detail": outcome.detail} if isinstance(outcome, Invalid) else None,
+        "advantage": advantages.get(trajectory.sample_id) if valid else None,
+        "stop_reason": str(trajectory.stop_reason),
+        "policy_version": trajectory.policy_version,
+        "response_tokens": len(trajectory.token_ids),
+    }

@@ -1,0 +1,28 @@
+"""Score held-out prompts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from posttrain.records.trajectories import Invalid, Reward, ScoredGroup
+
+
+def validation_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Per data source: accuracy (share of responses with a reward of at least 1; no valid reward counts as wrong), mean
+    reward of the valid ones, mean length in tokens, share without a valid reward."""
+    by_source: dict[str, list[ScoredGroup]] = defaultdict(list)
+    for group in groups:
+        by_source[group.group.prompt.data_source].append(group)
+    metrics: dict[str, float] = {}
+    for source, members in sorted(by_source.items()):
+        outcomes = [outcome for group in members for outcome in group.outcomes]
+        rewards = [outcome.value for outcome in outcomes if isinstance(outcome, Reward)]
+        lengths = [len(trajectory.token_ids) for group in members for trajectory in group.group.trajectories]
+        name = f"validation/{source}"
+        metrics[f"{name}/accuracy"] = sum(value >= 1 for value in rewards) / len(outcomes)
+        if rewards:
+            metrics[f"{name}/reward_mean"] = sum(rewards) / len(rewards)
+        metrics[f"{name}/length_mean"] = sum(lengths) / len(lengths)
+        metrics[f"{name}/invalid_share"] = sum(isinstance(o, Invalid) for o in outcomes) / len(outcomes)
+    return metrics

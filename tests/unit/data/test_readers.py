@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from posttrain.data.readers import MAX_LISTED, check_files, count_rows, read_rows
+from posttrain.errors import DataError
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text(json.dumps(rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json"])
+def test_rows_come_in_file_order_from_every_kind(tmp_path, row, data_config, name):
+    path = write(tmp_path / name, [row("first", "1"), row("second", "2")])
+
+    first, second = read_rows(path, data_config())
+
+    assert first.messages == [{"role": "user", "content": "first"}]
+    assert (first.number, first.data_source, first.ground_truth) == (0, "sums", "1")
+    assert first.extra_info == {"split": "train", "index": 0}
+    assert (second.number, second.messages[0]["content"], second.ground_truth) == (1, "second", "2")
+    assert count_rows(path) == 2
+
+
+def test_json_may_also_hold_one_object_per_line(tmp_path, row, data_config):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(row("x")) + "\n\n" + json.dumps(row("y")) + "\n")
+
+    assert [item.messages[0]["content"] for item in read_rows(path, data_config())] == ["x", "y"]
+
+
+def test_csv_with_json_cells(tmp_path, data_config):
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "prompt,data_source,reward_model,extra_info\n"
+        '"[{""role"": ""user"", ""content"": ""a, b""}]",sums,"{""ground_truth"": ""7""}","{""index"": 3}"\n'
+        '"[INST] one\ntwo",sums,"{""ground_truth"": 8}",\n'
+    )
+
+    first, second = read_rows(path, data_config())
+
+    assert first.messages == [{"role": "user", "content": "a, b"}]
+    assert (first.ground_truth, first.extra_info) == ("7", {"index": 3})
+    assert second.messages == [{"role": "user", "content": "[INST] one\ntwo"}]  # words, not JSON
+    assert (second.ground_truth, second.extra_info) == (8, {})
+    assert count_rows(path) == 2
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_flat_ground_truth_column(tmp_path, data_config, kind):
+    path = tmp_path / f"a.{kind}"
+    if kind == "csv":
+        path.write_text("prompt,data_source,answer\nhow many?,sums,{not json}\n")
+    else:
+        write(path, [{"prompt": "how many?", "data_source": "sums", "answer": "{not json}"}])
+
+    [row] = read_rows(path, data_config(ground_truth_column="answer"))
+
+    assert row.ground_truth == "{not json}"
+    assert row.messages == [{"role": "user", "content": "how many?"}]
+    assert row.extra_info == {}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_a_column_called_exactly_like_the_dotted_path(tmp_path, data_config, name):
+    """pandas.json_normalize flattens reward_model so."""
+    path = tmp_path / name
+    if name == "a.csv":
+        path.write_text("prompt,data_source,reward_model.ground_truth\nhow many?,sums,7\n")
+    else:
+        write(path, [{"prompt": "how many?", "data_source": "sums", "reward_model.ground_truth": "7"}])
+
+    assert [row.ground_truth for row in read_rows(path, data_config())] == ["7"]
+
+
+def test_keys_that_parquet_fills_with_none_are_left_out(tmp_path, row, data_config):
+    messages = [{"role": "user", "content": "x", "name": "Ann"}, {"role": "user", "content": "y"}]
+    path = write(tmp_path / "a.parquet", [row(prompt=messages)])
+
+    [read] = read_rows(path, data_config())
+
+    assert read.messages == messages
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": []}, "column prompt holds a list of 0 messages"),
+        ({"prompt": " "}, "column prompt holds an empty text"),
+        ({"prompt": 5}, "column prompt holds 5"),
+        ({"prompt": ["hello"]}, "column prompt holds 'hello' as message 0"),
+        ({"prompt": [{"role": "user"}]}, "column prompt has no content in message 0"),
+        ({"prompt": [{"content": "x"}]}, "column prompt has no role in message 0"),
+        (
+            {"prompt": [{"role": "user", "content": "x"}, {"role": "user", "content": [{"type": "image"}]}]},
+            "column prompt holds a list of 1 as content of message 1",
+        ),
+        ({"data_source": None}, "column data_source holds nothing"),
+        ({"reward_model": {"style": "rule", "ground_thruth": "1"}}, "did you mean ground_thruth?"),
+        ({"reward_model": "72"}, "column reward_model.ground_truth cannot be reached: reward_model holds '72'"),
+        ({"extra_info": "{}"}, "column extra_info holds '{}'; a mapping is expected"),
+    ],
+)
+def test_a_bad_cell_names_row_file_and_column(tmp_path, row, data_config, changes, message):
+    path = write(tmp_path / "train.jsonl", [row(), row(**changes)])
+
+    with pytest.raises(DataError) as caught:
+        list(read_rows(path, data_config()))
+
+    text = str(caught.value)
+    assert "row 1 of train.jsonl" in text
+    assert message in text
+
+
+def test_all_bad_rows_are_reported_together_up_to_a_limit(tmp_path, row, data_config):
+    path = write(tmp_path / "train.jsonl", [row(), *[row(prompt=[])] * 2, row(), *[row(prompt=[])] * 20])
+
+    with pytest.raises(DataError) as caught:
+        list(read_rows(path, data_config()))
+
+    rows = [problem.what.split(" of ")[0] for problem in caught.value.problems]
+    assert len(rows) == MAX_LISTED
+    assert rows[:3] == ["row 1", "row 2", "row 4"]
+
+
+def test_broken_text_files_name_the_line(tmp_path, row, data_config):
+    lines = tmp_path / "a.jsonl"
+    lines.write_text(json.dumps(row()) + '\n{"prompt": oops}\n')
+    with pytest.raises(DataError, match=r"line 2 of a\.jsonl is not JSON: .* at column 12"):
+        list(read_rows(lines, data_config()))
+
+    table = tmp_path / "a.csv"
+    table.write_text("prompt,data_source,answer\nhi, there,sums,7\n")
+    with pytest.raises(DataError, match=r"row 0 of a\.csv \(line 2\) has 4 cells under a header of 3"):
+        list(read_rows(table, data_config(ground_truth_column="answer")))
+
+    table.write_text('prompt,data_source,reward_model\nhi,sums,"{""ground_truth"": 7"\n')
+    with pytest.raises(DataError, match=r"row 0 of a\.csv .*the cell in column reward_model is not JSON"):
+        list(read_rows(table, data_config()))
+
+    latin = tmp_path / "b.jsonl"
+    latin.write_bytes('{"prompt": "é"}'.encode("latin-1"))
+    with pytest.raises(DataError, match=r"b\.jsonl is not UTF-8 text"):
+        list(read_rows(latin, data_config()))
+
+
+def test_check_files_finds_everything_at_once(tmp_path, row, data_config):
+    write(tmp_path / "train.parquet", [row()])
+    write(tmp_path / "wrong_column.parquet", [row() | {"prompts": "x"}])
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 this is not a table")
+    write(tmp_path / "empty.jsonl", [])
+    write(tmp_path / "shape.jsonl", [row(prompt=[])])
+    (tmp_path / "notes.txt").write_text("hello")
+    data = data_config(
+        train_files=[
+            str(tmp_path / name) for name in ("trian.parquet", "broken.parquet", "notes.txt", "nowhere/a.json")
+        ],
+        validation_files=[
+            str(tmp_path / "empty.jsonl"),
+            str(tmp_path / "shape.jsonl"),
+            str(tmp_path),
+            "s3://bucket/a.parquet",
+        ],
+    )
+
+    problems = check_files(data)
+
+    expected = [
+        ("data.train_files", "there is no file", f"did you mean {tmp_path / 'train.parquet'}?"),
+        ("data.train_files", "broken.parquet cannot be read", ""),
+        ("data.train_files", "notes.txt is of no known kind", "use one of .parquet, .jsonl, .json, .csv"),
+        ("data.train_files", f"the folder {tmp_path / 'nowhere'} does not exist", ""),
+        ("data.validation_files", "empty.jsonl holds no rows", ""),
+        ("data.prompt_column", "row 0 of shape.jsonl: column prompt holds a list of 0 messages", ""),
+        ("data.validation_files", "is a folder", "name the files in it"),
+        ("data.validation_files", "s3://bucket/a.parquet is not on this machine", ""),
+    ]
+    assert len(problems) == len(expected)
+    for problem, (field, what, fix) in zip(problems, expected, strict=True):
+        assert problem.field == field
+        assert what in problem.what
+        assert fix in problem.fix
+
+
+def test_missing_columns_are_all_named_with_the_nearest_one(tmp_path, row, data_config):
+    good = row()
+    renamed = {"prompts": good["prompt"], "source": good["data_source"], "reward_model": good["reward_model"]}
+    path = write(tmp_path / "a.parquet", [renamed])
+
+    problems = check_files(data_config(train_files=[str(path)], extra_info_column="info"))
+
+    assert [(item.field, item.fix) for item in problems] == [
+        ("data.prompt_column", "did you mean data.prompt_column=prompts?"),
+        ("data.data_source_column", "did you mean data.data_source_column=source?"),
+        ("data.extra_info_column", "add it, or name another with data.extra_info_column"),
+    ]
+    assert "a.parquet has no column 'prompt' (columns: prompts, source, reward_model)" in problems[0].what
+
+
+def test_no_training_file_and_a_home_folder(tmp_path, row, data_config, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "a.jsonl", [row()])
+
+    assert check_files(data_config(train_files=["~/a.jsonl"])) == []
+    assert len(list(read_rows("~/a.jsonl", data_config()))) == count_rows("~/a.jsonl") == 1
+    assert [problem.field for problem in check_files(data_config(train_files=[]))] == ["data.train_files"]

@@ -1,0 +1,70 @@
+"""A resolved configuration is written so that it reads back equal; the schema for editors is current."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.config import RunConfig
+from posttrain.dialects.native import load
+from posttrain.dialects.native.write import json_schema, to_yaml
+
+ROOT = Path(__file__).parents[3]
+
+
+def config(**sections: object) -> RunConfig:
+    return RunConfig.model_validate({"model": {"path": "org/name"}, "data": {"train_files": ["a.parquet"]}, **sections})
+
+
+def read_back(written: RunConfig, folder: Path) -> RunConfig:
+    file = folder / "config.yaml"
+    file.write_text(to_yaml(written), encoding="utf-8")
+    return load(str(file)).config
+
+
+def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
+    written = config(
+        policy={"optimizer": {"lr": 1e-6, "betas": [0.9, 0.95]}},
+        reward={"terms": [{"name": "score", "path": "my.py", "options": {"a.b": [1, {"c": None}], "1e-6": "1e-6"}}]},
+        rollout={"stop": ["\n\n", "yes", "010", "1e-6", "é: #", "${x}", "\\${x}", "a\\b", " "]},
+    )
+    assert read_back(written, tmp_path) == written
+
+
+def test_it_is_complete_and_in_schema_order() -> None:
+    written = yaml.safe_load(to_yaml(config()))
+    assert list(written) == list(RunConfig.model_fields)
+    assert list(written["policy"]["optimizer"]) == ["name", "lr", "betas", "eps", "weight_decay", "max_grad_norm"]
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=12) | st.text("\\${}: '\"#-?1e.\n", max_size=8)
+
+
+@given(stop=st.lists(texts.filter(lambda text: text != "???"), max_size=3))
+def test_any_text_reads_back_equal(stop: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    written = config(rollout={"stop": stop})
+    assert read_back(written, tmp_path_factory.getbasetemp()) == written
+
+
+def test_the_schema_file_is_current() -> None:
+    stale = "run: posttrain schema > docs/posttrain.schema.json"
+    assert (ROOT / "docs" / "posttrain.schema.json").read_text(encoding="utf-8") == json_schema(), stale
+
+
+def test_the_schema_describes_every_key() -> None:
+    schema = json.loads(json_schema())
+    for name, section in schema["$defs"].items():
+        for key, entry in section["properties"].items():
+            assert entry.get("description"), f"{name}.{key} has no docstring"
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_load_and_name_the_schema(example: Path) -> None:
+    assert load(str(example)).warnings == ()
+    first = example.read_text(encoding="utf-8").splitlines()[0]
+    assert first == "# yaml-language-server: $schema=../docs/posttrain.schema.json"

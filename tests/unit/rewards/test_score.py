@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from posttrain.config.reward import RewardConfig
+from posttrain.errors import ConfigError
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import Invalid, Reward, StopReason, Trajectory, TrajectoryGroup
+from posttrain.rewards.load import load_rewards
+from posttrain.rewards.score import RewardTerms, Term
+
+PROMPT = Prompt(
+    prompt_id="a:0", token_ids=(1,), text="?", data_source="sums", ground_truth="12", extra_info={"notes": [1]}
+)
+
+
+def outcome(*results, weights=None):
+    """The outcome of terms that return, or raise, these."""
+
+    def term(result):
+        def reward(prompt, response):
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        return reward
+
+    weights = weights or [1.0] * len(results)
+    terms = [
+        Term(f"t{i}", weight, term(result)) for i, (result, weight) in enumerate(zip(results, weights, strict=True))
+    ]
+    return RewardTerms(terms).score_response(PROMPT, "response")
+
+
+def group(*responses: str) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        prompt=PROMPT,
+        trajectories=tuple(
+            Trajectory(
+                sample_id=f"a:0/{i}",
+                token_ids=(1,),
+                logprobs=(0.0,),
+                text=text,
+                stop_reason=StopReason.EOS,
+                policy_version=0,
+            )
+            for i, text in enumerate(responses)
+        ),
+    )
+
+
+def load(tmp_path, source: str, name: str = "compute_score", **options) -> RewardTerms:
+    (tmp_path / "mine.py").write_text(source)
+    return load_rewards(RewardConfig(terms=[{"name": name, "path": str(tmp_path / "mine.py"), "options": options}]))
+
+
+def test_weighted_sum_with_the_values_before_their_weights():
+    # 2 x 0.5 + -0.5 x 3 = -0.5
+    assert outcome(0.5, 3, weights=[2.0, -0.5]) == Reward(-0.5, (("t0", 0.5), ("t1", 3.0)))
+
+
+@pytest.mark.parametrize(
+    ("result", "value"),
+    [(True, 1.0), (False, 0.0), (2, 2.0), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (np.True_, 1.0)],
+)
+def test_what_counts_as_a_number(result, value):
+    assert outcome(result) == Reward(value, (("t0", value),))
+
+
+@pytest.mark.parametrize(
+    ("result", "reason", "detail"),
+    [
+        (None, "not_a_number", "t0: returned None; a number is expected"),
+        ("1.0", "not_a_number", "t0: returned the text '1.0'; a number is expected"),
+        ([1.0], "not_a_number", "t0: returned a list; a number is expected"),
+        (1j, "not_a_number", "t0: returned a complex; a number is expected"),
+        ({"acc": 1.0}, "not_a_number", 't0: returned a mapping without "score"; a number is expected'),
+        ({"score": None}, "not_a_number", "t0: returned None; a number is expected"),
+        (math.nan, "not_finite", "t0: returned nan"),
+        (-math.inf, "not_finite", "t0: returned -inf"),
+        (10**400, "not_finite", "t0: returned inf"),
+        (1e39, "not_finite", "t0: returned 1e+39"),  # float32 ends at 3.4e38
+        (ZeroDivisionError("oops"), "exception", "t0: ZeroDivisionError: oops"),
+        (SystemExit(3), "exception", "t0: SystemExit: 3"),
+    ],
+)
+def test_what_is_not_a_number_is_invalid_and_never_zero(result, reason, detail):
+    assert outcome(result) == Invalid(reason, detail)
+    assert outcome(1.0, {"score": 1.0}) == Reward(2.0, (("t0", 1.0), ("t1", 1.0)))
+    assert outcome(1.0, result) == Invalid(reason, detail.replace("t0", "t1"))
+
+
+def test_a_sum_that_is_not_finite_is_invalid():
+    assert outcome(3e38, 3e38).reason == "not_finite"
+
+
+def test_numbers_beside_the_score_are_kept_and_the_rest_left_out():
+    result = {"score": 0.5, "acc": True, "pred": "12", "loss": math.nan}
+
+    assert outcome(result, weights=[2.0]) == Reward(1.0, (("t0", 0.5), ("t0/acc", 1.0)))
+
+
+def test_an_interrupt_is_not_swallowed():
+    with pytest.raises(KeyboardInterrupt):
+        outcome(KeyboardInterrupt())
+
+
+def test_a_group_gets_an_outcome_per_response_in_order():
+    scorer = load_rewards(
+        RewardConfig(
+            terms=[{"name": "exact_match"}, {"name": "exact_match", "weight": 0.5, "options": {"extract": "all"}}]
+        )
+    )
+
+    # last_number + 0.5 x all
+    assert scorer.score(group("it is 12", "13", "12")) == (
+        Reward(1.0, (("exact_match", 1.0), ("exact_match_2", 0.0))),
+        Reward(0.0, (("exact_match", 0.0), ("exact_match_2", 0.0))),
+        Reward(1.5, (("exact_match", 1.0), ("exact_match_2", 1.0))),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the user's own file
+
+
+def test_user_function_is_called_as_verl_calls_it(tmp_path):
+    scorer = load(
+        tmp_path,
+        """
+def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
+    extra_info["notes"].append(2)
+    known = data_source == "sums" and ground_truth == "12" and extra_info == {"notes": [1, 2]}
+    return {"score": float(solution_str == "yes") + bonus, "known": known}
+""",
+        bonus=0.25,
+    )
+
+    first, second = scorer.score(group("yes", "no"))
+
+    assert first == Reward(1.25, (("compute_score", 1.25), ("compute_score/known", 1.0)))
+    assert second == Reward(
+        0.25, (("compute_score", 0.25), ("compute_score/known", 1.0))
+    )  # the first call left no trace
+    assert PROMPT.extra_info == {"notes": [1]}
+
+
+def test_an_error_in_the_users_function_names_the_users_line(tmp_path):
+    scorer = load(
+        tmp_path,
+        """import json
+
+def parse(text):
+    return json.loads(text)
+
+def compute_score(**kwargs):
+    return parse(kwargs["solution_str"])["x"]
+""",
+    )
+
+    wrong, missing = scorer.score(group("not json", "{}"))
+
+    assert wrong.reason == "exception"
+    assert wrong.detail.startswith(
+        f"compute_score: {tmp_path / 'mine.py'}:4: json.decoder.JSONDecodeError: Expecting value"
+    )
+    assert missing.detail == f"compute_score: {tmp_path / 'mine.py'}:7: KeyError: 'x'"
+
+
+def test_a_long_error_text_is_cut(tmp_path):
+    scorer = load(tmp_path, "def compute_score(**kwargs):\n    raise ValueError(kwargs['solution_str'])\n")
+
+    [failed] = scorer.score(group("x" * 10_000))
+
+    assert len(failed.detail) < 600
+    assert failed.detail.endswith("x…")
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("def a(): ...\ndef compute_scores(**k): ...\n", "compute_score", r"defines no 'compute_score' \(it defines: a, compute_scores\); did you mean compute_scores"),
+        ("x = 1\n", "compute_score", r"it defines: no function"),
+        ("x = 1\n", "x", "'x' in .* is not a function"),
+        ("def compute_score(answer): ...\n", "compute_score", r"compute_score\(answer\) in .* cannot be called with the keywords data_source, solution_str"),
+        ("async def compute_score(**k): ...\n", "compute_score", "is async; define it with def"),
+        ("def compute_score(:\n", "compute_score", r"mine\.py:1 is not Python: "),
+        ("import json\n\njson.loads('')\ndef compute_score(**k): ...\n", "compute_score", r"mine\.py:3: importing the file failed: json"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_says_why(tmp_path, source, name, message):
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, source, name)
+
+
+def test_options_that_the_users_function_does_not_take(tmp_path):
+    source = "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1\n"
+
+    with pytest.raises(ConfigError, match="extra_info, bonus: got an unexpected keyword argument 'bonus'"):
+        load(tmp_path, source, bonus=1)
+
+
+def test_an_imported_name_and_a_changed_file_are_found(tmp_path):
+    assert (
+        load(tmp_path, "from math import prod as compute_score_\ncompute_score = lambda **k: 1\n")
+        .score(group("x"))[0]
+        .value
+        == 1
+    )
+    assert load(tmp_path, "def compute_score(**k): return 2\n").score(group("x"))[0].value == 2
