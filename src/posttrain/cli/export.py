@@ -9,7 +9,12 @@ import typer
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A run folder (its newest checkpoint) or one of its global_step_N folders.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT", help="A run folder (its newest checkpoint) or one of its global_step_N folders."
+        ),
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="The folder to write.")],
 ) -> None:
     """Write a checkpoint's model as a folder that transformers loads."""

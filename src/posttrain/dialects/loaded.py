@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.config import RunConfig
-from posttrain.dialects.sources import SourceMap
+from posttrain.dialects.sources import SourceMap, same_branch
 from posttrain.errors import ConfigError, Problem
 
 
@@ -40,7 +40,7 @@ class LoadedConfig:
         return [
             problem
             for problem in self.locate(problems)
-            if not any(problem.field == field or problem.field.startswith(f"{field}.") for field in reported)
+            if not any(same_branch(problem.field, field) for field in reported)
         ]
 
     def checked(self) -> LoadedConfig:

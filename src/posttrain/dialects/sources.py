@@ -66,6 +66,11 @@ def child(parent: str, key: object) -> str:
     return f"{parent}.{key}" if parent else str(key)
 
 
+def same_branch(one: str, other: str) -> bool:
+    """Whether one dotted key is the other, or lies inside it."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
 def places_of_yaml(text: str, file: str) -> dict[str, Place]:
     """The place of every key of a YAML document whose top is a mapping (an empty document counts as one).
 

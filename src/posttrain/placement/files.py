@@ -12,7 +12,7 @@ from posttrain.config import RunConfig
 from posttrain.errors import Problem
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def check_run_files(config: RunConfig) -> list[Problem]:
@@ -33,12 +33,7 @@ def check_run_files(config: RunConfig) -> list[Problem]:
 
 def is_hub_id(path: str) -> bool:
     """Whether a model's name means the hub: it reads like ``name`` or ``org/name``, and is no folder here."""
-    return (
-        HUB_ID.fullmatch(path) is not None
-        and path not in (".", "..")
-        and not path.startswith("./")
-        and not Path(path).exists()
-    )
+    return HUB_ID.fullmatch(path) is not None and not Path(path).exists()
 
 
 def _check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]:

@@ -97,9 +97,9 @@ def _panel(heading: str, curves: list[Points], first: int, last: int) -> str:
 
     parts = [f'<text class="text title" x="0" y="-18">{xml_text(heading)}</text>']
     for i in range(round((high - low) / tick) + 1):
-        y = PANEL_HEIGHT - i * tick / (high - low) * PANEL_HEIGHT
-        parts.append(f'<line class="grid" x1="0" x2="{PANEL_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="soft" x="-8" y="{y + 4:.1f}" text-anchor="end">{low + i * tick:.4g}</text>')
+        height = PANEL_HEIGHT - i * tick / (high - low) * PANEL_HEIGHT
+        parts.append(f'<line class="grid" x1="0" x2="{PANEL_WIDTH}" y1="{height:.1f}" y2="{height:.1f}"/>')
+        parts.append(f'<text class="soft" x="-8" y="{height + 4:.1f}" text-anchor="end">{low + i * tick:.4g}</text>')
     step_tick = max(1, math.ceil(tick_size(max(1, last - first), 6)))
     for step in range(math.ceil(first / step_tick) * step_tick, last + 1, step_tick):
         x = at((step, low)).split()[0]
@@ -109,7 +109,9 @@ def _panel(heading: str, curves: list[Points], first: int, last: int) -> str:
         color, many = index % COLORS, len(points) >= 15
         if many:
             parts.append(f'<polyline class="raw s{color}" points="{" ".join(map(at, points))}"/>')
-        parts.append(f'<polyline class="line s{color}" points="{" ".join(map(at, smooth(points) if many else points))}"/>')
+        parts.append(
+            f'<polyline class="line s{color}" points="{" ".join(map(at, smooth(points) if many else points))}"/>'
+        )
         for point in [] if many else points:
             x, y = at(point).split()
             parts.append(f'<circle class="d{color}" cx="{x}" cy="{y}" r="3.5"/>')
@@ -117,12 +119,11 @@ def _panel(heading: str, curves: list[Points], first: int, last: int) -> str:
 
 
 def smooth(points: Points) -> Points:
-    """Centred mean over about a fifteenth of the run, narrower at the ends: it follows the curve without lagging behind."""
-    half = min(10, round(len(points) / 30))
+    """Centred mean over about a fifteenth of the run (half of that at the ends): follows the curve without lagging."""
+    half = round(len(points) / 30)
     result = []
     for i, (step, _) in enumerate(points):
-        reach = min(half, i, len(points) - 1 - i)
-        window = [value for _, value in points[i - reach : i + reach + 1]]
+        window = [value for _, value in points[max(0, i - half) : i + half + 1]]
         result.append((step, sum(window) / len(window)))
     return result
 

@@ -47,7 +47,9 @@ def render(data: dict[str, Any], title: str) -> str:
     here = Path(__file__).parent
     style = (here / "page.css").read_text(encoding="utf-8")
     script = (here / "page.js").read_text(encoding="utf-8")
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    )
     parts = {
         "title": html.escape(re.sub(r"[\x00-\x1f\x7f-\x9f]", "", title)),
         "policy": policy,
@@ -69,7 +71,7 @@ def embed(data: object) -> str:
 
 def page_data(run: Run) -> dict[str, Any]:
     """Everything the page shows, as plain values."""
-    notes = list(run.notes)
+    notes = list(run.notes) + ([] if run.metrics else ["No step has been logged yet."])
     samples, left_out = _embedded_samples(run, notes)
     steps = list(run.metrics)
     return {
@@ -79,9 +81,7 @@ def page_data(run: Run) -> dict[str, Any]:
         "steps_done": run.steps_done,
         "headline": [_headline(run, source) for source in run.data_sources()],
         "steps": steps,
-        "series": {
-            name: [_rounded(run.metrics[step].get(name)) for step in steps] for name in run.metric_names()
-        },
+        "series": {name: [_rounded(run.metrics[step].get(name)) for step in steps] for name in run.metric_names()},
         "nonfinite": {
             name: [step for step, value in run.series(name).items() if value is None] for name in run.metric_names()
         },
@@ -133,7 +133,7 @@ def _embedded_samples(run: Run, notes: list[str]) -> tuple[list[dict[str, Any]],
     taken: list[dict[str, Any]] = []
     size, whole, cut_files, cut_texts = 0, {"validation": 0, "training": 0}, 0, 0
     for kind, step, path in files:
-        rows = []
+        rows: list[dict[str, Any]] = []
         for row in json_rows(path, notes):
             row = {key: _finite(value) for key, value in row.items()} | {"kind": kind, "step": step}
             cut_texts += _cut_texts(row)

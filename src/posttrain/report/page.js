@@ -76,28 +76,29 @@
   const known = (values) => values.filter((value) => typeof value === "number");
   const sum = (values) => known(values).reduce((total, value) => total + value, 0);
 
-  function ticks(low, high, count) {
-    const rough = (high - low) / count;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const size = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough * 0.999);
+  // The 1, 2 or 5 times a power of ten that cuts a span into at most count parts.
+  function tickSize(span, count) {
+    const power = 10 ** Math.floor(Math.log10(span / count));
+    return [1, 2, 5, 10].map((factor) => factor * power).find((size) => span / size <= count + 1e-9);
+  }
+  function ticks(low, high, size) {
     const result = [];
     for (let i = Math.ceil(low / size - 1e-9); i * size <= high + size * 1e-9; i++) result.push(Number((i * size).toPrecision(12)));
-    return { size, values: result };
+    return result;
   }
-  // Bounds that end on ticks; from 0 unless that would press the curve flat.
-  function bounds(values) {
+  // Lower end, upper end and tick distance of an axis; it starts at 0 unless that would press the curve flat.
+  function axis(values) {
     let low = Math.min(...values), high = Math.max(...values);
     if (low >= 0 && low < 0.5 * high) low = 0;
     if (low === high) { const pad = Math.abs(low) * 0.1 || 1; high += pad; if (low !== 0) low -= pad; }
-    const { size } = ticks(low, high, 4);
-    return [Math.floor(low / size + 1e-9) * size, Math.ceil(high / size - 1e-9) * size];
+    const size = tickSize(high - low, 5);
+    return [Math.floor(low / size + 1e-9) * size, Math.ceil(high / size - 1e-9) * size, size];
   }
   // Centred mean over about a fifteenth of the run: follows the curve without lagging behind it.
   function smooth(points) {
-    const half = Math.min(10, Math.round(points.length / 30));
+    const half = Math.round(points.length / 30);
     return points.map(([step], i) => {
-      const reach = Math.min(half, i, points.length - 1 - i);
-      const window = points.slice(i - reach, i + reach + 1);
+      const window = points.slice(Math.max(0, i - half), i + half + 1);
       return [step, window.reduce((total, point) => total + point[1], 0) / window.length];
     });
   }
@@ -111,15 +112,18 @@
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: "0", "aria-label": label });
     return { root, width };
   }
+  // Grid and labels; without x, the steps are left to the caller.
   function axes(root, width, height, x, y, stepRange, valueRange) {
-    for (const value of ticks(valueRange[0], valueRange[1], 4).values) {
+    for (const value of ticks(...valueRange)) {
       root.append(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
       root.append(svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)));
     }
-    const whole = ticks(stepRange[0], Math.max(stepRange[1], stepRange[0] + 1), Math.max(2, Math.floor(width / 80)));
-    for (const step of whole.values.filter(Number.isInteger)) {
+    for (const step of x ? stepTicks(stepRange, width) : []) {
       root.append(svg("text", { x: x(step), y: height - 5, "text-anchor": "middle" }, String(step)));
     }
+  }
+  function stepTicks([first, last], width) {
+    return ticks(first, last, Math.max(1, tickSize(Math.max(1, last - first), Math.max(2, Math.floor(width / 70)))));
   }
   // One cursor for all charts: pointing at a step in one shows that step in every one.
   function follow(root, stepAt, steps) {
@@ -170,14 +174,14 @@
       const made = frame(figure, HEIGHT, `${spec.title}, ${spec.unit || ""}, from step ${steps[0]} to ${steps.at(-1)}`);
       root = made.root;
       const stepRange = [data.steps[0], data.steps.at(-1)];
-      const valueRange = bounds(lines.flatMap((line) => line.points.map((point) => point[1])));
+      const valueRange = axis(lines.flatMap((line) => line.points.map((point) => point[1])));
       x = (step) => LEFT + ((step - stepRange[0]) / Math.max(1, stepRange[1] - stepRange[0])) * (made.width - LEFT - RIGHT);
       y = (amount) => HEIGHT - BOTTOM - ((amount - valueRange[0]) / (valueRange[1] - valueRange[0])) * (HEIGHT - TOP - BOTTOM);
       axes(root, made.width, HEIGHT, x, y, stepRange, valueRange);
       const path = (points) => points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join("");
       for (const line of lines) {
         const smoothed = !spec.dots && line.points.length >= 15;
-        if (smoothed) root.append(svg("path", { class: `raw s${line.color}`, d: path(line.points) }));
+        if (smoothed) root.append(svg("path", { class: `raw ${line.points.length > 300 ? "dense " : ""}s${line.color}`, d: path(line.points) }));
         root.append(svg("path", { class: `line s${line.color}`, d: path(smoothed ? smooth(line.points) : line.points) }));
         if (spec.dots || line.points.length < 15) for (const point of line.points) root.append(svg("circle", { class: `f${line.color}`, cx: x(point[0]), cy: y(point[1]), r: 3 }));
       }
@@ -247,13 +251,13 @@
         const steps = data.steps.slice(i, i + per);
         bars.push({ steps, parts: rows.map((row) => sum(row.values.slice(i, i + per)) / steps.length) });
       }
-      const range = bounds([0, ...bars.map((bar) => sum(bar.parts))]);
+      const range = axis([0, ...bars.map((bar) => sum(bar.parts))]);
       const slot = (made.width - LEFT - RIGHT) / bars.length;
       barWidth = Math.max(1, Math.min(28, slot * 0.8));
       x = (index) => LEFT + (index + 0.5) * slot;
       const y = (amount) => height - BOTTOM - (amount / range[1]) * (height - TOP - BOTTOM);
-      axes(root, made.width, height, () => -100, y, [0, 1], range);
-      const labels = ticks(data.steps[0], Math.max(data.steps.at(-1), data.steps[0] + 1), Math.max(2, Math.floor(made.width / 80))).values;
+      axes(root, made.width, height, null, y, null, range);
+      const labels = stepTicks([data.steps[0], data.steps.at(-1)], made.width);
       bars.forEach((bar, i) => {
         let base = 0;
         bar.parts.forEach((part, k) => {

@@ -105,7 +105,9 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
             if isinstance(row, dict):
                 yield row
             elif line.strip() and line.endswith("\n"):
-                notes.append(f"{path.parent.name}/{path.name}, line {number}, is not a JSON object and was passed over.")
+                notes.append(
+                    f"{path.parent.name}/{path.name}, line {number}, is not a JSON object and was passed over."
+                )
 
 
 def _metrics(path: Path, notes: list[str]) -> dict[int, dict[str, float | None]]:

@@ -48,8 +48,8 @@ def extract_answer(response: str, extract: Extract) -> str | None:
 def number(text: str) -> Decimal | None:
     """The number that a text is, or None when it is anything else.
 
-    A sign (+, -, or the minus sign U+2212), digits, a decimal point; commas only between groups of three digits (1,234.5). No exponent, no
-    unit, no currency, no fraction.
+    A sign (+, -, or the minus sign U+2212), digits, a decimal point; commas only between groups of three digits
+    (1,234.5). No exponent, no unit, no currency, no fraction.
     """
     text = text.strip()
     if not _NUMBER.fullmatch(text):

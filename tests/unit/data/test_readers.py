@@ -149,10 +149,10 @@ def test_broken_text_files_name_the_line(tmp_path, row, data_config):
     with pytest.raises(DataError, match=r"row 0 of a\.csv .*the cell in column reward_model is not JSON"):
         list(read_rows(table, data_config()))
 
-    latin = tmp_path / "b.jsonl"
-    latin.write_bytes('{"prompt": "é"}'.encode("latin-1"))
-    with pytest.raises(DataError, match=r"b\.jsonl is not UTF-8 text"):
-        list(read_rows(latin, data_config()))
+    for latin in (tmp_path / "b.jsonl", tmp_path / "b.json", tmp_path / "b.csv"):
+        latin.write_bytes('{"prompt": "é"}'.encode("latin-1"))
+        with pytest.raises(DataError, match=rf"{latin.name} is not UTF-8 text"):
+            list(read_rows(latin, data_config()))
 
 
 def test_check_files_finds_everything_at_once(tmp_path, row, data_config):

@@ -51,7 +51,7 @@ class TestValues:
         text = "a: {b: 3, c: '${.b}'}\nd: ${a}\ne: ${oc.env:WIDTH}\nf: ${oc.env:ABSENT,9}\ng: x${a.b}y\nh: \\${a}\n"
         values = composed(text).values
         assert values["d"] == {"b": 3, "c": 3}
-        assert (values["e"], values["f"], values["g"], values["h"]) == ("12", 9, "x3y", "${a}")
+        assert (values["e"], values["f"], values["g"], values["h"]) == ("12", "9", "x3y", "${a}")
 
     def test_an_override_is_seen_by_interpolations(self) -> None:
         assert composed("a: 1\nb: ${a}\n", "a=5").values == {"a": 5, "b": 5}
@@ -213,8 +213,12 @@ class TestBadFiles:
         ]
 
     def test_interpolations_that_lead_nowhere_are_all_reported(self) -> None:
-        messages = refusal("alpha: 1\nb:\n  c: ${alhpa}\nd: ${oc.env:NO_SUCH_VARIABLE}\ne: ${nope:1}\nf: ${f}\ng: ???\n")
-        assert messages[0].startswith("${alhpa} refers to alhpa, which is not written anywhere, at run.yaml:3 b.c; did you")
+        messages = refusal(
+            "alpha: 1\nb:\n  c: ${alhpa}\nd: ${oc.env:NO_SUCH_VARIABLE}\ne: ${nope:1}\nf: ${f}\ng: ???\n"
+        )
+        assert messages[0].startswith(
+            "${alhpa} refers to alhpa, which is not written anywhere, at run.yaml:3 b.c; did you"
+        )
         assert messages[0].endswith("did you mean ${alpha}?")
         assert messages[1].startswith("the environment variable NO_SUCH_VARIABLE is not set")
         assert messages[2].startswith("${nope:1} asks for a resolver 'nope' that does not exist, at run.yaml:5 e")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.config import RunConfig
@@ -42,9 +42,12 @@ def test_it_is_complete_and_in_schema_order() -> None:
     assert list(written["policy"]["optimizer"]) == ["name", "lr", "betas", "eps", "weight_decay", "max_grad_norm"]
 
 
-texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=12) | st.text("\\${}: '\"#-?1e.\n", max_size=8)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=12) | st.text(
+    "\\${}: '\"#-?1e.\n", max_size=8
+)
 
 
+@settings(max_examples=25)
 @given(stop=st.lists(texts.filter(lambda text: text != "???"), max_size=3))
 def test_any_text_reads_back_equal(stop: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     written = config(rollout={"stop": stop})

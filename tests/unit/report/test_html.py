@@ -97,7 +97,7 @@ def test_report_holds_headline_curves_samples_and_config(run_dir: Path) -> None:
 def test_report_is_harmless_whatever_a_model_wrote(run_dir: Path) -> None:
     plain = Page(write_report(run_dir))
     rows = [
-        {name: text for name in ("prompt", "response", "ground_truth", "sample_id", "prompt_id", "data_source")}
+        dict.fromkeys(("prompt", "response", "ground_truth", "sample_id", "prompt_id", "data_source"), text)
         | {"step": 4, "reward": 0.5, "reward_terms": {text[:50]: 1.0}, "invalid": {"reason": text, "detail": text}}
         for text in HOSTILE
     ]
@@ -124,7 +124,9 @@ def test_report_title_is_text(run_dir: Path) -> None:
 def test_report_policy_allows_its_own_script_and_style_and_nothing_else(run_dir: Path) -> None:
     page = Page(write_report(run_dir))
     (policy,) = [
-        tag["content"] for name, tag in page.tags if tag.get("http-equiv") == "Content-Security-Policy" and name == "meta"
+        tag["content"]
+        for name, tag in page.tags
+        if tag.get("http-equiv") == "Content-Security-Policy" and name == "meta"
     ]
 
     def digest(text: str) -> str:
@@ -139,12 +141,16 @@ def test_report_policy_allows_its_own_script_and_style_and_nothing_else(run_dir:
 def test_report_names_no_address_but_the_svg_namespace(run_dir: Path) -> None:
     page = Page(write_report(run_dir))
     assert set(re.findall(r"\w+://[^\s\"']+", page.text)) == {"http://www.w3.org/2000/svg"}
-    assert not [tag for name, tag in page.tags if name in ("link", "img", "iframe", "base") or {"src", "href"} & set(tag)]
+    assert not [
+        tag for name, tag in page.tags if name in ("link", "img", "iframe", "base") or {"src", "href"} & set(tag)
+    ]
 
 
 def test_report_script_never_makes_html_from_text() -> None:
     script = (Path(html.__file__).parent / "page.js").read_text(encoding="utf-8")
-    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser", script)
+    assert not re.findall(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser", script
+    )
 
 
 def test_report_takes_the_newest_and_evenly_spaced_steps(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +187,7 @@ def test_report_of_a_run_that_has_only_begun(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     data = Page(write_report(tmp_path)).data
     assert data["steps"] == [] and data["samples"] == [] and data["headline"] == []
-    assert data["notes"] == ["config.yaml is missing.", "run.json is missing."]
+    assert data["notes"] == ["config.yaml is missing.", "run.json is missing.", "No step has been logged yet."]
 
 
 def test_report_names_steps_that_were_not_finite(run_dir: Path) -> None:
@@ -201,7 +207,7 @@ def test_report_accepts_nan_that_another_writer_left(run_dir: Path) -> None:
 def test_report_lists_only_the_first_of_many_notes(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").write_text("garbage\n" * 1000)
     notes = Page(write_report(run_dir)).data["notes"]
-    assert len(notes) == 21 and notes[-1] == "And 980 more."
+    assert len(notes) == 21 and notes[-1] == "And 981 more."
 
 
 def test_embed_escapes_what_html_reads() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from decimal import Decimal
 
 import pytest
@@ -99,7 +100,9 @@ def test_same_answer():
     assert not same_answer("__import__('os')", "12")
 
 
-def test_long_hostile_texts_take_no_time():
+def test_long_hostile_texts_are_read_in_linear_time():
+    start = time.process_time()
     for text in ("<answer>" * 20_000, "1," * 50_000, "9" * 100_000, "1,111" * 20_000):
         for how in ("tag", "last_number"):
             extract_answer(text, how)
+    assert time.process_time() - start < 2  # 0.02 s; a pattern that backtracks takes minutes

@@ -66,7 +66,7 @@ def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
     nonfinite = sorted(name for name, value in numbers.items() if not math.isfinite(value))
     line: dict[str, object] = {"step": step, **numbers}
     if nonfinite:
-        line |= {name: None for name in nonfinite} | {"nonfinite": nonfinite}
+        line |= dict.fromkeys(nonfinite) | {"nonfinite": nonfinite}
     return json.dumps(line, sort_keys=True, allow_nan=False) + "\n"
 
 

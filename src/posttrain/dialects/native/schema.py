@@ -32,7 +32,7 @@ def _collect(model: type[Section], name: str, found: dict[str, dict[str, FieldIn
 
 
 @cache
-def keys() -> dict[str, FieldInfo]:
+def known_keys() -> dict[str, FieldInfo]:
     """Every dotted key, sections included."""
     return {child(section, key): field for section, fields in sections().items() for key, field in fields.items()}
 
@@ -44,7 +44,7 @@ def pattern(key: str) -> str:
 
 def field_of(key: str) -> FieldInfo | None:
     """The field that a dotted key names, if it is one."""
-    return keys().get(pattern(key))
+    return known_keys().get(pattern(key))
 
 
 def suggest(key: str) -> str:
@@ -56,9 +56,9 @@ def suggest(key: str) -> str:
         known_section, _, known_leaf = known.rpartition(".")
         return SequenceMatcher(None, leaf, known_leaf).ratio() + (0.15 if known_section == pattern(section) else 0.0)
 
-    best = max(sorted(keys(), key=_importance), key=likeness)
+    best = max(sorted(known_keys(), key=_importance), key=likeness)
     if likeness(best) >= 0.75:
-        others = [known for known in keys() if known != best and known.rpartition(".")[2] == leaf]
+        others = [known for known in known_keys() if known != best and known.rpartition(".")[2] == leaf]
         also = f" There is also {others[0]}." if len(others) == 1 else ""
         return f"did you mean {_with_indices(best, key)}?{also}"
     here = sections().get(pattern(section), {})

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from posttrain.config import RunConfig
 from posttrain.dialects.native import schema
-from posttrain.dialects.sources import SourceMap, child
+from posttrain.dialects.sources import SourceMap, child, same_branch
 from posttrain.errors import Problem
 
 # pydantic's error type -> what the value must be, from the error's context.
@@ -62,15 +62,10 @@ def validate(values: dict[str, Any], sources: SourceMap) -> tuple[RunConfig, lis
             by_key.setdefault(_key(detail, values), []).append(detail)
         for key, group in by_key.items():
             # What the repairs below leave behind is no mistake of the user's.
-            if not any(_same_branch(problem.field, key) for problem in problems):
+            if not any(same_branch(problem.field, key) for problem in problems):
                 problems.append(_problem(key, group, values, sources))
         for key, group in by_key.items():
             _repair(values, key, absent=_is_absent(group[0]))
-
-
-def _same_branch(one: str, other: str) -> bool:
-    """Whether one key is the other, or lies inside it."""
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _key(detail: ErrorDetails, values: dict[str, Any]) -> str:
@@ -149,13 +144,16 @@ def _show(value: Any) -> str:
 
 
 def _value(values: Any, key: str) -> Any:
+    """What stands at a dotted key; None when nothing does (any more)."""
     node = values
     for part in key.split("."):
         if isinstance(node, list):
-            node = node[int(part)]
-        else:
+            node = node[int(part)] if part.isdecimal() and int(part) < len(node) else None
+        elif isinstance(node, dict):
             # A key may have been written as a number; its dotted name is text.
-            node = next(value for name, value in node.items() if str(name) == part)
+            node = next((value for name, value in node.items() if str(name) == part), None)
+        else:
+            return None
     return node
 
 
@@ -163,14 +161,15 @@ def _repair(values: dict[str, Any], key: str, *, absent: bool) -> None:
     """Take out what is wrong, so that the rest can be understood; what must be there becomes empty."""
     parent, _, leaf = key.rpartition(".")
     node = _value(values, parent) if parent else values
-    if absent:
+    if isinstance(node, list):  # without the item, the list would say something else: it goes as a whole
+        _repair(values, parent, absent=False)
+    elif isinstance(node, dict) and absent:
         field = schema.field_of(key)
         annotation = field.annotation if field else None
         node[leaf] = "" if annotation is str else [] if get_origin(annotation) is list else {}
-    elif isinstance(node, list):
-        _repair(values, parent, absent=False)
-    else:
-        del node[next(name for name in node if str(name) == leaf)]
+    elif isinstance(node, dict):
+        for name in [name for name in node if str(name) == leaf]:
+            del node[name]
 
 
 def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap) -> list[Problem]:
@@ -181,6 +180,4 @@ def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap) -> list[Pr
     field = schema.field_of(key)
     if not isinstance(node, bool) or field is None or not schema.is_number(field.annotation):
         return []
-    return [
-        Problem(f"{_leaf(key)} must be a number, not {_show(node)}", where=sources.where(key), field=key)
-    ]
+    return [Problem(f"{_leaf(key)} must be a number, not {_show(node)}", where=sources.where(key), field=key)]

@@ -84,7 +84,7 @@ def test_console_flushes_every_line() -> None:
 
 
 def test_console_plain_lines_stay_within_80_characters() -> None:
-    numbers = {name: -123456.789 for name in METRICS} | {"gap/mean": -0.0021}
+    numbers = dict.fromkeys(METRICS, -123456.789) | {"gap/mean": -0.0021}
     line = step_line(100000, 100000, numbers, 359999.0)
     # step 100000/100000 (18) + 2 + reward -123457 (14) + 2 + length -123457 (14) + 2 + tokens/s -123457 (16) + 2
     # + left 99:59:59 (13) = 83: the gap and then the speed go.
@@ -96,7 +96,7 @@ def test_console_plain_lines_stay_within_80_characters() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "many", 10**400, 1e300, -0.0])
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_console_never_raises_for_odd_numbers(stream: type[io.StringIO], value: object) -> None:
-    odd = {name: value for name in [*METRICS, "validation/sum/accuracy", "validation//accuracy", "validation/accuracy"]}
+    odd = dict.fromkeys([*METRICS, "validation/sum/accuracy", "validation//accuracy", "validation/accuracy"], value)
     assert "step 3/3" in run(stream(), {**odd, "step/prompts": 8})  # type: ignore[dict-item]
 
 

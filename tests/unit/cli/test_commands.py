@@ -1,0 +1,240 @@
+"""The commands as their users type them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain import __version__
+from posttrain.cli.app import main
+from posttrain.config import RunConfig
+from posttrain.dialects.native.write import json_schema
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = str(ROOT / "examples" / "grpo_chain_sum.yaml")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def posttrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run ``posttrain ARGUMENTS``: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["posttrain", *arguments])
+        monkeypatch.setenv("COLUMNS", "80")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a request in which everything is right: run.yaml, its data and its model folder."""
+    monkeypatch.chdir(tmp_path)
+    row = {"data_source": "t", "prompt": "1+1=", "reward_model": {"ground_truth": "2"}}
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(20)))
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    (model / "model.safetensors").write_bytes(b"")
+    (tmp_path / "run.yaml").write_text(
+        "model: {path: ./model}\ndata:\n  train_files: train.jsonl\n  prompts_per_step: 4\nrollout: {samples_per_prompt: 6}\n"
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def train_run(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """Stands in for posttrain.build: notes the configurations it is asked to run."""
+    started: list[RunConfig] = []
+    build = types.ModuleType("posttrain.build")
+    build.train_run = started.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "posttrain.build", build)
+    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"):
+        monkeypatch.setenv(name, "")  # train sets what is absent; this way nothing outlives the test
+    return started
+
+
+class TestPlan:
+    def test_json(self, posttrain: Run, job: Path) -> None:
+        code, out, _ = posttrain("plan", "run.yaml", "policy.sequences_per_mini_batch=12", "--json")
+        plan = json.loads(out)
+        assert code == 0
+        assert list(plan) == ["dialect", "entry", "config", "derived", "ignored", "unsupported", "warnings"]
+        assert (plan["dialect"], plan["entry"]) == ("native", "train")
+        assert plan["config"]["rollout"]["samples_per_prompt"] == 6
+        assert plan["derived"] == {
+            "world_size": 1,
+            "devices": 1,
+            "prompts_per_step": 4,
+            "samples_per_prompt": 6,
+            "sequences_per_step": 24,  # 4 x 6
+            "epochs_per_step": 1,
+            "updates_per_step": 2,  # 24 / 12
+            "sequences_per_update": 12,
+            "sequences_per_micro_batch_per_device": 8,
+            "gradient_accumulation_steps": 2,  # 12 = 8 + 4
+            "steps_per_epoch": 5,  # 20 / 4
+            "total_steps": 5,
+            "total_updates": 10,
+            "max_tokens_per_micro_batch": None,
+        }
+
+    def test_text_shows_each_number_with_its_key_in_80_columns(self, posttrain: Run, job: Path) -> None:
+        code, out, err = posttrain("plan", "run.yaml", "policy.sequences_per_mini_batch=12", "policy.epochs_per_step=2")
+        assert (code, err) == (0, "")
+        beside = {line.split("  ")[-1].strip(): line for line in out.splitlines()}
+        assert "4 prompts" in beside["data.prompts_per_step"]
+        assert "x 6 samples" in beside["rollout.samples_per_prompt"]
+        assert "/ 12 per mini-batch" in beside["policy.sequences_per_mini_batch"]
+        assert "x 2 passes" in beside["policy.epochs_per_step"]
+        assert "4 updates, 2 in each pass" in out
+        assert "2 micro-batches per update" in out
+        assert "20 prompts / 4 per step = 5 steps per epoch" in out
+        assert "20 updates, 120 sampled sequences" in out  # 5 x 4, 5 x 24
+        assert max(map(len, out.splitlines())) <= 80
+
+    def test_warnings_are_shown(self, posttrain: Run, job: Path) -> None:
+        _, out, _ = posttrain("plan", "run.yaml", "validation.every_steps=3")
+        assert "warning: validation.every_steps has no effect" in out
+
+    def test_skip_files_checks_the_configuration_alone(self, posttrain: Run, tmp_path: Path) -> None:
+        overrides = ["model.path=./absent", "data.train_files=absent.parquet"]
+        code, out, _ = posttrain("plan", *overrides, "--skip-files")
+        assert code == 0
+        assert "not counted" in out
+        code, _, err = posttrain("plan", *overrides, "--skip-files", "rollout.top_p=3")
+        assert code == 2 and "top_p must be at most 1" in err
+
+    def test_everything_wrong_comes_together(self, posttrain: Run, job: Path) -> None:
+        (job / "model" / "tokenizer.json").unlink()
+        code, out, err = posttrain(
+            "plan", "run.yaml", "data.train_files=absent.jsonl", "rollout.temprature=1", "loss.name=nope"
+        )
+        assert (code, out) == (2, "")
+        assert err.startswith("posttrain: 4 problems, and nothing was started:\n1. ")
+        for part in ("rollout.temprature", "nope", "absent.jsonl", "holds no tokenizer"):
+            assert part in err
+        assert "Traceback" not in err
+        assert max(len(line) for line in err.splitlines() if "/" not in line) <= 80
+
+    def test_files_and_sizes_come_together(self, posttrain: Run, job: Path) -> None:
+        (job / "model" / "tokenizer.json").unlink()
+        code, _, err = posttrain("plan", "run.yaml", "policy.sequences_per_mini_batch=9")
+        assert code == 2
+        assert "holds no tokenizer" in err
+        text = " ".join(err.split())
+        assert "4 prompts x 6 samples = 24 sequences do not split into mini-batches of 9" in text
+        assert "at override policy.sequences_per_mini_batch=9" in text
+
+    def test_a_step_larger_than_the_data(self, posttrain: Run, job: Path) -> None:
+        code, _, err = posttrain("plan", "run.yaml", "data.prompts_per_step=21")
+        text = " ".join(err.split())
+        assert code == 2
+        assert "the training files hold 20 prompts, fewer than the 21 of one step" in text
+        assert "use data.prompts_per_step=20" in text
+
+    def test_a_size_that_is_a_default_says_so(self, posttrain: Run, job: Path) -> None:
+        (job / "run.yaml").write_text("model: {path: ./model}\ndata: {train_files: train.jsonl}\n")
+        (job / "train.jsonl").write_text((job / "train.jsonl").read_text().splitlines()[0] + "\n")
+        _, _, err = posttrain("plan", "run.yaml")
+        assert "at data.prompts_per_step (a default; run.yaml does not set it)" in " ".join(err.split())
+
+    @pytest.mark.parametrize("dialect", ["verl", "verl@0.2", "roll", "skyrl"])
+    def test_the_other_dialects_come_later(self, dialect: str, posttrain: Run) -> None:
+        code, _, err = posttrain("plan", EXAMPLE, "--dialect", dialect)
+        assert code == 2 and f"the {dialect} dialect comes with a later version" in err
+
+    def test_a_dialect_that_nobody_knows(self, posttrain: Run) -> None:
+        code, _, err = posttrain("plan", EXAMPLE, "--dialect", "naitve")
+        assert code == 2 and "there is no dialect 'naitve'; did you mean native?" in err
+
+    def test_no_file(self, posttrain: Run) -> None:
+        assert posttrain("plan", "absent.yaml")[0] == 2
+        code, _, err = posttrain("plan")
+        assert code == 2 and "Missing argument" in err
+
+
+class TestTrain:
+    def test_a_sound_request_is_run(self, posttrain: Run, job: Path, train_run: list[RunConfig]) -> None:
+        code, _, err = posttrain("train", "run.yaml", "run.seed=7", "validation.every_steps=2")
+        assert code == 0
+        assert [config.run.seed for config in train_run] == [7]
+        assert "warning: validation.every_steps has no effect" in err
+
+    def test_a_wrong_one_is_not_started(self, posttrain: Run, job: Path, train_run: list[RunConfig]) -> None:
+        (job / "train.jsonl").unlink()
+        code, _, err = posttrain("train", "run.yaml", "policy.sequences_per_mini_batch=9")
+        assert code == 2
+        assert "train.jsonl" in err and "mini-batches of 9" in err
+        assert train_run == []
+
+
+class TestOthers:
+    def test_version(self, posttrain: Run) -> None:
+        assert posttrain("--version")[:2] == posttrain("version")[:2] == (0, f"posttrain {__version__}\n")
+
+    def test_schema(self, posttrain: Run) -> None:
+        assert posttrain("schema")[:2] == (0, json_schema())
+
+    def test_data_options_are_read_like_overrides(
+        self, posttrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: dict[str, Any] = {}
+
+        def write_dataset(task: str, folder: Path, **rest: Any) -> tuple[Path, Path]:
+            asked.update(task=task, folder=folder, **rest)
+            return folder / "train.parquet", folder / "validation.parquet"
+
+        monkeypatch.setattr("posttrain.data.reasoning_gym.write_dataset", write_dataset)
+        command = ["data", "reasoning-gym", "--task", "chain_sum", "--train-rows", "30", "--validation-rows", "5"]
+        code, out, _ = posttrain(*command, "--option", "min_terms=2", "--option", "ratio=1e-1", str(tmp_path / "d"))
+        assert code == 0
+        assert asked == {
+            "task": "chain_sum",
+            "folder": tmp_path / "d",
+            "train_rows": 30,
+            "validation_rows": 5,
+            "seed": 1,
+            "options": {"min_terms": 2, "ratio": 0.1},
+            "instruction": None,
+        }
+        assert str(tmp_path / "d" / "validation.parquet") in out
+
+    def test_a_wrong_option_of_a_task(self, posttrain: Run, tmp_path: Path) -> None:
+        code, _, err = posttrain("data", "reasoning-gym", "--task", "chain_sum", "--option", "min_terms", str(tmp_path))
+        assert code == 2 and "'min_terms' is not an override" in err
+
+    def test_report(self, posttrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("posttrain.report.html.write_report", lambda folder, out: out or folder / "report.html")
+        assert posttrain("report", str(tmp_path))[:2] == (0, f"wrote {tmp_path / 'report.html'}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["plan", EXAMPLE, "--skip-files", "run.seed=2"], ["plan", "run.yaml"], ["plan", "--help"], ["schema"]],
+    ids=" ".join,
+)
+def test_nothing_heavy_is_imported(arguments: list[str], job: Path) -> None:
+    """In a process of its own: what these commands have imported when they end."""
+    code = (
+        "import sys\n"
+        "from posttrain.cli.app import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "print('IMPORTED', *sorted({'torch', 'transformers', 'ray', 'datasets', 'reasoning_gym'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].strip() == "IMPORTED"

@@ -1,0 +1,171 @@
+"""Model folders, reward files and templates, looked at without loading them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.config import RunConfig
+from posttrain.placement.files import check_run_files, is_hub_id
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with the files of a model; nothing reads what is in them."""
+    folder = tmp_path / "models" / "small"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def problems(path: str | Path, **sections: dict[str, Any]) -> list[tuple[str, str]]:
+    """(field, message) of every problem."""
+    model = {"path": str(path), **sections.pop("model", {})}
+    config = RunConfig.model_validate({"model": model, "data": {"train_files": ["x"]}, **sections})
+    return [(problem.field, str(problem)) for problem in check_run_files(config)]
+
+
+def test_a_complete_folder(model: Path) -> None:
+    assert problems(model) == []
+    assert problems("models/small") == []
+
+
+@pytest.mark.parametrize("name", ["org/name", "gpt2", "Qwen/Qwen3-0.6B"])
+def test_hub_ids_are_not_looked_for(name: str) -> None:
+    assert is_hub_id(name)
+    assert problems(name) == []
+
+
+@pytest.mark.parametrize("name", ["/absent", "./absent", "a/b/c", "../x", ".", "models/small"])
+def test_what_is_a_folder(name: str, model: Path) -> None:
+    assert not is_hub_id(name)
+
+
+def test_a_folder_that_is_not_there() -> None:
+    assert problems("./absent") == [
+        (
+            "model.path",
+            "there is no folder ./absent; name a Hugging Face model folder, or a hub id such as org/name",
+        )
+    ]
+
+
+def test_a_file_is_not_a_model(model: Path) -> None:
+    ((_, message),) = problems(model / "config.json")
+    assert "is a file, and a model is a folder" in message
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "holds no config.json, so it is not a Hugging Face model folder"),
+        ("model.safetensors", "holds no weights (*.safetensors)"),
+        ("tokenizer.json", "holds no tokenizer (tokenizer.json or tokenizer_config.json); add one, or name another"),
+    ],
+)
+def test_each_file_that_is_missing(missing: str, message: str, model: Path) -> None:
+    (model / missing).unlink()
+    ((field, found),) = problems(model)
+    assert field == "model.path"
+    assert message in found
+
+
+def test_everything_missing_comes_together(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert len(problems(tmp_path / "empty")) == 3
+
+
+def test_pickled_weights_are_not_weights(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    ((_, message),) = problems(model)
+    assert "save them again as safetensors" in message
+
+
+def test_a_sharded_model_needs_every_shard(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "one.safetensors")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    ((_, message),) = problems(model)
+    assert "lacks 1 of 2 weight files (two.safetensors is the first)" in message
+    (model / "two.safetensors").write_bytes(b"")
+    assert problems(model) == []
+    (model / "model.safetensors.index.json").write_text('{"weight_map": ')
+    assert "index.json cannot be read" in problems(model)[0][1]
+
+
+def test_a_broken_config(model: Path) -> None:
+    (model / "config.json").write_text("{")
+    assert "config.json is not valid JSON" in problems(model)[0][1]
+
+
+def test_a_tokenizer_of_its_own(model: Path, tmp_path: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    other = tmp_path / "tokenizer"
+    assert problems(model, model={"tokenizer_path": str(other)})[0][0] == "model.tokenizer_path"
+    other.mkdir()
+    assert "holds no tokenizer" in problems(model, model={"tokenizer_path": str(other)})[0][1]
+    (other / "tokenizer_config.json").write_text("{}")
+    assert problems(model, model={"tokenizer_path": str(other)}) == []
+
+
+def test_the_reference_is_looked_at_when_it_is_used(model: Path) -> None:
+    assert problems(model, reference={"path": "./absent"}) == []
+    ((field, _),) = problems(model, reference={"path": "./absent"}, loss={"kl_coef": 0.1})
+    assert field == "reference.path"
+    (model / "tokenizer.json").unlink()  # a reference needs none
+    assert len(problems(model, reference={"path": str(model)}, loss={"kl_coef": 0.1})) == 1
+
+
+def test_a_chat_template_that_is_not_there(model: Path) -> None:
+    assert problems(model, model={"chat_template_file": "chat.jinja"}) == [
+        ("model.chat_template_file", "there is no file chat.jinja")
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def score(prompt, response): ...",
+        "from math import sqrt as score",
+        "score = len",
+        "class score: ...",
+        "from a import *",
+    ],
+)
+def test_a_reward_file_with_the_name_in_it(text: str, model: Path) -> None:
+    Path("my.py").write_text(text)
+    assert problems(model, reward={"terms": [{"name": "score", "path": "my.py"}]}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "message"),
+    [
+        (None, "reward.terms.0.path", "there is no file my.py"),
+        ("def scor(:", "reward.terms.0.path", "my.py, line 1, is not valid Python"),
+        ("def scores(): ...", "reward.terms.0.name", "my.py has no function called score; it holds scores"),
+        ("", "reward.terms.0.name", "my.py has no function called score"),
+    ],
+)
+def test_a_reward_file_that_cannot_be_used(text: str | None, field: str, message: str, model: Path) -> None:
+    if text is not None:
+        Path("my.py").write_text(text)
+    ((found_field, found),) = problems(model, reward={"terms": [{"name": "score", "path": "my.py"}]})
+    assert found_field == field
+    assert message in found
+
+
+def test_a_reward_file_is_not_run(model: Path) -> None:
+    Path("my.py").write_text("open('ran', 'w')\ndef score(): ...\n")
+    assert problems(model, reward={"terms": [{"name": "score", "path": "my.py"}]}) == []
+    assert not Path("ran").exists()
