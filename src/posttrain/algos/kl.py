@@ -13,6 +13,8 @@ def token_kl(estimator: str, policy_logprobs: Tensor, ref_logprobs: Tensor, mask
 
     k1: d (unbiased, can be negative). abs: |d|. k2: d^2 / 2 (biased, its gradient is the KL's). k3: exp(-d) - 1 + d
     (unbiased, never negative); -d is clamped to [-20, 20] and k3 to at most 10, so one token cannot overflow the sum.
+    k1+, abs+, k3+: the value of the estimate, with the gradient of k2 (which is d, also beyond the clamps). In a loss,
+    k1's own gradient has mean 0 whatever the policy, and k3's is not the KL's.
 
     Args: both log-probs [B, T] nats; mask [B, T] bool.
     Returns: [B, T] nats; 0 where mask is False, even if the inputs there are not finite.
@@ -21,7 +23,11 @@ def token_kl(estimator: str, policy_logprobs: Tensor, ref_logprobs: Tensor, mask
     """
     check_same_shape(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs, mask=mask)
     difference = torch.where(mask, policy_logprobs - ref_logprobs, 0.0)
-    return _ESTIMATORS[estimator](difference)
+    value = _ESTIMATORS[estimator.removesuffix("+")](difference)
+    if estimator.endswith("+"):
+        k2 = _ESTIMATORS["k2"](difference)
+        return value.detach() + k2 - k2.detach()
+    return value
 
 
 def _k3(difference: Tensor) -> Tensor:
@@ -31,7 +37,7 @@ def _k3(difference: Tensor) -> Tensor:
 
 _ESTIMATORS = {
     "k1": lambda difference: difference,
-    "abs": torch.abs,
+    "abs": lambda difference: difference.abs(),
     "k2": lambda difference: difference.square() / 2,
     "k3": _k3,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ def policy_objective(
     """policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference), each aggregated by ``counts``.
 
     Without old log-probs (one update per step) the policy's own, detached, take their place: the ratio is 1 and its
-    gradient is that of the log-prob.
+    gradient is that of the log-prob. A loss with a parameter mini_batch_tokens is told how many loss tokens there are.
 
     Args: policy_logprobs and entropy [B, T] nats, carrying grad; batch: the same B rows.
     Returns: scalar loss (this part's share of the mini-batch's), and sums over loss tokens by metric name.
@@ -27,9 +29,11 @@ def policy_objective(
     old_logprobs = batch.sequences.old_logprobs
     if old_logprobs is None:
         old_logprobs = policy_logprobs.detach()
-    token_loss, report = POLICY_LOSSES.get(plan.name)(
-        policy_logprobs, old_logprobs, batch.advantages, mask, **plan.parameters
-    )
+    policy_loss = POLICY_LOSSES.get(plan.name)
+    parameters = dict(plan.parameters)
+    if "mini_batch_tokens" in inspect.signature(policy_loss).parameters:
+        parameters["mini_batch_tokens"] = counts.tokens
+    token_loss, report = policy_loss(policy_logprobs, old_logprobs, batch.advantages, mask, **parameters)
     loss = aggregate(token_loss, mask, plan.aggregation, counts)
     report = {f"policy/{name}": values for name, values in report.items()}
     report["policy/entropy"] = entropy

@@ -9,10 +9,10 @@ import typer
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("runs/demo"),
+    folder: Annotated[Path | None, typer.Option(help="Where the run goes; runs/demo-seed-N if not given.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and sampling.")] = 1,
 ) -> None:
     """Train a 135M model with GRPO on real tasks, on this machine."""
     from posttrain.cli.demo_run import run_demo
 
-    run_demo(folder, seed)
+    run_demo(folder or Path(f"runs/demo-seed-{seed}"), seed)

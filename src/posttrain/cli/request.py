@@ -74,6 +74,7 @@ def read(path: str | None, overrides: Sequence[str], dialect: str | None) -> Loa
 def _look_at_files(loaded: LoadedConfig) -> tuple[list[Problem], int | None, int | None]:
     """Problems of all files, and the rows of the training and validation files when they are in order."""
     from posttrain.data.readers import check_files, count_rows
+    from posttrain.rewards.load import check_rewards
 
     data = loaded.config.data
     problems = check_files(data)
@@ -83,4 +84,5 @@ def _look_at_files(loaded: LoadedConfig) -> tuple[list[Problem], int | None, int
             counts = [sum(map(count_rows, files)) for files in (data.train_files, data.validation_files)]
         except DataError as error:
             problems += error.problems
-    return [*problems, *check_run_files(loaded.config)], counts[0], counts[1]
+    problems += [*check_rewards(loaded.config.reward), *check_run_files(loaded.config)]
+    return problems, counts[0], counts[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,7 +19,7 @@ class Clock:
         self._trackers = trackers
         self._step = step
         self._start = time.perf_counter()
-        self._seconds = Counter[str]()
+        self._seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[None]:

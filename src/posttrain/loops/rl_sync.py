@@ -157,4 +157,4 @@ def most_tokens(prompts: Sequence[Prompt], sampling: SamplingParams) -> int:
 
 
 def _due(step: int, every: int | None) -> bool:
-    return bool(every) and step % every == 0
+    return every is not None and step % every == 0

@@ -184,7 +184,7 @@ class _SelectRows(torch.autograd.Function):
         return values[index]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
         out = grad.new_zeros(ctx.size, *grad.shape[1:])
         out[index] = grad
@@ -202,6 +202,6 @@ class _PlaceRows(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
         return grad[index], None, None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from posttrain.config.model import ModelConfig
 from posttrain.errors import ModelError, Problem
@@ -23,13 +25,11 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     field = "model.tokenizer_path" if config.tokenizer_path else "model.path"
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError) as error:
-        problem = Problem(
-            f"no tokenizer could be loaded from {path}: {_first_line(error)}",
-            fix="a folder needs tokenizer.json and tokenizer_config.json; or set model.tokenizer_path",
-            field=field,
-        )
-        raise ModelError(problem) from error
+    except Exception as error:  # the tokenizers library raises plain Exception for files it cannot read
+        raise ModelError(_no_tokenizer(path, _first_line(error), field)) from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        # Without tokenizer files, transformers guesses a class from the model's and makes one that knows no text.
+        raise ModelError(_no_tokenizer(path, "there are no tokenizer files", field))
     if config.chat_template_file:
         try:
             tokenizer.chat_template = Path(config.chat_template_file).expanduser().read_text(encoding="utf-8")
@@ -45,19 +45,36 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """A causal language model with our attention, in eval mode (no dropout), weights in ``dtype``.
 
-    Raises: ModelError when the folder holds no usable model, or an architecture whose attention cannot be replaced.
+    Raises: ModelError when the folder holds no usable model, lacks some of its weights, or is of an architecture whose
+        attention cannot be replaced.
     """
+    disable_progress_bar()  # one per weight file, over our own display
     register_attention()
     path = expanded(path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         _refuse_unsupported(config, path)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=NAME,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         problem = Problem(f"no model could be loaded from {path}: {_first_line(error)}", field="model.path")
         raise ModelError(problem) from error
+    if missing := sorted(report["missing_keys"]):
+        # transformers would go on with random numbers in their place
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ModelError(
+            Problem(
+                f"the model at {path} has no weights for {', '.join(missing[:3])}{more}",
+                fix="use the complete folder of a causal language model",
+                field="model.path",
+            )
+        )
     if not model._supports_attention_backend:
         raise ModelError(
             Problem(
@@ -66,7 +83,8 @@ def load_causal_lm(
                 field="model.path",
             )
         )
-    return model.to(device).eval()
+    model.to(torch.device(device))  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
+    return model.eval()
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -83,19 +101,18 @@ def expanded(path: str) -> str:
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
-def _refuse_unsupported(config: object, path: str) -> None:
+def _refuse_unsupported(whole: PretrainedConfig, path: str) -> None:
     """Architectures whose attention does more than ours: better no run than a wrong one."""
-    reasons = {
-        "attn_logit_softcapping": "soft-capped attention logits",
-        "layer_types": "attention layers that are neither full nor sliding-window",
-    }
-    known_layers = {"full_attention", "sliding_attention"}
-    layer_types = set(getattr(config, "layer_types", None) or [])
+    config = whole.get_text_config()
     found = None
     if getattr(config, "attn_logit_softcapping", None):
-        found = reasons["attn_logit_softcapping"]
-    elif layer_types - known_layers or getattr(config, "model_type", "") == "gpt_oss":
-        found = reasons["layer_types"]
+        found = "soft-capped attention logits"
+    elif getattr(config, "model_type", "") == "gpt_oss":
+        found = "attention sinks"
+    elif getattr(config, "use_bidirectional_attention", None):
+        found = "attention that looks ahead"
+    elif set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}:
+        found = "attention layers that are neither full nor sliding-window"
     if found:
         raise ModelError(
             Problem(
@@ -104,6 +121,11 @@ def _refuse_unsupported(config: object, path: str) -> None:
                 field="model.path",
             )
         )
+
+
+def _no_tokenizer(path: str, reason: str, field: str) -> Problem:
+    fix = "a folder needs tokenizer.json and tokenizer_config.json; or set model.tokenizer_path"
+    return Problem(f"no tokenizer could be loaded from {path}: {reason}", fix=fix, field=field)
 
 
 def _first_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ model sees them.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,11 +44,11 @@ class SequenceBatch:
         positions = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
         return (self.response_mask * positions).amax(dim=1)
 
-    def rows(self, index: list[int]) -> Self:
+    def rows(self, index: list[int]) -> SequenceBatch:
         """The batch of these rows, in this order."""
         return _take(self, index)
 
-    def with_logprobs(self, old: Tensor | None, ref: Tensor | None) -> Self:
+    def with_logprobs(self, old: Tensor | None, ref: Tensor | None) -> SequenceBatch:
         return replace(self, old_logprobs=old, ref_logprobs=ref)
 
 
@@ -63,7 +63,7 @@ class TrainBatch:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def rows(self, index: list[int]) -> Self:
+    def rows(self, index: list[int]) -> TrainBatch:
         """The batch of these rows, in this order."""
         return _take(self, index)
 

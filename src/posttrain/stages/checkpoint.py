@@ -53,7 +53,8 @@ class Checkpoints:
         _sync(pointer)
         os.replace(pointer, self.folder / "latest")
         if self.keep_last:
-            for old in self._steps()[: -self.keep_last]:
+            # Higher numbers are damaged ones that a resumed run went back behind; they must not push out what it saves.
+            for old in [number for number in self._steps() if number <= step][: -self.keep_last]:
                 shutil.rmtree(self.folder / f"{PREFIX}{old}")
         return name
 
@@ -72,8 +73,9 @@ class Checkpoints:
         return 0
 
     def newest_name(self) -> str | None:
-        steps = self._steps()
-        return f"{PREFIX}{steps[-1]}" if steps else None
+        """Folder name of the newest checkpoint that is not damaged."""
+        names = (f"{PREFIX}{step}" for step in reversed(self._steps()))
+        return next((name for name in names if damage_of(self.folder / name) is None), None)
 
     def _steps(self) -> list[int]:
         if not self.folder.is_dir():

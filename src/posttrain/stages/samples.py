@@ -24,7 +24,8 @@ def write_samples(path: Path, step: int, groups: Sequence[ScoredGroup], batch: T
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
-    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    # A lone surrogate (half a character, in someone's error text) has no UTF-8; its escape is valid JSON.
+    beside.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     os.replace(beside, path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posttrain.algos.shapes import check_same_shape
+from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
 
 
@@ -28,20 +28,21 @@ def ppo_clip(
         won), dual_clip_fraction, ratio_mean, kl_old (k3 estimate of KL(old || policy): r - 1 - log r).
     Source: arXiv:1707.06347, equation 7; dual clip: arXiv:1912.09729, equation 5.
     """
-    check_same_shape(policy_logprobs=policy_logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
-    log_ratio = torch.where(mask, policy_logprobs - old_logprobs, 0.0).clamp(-20.0, 20.0)
+    log_r = log_ratio(policy_logprobs, old_logprobs, mask)
     advantages = torch.where(mask, advantages, 0.0)
-    ratio = log_ratio.exp()
-    free = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
-    loss = torch.maximum(free, clipped)
-    report = {"clip_fraction": (clipped > free).float()}
+    loss, report = clipped_surrogate(log_r.exp(), advantages, clip_ratio_low, clip_ratio_high)
     if dual_clip is not None:
         bound = -advantages * dual_clip
         bounded = (advantages < 0) & (bound < loss)
         loss = torch.where(bounded, bound, loss)
         report["dual_clip_fraction"] = bounded.float()
-    with torch.no_grad():
-        report["ratio_mean"] = torch.where(mask, ratio, 0.0)
-        report["kl_old"] = torch.where(mask, ratio - 1 - log_ratio, 0.0)
-    return loss, report
+    return loss, report | distance_report(log_r, mask)
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, clip_ratio_low: float, clip_ratio_high: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """max(-A r, -A clip(r, 1 - low, 1 + high)) and {clip_fraction: 1 where the clipped branch won}, all [B, T]."""
+    free = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
+    return torch.maximum(free, clipped), {"clip_fraction": (clipped > free).float()}

@@ -212,7 +212,7 @@ class NativeEngine:
             sample_id=request.sample_id,
             token_ids=tuple(request.token_ids),
             logprobs=tuple(request.logprobs),
-            text=self.tokenizer.decode(request.token_ids, skip_special_tokens=True),
+            text=str(self.tokenizer.decode(request.token_ids, skip_special_tokens=True)),
             stop_reason=request.stop_reason,
             policy_version=self._version,
         )

@@ -1,0 +1,46 @@
+"""Generalised advantage estimation: a critic says what was to be expected at every token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.shapes import check_same_shape
+from posttrain.algos.statistics import whiten
+from posttrain.registry import ADVANTAGES
+
+
+@ADVANTAGES.register("gae")
+def gae(
+    token_rewards: Tensor,
+    values: Tensor,
+    valid: Tensor,
+    response_mask: Tensor,
+    *,
+    gamma: float = 1.0,
+    gae_lambda: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """A_t = delta_t + gamma lambda A_next, delta_t = r_t + gamma V_next - V_t, whitened over all tokens of the batch.
+
+    Next is the row's next sampled token: tokens the policy did not sample are no steps of its own, so value and advantage
+    are carried over them. After the last token both are 0 (the response has ended).
+
+    Args: token_rewards and values [B, T], reward units; valid [B] bool (invalid responses leave the statistics and get 0);
+        response_mask [B, T] bool.
+    Returns: advantages [B, T] float32, in standard deviations over the batch; returns [B, T] float32, reward units: the
+        advantages before whitening + values, what the critic learns. Both 0 where response_mask is False.
+    Source: arXiv:1506.02438, equation 16; the whitening is the usual one of PPO codes.
+    """
+    check_same_shape(token_rewards=token_rewards, values=values, response_mask=response_mask)
+    mask = response_mask & valid[:, None]
+    rewards, values = token_rewards.double(), values.double()
+    advantages = torch.zeros_like(rewards)
+    next_value = torch.zeros_like(rewards[:, 0])
+    next_advantage = torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = torch.where(mask[:, t], delta + gamma * gae_lambda * next_advantage, next_advantage)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        advantages[:, t] = next_advantage
+    returns = torch.where(mask, advantages + values, 0.0)
+    return whiten(advantages, mask).float(), returns.float()

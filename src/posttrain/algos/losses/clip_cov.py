@@ -1,0 +1,64 @@
+"""Clip-Cov: PPO's clipped loss without some of the tokens whose covariance drives the entropy down."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.covariance import need_whole_mini_batch, token_covariance
+from posttrain.algos.losses.ppo_clip import clipped_surrogate
+from posttrain.algos.ratio import distance_report, log_ratio
+from posttrain.registry import POLICY_LOSSES
+
+
+@POLICY_LOSSES.register("clip_cov")
+def clip_cov(
+    policy_logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    covariance_share: float,
+    covariance_low: float,
+    covariance_high: float,
+    mini_batch_tokens: int,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's clipped loss per token; of the unclipped tokens with covariance_low < covariance < covariance_high, some drop out.
+
+    Up to max(1, covariance_share x tokens) of them are drawn at random and get loss 0, without gradient. The covariance
+    (of advantage and log-prob, see token_covariance) and the draw are over the whole mini-batch and need the current
+    log-probs of all its tokens before the first backward pass, so the mini-batch must come in one piece. The draw is
+    seeded by the covariances themselves: no state, so a resumed run draws the same.
+
+    Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool; mini_batch_tokens, the loss
+        tokens of the mini-batch.
+    Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the token was drawn
+        or the clipped branch won), ratio_mean, kl_old.
+    Raises: RequestError when these are not all tokens of the mini-batch.
+    Source: arXiv:2505.22617, section 4.2.
+    """
+    need_whole_mini_batch(mask, mini_batch_tokens, "clip_cov")
+    log_r = log_ratio(policy_logprobs, old_logprobs, mask)
+    advantages = torch.where(mask, advantages, 0.0)
+    loss, report = clipped_surrogate(log_r.exp(), advantages, clip_ratio_low, clip_ratio_high)
+    covariance = token_covariance(policy_logprobs, advantages, mask)
+    clipped = report["clip_fraction"].bool()
+    candidates = mask & ~clipped & (covariance > covariance_low) & (covariance < covariance_high)
+    drawn = _draw(candidates, covariance, max(1, int(covariance_share * mini_batch_tokens)))
+    report["clip_fraction"] = (drawn | clipped).float()
+    return torch.where(drawn, 0.0, loss), report | distance_report(log_r, mask)
+
+
+def _draw(candidates: Tensor, covariance: Tensor, count: int) -> Tensor:
+    """[B, T] bool: ``count`` of the candidates, or all when they are fewer."""
+    seed = hashlib.blake2b(covariance.cpu().numpy().tobytes(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
+    places = candidates.flatten().nonzero().squeeze(1)
+    chosen = places[torch.randperm(len(places), generator=generator)[:count].to(places.device)]
+    drawn = torch.zeros_like(candidates).flatten()
+    drawn[chosen] = True
+    return drawn.view_as(candidates)

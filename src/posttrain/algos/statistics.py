@@ -1,0 +1,48 @@
+"""Statistics over the entries that a mask selects. What stands behind the mask, finite or not, has no part in them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.shapes import check_same_shape
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the masked-in entries, of any number of dimensions; 0 when there are none.
+
+    Args: values, any float dtype; mask bool, the same shape.
+    Returns: scalar, in the dtype of values.
+    """
+    check_same_shape(values=values, mask=mask)
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def masked_variance(values: Tensor, mask: Tensor) -> Tensor:
+    """Sample variance (divided by n - 1) of the masked-in entries; 0 when there are fewer than two.
+
+    Args: values, any float dtype; mask bool, the same shape.
+    Returns: scalar, the unit of values squared.
+    """
+    squares = (values - masked_mean(values, mask)).square()
+    return torch.where(mask, squares, 0.0).sum() / (mask.sum() - 1).clamp(min=1)
+
+
+def whiten(values: Tensor, mask: Tensor, *, keep_mean: bool = False) -> Tensor:
+    """(x - mean) / sqrt(variance + 1e-8) over the masked-in entries, so that their mean is 0 and their variance 1.
+
+    Entries that are all equal become exactly 0 (their rounded mean could differ from them, and the division would blow
+    that up). A single entry has no spread to be measured in and stays as it is.
+
+    Args: values, any float dtype; mask bool, the same shape; keep_mean adds the mean back.
+    Returns: the shape of values; 0 where mask is False.
+    """
+    kept = values[mask]
+    if len(kept) < 2:
+        return torch.where(mask, values, 0.0)
+    mean = masked_mean(values, mask)
+    if (kept == kept[0]).all():
+        whitened = torch.zeros_like(values)
+    else:
+        whitened = (values - mean) * (masked_variance(values, mask) + 1e-8).rsqrt()
+    return torch.where(mask, whitened + mean if keep_mean else whitened, 0.0)

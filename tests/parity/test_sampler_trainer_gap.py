@@ -1,0 +1,140 @@
+"""The sampler's log-probs are the trainer's, for the same tokens and weights: below 1e-4 nats in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from posttrain.backends.rollout.native import NativeEngine
+from posttrain.backends.train.local import LocalTrainEngine
+from posttrain.backends.weight_sync.in_memory import InMemorySync
+from posttrain.config.policy import OptimizerConfig
+from posttrain.errors import RunStopped
+from posttrain.interfaces.roles import Roles
+from posttrain.models.loading import load_causal_lm
+from posttrain.models.tiny import write_tiny_model
+from posttrain.records.plans import AdvantagePlan, LossPlan, UpdatePlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import Outcome, Reward, SamplingParams, TrajectoryGroup
+from posttrain.stages.advantage import estimate_advantages
+from posttrain.stages.assemble import assemble
+from posttrain.stages.collect import collect
+from posttrain.stages.logprobs import add_logprobs
+from posttrain.stages.measure import gap_metrics
+from posttrain.stages.score import score
+from posttrain.stages.update import update
+
+SAMPLING = SamplingParams(samples_per_prompt=4, max_response_tokens=24, seed=5)
+
+
+class ResponseLength:
+    """Rewards long responses, so that a group's rewards differ."""
+
+    def score(self, group: TrajectoryGroup) -> tuple[Outcome, ...]:
+        return tuple(Reward(float(sum(trajectory.token_ids) % 7)) for trajectory in group.trajectories)
+
+
+def make_roles(folder: Path, dtype: torch.dtype = torch.float32) -> Roles:
+    model = load_causal_lm(str(folder), dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    policy = LocalTrainEngine(
+        model,
+        tokenizer,
+        optimizer=OptimizerConfig(lr=3e-3),
+        learning_rate_factor=lambda update_number: 1.0,
+        sequences_per_micro_batch=5,
+        sequences_per_scoring_batch=7,
+    )
+    rollout = NativeEngine(model, tokenizer, max_concurrent_sequences=6, max_prefill_tokens=40)
+    return Roles(policy=policy, rollout=rollout, weight_sync=InMemorySync(), reference=None, device="cpu")
+
+
+def make_prompts() -> list[Prompt]:
+    generator = torch.Generator().manual_seed(1)
+    lengths = [1, 17, 5, 30]
+    return [
+        Prompt(
+            prompt_id=f"p:{number}",
+            token_ids=tuple(torch.randint(0, 256, (length,), generator=generator).tolist()),
+            text="",
+            data_source="t",
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+def update_plan(temperature: float, *, sequences_per_update: int = 8) -> UpdatePlan:
+    loss = LossPlan(
+        name="ppo_clip",
+        parameters={"clip_ratio_low": 0.2, "clip_ratio_high": 0.2},
+        aggregation="token_mean",
+        temperature=temperature,
+    )
+    return UpdatePlan(
+        loss=loss, epochs=1, sequences_per_update=sequences_per_update, on_policy=sequences_per_update == 16
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_gap_before_and_after_an_update_is_rounding(tmp_path: Path, family: str, temperature: float) -> None:
+    roles = make_roles(write_tiny_model(tmp_path / family, family))
+    plan = update_plan(temperature)
+    for expected_version in (0, 2):  # a step makes two updates
+        groups = collect(roles, make_prompts(), replace(SAMPLING, temperature=temperature))
+        assert {t.policy_version for group in groups for t in group.trajectories} == {expected_version}
+        batch = add_logprobs(assemble(score(groups, ResponseLength())), roles.policy, None, plan)
+        train = estimate_advantages(batch, AdvantagePlan(name="grpo"))
+        stats = update(roles.policy, train, plan)
+        gap = gap_metrics(batch.rollout_logprobs, stats.trainer_logprobs, batch.response_mask)
+        assert 0 < gap["gap/max"] < 1e-4
+        assert gap["gap/share_above"] == 0
+        roles.weight_sync.publish(roles.policy, roles.rollout)
+
+
+def test_one_update_per_step_reports_the_same_gap_without_a_scoring_pass(tiny_llama: Path) -> None:
+    """On-policy steps take the trainer's log-probs from the update's own forward pass, before the weights move."""
+    roles = make_roles(tiny_llama)
+    plan = update_plan(1.0, sequences_per_update=16)
+    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), ResponseLength()))
+    scored_apart = roles.policy.logprobs(batch, 1.0)
+    with_logprobs = add_logprobs(batch, roles.policy, None, plan)
+    assert with_logprobs.old_logprobs is None
+    stats = update(roles.policy, estimate_advantages(with_logprobs, AdvantagePlan(name="grpo")), plan)
+    torch.testing.assert_close(stats.trainer_logprobs, scored_apart, rtol=0, atol=2e-5)
+    assert gap_metrics(batch.rollout_logprobs, stats.trainer_logprobs, batch.response_mask)["gap/max"] < 1e-4
+
+
+def test_wrong_temperature_in_the_trainer_shows_in_the_gap(tiny_llama: Path) -> None:
+    """The measurement is not blind."""
+    roles = make_roles(tiny_llama)
+    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), ResponseLength()))
+    gap = gap_metrics(batch.rollout_logprobs, roles.policy.logprobs(batch, 0.9), batch.response_mask)
+    assert gap["gap/mean"] > 1e-2
+
+
+def test_collect_refuses_a_sampler_that_was_not_told_of_an_update(tiny_llama: Path) -> None:
+    roles = make_roles(tiny_llama)
+    plan = update_plan(1.0, sequences_per_update=16)
+    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), ResponseLength()))
+    update(roles.policy, estimate_advantages(batch, AdvantagePlan(name="grpo")), plan)
+    with pytest.raises(RunStopped, match="serves version 0 of the weights, the trainer holds version 1"):
+        collect(roles, make_prompts(), SAMPLING)
+    roles.weight_sync.publish(roles.policy, roles.rollout)
+    assert collect(roles, make_prompts(), SAMPLING)[0].trajectories[0].policy_version == 1
+
+
+def test_sampler_uses_the_updated_weights(tiny_llama: Path) -> None:
+    """Same prompts and seed, other weights: other log-probs."""
+    roles = make_roles(tiny_llama)
+    plan = update_plan(1.0, sequences_per_update=16)
+    before = collect(roles, make_prompts(), SAMPLING)
+    batch = assemble(score(before, ResponseLength()))
+    update(roles.policy, estimate_advantages(batch, AdvantagePlan(name="grpo")), plan)
+    roles.weight_sync.publish(roles.policy, roles.rollout)
+    after = collect(roles, make_prompts(), SAMPLING)
+    assert before[1].trajectories[0].logprobs[0] != after[1].trajectories[0].logprobs[0]
