@@ -18,7 +18,7 @@ from posttrain.config.rollout import SamplingConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import load_prompts
 from posttrain.dialects.native.write import to_yaml
-from posttrain.errors import ConfigError, PosttrainError, Problem, RequestError, RunInterrupted
+from posttrain.errors import ConfigError, PosttrainError, Problem, RequestError, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
 from posttrain.loops.stopping import StopSignal
 from posttrain.loops.trackers import Trackers
@@ -56,10 +56,10 @@ def train_run(config: RunConfig) -> Path:
     plan = run_plan(config, batches, validation)
     trackers = Trackers([Jsonl(folder)], [TRACKERS.get(name)() for name in config.tracking.trackers])
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     roles = RUNTIMES.get("inprocess")().start(config, batches, tokenizer)
     first_step = checkpoints.restore(roles.policy, loader, trackers.message) + 1
+    folder.mkdir(parents=True, exist_ok=True)  # from here on: a request that is refused leaves the folder as it was
+    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     about = RunRecord(folder, config, roles.device, plan.total_steps)
     about.write("running")
     trackers.begin(config, plan.total_steps, first_step)
@@ -82,6 +82,10 @@ def train_run(config: RunConfig) -> Path:
     except RunInterrupted:
         about.write("interrupted")
         raise
+    except RunStopped as error:
+        about.write("stopped")
+        last_good = checkpoints.newest_name() or "none was saved"
+        raise RunStopped(f"{error}\nLast good checkpoint: {last_good}") from error
     except (PosttrainError, KeyboardInterrupt):
         about.write("stopped")
         raise
@@ -163,7 +167,11 @@ def refuse_used_folder(config: RunConfig, folder: Path) -> None:
     """A folder with a run in it is only written to when its checkpoints are meant to be continued."""
     if config.run.resume == "never" and (folder / "metrics.jsonl").exists():
         raise RequestError(
-            Problem(f"{folder} already holds a run", fix="name another run.folder, or set run.resume=auto", field="run.folder")
+            Problem(
+                f"{folder} already holds a run",
+                fix="name another run.folder, or set run.resume=auto",
+                field="run.folder",
+            )
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -46,7 +46,14 @@ class RequestError(PosttrainError):
         elif isinstance(problems, Problem):
             problems = [problems]
         self.problems = list(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+    def locate(self, locate: Callable[[Sequence[Problem]], list[Problem]]) -> None:
+        """Put the user's file, line and key to the problems; ``locate`` knows them (a dialect's LoadedConfig.locate)."""
+        self.problems = locate(self.problems)
 
 
 class ConfigError(RequestError):

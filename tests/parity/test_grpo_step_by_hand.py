@@ -104,9 +104,7 @@ def scored() -> list[ScoredGroup]:
             for sample, length in enumerate(lengths)
         )
         outcomes = tuple(Invalid("exception") if reward is None else Reward(reward) for reward in rewards)
-        groups.append(
-            ScoredGroup(group=TrajectoryGroup(prompt=prompt, trajectories=trajectories), outcomes=outcomes)
-        )
+        groups.append(ScoredGroup(group=TrajectoryGroup(prompt=prompt, trajectories=trajectories), outcomes=outcomes))
     return groups
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.backends.rollout.native import NativeEngine
 from posttrain.backends.train.local import LocalTrainEngine
@@ -16,7 +16,7 @@ from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import RunStopped
 from posttrain.interfaces.roles import Roles
 from posttrain.models.loading import load_causal_lm
-from posttrain.models.tiny import write_tiny_model
+from posttrain.models.tiny import FAMILIES, draw_weights, tiny_tokenizer, write_tiny_model
 from posttrain.records.plans import AdvantagePlan, LossPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Outcome, Reward, SamplingParams, TrajectoryGroup
@@ -28,11 +28,12 @@ from posttrain.stages.measure import gap_metrics
 from posttrain.stages.score import score
 from posttrain.stages.update import update
 
+TOKENIZER = tiny_tokenizer()
 SAMPLING = SamplingParams(samples_per_prompt=4, max_response_tokens=24, seed=5)
 
 
-class ResponseLength:
-    """Rewards long responses, so that a group's rewards differ."""
+class Arbitrary:
+    """A reward that differs within a group."""
 
     def score(self, group: TrajectoryGroup) -> tuple[Outcome, ...]:
         return tuple(Reward(float(sum(trajectory.token_ids) % 7)) for trajectory in group.trajectories)
@@ -79,15 +80,39 @@ def update_plan(temperature: float, *, sequences_per_update: int = 8) -> UpdateP
     )
 
 
+def write_sliding_model(folder: Path, family: str) -> Path:
+    """A model whose layers see the last 8 tokens: fewer than the prompts and responses here have."""
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=259,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=8,
+        bos_token_id=None,
+        eos_token_id=TOKENIZER.eos_token_id,
+        pad_token_id=TOKENIZER.pad_token_id,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    draw_weights(model, 0)
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma3_text"])
 def test_gap_before_and_after_an_update_is_rounding(tmp_path: Path, family: str, temperature: float) -> None:
-    roles = make_roles(write_tiny_model(tmp_path / family, family))
+    write = write_tiny_model if family in FAMILIES else write_sliding_model
+    roles = make_roles(write(tmp_path / family, family))
     plan = update_plan(temperature)
     for expected_version in (0, 2):  # a step makes two updates
         groups = collect(roles, make_prompts(), replace(SAMPLING, temperature=temperature))
         assert {t.policy_version for group in groups for t in group.trajectories} == {expected_version}
-        batch = add_logprobs(assemble(score(groups, ResponseLength())), roles.policy, None, plan)
+        batch = add_logprobs(assemble(score(groups, Arbitrary())), roles.policy, None, plan)
         train = estimate_advantages(batch, AdvantagePlan(name="grpo"))
         stats = update(roles.policy, train, plan)
         gap = gap_metrics(batch.rollout_logprobs, stats.trainer_logprobs, batch.response_mask)
@@ -100,7 +125,7 @@ def test_one_update_per_step_reports_the_same_gap_without_a_scoring_pass(tiny_ll
     """On-policy steps take the trainer's log-probs from the update's own forward pass, before the weights move."""
     roles = make_roles(tiny_llama)
     plan = update_plan(1.0, sequences_per_update=16)
-    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), ResponseLength()))
+    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), Arbitrary()))
     scored_apart = roles.policy.logprobs(batch, 1.0)
     with_logprobs = add_logprobs(batch, roles.policy, None, plan)
     assert with_logprobs.old_logprobs is None
@@ -112,7 +137,7 @@ def test_one_update_per_step_reports_the_same_gap_without_a_scoring_pass(tiny_ll
 def test_wrong_temperature_in_the_trainer_shows_in_the_gap(tiny_llama: Path) -> None:
     """The measurement is not blind."""
     roles = make_roles(tiny_llama)
-    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), ResponseLength()))
+    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), Arbitrary()))
     gap = gap_metrics(batch.rollout_logprobs, roles.policy.logprobs(batch, 0.9), batch.response_mask)
     assert gap["gap/mean"] > 1e-2
 
@@ -120,7 +145,7 @@ def test_wrong_temperature_in_the_trainer_shows_in_the_gap(tiny_llama: Path) -> 
 def test_collect_refuses_a_sampler_that_was_not_told_of_an_update(tiny_llama: Path) -> None:
     roles = make_roles(tiny_llama)
     plan = update_plan(1.0, sequences_per_update=16)
-    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), ResponseLength()))
+    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), Arbitrary()))
     update(roles.policy, estimate_advantages(batch, AdvantagePlan(name="grpo")), plan)
     with pytest.raises(RunStopped, match="serves version 0 of the weights, the trainer holds version 1"):
         collect(roles, make_prompts(), SAMPLING)
@@ -133,7 +158,7 @@ def test_sampler_uses_the_updated_weights(tiny_llama: Path) -> None:
     roles = make_roles(tiny_llama)
     plan = update_plan(1.0, sequences_per_update=16)
     before = collect(roles, make_prompts(), SAMPLING)
-    batch = assemble(score(before, ResponseLength()))
+    batch = assemble(score(before, Arbitrary()))
     update(roles.policy, estimate_advantages(batch, AdvantagePlan(name="grpo")), plan)
     roles.weight_sync.publish(roles.policy, roles.rollout)
     after = collect(roles, make_prompts(), SAMPLING)

@@ -12,8 +12,9 @@ from posttrain.records.batches import LossCounts
 def aggregate(values: Tensor, mask: Tensor, mode: str, counts: LossCounts) -> Tensor:
     """This part's share of the mini-batch's loss; the shares of all parts, on all devices, sum to it.
 
-    token_mean: sum of values / counts.tokens. token_sum: sum of values, divided by nothing. sequence_mean_token_mean: each row's mean, summed / counts.sequences.
-    sequence_mean_token_sum: each row's sum, summed / counts.sequences. Rows without a loss token do not count.
+    token_mean: sum of values / counts.tokens. token_sum: sum of values, divided by nothing.
+    sequence_mean_token_mean: each row's mean, summed / counts.sequences. sequence_mean_token_sum: each row's sum,
+    summed / counts.sequences. Rows without a loss token do not count.
 
     Args: values [B, T]; mask [B, T] bool; counts over the whole mini-batch.
     Returns: scalar, in the unit of values; 0 (with a zero gradient) when nothing is masked in.

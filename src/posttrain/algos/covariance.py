@@ -14,7 +14,7 @@ def token_covariance(policy_logprobs: Tensor, advantages: Tensor, mask: Tensor) 
 
     Args: policy_logprobs [B, T] nats; advantages [B, T]; mask [B, T] bool.
     Returns: [B, T] float64; 0 where mask is False.
-    Source: arXiv:2505.22617, equation 8.
+    Source: arXiv:2505.22617.
     """
     logprobs, advantages = policy_logprobs.detach().double(), advantages.double()
     covariance = (advantages - masked_mean(advantages, mask)) * (logprobs - masked_mean(logprobs, mask))

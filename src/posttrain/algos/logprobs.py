@@ -33,3 +33,12 @@ def entropy(log_probabilities: Tensor) -> Tensor:
     """
     finite = log_probabilities.clamp(min=torch.finfo(log_probabilities.dtype).min)  # 0 * -inf would be NaN
     return -(log_probabilities.exp() * finite).sum(dim=1)
+
+
+def sum_pi_squared(log_probabilities: Tensor) -> Tensor:
+    """Sum of the squared probabilities of each row: 1 for a certain draw, 1 / vocabulary for an even one.
+
+    Args: log_probabilities [N, vocabulary] nats.
+    Returns: [N] in (0, 1].
+    """
+    return (2 * log_probabilities).exp().sum(dim=1)

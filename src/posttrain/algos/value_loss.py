@@ -16,7 +16,7 @@ def value_loss(
     Args: values (carrying grad), old_values and returns [B, T], reward units; mask [B, T] bool.
     Returns: loss [B, T], 0 where mask is False, to be aggregated like a policy loss; and what to log, [B, T]:
         value_clip_fraction (1 where the clipped term was the larger).
-    Source: arXiv:1707.06347's code; discussed in arXiv:2005.12729, section 3.
+    Source: arXiv:1707.06347's code.
     """
     check_same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
     values, old_values = torch.where(mask, values, 0.0), torch.where(mask, old_values, 0.0)

@@ -25,7 +25,9 @@ class Task:
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 TASKS = (
-    Task(name="chain_sum", options=ONE_DIGIT, train_rows=120, validation_rows=80),  # all 200 one-digit sums, differences
+    Task(
+        name="chain_sum", options=ONE_DIGIT, train_rows=120, validation_rows=80
+    ),  # all 200 one-digit sums, differences
     Task(name="products", options=ONE_DIGIT, train_rows=60, validation_rows=40),  # all 100 one-digit products
 )
 
@@ -86,7 +88,8 @@ def accuracy_table(folder: Path) -> list[str]:
         scores = [score or 0.0 for score in run.series(f"validation/reasoning_gym/{task.name}/accuracy").values()]
         rows.append((task.name, task.validation_rows, scores[0], scores[-1]))
     questions = sum(count for _, count, _, _ in rows)
-    before, after = (sum(row[1] * row[column] for row in rows) / questions for column in (2, 3))
+    before = sum(count * first for _, count, first, _ in rows) / questions
+    after = sum(count * last for _, count, _, last in rows) / questions
     rows.append(("all", questions, before, after))
     return [
         f"{name:<10} {count:>4} questions   {first:.3f} -> {last:.3f}   ({last - first:+.3f})"

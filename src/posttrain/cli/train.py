@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP
+from posttrain.errors import RequestError
 
 
 def train(
@@ -23,4 +24,8 @@ def train(
     prepare(request.loaded.config)
     from posttrain.build import train_run  # imports torch, which reads the environment that prepare() has set
 
-    train_run(request.loaded.config)
+    try:
+        train_run(request.loaded.config)
+    except RequestError as error:  # seen only once the data and the model were read: say where in the user's file
+        error.locate(request.loaded.locate)
+        raise

@@ -8,28 +8,85 @@ from pydantic import Field
 
 from posttrain.config.base import Section
 
+# The fields of AdvantageConfig that each estimator reads, and of LossConfig that each policy loss reads: its keyword-only
+# parameters, written down again so that a request can be checked without torch. (A test holds the two together.)
+ADVANTAGE_FIELDS: dict[str, tuple[str, ...]] = {
+    "gae": ("gamma", "gae_lambda"),
+    "gdpo": ("lone_sample_keeps_reward",),
+    "gpg": ("lone_sample_keeps_reward",),
+    "grpo": ("normalize_by_std", "lone_sample_keeps_reward"),
+    "grpo_passk": ("normalize_by_std",),
+    "maxrl": ("lone_sample_keeps_reward",),
+    "opo": ("lone_sample_keeps_reward",),
+    "optimal_token_baseline": (),
+    "reinforce_plus_plus": ("gamma",),
+    "reinforce_plus_plus_baseline": ("lone_sample_keeps_reward",),
+    "remax": (),
+    "rloo": ("lone_sample_keeps_reward",),
+    "tir_optimal_token_baseline": (),
+}
+LOSS_FIELDS: dict[str, tuple[str, ...]] = {
+    "cispo": ("clip_ratio_low", "clip_ratio_high"),
+    "clip_cov": ("clip_ratio_low", "clip_ratio_high", "covariance_share", "covariance_low", "covariance_high"),
+    "dppo_kl": ("clip_ratio_low", "clip_ratio_high", "weight_limit"),
+    "dppo_tv": ("clip_ratio_low", "clip_ratio_high", "weight_limit"),
+    "dro": ("dro_beta",),
+    "geo_mean": ("clip_ratio_low", "clip_ratio_high"),
+    "gpg": (),
+    "gspo": ("clip_ratio_low", "clip_ratio_high"),
+    "kl_cov": ("covariance_share", "covariance_kl_coef"),
+    "ppo_clip": ("clip_ratio_low", "clip_ratio_high", "dual_clip"),
+    "sapo": ("gate_sharpness_positive", "gate_sharpness_negative"),
+}
+
 
 class AdvantageConfig(Section):
     name: str = "grpo"
     """Advantage estimator."""
     normalize_by_std: bool = True
-    """grpo: divide by the group's standard deviation (GRPO); false only subtracts the mean (Dr. GRPO)."""
+    """grpo, grpo_passk: divide by the group's standard deviation (GRPO); false does not (Dr. GRPO)."""
+    lone_sample_keeps_reward: bool = False
+    """Estimators that compare a prompt's responses: a response that is alone in its group gets its reward; false gives 0."""
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
+    """gae, reinforce_plus_plus: discount per sampled token."""
+    gae_lambda: float = Field(default=1.0, ge=0.0, le=1.0)
+    """gae: 1 trusts the returns, 0 the critic."""
 
 
 class LossConfig(Section):
     name: str = "ppo_clip"
     """Policy loss."""
     clip_ratio_low: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """The ratio is clipped below at 1 - this."""
+    """The ratio is clipped below at 1 - this. geo_mean: the log-ratio at minus this; dppo_tv, dppo_kl: the largest fall
+    in probability, or KL in nats, of a kept token."""
     clip_ratio_high: float = Field(default=0.2, ge=0.0)
-    """The ratio is clipped above at 1 + this."""
+    """The ratio is clipped above at 1 + this. geo_mean: the log-ratio at this; dppo_tv, dppo_kl: the largest rise in
+    probability, or KL in nats, of a kept token."""
     dual_clip: float | None = Field(default=None, gt=1.0)
-    """Bounds the loss of tokens with negative advantage at this ratio; null does not."""
-    aggregation: Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum"] = "token_mean"
+    """ppo_clip: bounds the loss of tokens with negative advantage at this ratio; null does not."""
+    gate_sharpness_positive: float = Field(default=1.0, gt=0.0)
+    """sapo: how sharply the gate closes as the ratio leaves 1, for tokens with positive advantage."""
+    gate_sharpness_negative: float = Field(default=1.05, gt=0.0)
+    """sapo: the same for tokens with negative advantage."""
+    covariance_share: float = Field(default=2e-4, gt=0.0, le=1.0)
+    """clip_cov, kl_cov: the share of a mini-batch's tokens that is dropped or pulled back, but at least one token."""
+    covariance_low: float = 1.0
+    """clip_cov: tokens are dropped among those with a covariance above this, in nats x advantage units."""
+    covariance_high: float = 5.0
+    """clip_cov: and below this."""
+    covariance_kl_coef: float = Field(default=1.0, ge=0.0)
+    """kl_cov: weight of the pull back to the old policy."""
+    weight_limit: float = Field(default=20.0, ge=1.0)
+    """dppo_tv, dppo_kl: the ratio that weighs a token is at most this."""
+    dro_beta: float | None = Field(default=None, gt=0.0)
+    """dro: weight of the quadratic pull back to the old policy; must be given."""
+    aggregation: Literal["token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"] = (
+        "token_mean"
+    )
     """How token losses become one number, over the whole mini-batch."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the entropy bonus."""
     kl_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the KL to the reference in the loss; 0 loads no reference model."""
-    kl_estimator: Literal["k1", "abs", "k2", "k3"] = "k3"
-    """Estimator of that KL."""
+    kl_estimator: Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"] = "k3"
+    """Estimator of that KL; with + it has the gradient of k2, which is the KL's."""

@@ -44,6 +44,8 @@ class PolicyConfig(Section):
     """Sequences per update (optimizer step); null means all of the step's."""
     sequences_per_micro_batch_per_device: int = Field(default=8, ge=1)
     """Sequences per forward and backward pass. Changes memory and speed, never the result."""
+    share_prompts: bool = True
+    """Compute the prompt of a group once for all its responses. Changes speed and memory, never the result."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer of the policy."""
     schedule: ScheduleConfig = ScheduleConfig()

@@ -1,7 +1,8 @@
-"""Rows of a batch, side by side in one long row without padding."""
+"""Rows of a batch, side by side in one long row without padding; a prompt that several rows share stands there once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +13,16 @@ from posttrain.records.batches import SequenceBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedSequences:
-    """N tokens of B sequences, M of which are response tokens to be scored."""
+    """N tokens, M of which are response tokens to be scored, of B rows.
+
+    The row holds group after group: a shared prompt and then its responses, or one whole sequence.
+    """
 
     token_ids: Tensor  # [N] int64
-    position_ids: Tensor  # [N] int64, from 0 in every sequence
-    lengths: tuple[int, ...]  # tokens of each of the B sequences
+    position_ids: Tensor  # [N] int64, from 0 in every prompt; a response goes on where its prompt ends
+    groups: tuple[
+        tuple[int, tuple[int, ...]], ...
+    ]  # tokens of the prompt and of each response; no responses: a whole sequence
     predicting: Tensor  # [M] int64, position (in N) whose next token is the scored one
     targets: Tensor  # [M] int64, the scored tokens
     response_mask: Tensor  # [B, T] bool, where the M scores belong, row by row
@@ -27,23 +33,64 @@ class PackedSequences:
         return out.masked_scatter(self.response_mask, values)
 
 
-def pack(batch: SequenceBatch, device: torch.device | str = "cpu") -> PackedSequences:
-    """Pack each row's prompt and response; padding on either side is dropped, tokens between scored ones are kept."""
+def pack(batch: SequenceBatch, device: torch.device | str = "cpu", *, share_prompts: bool = True) -> PackedSequences:
+    """Pack each row's prompt and response; padding on either side is dropped, tokens between scored ones are kept.
+
+    With ``share_prompts``, neighbouring rows of one group that have the same prompt hold it once, so that the model reads it
+    once: the same numbers for less work.
+    """
     width = batch.prompt_width
-    starts = width - batch.prompt_lengths
-    ends = width + batch.response_lengths
-    column = torch.arange(batch.tokens.shape[1])
-    kept = (column >= starts[:, None]) & (column < ends[:, None])  # [B, P + T]
-    lengths = ends - starts
-    offsets = torch.cumsum(lengths, 0) - lengths
-    # Where a response token stands in the packed row; the token before it predicts it.
-    packed_position = offsets[:, None] + column - starts[:, None]
+    prompts: list[int] = batch.prompt_lengths.tolist()
+    responses: list[int] = batch.response_lengths.tolist()
+    tokens: list[Tensor] = []
+    positions: list[Tensor] = []
+    groups: list[tuple[int, tuple[int, ...]]] = []
+    prompt_ends, response_starts = [0] * len(batch), [0] * len(batch)  # in the packed row
+    start = 0
+    for rows in _sharing(batch) if share_prompts else ([row] for row in range(len(batch))):
+        prompt = prompts[rows[0]]
+        tokens.append(batch.tokens[rows[0], width - prompt : width])
+        positions.append(torch.arange(prompt))
+        prompt_end = start = start + prompt
+        for row in rows:
+            tokens.append(batch.tokens[row, width : width + responses[row]])
+            positions.append(torch.arange(prompt, prompt + responses[row]))
+            prompt_ends[row], response_starts[row] = prompt_end, start
+            start += responses[row]
+        shared = len(rows) > 1
+        groups.append((prompt, tuple(responses[row] for row in rows)) if shared else (prompt + responses[rows[0]], ()))
+    column = torch.arange(batch.response_mask.shape[1])
+    # The token before a response token predicts it: the one before it in the response, or the last one of the prompt.
+    predicting = torch.tensor(response_starts)[:, None] + column - 1
+    predicting[:, 0] = torch.tensor(prompt_ends) - 1
     scored = batch.response_mask
     return PackedSequences(
-        token_ids=batch.tokens[kept].to(device),
-        position_ids=(column.expand_as(kept) - starts[:, None])[kept].to(device),
-        lengths=tuple(lengths.tolist()),
-        predicting=(packed_position[:, width:][scored] - 1).to(device),
+        token_ids=torch.cat(tokens).to(device),
+        position_ids=torch.cat(positions).to(device),
+        groups=tuple(groups),
+        predicting=predicting[scored].to(device),
         targets=batch.tokens[:, width:][scored].to(device),
         response_mask=scored.to(device),
+    )
+
+
+def _sharing(batch: SequenceBatch) -> Iterator[list[int]]:
+    """Row numbers, in order, in runs of one group and one prompt. A row without a response is a run of its own."""
+    rows: list[int] = []
+    has_response = batch.response_lengths > 0
+    for row in range(len(batch)):
+        if rows and not (has_response[row] and has_response[rows[0]] and _same_prompt(batch, rows[0], row)):
+            yield rows
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows
+
+
+def _same_prompt(batch: SequenceBatch, first: int, second: int) -> bool:
+    width = batch.prompt_width
+    return bool(
+        batch.group_index[first] == batch.group_index[second]
+        and batch.prompt_lengths[first] == batch.prompt_lengths[second]
+        and torch.equal(batch.tokens[first, :width], batch.tokens[second, :width])
     )

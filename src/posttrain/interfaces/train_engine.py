@@ -29,7 +29,10 @@ class TrainEngine(ScoringEngine, Protocol):
         ...
 
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
-        """Add the gradient of ``loss`` over these rows, divided by ``counts``, to the gradients held. The engine cuts its own micro-batches."""
+        """Add the gradient of ``loss`` over these rows, divided by ``counts``, to the gradients held.
+
+        The engine cuts its own micro-batches: it knows its memory.
+        """
         ...
 
     def optimizer_step(self) -> OptimizerStats:

@@ -111,19 +111,20 @@ def run(
         groups, train, stats = rl_step(roles, scorer, loader.next(), plan.step_plan(step), clock)
         metrics = measure(groups, train, stats) | clock.throughput(groups, train)
         metrics["progress/epoch"] = step / plan.steps_per_epoch
-        if plan.samples_every and step % plan.samples_every == 0:
+        if _due(step, plan.samples_every) or not stats.updates:  # a step that failed must be there to look at
             write_samples(folder / "samples" / f"step_{step}.jsonl", step, groups, train)
         skipped_in_a_row = 0 if stats.updates else skipped_in_a_row + 1
         if skipped_in_a_row >= plan.max_skipped_steps:
             trackers.log(step, metrics | clock.metrics())
-            raise RunStopped(no_update_message(skipped_in_a_row, step, train, checkpoints))
+            raise RunStopped(no_update_message(skipped_in_a_row, step, train))
         if _due(step, plan.validate_every) or (last and plan.validate_after):
             metrics |= validate(roles, scorer, plan, step, folder, clock)
-        if _due(step, plan.save_every) or (last and plan.save_at_end) or stop.requested:
+        stopping = stop.requested  # read once: a signal may come between the save and the end of the step
+        if _due(step, plan.save_every) or (last and plan.save_at_end) or stopping:
             with clock.phase("checkpoint"):
                 saved = checkpoints.save(step, roles.policy, loader)
         trackers.log(step, metrics | clock.metrics())
-        if stop.requested and not last:
+        if stopping and not last:
             raise RunInterrupted(f"stopped by {stop.name} after step {step}, saved as {saved}; start it again to go on")
 
 
@@ -141,13 +142,12 @@ def validate(
     return validation_metrics(scored)
 
 
-def no_update_message(steps: int, step: int, train: TrainBatch, checkpoints: Checkpoints) -> str:
-    """Why a run that makes no updates ended, and where to go on from."""
-    last_good = checkpoints.newest_name() or "none was saved"
+def no_update_message(steps: int, step: int, train: TrainBatch) -> str:
+    """Why a run that makes no updates ended, and where to look."""
     return (
         f"{steps} steps in a row made no update (step {step} was the last): losses or gradients were not finite, or no "
         f"response had a valid reward. Samples of the last step: {', '.join(train.sequences.sample_ids[:3])}, ... in "
-        f"samples/step_{step}.jsonl. Last good checkpoint: {last_good}"
+        f"samples/step_{step}.jsonl"
     )
 
 

@@ -40,7 +40,7 @@ class Trackers:
         for tracker in list(self._optional):
             try:
                 tell(tracker)
-            except Exception as error:  # whatever a third-party tracker raises; it must not end a run
+            except Exception as error:  # noqa: BLE001  # whatever a third-party tracker raises; it must not end a run
                 self._optional.remove(tracker)
                 name = type(tracker).__name__
                 print(f"tracker {name} failed and is switched off: {type(error).__name__}: {error}", file=sys.stderr)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from posttrain.config.model import ModelConfig
@@ -51,26 +59,29 @@ def load_causal_lm(
     disable_progress_bar()  # one per weight file, over our own display
     register_attention()
     path = expanded(path)
+    model: PreTrainedModel
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         _refuse_unsupported(config, path)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=dtype,
             attn_implementation=NAME,
             trust_remote_code=trust_remote_code,
-            output_loading_info=True,
+            output_loading_info=True,  # makes it return a pair, which its annotation does not know
+            ignore_mismatched_sizes=True,  # they are reported below, like missing ones
         )
+        model, report = loaded
     except (OSError, ValueError, SafetensorError) as error:
         problem = Problem(f"no model could be loaded from {path}: {_first_line(error)}", field="model.path")
         raise ModelError(problem) from error
-    if missing := sorted(report["missing_keys"]):
-        # transformers would go on with random numbers in their place
+    # transformers would go on with random numbers in the place of these
+    if missing := sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ModelError(
             Problem(
-                f"the model at {path} has no weights for {', '.join(missing[:3])}{more}",
+                f"the model at {path} has no weights of the right shape for {', '.join(missing[:3])}{more}",
                 fix="use the complete folder of a causal language model",
                 field="model.path",
             )
@@ -90,7 +101,12 @@ def load_causal_lm(
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Tokens that end a response: the generation config's, the model config's and the tokenizer's, together."""
     ids: set[int] = set()
-    for found in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+    text_config = model.config.get_text_config()
+    for found in (
+        model.generation_config.eos_token_id,
+        getattr(text_config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
         if found is not None:
             ids.update(found if isinstance(found, list) else [found])
     return frozenset(ids)
@@ -109,6 +125,8 @@ def _refuse_unsupported(whole: PretrainedConfig, path: str) -> None:
         found = "soft-capped attention logits"
     elif getattr(config, "model_type", "") == "gpt_oss":
         found = "attention sinks"
+    elif getattr(config, "kv_lora_rank", None):
+        found = "multi-head latent attention"
     elif getattr(config, "use_bidirectional_attention", None):
         found = "attention that looks ahead"
     elif set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}:

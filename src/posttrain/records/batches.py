@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-
 Batch = TypeVar("Batch", "SequenceBatch", "TrainBatch")
 
 

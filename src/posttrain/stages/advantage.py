@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import inspect
+
+import torch
+from torch import Tensor
+
+from posttrain.errors import Problem, RequestError
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.plans import AdvantagePlan
 from posttrain.registry import ADVANTAGES
 
 
 def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch:
-    """A_{i,t} by the chosen estimator. Responses without a valid reward are left out of the loss."""
+    """A_{i,t} by the chosen estimator. Responses without a valid reward are left out of the loss.
+
+    An estimator names what it needs by its positional parameters, among the names below.
+
+    Raises: RequestError when it needs something that no role has supplied.
+    """
+    available = {
+        "rewards": batch.rewards,
+        "token_rewards": token_rewards(batch),
+        "valid": batch.valid,
+        "group_index": batch.group_index,
+        "response_mask": batch.response_mask,
+        "old_logprobs": batch.old_logprobs,
+    }
     estimator = ADVANTAGES.get(plan.name)
-    advantages = estimator(batch.rewards, batch.valid, batch.group_index, batch.response_mask, **plan.parameters)
-    return TrainBatch(
-        sequences=batch, advantages=advantages, loss_mask=batch.response_mask & batch.valid[:, None]
-    )
+    parameters = inspect.signature(estimator).parameters.values()
+    needed = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    missing = [name for name in needed if available.get(name) is None]
+    if missing:
+        raise RequestError(
+            Problem(
+                f"the advantage estimator {plan.name} needs {' and '.join(missing)}, and this run has no role that "
+                f"computes {'them' if len(missing) > 1 else 'it'}",
+                fix="choose another estimator, such as advantage.name=grpo",
+                field="advantage.name",
+            )
+        )
+    advantages = estimator(*(available[name] for name in needed), **plan.parameters)
+    return TrainBatch(sequences=batch, advantages=advantages, loss_mask=batch.response_mask & batch.valid[:, None])
+
+
+def token_rewards(batch: SequenceBatch) -> Tensor:
+    """Each response's reward on its last sampled token, [B, T] float32; 0 elsewhere, and for an empty response."""
+    positions = torch.arange(1, batch.response_mask.shape[1] + 1, device=batch.rewards.device)
+    is_last = batch.response_mask & (positions == batch.response_lengths[:, None])
+    return torch.where(is_last, batch.rewards[:, None], 0.0)

@@ -59,7 +59,7 @@ class Checkpoints:
         return name
 
     def restore(self, policy: TrainEngine, loader: PromptLoader, say: Callable[[str], None]) -> int:
-        """Load the newest valid checkpoint; damaged newer ones are named and passed over. Returns its step, 0 if there is none."""
+        """Load the newest valid checkpoint; damaged newer ones are named and passed over. Returns its step, 0 without one."""
         for step in reversed(self._steps()):
             folder = self.folder / f"{PREFIX}{step}"
             damage = damage_of(folder)
@@ -131,7 +131,9 @@ def resolve_checkpoint(path: Path) -> Path:
             if candidate == path:
                 raise RequestError(Problem(f"checkpoint {path} is damaged: {damage}", fix="use another one"))
     raise RequestError(
-        Problem(f"there is no checkpoint in {path}", fix="name a run folder or a global_step_N folder inside checkpoints/")
+        Problem(
+            f"there is no checkpoint in {path}", fix="name a run folder or a global_step_N folder inside checkpoints/"
+        )
     )
 
 

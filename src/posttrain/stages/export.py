@@ -22,7 +22,9 @@ def export_checkpoint(checkpoint: Path, out: Path) -> Path:
     """
     source = resolve_checkpoint(checkpoint)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(Problem(f"{out} exists and is not an empty folder", fix="name a folder that does not exist yet"))
+        raise RequestError(
+            Problem(f"{out} exists and is not an empty folder", fix="name a folder that does not exist yet")
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = out.with_name(out.name + ".tmp")
     shutil.rmtree(beside, ignore_errors=True)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from posttrain.records.batches import TrainBatch
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup
@@ -39,7 +40,7 @@ def _sample(step: int, group: ScoredGroup, number: int, advantages: Mapping[str,
         "data_source": prompt.data_source,
         "prompt": prompt.text,
         "response": trajectory.text,
-        "ground_truth": prompt.ground_truth,
+        "ground_truth": _as_json(prompt.ground_truth),
         "reward": outcome.value if isinstance(outcome, Reward) else None,
         "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
         "invalid": {"reason": outcome.reason, "detail": outcome.detail} if isinstance(outcome, Invalid) else None,
@@ -48,3 +49,12 @@ def _sample(step: int, group: ScoredGroup, number: int, advantages: Mapping[str,
         "policy_version": trajectory.policy_version,
         "response_tokens": len(trajectory.token_ids),
     }
+
+
+def _as_json(value: Any) -> Any:
+    """The value, or its text where JSON has no form for it (NaN in a dataset, keys that are not strings)."""
+    try:
+        json.dumps(value, allow_nan=False, default=str)
+    except (ValueError, TypeError):
+        return str(value)
+    return value

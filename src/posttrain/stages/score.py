@@ -24,7 +24,9 @@ def score(groups: Sequence[TrajectoryGroup], scorer: GroupScorer, max_invalid_sh
     ]
     responses = sum(len(group.outcomes) for group in scored)
     if failures and len(failures) > max_invalid_share * responses:
-        examples = "\n".join(f"  {sample_id}: {failure.reason}: {failure.detail}" for sample_id, failure in failures[:10])
+        examples = "\n".join(
+            f"  {sample_id}: {failure.reason}: {failure.detail}" for sample_id, failure in failures[:10]
+        )
         raise RunStopped(
             f"{len(failures)} of {responses} responses have no valid reward, more than reward.max_invalid_share "
             f"= {max_invalid_share:g} allows:\n{examples}"

@@ -62,7 +62,7 @@ def train_run(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     build = types.ModuleType("posttrain.build")
     build.train_run = started.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "posttrain.build", build)
-    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"):
+    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "")  # train sets what is absent; this way nothing outlives the test
     return started
 

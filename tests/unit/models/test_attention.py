@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -12,8 +11,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.backends.rollout.native.slots import SlotCache
-from posttrain.models import attention as attention_module
-from posttrain.models.attention import NAME, CachedRows, attention, packed_layout, register_attention
+from posttrain.errors import ModelError
+from posttrain.models import packed_attention
+from posttrain.models.attention import NAME, CachedRows, attention, register_attention
+from posttrain.models.packed_attention import Group, attend_packed, packed_layout, shared_layout
 from posttrain.models.tiny import draw_weights
 
 WINDOW = 8
@@ -96,7 +97,7 @@ def gradients(model: PreTrainedModel, logits: list[Tensor]) -> dict[str, Tensor]
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of attending inside a bucket; on a CPU the fused one is for long sequences only."""
     if request.param == "fused":
-        monkeypatch.setattr(attention_module, "LONGEST_PLAIN", 0)
+        monkeypatch.setattr(packed_attention, "LONGEST_PLAIN", 0)
     return request.param
 
 
@@ -175,7 +176,7 @@ def test_layout_groups_like_lengths_and_covers_every_token_once() -> None:
 
 
 def test_layout_bounds_the_scores_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_module, "MAX_SCORES", 250)
+    monkeypatch.setattr(packed_attention, "MAX_SCORES", 250)
     layout = packed_layout([10] * 5)
     assert [bucket.rows for bucket in layout.buckets] == [2, 2, 1]  # 2 * 10^2 <= 250 < 3 * 10^2
     long = packed_layout([20, 20])  # one sequence is always taken, however long
@@ -224,7 +225,9 @@ def test_decoding_with_the_cache_equals_the_full_forward(family: str) -> None:
         visible_len = int(positions.max()) + 1
         cache.decoding(positions, visible_len)
         logits = ours(
-            input_ids=torch.stack([tokens[p] for tokens, p in zip(sequences, positions.tolist(), strict=True)])[:, None],
+            input_ids=torch.stack([tokens[p] for tokens, p in zip(sequences, positions.tolist(), strict=True)])[
+                :, None
+            ],
             position_ids=positions[:, None],
             past_key_values=cache,
             attention_layout=CachedRows(torch.arange(visible_len) <= positions[:, None]),
@@ -234,12 +237,96 @@ def test_decoding_with_the_cache_equals_the_full_forward(family: str) -> None:
             torch.testing.assert_close(logits[row], expected[row][position], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("attend", [attention_module._attend_plain, attention_module._attend_fused])
-def test_attention_of_three_tokens_by_hand(attend: Callable[..., Tensor]) -> None:
-    """One head of width 1, scaling 1, queries 0: weights are equal over what is seen, so outputs are running means."""
+def test_attention_of_three_tokens_by_hand(kernel: str) -> None:
+    """One head of width 1, queries 0: weights are equal over what is seen, so outputs are running means."""
     query, key = torch.zeros(1, 1, 3, 1), torch.randn(1, 1, 3, 1)
     value = torch.tensor([3.0, 6.0, 12.0]).view(1, 1, 3, 1)
-    everything = attend(query, key, value, 1.0, None).flatten().tolist()
+    everything = attend_packed(query, key, value, packed_layout([3]), 1.0, None).flatten().tolist()
     assert everything == pytest.approx([3.0, (3 + 6) / 2, (3 + 6 + 12) / 3])
-    window_of_two = attend(query, key, value, 1.0, 2).flatten().tolist()
+    window_of_two = attend_packed(query, key, value, packed_layout([3]), 1.0, 2).flatten().tolist()
     assert window_of_two == pytest.approx([3.0, (3 + 6) / 2, (6 + 12) / 2])
+
+
+def test_attention_behind_a_shared_prompt_by_hand(kernel: str) -> None:
+    """A prompt of values 3, 6 and two responses, 12 and (30, 9): each sees the prompt and itself, not the other."""
+    query, key = torch.zeros(1, 1, 5, 1), torch.randn(1, 1, 5, 1)
+    value = torch.tensor([3.0, 6.0, 12.0, 30.0, 9.0]).view(1, 1, 5, 1)
+    layout = shared_layout([(2, (1, 2))])
+    got = attend_packed(query, key, value, layout, 1.0, None).flatten().tolist()
+    assert got == pytest.approx([3.0, 4.5, (3 + 6 + 12) / 3, (3 + 6 + 30) / 3, (3 + 6 + 30 + 9) / 4])
+    got = attend_packed(query, key, value, layout, 1.0, 2).flatten().tolist()
+    assert got == pytest.approx([3.0, 4.5, (6 + 12) / 2, (6 + 30) / 2, (30 + 9) / 2])
+
+
+@pytest.mark.parametrize("keyword", ["softcap", "s_aux"])
+def test_model_that_asks_for_more_than_we_compute_is_refused(keyword: str) -> None:
+    """Architectures that nobody has listed: better no run than a wrong one."""
+    states = [torch.randn(1, 1, 3, 4) for _ in range(3)]
+    call = {"scaling": 1.0, "attention_layout": packed_layout([3])}
+    attention(torch.nn.Module(), *states, None, **call, **{keyword: None})
+    with pytest.raises(ModelError, match=f"Module passes {keyword} to its attention, which is not supported"):
+        attention(torch.nn.Module(), *states, None, **call, **{keyword: torch.ones(1)})
+    with pytest.raises(ModelError, match="passes attention_mask"):
+        attention(torch.nn.Module(), *states, torch.zeros(1, 1, 3, 3), **call)
+
+
+# ------------------------------------------------------------------------------------------------- shared prompts
+
+SHARED: dict[str, list[Group]] = {
+    "one group": [(6, (4, 9, 1))],
+    "prompts of different lengths in one bucket": [(9, (8, 9)), (10, (9, 7)), (8, (9, 9))],
+    "groups of different sizes": [(5, (3, 2)), (4, (6, 1, 3)), (12, (10, 2))],
+    "beside whole sequences": [(14, ()), (3, (5, 5, 4)), (1, ()), (7, (1, 1))],
+    "prompt of one token": [(1, (1, 1)), (1, (11, 3))],
+}
+
+
+@pytest.mark.parametrize("groups", SHARED.values(), ids=SHARED.keys())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_prompts_equal_one_by_one_in_values_and_gradients(family: str, groups: list[Group], kernel: str) -> None:
+    ours, plain = build(family)
+    generator = torch.Generator().manual_seed(2)
+    row: list[Tensor] = []
+    positions: list[Tensor] = []
+    whole: list[Tensor] = []  # every sequence by itself
+    where: list[Tensor] = []  # where its tokens stand in the packed row
+    start = 0
+    for prompt_length, responses in groups:
+        prompt = torch.randint(0, 64, (prompt_length,), generator=generator)
+        prompt_at = torch.arange(start, start + prompt_length)
+        row.append(prompt)
+        positions.append(torch.arange(prompt_length))
+        start += prompt_length
+        for length in responses:
+            response = torch.randint(0, 64, (length,), generator=generator)
+            row.append(response)
+            positions.append(torch.arange(prompt_length, prompt_length + length))
+            whole.append(torch.cat([prompt, response]))
+            where.append(torch.cat([prompt_at, torch.arange(start, start + length)]))
+            start += length
+        if not responses:
+            whole.append(prompt)
+            where.append(prompt_at)
+    logits = ours(
+        input_ids=torch.cat(row)[None],
+        position_ids=torch.cat(positions)[None],
+        attention_layout=shared_layout(groups),
+        use_cache=False,
+    ).logits[0]
+    mine, theirs = [logits[places] for places in where], plain_logits(plain, whole)
+    for got, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
+    got_gradients, expected_gradients = gradients(ours, mine), gradients(plain, theirs)
+    for name, expected in expected_gradients.items():
+        assert (got_gradients[name] - expected).norm() < 1e-5 * expected.norm(), name
+
+
+def test_shared_layout_puts_groups_of_like_size_and_length_together() -> None:
+    layout = shared_layout(SHARED["prompts of different lengths in one bucket"])
+    prompts, responses = layout.buckets
+    assert (prompts.rows, prompts.length, prompts.prefix) == (3, 10, None)  # the prompts' own tokens
+    assert (responses.rows, responses.length) == (6, 9)
+    assert responses.prefix is not None and responses.prefix.length == 10
+    # Prompts are padded on the left, so that they end where their responses begin.
+    assert responses.prefix.visible.sum(dim=1).tolist() == [10, 9, 8]
+    assert all(responses.prefix.visible[:, -1])

@@ -99,7 +99,14 @@ def test_missing_weights_are_not_replaced_by_random_numbers(folder: Path) -> Non
     tensors = load_file(folder / "model.safetensors")
     del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert "has no weights for lm_head.weight; use the complete folder" in problem_of(folder)
+    assert "has no weights of the right shape for lm_head.weight; use the complete folder" in problem_of(folder)
+
+
+def test_weights_of_another_shape_are_not_replaced_by_random_numbers(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:-1].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "has no weights of the right shape for lm_head.weight" in problem_of(folder)
 
 
 def test_many_missing_weights_are_counted(folder: Path) -> None:
@@ -128,6 +135,7 @@ def write_config(folder: Path, model_type: str, **changes: Any) -> Path:
     [
         ("gemma2", {"attn_logit_softcapping": 50.0}, "soft-capped attention logits"),
         ("gpt_oss", {}, "attention sinks"),
+        ("deepseek_v3", {}, "multi-head latent attention"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention that looks ahead"),
         (
             "qwen3_next",

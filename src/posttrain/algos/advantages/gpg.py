@@ -25,8 +25,8 @@ def gpg(
     Args: rewards [B]; valid [B] bool (invalid responses leave baseline and counts, and get 0); group_index [B] int64;
         response_mask [B, T] bool.
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
-    Source: arXiv:2504.02546. The paper scales by the share of groups with a signal; this is verl's form, which counts
-        responses.
+    Source: arXiv:2504.02546. The paper leaves out of the count the responses of groups without a signal; this is verl's
+        form, which leaves out those with a reward of 0.
     """
 
     def compare(scores: Tensor, rows: Tensor) -> Tensor:

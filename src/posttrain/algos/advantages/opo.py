@@ -25,7 +25,7 @@ def opo(
     Args: rewards [B]; valid [B] bool (invalid responses leave the baseline and get 0); group_index [B] int64;
         response_mask [B, T] bool.
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
-    Source: arXiv:2505.23585, equation of the optimal baseline with the gradient norm taken as proportional to length.
+    Source: arXiv:2505.23585, the optimal baseline with the gradient norm taken as proportional to length.
     """
     lengths = response_mask.sum(dim=1).double()
 

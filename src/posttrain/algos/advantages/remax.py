@@ -16,7 +16,7 @@ def remax(token_rewards: Tensor, valid: Tensor, response_mask: Tensor, greedy_re
     Args: token_rewards [B, T]; valid [B] bool (invalid responses get 0; so do those whose greedy reward is not finite);
         response_mask [B, T] bool; greedy_rewards [B].
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
-    Source: arXiv:2310.10505, algorithm 1.
+    Source: arXiv:2310.10505.
     """
     baseline = greedy_rewards.double()
     mask = response_mask & (valid & baseline.isfinite())[:, None]

@@ -25,7 +25,7 @@ def rloo(
     Args: rewards [B]; valid [B] bool (invalid responses leave the baseline and get 0); group_index [B] int64;
         response_mask [B, T] bool.
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
-    Source: arXiv:2402.14740, section 3.3.
+    Source: arXiv:2402.14740.
     """
 
     def compare(scores: Tensor, rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def cispo(
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the weight was
         clipped), ratio_mean, kl_old.
-    Source: arXiv:2506.13585, equations 4 and 5.
+    Source: arXiv:2506.13585.
     """
     log_r = log_ratio(policy_logprobs.detach(), old_logprobs, mask)
     ratio = log_r.exp()

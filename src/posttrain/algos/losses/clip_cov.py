@@ -39,7 +39,7 @@ def clip_cov(
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the token was drawn
         or the clipped branch won), ratio_mean, kl_old.
     Raises: RequestError when these are not all tokens of the mini-batch.
-    Source: arXiv:2505.22617, section 4.2.
+    Source: arXiv:2505.22617.
     """
     need_whole_mini_batch(mask, mini_batch_tokens, "clip_cov")
     log_r = log_ratio(policy_logprobs, old_logprobs, mask)

@@ -28,7 +28,7 @@ def geo_mean(
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction, ratio_mean, kl_old.
-    Source: arXiv:2507.20673, equation 4 (log clip range e^-0.4, e^0.4).
+    Source: arXiv:2507.20673 (which has 0.4 for both clip ratios).
     """
     log_r = log_ratio(policy_logprobs, old_logprobs, mask)
     advantages = torch.where(mask, advantages, 0.0)

@@ -18,7 +18,7 @@ def gpg(
     Args: log-probs [B, T] nats (policy carries grad; old is only looked at for the report); advantages [B, T];
         mask [B, T] bool.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: ratio_mean, kl_old.
-    Source: arXiv:2504.02546, equation 3; REINFORCE.
+    Source: arXiv:2504.02546; it is REINFORCE.
     """
     log_r = log_ratio(policy_logprobs.detach(), old_logprobs, mask)
     loss = -torch.where(mask, advantages, 0.0) * torch.where(mask, policy_logprobs, 0.0)

@@ -30,13 +30,11 @@ def gspo(
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction; ratio_mean and kl_old of the
         single tokens.
-    Source: arXiv:2507.18071, equations 13 and 14.
+    Source: arXiv:2507.18071, its token variant.
     """
     token_log_ratio = log_ratio(policy_logprobs, old_logprobs, mask)
     sequence = torch.where(mask, policy_logprobs - old_logprobs, 0.0)
     kept = torch.where(mask, policy_logprobs, 0.0)
     log_s = (row_mean(sequence, mask).detach() + kept - kept.detach()).clamp(max=10.0)
-    loss, report = clipped_surrogate(
-        log_s.exp(), torch.where(mask, advantages, 0.0), clip_ratio_low, clip_ratio_high
-    )
+    loss, report = clipped_surrogate(log_s.exp(), torch.where(mask, advantages, 0.0), clip_ratio_low, clip_ratio_high)
     return loss, report | distance_report(token_log_ratio.detach(), mask)

@@ -31,7 +31,7 @@ def kl_cov(
         tokens of the mini-batch.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: ratio_mean, kl_old.
     Raises: RequestError when these are not all tokens of the mini-batch.
-    Source: arXiv:2505.22617, section 4.2.
+    Source: arXiv:2505.22617.
     """
     need_whole_mini_batch(mask, mini_batch_tokens, "kl_cov")
     log_r = log_ratio(policy_logprobs, old_logprobs, mask)

@@ -45,6 +45,7 @@ class InProcess:
             sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
             sequences_per_scoring_batch=config.reference.sequences_per_micro_batch_per_device,
             gradient_checkpointing=config.model.gradient_checkpointing,
+            share_prompts=config.policy.share_prompts,
         )
         rollout = ROLLOUT_ENGINES.get(config.rollout.engine)(
             model,
@@ -55,7 +56,9 @@ class InProcess:
         reference = None
         if config.loss.kl_coef:
             frozen = load(config.reference.path or config.model.path).requires_grad_(False)
-            reference = engine.scorer(frozen, config.reference.sequences_per_micro_batch_per_device)
+            reference = engine.scorer(
+                frozen, config.reference.sequences_per_micro_batch_per_device, config.policy.share_prompts
+            )
         return Roles(
             policy=policy,
             rollout=rollout,
@@ -73,9 +76,7 @@ def pick_device(wanted: str) -> torch.device:
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise ConfigError(
-            Problem(
-                "torch sees no CUDA device on this machine", fix="use auto or cpu", field="placement.device"
-            )
+            Problem("torch sees no CUDA device on this machine", fix="use auto or cpu", field="placement.device")
         )
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from posttrain.config import RunConfig
+from posttrain.config.algorithm import ADVANTAGE_FIELDS, LOSS_FIELDS, AdvantageConfig, LossConfig
 from posttrain.errors import Problem
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES
+
+# Advantage estimators that exist but need something this version's loop does not compute yet.
+NOT_YET_SUPPLIED = {
+    "gae": "the values of a critic",
+    "gdpo": "the terms of the reward one by one",
+    "optimal_token_baseline": "the sum of squared probabilities at every token",
+    "remax": "the reward of a greedy response to every prompt",
+    "tir_optimal_token_baseline": "the sum of squared probabilities at every token",
+}
+CHOOSE_IN_THE_MINI_BATCH = ("clip_cov", "kl_cov")  # losses that need all tokens of a mini-batch at once
+SEQUENCE_MEAN_LOSSES = ("geo_mean", "gspo", "sapo")  # losses defined as a mean over responses
 
 
 def check(config: RunConfig) -> list[Problem]:
@@ -40,17 +52,41 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
             fix="use a temperature above 0, such as rollout.temperature=1.0",
             field="rollout.temperature",
         )
-    if config.advantage.name == "grpo" and config.rollout.samples_per_prompt == 1:
-        yield Problem(
-            "GRPO compares the samples of a prompt, and with 1 sample per prompt every advantage is 0",
-            fix="use at least 2, such as rollout.samples_per_prompt=8",
-            field="rollout.samples_per_prompt",
-        )
+    yield from _algorithm_rules(config)
     if config.placement.devices > 1:
         yield Problem(
             f"a run on {config.placement.devices} devices is not possible yet; this version runs on one",
             fix="use placement.devices=1",
             field="placement.devices",
+        )
+
+
+def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
+    advantage, loss = config.advantage, config.loss
+    if advantage.name in NOT_YET_SUPPLIED:
+        yield Problem(
+            f"{advantage.name} needs {NOT_YET_SUPPLIED[advantage.name]}, which this version does not compute yet",
+            fix="choose another estimator, such as advantage.name=grpo",
+            field="advantage.name",
+        )
+    compares = advantage.name == "grpo_passk" or "lone_sample_keeps_reward" in ADVANTAGE_FIELDS.get(advantage.name, ())
+    if compares and config.rollout.samples_per_prompt == 1 and not advantage.lone_sample_keeps_reward:
+        yield Problem(
+            f"{advantage.name} compares the samples of a prompt, and with 1 sample per prompt every advantage is 0",
+            fix="use at least 2, such as rollout.samples_per_prompt=8",
+            field="rollout.samples_per_prompt",
+        )
+    if loss.name == "dro" and loss.dro_beta is None:
+        yield Problem("dro needs loss.dro_beta", fix="give it, such as loss.dro_beta=0.05", field="loss.dro_beta")
+    mini_batch = config.policy.sequences_per_mini_batch
+    if mini_batch is None:
+        mini_batch = config.data.prompts_per_step * config.rollout.samples_per_prompt
+    if loss.name in CHOOSE_IN_THE_MINI_BATCH and config.policy.sequences_per_micro_batch_per_device < mini_batch:
+        yield Problem(
+            f"{loss.name} chooses tokens among those of a whole mini-batch, which is {mini_batch} sequences; micro-batches "
+            f"of {config.policy.sequences_per_micro_batch_per_device} would each choose for themselves",
+            fix=f"use policy.sequences_per_micro_batch_per_device={mini_batch}, or smaller mini-batches",
+            field="policy.sequences_per_micro_batch_per_device",
         )
 
 
@@ -74,5 +110,30 @@ def warnings_of(config: RunConfig) -> list[str]:
             config.policy.schedule.name == "constant" and config.policy.schedule.min_lr_ratio > 0,
             "policy.schedule.min_lr_ratio has no effect: the schedule is constant",
         ),
+        (
+            config.loss.kl_estimator != "k3" and config.loss.kl_coef == 0,
+            "loss.kl_estimator has no effect: loss.kl_coef is 0",
+        ),
+        (
+            config.loss.name in SEQUENCE_MEAN_LOSSES and config.loss.aggregation != "sequence_mean_token_mean",
+            f"{config.loss.name} is defined with loss.aggregation=sequence_mean_token_mean; this run uses "
+            f"{config.loss.aggregation}",
+        ),
     ]
-    return [text for applies, text in found if applies]
+    return [
+        *(text for applies, text in found if applies),
+        *_unread("advantage", config.advantage, ADVANTAGE_FIELDS),
+        *_unread("loss", config.loss, LOSS_FIELDS),
+    ]
+
+
+def _unread(section: str, chosen: AdvantageConfig | LossConfig, fields: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """What was changed in a section and is read by other choices of its name only."""
+    if chosen.name not in fields:
+        return
+    read_by_some = {field for each in fields.values() for field in each}
+    for field in type(chosen).model_fields:
+        changed = getattr(chosen, field) != type(chosen).model_fields[field].default
+        if field in read_by_some and field not in fields[chosen.name] and changed:
+            readers = ", ".join(reader for reader in sorted(fields) if field in fields[reader])
+            yield f"{section}.{field} has no effect: {chosen.name} does not use it ({readers} would)"

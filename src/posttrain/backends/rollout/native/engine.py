@@ -18,9 +18,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.rollout.native.sampling import draw, uniforms
 from posttrain.backends.rollout.native.slots import SlotCache
+from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens
-from posttrain.models.attention import CachedRows, packed_layout
+from posttrain.models.attention import CachedRows
 from posttrain.models.loading import end_token_ids
+from posttrain.models.packed_attention import packed_layout
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
@@ -73,8 +75,10 @@ class NativeEngine:
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, on_tokens: OnTokens | None = None
     ) -> list[TrajectoryGroup]:
+        """See interfaces.rollout_engine. Raises: RunStopped when the model's logits are not finite."""
         requests = [
-            [self._request(prompt, number, sampling) for number in range(sampling.samples_per_prompt)] for prompt in prompts
+            [self._request(prompt, number, sampling) for number in range(sampling.samples_per_prompt)]
+            for prompt in prompts
         ]
         waiting = deque(request for group in requests for request in group)
         slots = min(len(waiting), self.max_concurrent_sequences)
@@ -173,6 +177,11 @@ class NativeEngine:
         """Draw the next token of each request and note whether it ends there."""
         random = torch.tensor([request.random[len(request.token_ids)] for request in requests], device=logits.device)
         tokens, logprobs = draw(logits, random, sampling)
+        if not torch.isfinite(logprobs).all():
+            raise RunStopped(
+                f"the model's logits are not finite while sampling, with weights of version {self._version}: the weights "
+                "have grown without bound or hold NaN; go on from an earlier checkpoint with a lower learning rate"
+            )
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
             request.token_ids.append(token)
             request.logprobs.append(logprob)

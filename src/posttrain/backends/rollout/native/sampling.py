@@ -28,7 +28,7 @@ def draw(logits: Tensor, random: Tensor, sampling: SamplingParams) -> tuple[Tens
     likely token is taken and its log-prob is that of temperature 1, uncut.
 
     Args: logits [B, vocabulary]; random [B] float in [0, 1).
-    Returns: tokens [B] int64, logprobs [B] float32 nats.
+    Returns: tokens [B] int64, logprobs [B] float32 nats; NaN where a row holds NaN or inf.
     """
     logits = logits.float()
     if sampling.temperature == 0:
@@ -41,6 +41,7 @@ def draw(logits: Tensor, random: Tensor, sampling: SamplingParams) -> tuple[Tens
     total = cumulative[:, -1:]
     points = torch.minimum(random.to(total)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, points, right=True).squeeze(1)
+    tokens = tokens.clamp(max=logits.shape[1] - 1)  # among NaN the search runs off the end
     return tokens, _logprob(kept, tokens)
 
 
@@ -50,7 +51,10 @@ def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:
         smallest = logits.topk(sampling.top_k, dim=1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     if sampling.top_p < 1:
-        ordered, order = logits.softmax(dim=1).sort(dim=1, descending=True, stable=True)
+        sorted_logits, order = logits.sort(
+            dim=1, descending=True, stable=True
+        )  # probabilities may tie where logits do not
+        ordered = sorted_logits.softmax(dim=1)
         before = ordered.cumsum(dim=1) - ordered  # probability of everything more likely
         forbidden = torch.zeros_like(ordered, dtype=torch.bool).scatter(1, order, before >= sampling.top_p)
         logits = logits.masked_fill(forbidden, -torch.inf)

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,12 +20,12 @@ from posttrain.backends.train.local.master_weights import MasterWeights
 from posttrain.backends.train.local.scoring import Scorer, micro_batches, response_logits
 from posttrain.config.policy import OptimizerConfig
 from posttrain.data.packing import pack
+from posttrain.errors import ModelError, Problem
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan
 from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
 from posttrain.registry import TRAIN_ENGINES
 
-WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 COUNTERS = "engine.json"
 
@@ -44,11 +45,13 @@ class LocalTrainEngine:
         sequences_per_micro_batch: int,
         sequences_per_scoring_batch: int,
         gradient_checkpointing: bool = False,
+        share_prompts: bool = True,
     ):
         self.model = model
         self.tokenizer = tokenizer
         self.sequences_per_micro_batch = sequences_per_micro_batch
-        self._scorer = Scorer(model, sequences_per_scoring_batch)
+        self.share_prompts = share_prompts
+        self._scorer = Scorer(model, sequences_per_scoring_batch, share_prompts)
         self._masters = MasterWeights(model)
         self._settings = optimizer
         self._learning_rate_factor = learning_rate_factor
@@ -63,12 +66,12 @@ class LocalTrainEngine:
         )
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._checkpointing = gradient_checkpointing
+        self._checkpointed = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
 
     @staticmethod
-    def scorer(model: PreTrainedModel, sequences_per_micro_batch: int) -> Scorer:
+    def scorer(model: PreTrainedModel, sequences_per_micro_batch: int, share_prompts: bool = True) -> Scorer:
         """A frozen model beside this engine (the reference)."""
-        return Scorer(model, sequences_per_micro_batch)
+        return Scorer(model, sequences_per_micro_batch, share_prompts)
 
     @property
     def version(self) -> int:
@@ -79,11 +82,10 @@ class LocalTrainEngine:
 
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         total, sums, policy_logprobs = 0.0, Counter[str](), []
-        if self._checkpointing:
-            self.model.train()  # transformers checkpoints in training mode only; our attention never drops out
+        self._recompute_activations(True)
         for rows in micro_batches(len(batch), self.sequences_per_micro_batch):
             micro = batch.rows(rows)
-            packed = pack(micro.sequences, self.model.device)
+            packed = pack(micro.sequences, self.model.device, share_prompts=self.share_prompts)
             scores = log_probabilities(response_logits(self.model, packed), loss.temperature)
             logprobs = packed.unpack(token_logprobs(scores, packed.targets)).cpu()
             with torch.set_grad_enabled(loss.entropy_coef > 0):
@@ -93,10 +95,16 @@ class LocalTrainEngine:
             total += micro_loss.item()
             sums.update(micro_sums)
             policy_logprobs.append(logprobs.detach())
-        self.model.eval()
+        self._recompute_activations(False)
         return ForwardBackwardStats(
             loss=total, sums=dict(sums), tokens=int(batch.loss_mask.sum()), policy_logprobs=torch.cat(policy_logprobs)
         )
+
+    def _recompute_activations(self, on: bool) -> None:
+        """Gradient checkpointing, where asked for. transformers does it in layers that are in training mode; what is
+        inside them stays in eval mode, so that no dropout acts."""
+        for layer in self._checkpointed:
+            layer.training = on
 
     def optimizer_step(self) -> OptimizerStats:
         learning_rate = self._settings.lr * self._learning_rate_factor(self._updates)
@@ -119,8 +127,11 @@ class LocalTrainEngine:
     def save(self, folder: Path) -> None:
         """A Hugging Face folder (float32 weights, tokenizer) plus the optimizer's averages, all without pickle."""
         masters = {name: weight.detach().cpu().contiguous() for name, weight in self._masters.parameters.items()}
-        self.model.config.dtype = torch.float32
         self.model.save_pretrained(folder, state_dict=self._whole_state(masters))
+        self.model.config.dtype = (
+            torch.float32
+        )  # save_pretrained wrote the compute dtype, and loading would round to it
+        self.model.config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         averages = {}
         for name, weight in self._masters.parameters.items():
@@ -130,12 +141,29 @@ class LocalTrainEngine:
         (folder / COUNTERS).write_text(json.dumps({"updates": self._updates}))
 
     def load(self, folder: Path) -> None:
-        self._masters.load(load_file(folder / WEIGHTS))
-        averages = load_file(folder / OPTIMIZER)
-        for name, weight in self._masters.parameters.items():
-            state = {key: averages[f"{key}:{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if averages}
-            if state:
-                self._optimizer.state[weight] = {key: value.to(weight.device) for key, value in state.items()}
+        """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""
+        # By transformers, not by name: what it writes for a mixture of experts is laid out differently in memory.
+        loaded: Any = type(self.model).from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        model, report = loaded
+        saved = dict(model.named_parameters())
+        masters = self._masters.parameters
+        fits = all(name in saved and saved[name].shape == master.shape for name, master in masters.items())
+        if not fits or any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+            raise ModelError(
+                Problem(
+                    f"the checkpoint {folder} is of another model than {self.model.name_or_path}",
+                    fix="set model.path back, or name another run.folder",
+                    field="model.path",
+                )
+            )
+        self._masters.load(saved)
+        self._optimizer.state.clear()
+        for key_and_name, value in load_file(folder / OPTIMIZER).items():
+            key, name = key_and_name.split(":", 1)  # a weight that never had a gradient has no averages
+            weight = self._masters.parameters[name]
+            self._optimizer.state[weight][key] = value.to(weight.device)
         self._updates = json.loads((folder / COUNTERS).read_text())["updates"]
 
     def _whole_state(self, masters: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from posttrain.algos.logprobs import log_probabilities, token_logprobs
 from posttrain.data.packing import PackedSequences, pack
-from posttrain.models.attention import packed_layout
+from posttrain.models.packed_attention import shared_layout
 from posttrain.records.batches import SequenceBatch
 
 
@@ -19,7 +19,7 @@ def response_logits(model: PreTrainedModel, packed: PackedSequences) -> Tensor:
     output = model(
         input_ids=packed.token_ids[None],
         position_ids=packed.position_ids[None],
-        attention_layout=packed_layout(packed.lengths, packed.token_ids.device),
+        attention_layout=shared_layout(packed.groups, packed.token_ids.device),
         logits_to_keep=packed.predicting,
         use_cache=False,
     )
@@ -29,8 +29,9 @@ def response_logits(model: PreTrainedModel, packed: PackedSequences) -> Tensor:
 class Scorer:
     """A frozen model that scores responses (the reference, or a policy between updates)."""
 
-    def __init__(self, model: PreTrainedModel, sequences_per_micro_batch: int):
+    def __init__(self, model: PreTrainedModel, sequences_per_micro_batch: int, share_prompts: bool = True):
         self.model = model
+        self.share_prompts = share_prompts
         self.sequences_per_micro_batch = sequences_per_micro_batch
 
     @torch.no_grad()
@@ -38,7 +39,7 @@ class Scorer:
         """See interfaces.train_engine.ScoringEngine."""
         parts = []
         for rows in micro_batches(len(batch), self.sequences_per_micro_batch):
-            packed = pack(batch.rows(rows), self.model.device)
+            packed = pack(batch.rows(rows), self.model.device, share_prompts=self.share_prompts)
             scores = log_probabilities(response_logits(self.model, packed), temperature)
             parts.append(packed.unpack(token_logprobs(scores, packed.targets)).cpu())
         return torch.cat(parts)

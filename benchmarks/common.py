@@ -1,0 +1,48 @@
+"""What the benchmarks share: the demo model, a synthetic batch, a table."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from datetime import date
+
+import torch
+import transformers
+
+from posttrain.records.batches import SequenceBatch, TrainBatch
+
+
+def random_batch(groups: int, members: int, prompt: int, response: int, vocabulary: int) -> TrainBatch:
+    """``groups`` prompts of ``prompt`` tokens, each with ``members`` responses of 1 to ``response`` tokens; seeded."""
+    generator = torch.Generator().manual_seed(0)
+    rows = groups * members
+    lengths = torch.randint(1, response + 1, (rows,), generator=generator)
+    prompts = torch.randint(0, vocabulary, (groups, prompt), generator=generator).repeat_interleave(members, dim=0)
+    responses = torch.randint(0, vocabulary, (rows, response), generator=generator)
+    mask = torch.arange(response) < lengths[:, None]
+    sequences = SequenceBatch(
+        tokens=torch.cat([prompts, responses], dim=1),
+        prompt_lengths=torch.full((rows,), prompt),
+        response_mask=mask,
+        rollout_logprobs=torch.zeros(rows, response),
+        rewards=torch.zeros(rows),
+        valid=torch.ones(rows, dtype=torch.bool),
+        group_index=torch.arange(groups).repeat_interleave(members),
+        sample_ids=tuple(map(str, range(rows))),
+    )
+    advantages = torch.randn(rows, 1, generator=generator).expand(rows, response) * mask
+    return TrainBatch(sequences=sequences, advantages=advantages, loss_mask=mask)
+
+
+def median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A Markdown table, under a line that says what it was measured on."""
+    print(
+        f"{date.today().isoformat()}, {platform.machine()} CPU, {torch.get_num_threads()} threads, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}\n"
+    )
+    for row in [header, ["---"] * len(header), *rows]:
+        print("| " + " | ".join(row) + " |")

@@ -1,0 +1,90 @@
+"""Corrections for a sampler whose log-probs are not the trainer's: weights on the token loss, and tokens left out of it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.ratio import LOG_RATIO_LIMIT, log_ratio, row_mean
+
+
+def importance_weights(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    level: str,
+    high: float,
+    low: float | None = None,
+    normalize: bool = False,
+) -> Tensor:
+    """w = pi_old / pi_rollout for each token, or the product over its response; bounded, to multiply the token loss with.
+
+    Without ``low``, w is cut to ``high`` (truncated importance sampling). With it, w is 0 outside [low, high] (IcePop).
+    normalize divides by the mean of the bounded weights, over tokens or over responses with a token, of all rows given
+    here: call it on a whole step.
+
+    Args: log-probs [B, T] nats, the trainer's and the sampler's of the same weights; mask [B, T] bool; level "token" or
+        "sequence"; high >= low > 0. Log-ratios are clamped to [-20, 20].
+    Returns: [B, T] without gradient; 0 where mask is False.
+    Raises: KeyError for an unknown level.
+    Source: "Your efficient RL framework secretly brings you off-policy RL training", 2025 (truncation); IcePop, 2025.
+    """
+    log_w = log_ratio(old_logprobs.detach(), rollout_logprobs, mask)
+    if level == "sequence":
+        log_w = log_w.sum(dim=1, keepdim=True).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).expand(mask.shape)
+    elif level != "token":
+        raise KeyError(f"unknown level {level!r}")
+    weights = log_w.exp()
+    if low is None:
+        weights = weights.clamp(max=high)
+    else:
+        weights = torch.where((weights >= low) & (weights <= high), weights, 0.0)
+    weights = torch.where(mask, weights, 0.0)
+    if normalize:
+        rows = mask.any(dim=1)
+        mean = weights[mask].mean() if level == "token" else row_mean(weights, mask)[rows].mean()
+        weights = weights / mean if mean > 0 else weights
+    return weights
+
+
+def rejection_mask(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    statistic: str,
+    reduction: str,
+    high: float,
+    low: float | None = None,
+) -> Tensor:
+    """The tokens that stay in the loss: those whose log-prob gap, or whose response's, is within bounds.
+
+    With d = old - rollout, the statistic is k1 = -d, k2 = d^2 / 2 or k3 = exp(d) - 1 - d, of the token or its sum, mean or
+    maximum over the response. k1 has two bounds, written as ratios: log low <= k1 <= log high, where a missing low is
+    1 / high; its sequence_max asks this of every token of the response. k2 and k3 must be at most high (nats).
+
+    Args: log-probs [B, T] nats; mask [B, T] bool. d is clamped to [-20, 20].
+    Returns: [B, T] bool, a part of mask. Several rules are combined with &.
+    Raises: KeyError for an unknown statistic or reduction.
+    Source: verl 0.9's rollout_rs; SkyRL's sequence, outlier and token masks are cases of k1 (with the bounds turned
+        round, as theirs are on old / rollout).
+    """
+    d = log_ratio(old_logprobs.detach(), rollout_logprobs, mask)
+    values = {"k1": -d, "k2": d.square() / 2, "k3": d.exp() - 1 - d}[statistic]
+    if reduction == "sequence_sum":
+        values = values.sum(dim=1, keepdim=True)
+    elif reduction == "sequence_mean":
+        values = row_mean(values, mask)
+    elif reduction not in ("token", "sequence_max"):
+        raise KeyError(f"unknown reduction {reduction!r}")
+    if statistic == "k1":
+        lowest = -math.log(high) if low is None else math.log(low)
+        within = (values >= lowest) & (values <= math.log(high))
+    else:
+        within = values <= high
+    if reduction == "sequence_max":
+        within = (within | ~mask).all(dim=1, keepdim=True)
+    return mask & within

@@ -1,0 +1,441 @@
+"""Whole runs on a tiny model: reproducible, resumable, and stopped for the right reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from posttrain.backends.train.local import engine as local_engine
+from posttrain.build import train_run
+from posttrain.config import RunConfig
+from posttrain.errors import RequestError, RunInterrupted, RunStopped
+from posttrain.loops import rl_sync
+
+GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+# Score of a response: a number between 0 and 1 that depends on its text; broken or slow when a file beside it says so.
+REWARD = """
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def score(data_source, solution_str, ground_truth, extra_info):
+    if (HERE / "slow").exists():
+        time.sleep(0.05)
+    value = sum(solution_str.encode()) % 5
+    if (HERE / "broken").exists() or (value == 4 and (HERE / "sometimes").exists()):
+        raise KeyError("no answer")
+    return value / 4
+"""
+
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_llama: Path) -> Make:
+    """A configuration of six steps of two prompts x three samples, two updates each; keyword arguments change sections."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    for name, count in (("train", 10), ("validation", 3)):
+        rows = [
+            {"data_source": "sums", "prompt": f"{n}+{n}=", "reward_model": {"ground_truth": str(2 * n)}}
+            for n in range(count)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"seed": 1, "total_steps": 6},
+        "model": {"path": str(tiny_llama), "compute_dtype": "float32"},
+        "data": {
+            "train_files": [str(tmp_path / "train.jsonl")],
+            "validation_files": [str(tmp_path / "validation.jsonl")],
+            "prompts_per_step": 2,
+        },
+        "rollout": {"samples_per_prompt": 3, "max_response_tokens": 6},
+        "reward": {"terms": [{"name": "score", "path": str(tmp_path / "reward.py")}]},
+        "loss": {"kl_coef": 0.01},
+        "policy": {
+            "sequences_per_mini_batch": 3,
+            "sequences_per_micro_batch_per_device": 2,
+            "optimizer": {"lr": 1e-3},
+            "schedule": {"name": "cosine", "warmup_updates": 2},
+        },
+        "validation": {"every_steps": 3},
+        "checkpoint": {"every_steps": 3},
+        "tracking": {"trackers": []},
+        "placement": {"device": "cpu", "cpu_threads": 1},
+    }
+
+    def make_config(folder: str, **changes: dict[str, Any]) -> RunConfig:
+        merged = {name: section | changes.get(name, {}) for name, section in sections.items()}
+        merged |= {name: section for name, section in changes.items() if name not in merged}
+        merged["run"] = merged["run"] | {"folder": str(tmp_path / folder)}
+        return RunConfig.model_validate(merged)
+
+    return make_config
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def comparable(folder: Path) -> str:
+    """metrics.jsonl without times and speeds, as text."""
+    lines = metrics_of(folder)
+    kept = [{k: v for k, v in line.items() if not k.startswith(("time/", "speed/"))} for line in lines]
+    return "\n".join(json.dumps(line, sort_keys=True) for line in kept)
+
+
+def assert_same_result(folder: Path, other: Path) -> None:
+    assert comparable(folder) == comparable(other)
+    for name in ("model.safetensors", "optimizer.safetensors", "engine.json"):
+        path = f"checkpoints/global_step_6/policy/{name}"
+        assert (folder / path).read_bytes() == (other / path).read_bytes(), name
+    for step in range(1, 7):
+        assert (folder / f"samples/step_{step}.jsonl").read_bytes() == (
+            other / f"samples/step_{step}.jsonl"
+        ).read_bytes()
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
+    """Do something in the middle of a step, after its update and before anything about it is written."""
+    measure, seen = rl_sync.measure, []
+
+    def counted(*args: Any) -> dict[str, float]:
+        seen.append(1)
+        if len(seen) == step:
+            act()
+        return measure(*args)
+
+    monkeypatch.setattr(rl_sync, "measure", counted)
+
+
+class PowerCut(Exception):
+    """The process ends without a word."""
+
+
+def power_cut() -> None:
+    raise PowerCut
+
+
+# ---------------------------------------------------------------------------------------------- same seed, same run
+
+
+def test_same_seed_gives_the_same_run_and_another_seed_another(make: Make) -> None:
+    first = train_run(make("first"))
+    torch.randn(7)  # the global random state is not what makes a run
+    assert_same_result(train_run(make("second")), first)
+    other = train_run(make("other", run={"seed": 2, "total_steps": 6}))
+    assert comparable(other) != comparable(first)
+    assert [line["step"] for line in metrics_of(first)] == list(range(7))
+
+
+def test_memory_settings_change_numbers_by_rounding_only(make: Make) -> None:
+    """Other micro-batches, slots and prefills: the same tokens are sampled, the metrics agree closely."""
+    first = train_run(make("first", run={"seed": 1, "total_steps": 2}))
+    second = train_run(
+        make(
+            "second",
+            run={"seed": 1, "total_steps": 2},
+            rollout={
+                "samples_per_prompt": 3,
+                "max_response_tokens": 6,
+                "max_concurrent_sequences": 2,
+                "max_prefill_tokens": 10,
+            },
+            reference={"sequences_per_micro_batch_per_device": 1},
+            model={"path": make("x").model.path, "compute_dtype": "float32", "gradient_checkpointing": True},
+        )
+    )
+    for one, other in zip(metrics_of(first), metrics_of(second), strict=True):
+        for name, value in one.items():
+            if not name.startswith(("time/", "speed/", "gap/")):
+                assert other[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    responses = [
+        [json.loads(line)["response"] for line in (folder / "samples/step_2.jsonl").read_text().splitlines()]
+        for folder in (first, second)
+    ]
+    assert responses[0] == responses[1]
+
+
+# --------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_run_stopped_by_a_signal_goes_on_as_if_it_had_not_been(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM in step 2, at which no checkpoint is due."""
+    straight = train_run(make("straight"))
+    with monkeypatch.context() as patch:
+        at_step(patch, 2, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(RunInterrupted, match="stopped by SIGTERM after step 2, saved as global_step_2") as raised:
+            train_run(make("stopped"))
+    assert raised.value.exit_code == 75
+    folder = Path(make("stopped").folder)
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+    assert [line["step"] for line in metrics_of(folder)] == [0, 1, 2]
+    assert_same_result(train_run(make("stopped")), straight)
+    assert json.loads((folder / "run.json").read_text())["status"] == "done"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_run_that_died_goes_on_from_its_last_checkpoint(
+    make: Make, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Dead in step 5; the checkpoint is of step 3. Steps 4 and 5 are made again, and written once."""
+    model = {"path": make("x").model.path, "compute_dtype": dtype}
+    straight = train_run(make("straight", model=model))
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, power_cut)
+        with pytest.raises(PowerCut):
+            train_run(make("died", model=model))
+    folder = Path(make("died").folder)
+    assert [line["step"] for line in metrics_of(folder)] == [0, 1, 2, 3, 4]
+    assert_same_result(train_run(make("died", model=model)), straight)
+
+
+def test_damaged_newest_checkpoint_is_passed_over_and_named(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train_run(make("run", tracking={"trackers": ["console"]}))
+    before = comparable(folder)
+    weights = folder / "checkpoints/global_step_6/policy/model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    capsys.readouterr()
+    train_run(make("run", tracking={"trackers": ["console"]}))
+    shown = "".join(capsys.readouterr())
+    assert "global_step_6 is damaged (policy/model.safetensors has changed)" in shown
+    assert "from step 4" in shown
+    assert comparable(folder) == before
+    assert weights.read_bytes() == content
+
+
+def test_finished_run_started_again_changes_nothing(make: Make) -> None:
+    folder = train_run(make("run"))
+    before = (folder / "metrics.jsonl").read_bytes()
+    train_run(make("run"))
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_finished_run_can_be_made_longer(make: Make) -> None:
+    constant = {
+        "sequences_per_mini_batch": 3,
+        "sequences_per_micro_batch_per_device": 2,
+        "optimizer": {"lr": 1e-3},
+        "schedule": {"name": "constant", "warmup_updates": 2},
+    }
+    straight = train_run(make("straight", policy=constant, validation={"after_training": False}))
+    train_run(make("grown", policy=constant, run={"total_steps": 3}, validation={"after_training": False}))
+    grown = train_run(make("grown", policy=constant, validation={"after_training": False}))
+    assert_same_result(grown, straight)
+
+
+def test_used_folder_is_refused_without_resuming(make: Make) -> None:
+    train_run(make("run", run={"total_steps": 1}))
+    before = sorted((path, path.stat().st_mtime_ns) for path in Path(make("run").folder).rglob("*"))
+    with pytest.raises(RequestError, match=r"already holds a run; name another run\.folder, or set run.resume=auto"):
+        train_run(make("run", run={"total_steps": 1, "resume": "never"}))
+    assert sorted((path, path.stat().st_mtime_ns) for path in Path(make("run").folder).rglob("*")) == before
+
+
+def test_other_data_order_is_refused_when_resuming(make: Make) -> None:
+    folder = train_run(make("run", run={"total_steps": 3}))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(RequestError, match=r"seed = 1, and this run has 2"):
+        train_run(make("run", run={"total_steps": 6, "seed": 2}))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_only_the_newest_checkpoints_are_kept(make: Make) -> None:
+    folder = train_run(make("run", checkpoint={"every_steps": 1, "keep_last": 2}))
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert names == ["global_step_5", "global_step_6", "latest"]
+    assert (folder / "checkpoints/latest").read_text() == "global_step_6\n"
+
+
+# ----------------------------------------------------------------------------------- runs that have to end themselves
+
+
+def test_reward_that_always_fails_stops_the_run(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    with pytest.raises(RunStopped) as raised:
+        train_run(make("run", validation={"before_training": False}))
+    text = str(raised.value)
+    assert raised.value.exit_code == 3
+    assert "6 of 6 responses have no valid reward, more than reward.max_invalid_share = 0.5 allows" in text
+    assert "exception: score:" in text and "KeyError: 'no answer'" in text and "reward.py:" in text
+    assert text.endswith("Last good checkpoint: none was saved")
+    assert json.loads((Path(make("run").folder) / "run.json").read_text())["status"] == "stopped"
+
+
+def test_loss_that_is_not_finite_stops_the_run_before_it_touches_the_weights(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = local_engine.policy_objective
+    seen: list[int] = []
+
+    def spoiled(*args: Any) -> Any:
+        """NaN from the second step on: a step has two mini-batches of two micro-batches each."""
+        seen.append(1)
+        loss, sums = objective(*args)
+        return (loss * float("nan") if len(seen) > 4 else loss), sums
+
+    monkeypatch.setattr(local_engine, "policy_objective", spoiled)
+    config = make("run", run={"total_steps": 6, "max_skipped_steps": 2}, checkpoint={"every_steps": 1})
+    with pytest.raises(RunStopped) as raised:
+        train_run(config)
+    text = str(raised.value)
+    assert "2 steps in a row made no update (step 3 was the last)" in text
+    assert "Last good checkpoint: global_step_2" in text
+    folder = Path(config.folder)
+    assert [line.get("policy/skipped_updates") for line in metrics_of(folder)] == [None, 0.0, 2.0, 2.0]
+    assert (folder / "samples/step_3.jsonl").exists()
+    first, second = (folder / f"checkpoints/global_step_{n}/policy/model.safetensors" for n in (1, 2))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_samples_of_a_failed_step_are_written_even_when_not_due(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = local_engine.policy_objective
+    monkeypatch.setattr(
+        local_engine, "policy_objective", lambda *args: (objective(*args)[0] * float("nan"), objective(*args)[1])
+    )
+    config = make(
+        "run", run={"max_skipped_steps": 1, "total_steps": 6}, tracking={"trackers": [], "samples_every_steps": None}
+    )
+    with pytest.raises(RunStopped, match=r"in samples/step_1\.jsonl"):
+        train_run(config)
+    assert (Path(config.folder) / "samples/step_1.jsonl").exists()
+
+
+def test_learning_rate_that_blows_the_weights_up_stops_the_run(make: Make) -> None:
+    policy = {"optimizer": {"lr": 1e30, "max_grad_norm": None}}
+    with pytest.raises(RunStopped, match="not finite"):
+        train_run(make("run", policy=policy))
+
+
+# ------------------------------------------------------------------------------------------------ what a run leaves
+
+
+def test_prompt_that_comes_again_gets_other_random_numbers(make: Make) -> None:
+    """Ten prompts in a file, two steps of ten: an epoch each, with weights that hardly move."""
+    folder = train_run(
+        make(
+            "run",
+            run={"total_steps": 2},
+            data={**make("x").data.model_dump(), "prompts_per_step": 10},
+            policy={"optimizer": {"lr": 1e-12}},
+        )
+    )
+    first, second = (
+        {s["sample_id"]: s["response"] for s in map(json.loads, (folder / f"samples/step_{n}.jsonl").open())}
+        for n in (1, 2)
+    )
+    assert first.keys() == second.keys() and len(first) == 30
+    assert sum(first[name] == second[name] for name in first) <= 2
+
+
+def test_samples_hold_what_happened(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "sometimes").touch()
+    config = make(
+        "run",
+        run={"seed": 3, "total_steps": 4},
+        reward={
+            "terms": [{"name": "score", "path": str(tmp_path / "reward.py"), "weight": 2.0}],
+            "max_invalid_share": 1.0,
+        },
+    )
+    folder = train_run(config)
+    metrics = metrics_of(folder)
+    invalid_seen = 0
+    for step in range(1, 5):
+        samples = [json.loads(line) for line in (folder / f"samples/step_{step}.jsonl").read_text().splitlines()]
+        assert len(samples) == len({sample["sample_id"] for sample in samples}) == 6
+        assert {sample["policy_version"] for sample in samples} == {2 * (step - 1)}  # two updates per step
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for sample in samples:
+            assert sample["step"] == step and sample["data_source"] == "sums"
+            assert sample["prompt"].startswith("<|im_start|>user\n")
+            assert 1 <= sample["response_tokens"] <= 6
+            assert sample["stop_reason"] == ("length" if sample["response_tokens"] == 6 else "eos")
+            assert (sample["reward"] is None) == (sample["advantage"] is None) == (sample["invalid"] is not None)
+            if sample["reward"] is None:
+                assert sample["invalid"]["reason"] == "exception"
+                invalid_seen += 1
+            else:
+                assert sample["reward"] == 2 * sample["reward_terms"]["score"]
+                groups.setdefault(sample["prompt_id"], []).append(sample)
+        for group in groups.values():
+            advantages = [sample["advantage"] for sample in group]
+            assert sum(advantages) == pytest.approx(0, abs=1e-5)
+            if len({sample["reward"] for sample in group}) == 1:
+                assert advantages == [0.0] * len(group)
+            else:
+                best = max(group, key=lambda sample: sample["reward"])
+                assert best["advantage"] == max(advantages) > 0
+        line = metrics[step]
+        rewards = [sample["reward"] for group in groups.values() for sample in group]
+        assert line["reward/mean"] == pytest.approx(sum(rewards) / len(rewards))
+        assert line["reward/invalid_share"] == pytest.approx((6 - len(rewards)) / 6)
+        assert line["step/response_tokens"] == sum(sample["response_tokens"] for sample in samples)
+        assert line["gap/max"] < 1e-4
+    assert invalid_seen > 0
+
+
+def test_saved_configuration_is_the_run_again(make: Make) -> None:
+    config = make("run", run={"total_steps": 1})
+    folder = train_run(config)
+    assert RunConfig.model_validate(yaml.safe_load((folder / "config.yaml").read_text())) == config
+
+
+def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, tmp_path: Path) -> None:
+    """A run with everything on. <placeholders> in the glossary stand for any name."""
+    (tmp_path / "sometimes").touch()
+    loss = {"kl_coef": 0.01, "entropy_coef": 0.01, "dual_clip": 3.0}
+    reward = {"terms": [{"name": "score", "path": str(tmp_path / "reward.py")}], "max_invalid_share": 1.0}
+    folder = train_run(make("run", run={"seed": 3, "total_steps": 3}, loss=loss, reward=reward))
+    logged = {name for line in metrics_of(folder) for name in line} - {"step", "nonfinite"}
+    documented = re.findall(r"^\| `([^`]+)` \|", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    patterns = {name: re.compile(re.sub(r"<\w+>", "[^/]+", name)) for name in documented}
+    assert [name for name in sorted(logged) if not any(p.fullmatch(name) for p in patterns.values())] == []
+    assert [name for name, pattern in patterns.items() if not any(map(pattern.fullmatch, logged))] == []
+
+
+# ----------------------------------------------------------------------------------------------- as a command
+
+
+@pytest.mark.slow
+def test_command_stopped_by_sigterm_exits_75_and_finishes_when_started_again(make: Make, tmp_path: Path) -> None:
+    config = make("run", run={"total_steps": 8}, validation={"before_training": False})
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    command = [sys.executable, "-c", "from posttrain.cli.app import main; main()", "train", str(file)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    folder = Path(config.folder)
+
+    (tmp_path / "slow").touch()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 120
+    while not ((folder / "metrics.jsonl").exists() and metrics_of(folder)):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    assert "stopped by SIGTERM after step" in output
+    done = metrics_of(folder)[-1]["step"]
+    assert done < 8
+    assert (folder / "checkpoints/latest").read_text() == f"global_step_{done}\n"
+
+    (tmp_path / "slow").unlink()
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert [line["step"] for line in metrics_of(folder)] == list(range(1, 9))
+    assert json.loads((folder / "run.json").read_text())["status"] == "done"

@@ -1,0 +1,186 @@
+"""What holds for every policy loss, KL estimate, aggregation and the value loss, on any batch."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posttrain.algos.aggregation import aggregate
+from posttrain.algos.kl import token_kl
+from posttrain.algos.kl_full import full_kl
+from posttrain.algos.logprobs import entropy, log_probabilities
+from posttrain.algos.value_loss import value_loss
+from posttrain.records.batches import LossCounts
+from posttrain.registry import POLICY_LOSSES
+
+NUMBERS = {
+    "clip_ratio_low": 0.2,
+    "clip_ratio_high": 0.28,
+    "dual_clip": 1.5,
+    "gate_sharpness_positive": 1.0,
+    "gate_sharpness_negative": 1.05,
+    "covariance_share": 1.0,  # all candidates: no draw, so the order of rows cannot matter
+    "covariance_low": 0.1,
+    "covariance_high": 5.0,
+    "covariance_kl_coef": 0.5,
+    "weight_limit": 3.0,
+    "dro_beta": 0.5,
+}
+AGGREGATIONS = ("token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum")
+ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "abs+", "k3+")
+CHOOSE_IN_THE_MINI_BATCH = ("clip_cov", "kl_cov")
+
+# policy, old, advantages, mask -> loss per token [B, T]
+TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def policy_loss(name: str) -> TokenLoss:
+    def compute(policy: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        loss = POLICY_LOSSES.get(name)
+        numbers = NUMBERS | {"mini_batch_tokens": int(mask.sum())}
+        keywords = [p.name for p in inspect.signature(loss).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        token_loss, report = loss(policy, old, advantages, mask, **{key: numbers[key] for key in keywords})
+        for logged in report.values():
+            assert logged.shape == mask.shape and not logged.requires_grad
+            assert logged[mask].isfinite().all()
+        return token_loss
+
+    return compute
+
+
+def kl(estimator: str) -> TokenLoss:
+    return lambda policy, old, advantages, mask: token_kl(estimator, policy, old, mask)
+
+
+def critic(policy: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    return value_loss(policy, old, advantages, mask, value_clip=0.5)[0]
+
+
+LOSSES: dict[str, TokenLoss] = {
+    **{name: policy_loss(name) for name in POLICY_LOSSES.names()},
+    **{f"kl {estimator}": kl(estimator) for estimator in ESTIMATORS},
+    "value": critic,
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """policy, old, advantages (all float64) and a mask with holes and empty rows; up to 5 rows of up to 5 tokens."""
+    rows, width = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    old = -torch.rand(rows, width, generator=generator, dtype=torch.float64) * 3 - 0.1
+    move = draw(st.sampled_from([0.0, 0.1, 1.0])) * torch.randn(old.shape, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(old.shape, generator=generator, dtype=torch.float64)
+    if draw(st.booleans()):
+        advantages = advantages[:, :1].expand(old.shape)
+    mask = torch.rand(old.shape, generator=generator) < 0.7
+    return (old + move).clamp(max=-0.01), old, advantages, mask
+
+
+def value_and_gradient(loss: TokenLoss, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    policy, *others = batch
+    policy = policy.clone().requires_grad_()
+    token_loss = loss(policy, *others)
+    return token_loss.detach(), torch.autograd.grad(token_loss.sum(), policy)[0]
+
+
+def same(left: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+
+
+@every_loss
+@settings(max_examples=25)
+@given(batch=batches(), garbage=st.sampled_from([math.nan, math.inf, -math.inf, 1e4]))
+def test_garbage_behind_the_mask_reaches_neither_value_nor_gradient(
+    loss: TokenLoss, batch: tuple[Tensor, ...], garbage: float
+) -> None:
+    *tensors, mask = batch
+    dirty = (*(torch.where(mask, tensor, garbage) for tensor in tensors), mask)
+    value, gradient = value_and_gradient(loss, dirty)
+    clean_value, clean_gradient = value_and_gradient(loss, batch)
+    assert torch.equal(value, clean_value) and torch.equal(gradient, clean_gradient)
+    assert value.isfinite().all() and gradient.isfinite().all()
+    assert (value[~mask] == 0).all() and (gradient[~mask] == 0).all()
+
+
+@every_loss
+@settings(max_examples=25)
+@given(batch=batches(), seed=st.integers(0, 100))
+def test_row_order_and_padding_do_not_matter(loss: TokenLoss, batch: tuple[Tensor, ...], seed: int) -> None:
+    order = torch.randperm(len(batch[0]), generator=torch.Generator().manual_seed(seed))
+    changed = tuple(torch.nn.functional.pad(tensor[order], (0, 2)) for tensor in batch)
+    width = batch[0].shape[1]
+    for whole, moved in zip(value_and_gradient(loss, batch), value_and_gradient(loss, changed), strict=True):
+        same(moved[:, :width], whole[order])
+        assert (moved[:, width:] == 0).all()
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - set(CHOOSE_IN_THE_MINI_BATCH)))
+@settings(max_examples=10)
+@given(batch=batches(), cut=st.integers(0, 5))
+def test_parts_of_a_mini_batch_add_up_to_it(name: str, mode: str, batch: tuple[Tensor, ...], cut: int) -> None:
+    loss, mask = LOSSES[name], batch[3]
+    counts = LossCounts(tokens=int(mask.sum()), sequences=int(mask.any(dim=1).sum()))
+
+    def share(rows: slice) -> tuple[Tensor, Tensor]:
+        policy = batch[0][rows].clone().requires_grad_()
+        part = aggregate(loss(policy, *(each[rows] for each in batch[1:])), mask[rows], mode, counts)
+        return part.detach(), torch.autograd.grad(part, policy)[0]
+
+    whole, gradient = share(slice(None))
+    (first, first_gradient), (second, second_gradient) = share(slice(cut)), share(slice(cut, None))
+    same(first + second, whole)
+    same(torch.cat([first_gradient, second_gradient]), gradient)
+
+
+@every_loss
+def test_nothing_to_learn_from_is_no_gradient_and_no_nan(loss: TokenLoss) -> None:
+    garbage = torch.full((2, 3), math.nan)
+    value, gradient = value_and_gradient(loss, (garbage, garbage, garbage, torch.zeros(2, 3).bool()))
+    assert (value == 0).all() and (gradient == 0).all()
+
+
+# Losses without a stopped gradient: the analytic gradient is the numeric one. (The others' are compared with golden
+# and hand-computed gradients.) The inputs stay away from the kinks.
+SMOOTH = ("ppo_clip", "geo_mean", "sapo", "gpg", "dro", "kl k1", "kl abs", "kl k2", "kl k3", "value")
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_are_the_numeric_ones(name: str) -> None:
+    old = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.7, -3.0]], dtype=torch.float64)
+    policy = old + torch.tensor([[0.1, 0.4, -0.15], [-0.4, 0.05, 0.6]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0, 0.5, -2.0], [-0.3, 1.0, -1.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    policy.requires_grad_()
+    assert torch.autograd.gradcheck(lambda policy: LOSSES[name](policy, old, advantages, mask), (policy,))
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_gradients_through_aggregation(mode: str) -> None:
+    mask = torch.tensor([[True, True, False], [False, False, False], [True, False, False]])
+    values = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    counts = LossCounts(tokens=3, sequences=2)
+    assert torch.autograd.gradcheck(lambda values: aggregate(values, mask, mode, counts), (values,))
+
+
+def test_gradients_through_entropy_and_full_kl() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 2), (4, 2), (3, 2), (4, 2))
+    hidden, head, ref_hidden, ref_head = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes
+    )
+    hidden.requires_grad_()
+    head.requires_grad_()
+    assert torch.autograd.gradcheck(lambda h, w: entropy(log_probabilities(h @ w.T, 0.8)), (hidden, head))
+    assert torch.autograd.gradcheck(
+        lambda h, w: full_kl(h, w, ref_hidden, ref_head, tokens_per_chunk=2), (hidden, head)
+    )

@@ -1,0 +1,194 @@
+"""What a user can choose, what each choice reads, and what is said about choices that cannot work."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain.algos.objective import policy_objective
+from posttrain.build import chosen_parameters
+from posttrain.config import RunConfig
+from posttrain.config.algorithm import ADVANTAGE_FIELDS, LOSS_FIELDS, AdvantageConfig, LossConfig
+from posttrain.dialects.native.checks import NOT_YET_SUPPLIED, check, warnings_of
+from posttrain.errors import RequestError
+from posttrain.records.batches import SequenceBatch
+from posttrain.records.plans import AdvantagePlan, LossPlan
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES
+from posttrain.stages.advantage import estimate_advantages, token_rewards
+
+
+def keywords(function: Any, section: Any) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} & set(section.model_fields)
+
+
+def test_the_tables_say_what_the_functions_read() -> None:
+    for registry, table, section in (
+        (ADVANTAGES, ADVANTAGE_FIELDS, AdvantageConfig),
+        (POLICY_LOSSES, LOSS_FIELDS, LossConfig),
+    ):
+        assert sorted(table) == registry.names()
+        for name, fields in table.items():
+            assert set(fields) == keywords(registry.get(name), section), name
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"model": {"path": "x"}, "data": {"train_files": ["x"]}} | sections)
+
+
+def test_defaults_are_accepted_without_a_word() -> None:
+    assert check(config()) == []
+    assert warnings_of(config()) == []
+
+
+@pytest.mark.parametrize("name", sorted(NOT_YET_SUPPLIED))
+def test_an_estimator_without_its_input_is_refused_before_the_run(name: str) -> None:
+    (problem,) = check(config(advantage={"name": name}))
+    assert problem.what.startswith(f"{name} needs ") and problem.field == "advantage.name"
+
+
+@pytest.mark.parametrize("name", sorted(set(ADVANTAGE_FIELDS) - set(NOT_YET_SUPPLIED)))
+def test_every_other_estimator_is_supplied_with_what_it_needs(name: str) -> None:
+    assert check(config(advantage={"name": name})) == []
+    train = estimate_advantages(batch(), AdvantagePlan(name=name))
+    assert train.advantages.shape == (4, 3)
+    assert (train.advantages[~train.loss_mask] == 0).all() and not train.loss_mask[3].any()
+
+
+def test_the_stage_says_what_an_estimator_lacks() -> None:
+    with pytest.raises(RequestError, match="gae needs values, and this run has no role that computes it"):
+        estimate_advantages(batch(), AdvantagePlan(name="gae"))
+    with pytest.raises(RequestError, match=r"needs old_logprobs and sum_pi_squared, .* computes them"):
+        estimate_advantages(batch(), AdvantagePlan(name="optimal_token_baseline"))
+
+
+def batch() -> SequenceBatch:
+    """Two groups of two; the second response has tool output inside, the last one has no valid reward."""
+    mask = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 0, 0], [1, 1, 0]]).bool()
+    return SequenceBatch(
+        tokens=torch.zeros(4, 5, dtype=torch.int64),
+        prompt_lengths=torch.full((4,), 2),
+        response_mask=mask,
+        rollout_logprobs=torch.zeros(4, 3),
+        rewards=torch.tensor([1.0, 0.0, 2.0, 0.0]),
+        valid=torch.tensor([True, True, True, False]),
+        group_index=torch.tensor([0, 0, 1, 1]),
+        sample_ids=("a", "b", "c", "d"),
+    )
+
+
+def test_a_reward_stands_on_the_last_sampled_token() -> None:
+    scored = replace(batch(), rewards=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert token_rewards(scored).tolist() == [[0, 0, 1], [0, 0, 2], [3, 0, 0], [0, 4, 0]]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "grpo_passk"])
+def test_one_sample_per_prompt_teaches_nothing(name: str) -> None:
+    (problem,) = check(config(advantage={"name": name}, rollout={"samples_per_prompt": 1}))
+    assert problem.what.startswith(f"{name} compares the samples of a prompt")
+    assert check(config(advantage={"name": "reinforce_plus_plus"}, rollout={"samples_per_prompt": 1})) == []
+
+
+def test_a_lone_sample_that_keeps_its_reward_can_be_asked_for() -> None:
+    asked = {"name": "grpo", "lone_sample_keeps_reward": True}
+    assert check(config(advantage=asked, rollout={"samples_per_prompt": 1})) == []
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_losses_that_choose_in_the_mini_batch_need_it_in_one_piece(name: str) -> None:
+    sizes = {"data": {"train_files": ["x"], "prompts_per_step": 4}, "rollout": {"samples_per_prompt": 4}}
+    policy = {"sequences_per_micro_batch_per_device": 8}
+    (problem,) = check(config(loss={"name": name}, policy=policy, **sizes))
+    assert "a whole mini-batch, which is 16 sequences; micro-batches of 8" in problem.what
+    assert "policy.sequences_per_micro_batch_per_device=16" in problem.fix
+    assert check(config(loss={"name": name}, policy=policy | {"sequences_per_mini_batch": 8}, **sizes)) == []
+
+
+def test_dro_without_its_weight_is_refused() -> None:
+    (problem,) = check(config(loss={"name": "dro"}))
+    assert problem.what == "dro needs loss.dro_beta"
+    assert check(config(loss={"name": "dro", "dro_beta": 0.05})) == []
+
+
+def test_numbers_that_the_choice_does_not_read_are_pointed_out() -> None:
+    said = warnings_of(
+        config(advantage={"name": "rloo", "normalize_by_std": False}, loss={"name": "gpg", "clip_ratio_high": 0.28})
+    )
+    assert said == [
+        "advantage.normalize_by_std has no effect: rloo does not use it (grpo, grpo_passk would)",
+        "loss.clip_ratio_high has no effect: gpg does not use it "
+        "(cispo, clip_cov, dppo_kl, dppo_tv, geo_mean, gspo, ppo_clip would)",
+    ]
+    assert warnings_of(config(loss={"name": "cispo", "clip_ratio_high": 0.28})) == []
+
+
+def test_an_aggregation_that_is_not_the_losss_own_is_pointed_out() -> None:
+    (said,) = warnings_of(config(loss={"name": "sapo"}))
+    assert "loss.aggregation=sequence_mean_token_mean" in said
+    assert warnings_of(config(loss={"name": "sapo", "aggregation": "sequence_mean_token_mean"})) == []
+
+
+def test_an_estimator_of_a_kl_that_is_not_in_the_loss_is_pointed_out() -> None:
+    assert warnings_of(config(loss={"kl_estimator": "k1"})) == ["loss.kl_estimator has no effect: loss.kl_coef is 0"]
+
+
+def test_objective_by_hand() -> None:
+    # One update per step, so r = 1: loss -A; token_mean over 6 tokens of valid rows.
+    # grpo without std: group 0: +-0.5, group 1 has one valid member: 0. -(3 x 0.5 - 2 x 0.5) / 6 = -0.083333
+    # entropy 2 everywhere, weight 0.1: -0.2. KL k1: policy -1, ref -1.5: 0.5, weight 0.2: +0.1. Sum -0.183333
+    train = estimate_advantages(
+        replace(batch(), ref_logprobs=torch.full((4, 3), -1.5)),
+        AdvantagePlan(name="grpo", parameters={"normalize_by_std": False}),
+    )
+    plan = LossPlan(
+        name="ppo_clip",
+        parameters={"clip_ratio_low": 0.2, "clip_ratio_high": 0.2},
+        aggregation="token_mean",
+        temperature=1.0,
+        entropy_coef=0.1,
+        kl_coef=0.2,
+        kl_estimator="k1",
+    )
+    policy = torch.full((4, 3), -1.0, requires_grad=True)
+    loss, sums = policy_objective(policy, torch.full((4, 3), 2.0), train, plan, train.counts())
+    assert loss.item() == pytest.approx(-0.183333, abs=1e-6)
+    assert sums["policy/ratio_mean"] == 6 and sums["policy/entropy"] == 12 and sums["reference/kl"] == 3
+    # gradient per token: -A / 6 + 0.2 / 6; row 0: (-0.5 + 0.2) / 6 = -0.05; the invalid row has none
+    (gradient,) = torch.autograd.grad(loss, policy)
+    assert gradient[0].tolist() == pytest.approx([-0.05] * 3)
+    assert gradient[3].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("name", sorted(LOSS_FIELDS))
+def test_every_loss_goes_from_a_configuration_to_a_gradient(name: str) -> None:
+    section = LossConfig(name=name, dro_beta=0.05 if name == "dro" else None, covariance_kl_coef=0.1)  # a weak pull
+    plan = LossPlan(
+        name=name,
+        parameters=chosen_parameters(POLICY_LOSSES.get(name), section),
+        aggregation=section.aggregation,
+        temperature=1.0,
+    )
+    train = estimate_advantages(replace(batch(), old_logprobs=torch.full((4, 3), -1.1)), AdvantagePlan(name="grpo"))
+    policy = torch.full((4, 3), -1.0, requires_grad=True)
+    loss, sums = policy_objective(policy, torch.zeros(4, 3), train, plan, train.counts())
+    (gradient,) = torch.autograd.grad(loss, policy)
+    # group 0: the better response is made likelier, the worse one less likely; group 1 has nothing to compare with
+    assert gradient[0].max() < 0 < gradient[1][[0, 2]].min()
+    assert (gradient[~train.loss_mask] == 0).all()
+    assert {"policy/ratio_mean", "policy/kl_old", "policy/entropy"} <= set(sums)
+
+
+def test_a_loss_that_chooses_in_the_mini_batch_runs_when_it_is_whole_and_refuses_a_part() -> None:
+    train = estimate_advantages(batch(), AdvantagePlan(name="grpo"))
+    numbers = {"covariance_share": 0.5, "covariance_kl_coef": 1.0}
+    plan = LossPlan(name="kl_cov", parameters=numbers, aggregation="token_mean", temperature=1.0)
+    logprobs = torch.full((4, 3), -1.0, requires_grad=True)
+    loss, _ = policy_objective(logprobs, torch.zeros(4, 3), train, plan, train.counts())
+    assert loss.isfinite()
+    part = train.rows([0])
+    with pytest.raises(RequestError, match="holds 3 of 6"):
+        policy_objective(logprobs[:1], torch.zeros(1, 3), part, plan, train.counts())

@@ -1,0 +1,136 @@
+"""Estimators that compare the responses to a prompt, by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from posttrain.registry import ADVANTAGES
+
+
+def estimate(
+    name: str,
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    lengths: Sequence[int] | None = None,
+    valid: Sequence[bool] | None = None,
+    **given: Any,
+) -> list[float]:
+    """The advantage of each response's first token, after checking that its other tokens have the same."""
+    lengths = lengths or [1] * len(rewards)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    ok = torch.tensor(valid) if valid else torch.ones(len(rewards), dtype=torch.bool)
+    result: Tensor = ADVANTAGES.get(name)(torch.tensor(rewards), ok, torch.tensor(groups), mask, **given)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, torch.where(mask, result[:, :1], 0.0))
+    return [float(value) for value in result[:, 0]]
+
+
+def test_grpo_is_reward_minus_mean_over_sample_std() -> None:
+    # mean of 1, 0, 0 = 1/3; squared deviations 4/9 + 1/9 + 1/9 = 6/9, over n - 1 = 2: 1/3; std = 0.57735
+    # (1 - 1/3) / 0.57735 = 1.1547; (0 - 1/3) / 0.57735 = -0.57735
+    assert estimate("grpo", [1, 0, 0], [7, 7, 7]) == pytest.approx([1.1547, -0.57735, -0.57735], abs=1e-4)
+
+
+def test_grpo_without_std_only_subtracts_the_mean() -> None:
+    # mean 0.5
+    assert estimate("grpo", [1.0, 0.0], [0, 0], normalize_by_std=False) == [0.5, -0.5]
+
+
+def test_groups_do_not_need_to_stand_together() -> None:
+    # group 0: 1, 3 (mean 2); group 1: 10, 20 (mean 15)
+    advantages = estimate("grpo", [1.0, 10.0, 3.0, 20.0], [0, 1, 0, 1], normalize_by_std=False)
+    assert advantages == [-1.0, -5.0, 1.0, 5.0]
+
+
+def test_an_invalid_response_is_in_neither_mean_nor_gradient() -> None:
+    # the mean of the valid ones is (1 + 3) / 2 = 2; NaN stands where there is no reward
+    advantages = estimate("grpo", [1.0, math.nan, 3.0], [0, 0, 0], valid=[True, False, True], normalize_by_std=False)
+    assert advantages == [-1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "gpg", "maxrl", "reinforce_plus_plus_baseline"])
+def test_a_lone_response_gets_nothing_or_its_reward(name: str) -> None:
+    assert estimate(name, [3.0], [0]) == [0.0]
+    assert estimate(name, [3.0], [0], lone_sample_keeps_reward=True) == [3.0]
+
+
+def test_rloo_subtracts_the_mean_of_the_others() -> None:
+    # 3 - (1 + 2) / 2 = 1.5; 1 - (3 + 2) / 2 = -1.5; 2 - (3 + 1) / 2 = 0
+    assert estimate("rloo", [3.0, 1.0, 2.0], [0, 0, 0]) == pytest.approx([1.5, -1.5, 0.0])
+
+
+def test_opo_weighs_the_baseline_by_length() -> None:
+    # lengths 3 and 1: (3 x 1 + 1 x 0) / 4 = 0.75
+    assert estimate("opo", [1.0, 0.0], [0, 0], lengths=[3, 1]) == pytest.approx([0.25, -0.75])
+
+
+def test_gpg_scales_by_the_responses_without_signal() -> None:
+    # 4 responses, 1 of them not 0: scale 4; group 0: mean 0.5 -> 4 x 0.5 = 2; group 1 is all 0
+    assert estimate("gpg", [1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1]) == [2.0, -2.0, 0.0, 0.0]
+
+
+def test_gpg_counts_only_valid_responses() -> None:
+    # 2 valid, 1 of them not 0: scale 2
+    assert estimate("gpg", [1.0, 0.0, 5.0], [0, 0, 0], valid=[True, True, False]) == [1.0, -1.0, 0.0]
+
+
+def test_maxrl_divides_by_the_mean() -> None:
+    # mean 0.25: (1 - 0.25) / 0.25 = 3; -0.25 / 0.25 = -1
+    assert estimate("maxrl", [1.0, 0.0, 0.0, 0.0], [0] * 4) == pytest.approx([3.0, -1.0, -1.0, -1.0], rel=1e-5)
+
+
+def test_grpo_passk_rewards_the_leader_by_its_lead() -> None:
+    # lead 3 - 2 = 1; mean 2, squared deviations 1 + 0 + 1 over 2 = 1: std 1
+    assert estimate("grpo_passk", [1.0, 3.0, 2.0], [0, 0, 0]) == pytest.approx([0.0, 1.0, 0.0], abs=1e-5)
+    assert estimate("grpo_passk", [1.0, 5.0, 2.0], [0, 0, 0], normalize_by_std=False) == [0.0, 3.0, 0.0]
+
+
+def test_grpo_passk_gives_nothing_when_two_lead_or_one_is_alone() -> None:
+    assert estimate("grpo_passk", [3.0, 3.0, 1.0, 9.0], [0, 0, 0, 1]) == [0.0] * 4
+
+
+def test_reinforce_plus_plus_baseline_scales_over_all_tokens() -> None:
+    # centred: 1, -1, on 3 + 1 tokens: mean (3 - 1) / 4 = 0.5; squared deviations 3 x 0.25 + 2.25 = 3, over 3 = 1
+    advantages = estimate("reinforce_plus_plus_baseline", [2.0, 0.0], [0, 0], lengths=[3, 1])
+    assert advantages == pytest.approx([0.5, -1.5], abs=1e-6)
+
+
+def test_gdpo_standardises_every_term_before_it_sums() -> None:
+    # accuracy 1, 0 and length 100, 300: each is +-1 / sqrt(2) = +-0.7071 in its group of two; weights 1 and 0.5:
+    # 0.7071 - 0.3536 = 0.3536 and -0.3536; whitened over two tokens: std 0.5, so +-0.7071
+    terms = {"accuracy": torch.tensor([1.0, 0.0]), "length": torch.tensor([100.0, 300.0])}
+    advantages = ADVANTAGES.get("gdpo")(
+        terms,
+        torch.ones(2, dtype=torch.bool),
+        torch.zeros(2, dtype=torch.int64),
+        torch.ones(2, 1, dtype=torch.bool),
+        term_weights={"length": 0.5},
+    )
+    assert advantages.flatten().tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "gpg", "maxrl", "grpo_passk", "reinforce_plus_plus_baseline"])
+def test_equal_rewards_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
+    # in float32 the mean of eight 0.9 is not 0.9, in float64 that of six 0.7, so a plain (r - mean) / (std + 1e-6) is not 0
+    rewards = torch.full((14,), 0.9, dtype=dtype)
+    rewards[8:] = 0.7
+    groups = torch.tensor([0] * 8 + [1] * 6)
+    mask = torch.arange(5) < torch.arange(14)[:, None] % 5 + 1
+    advantages = ADVANTAGES.get(name)(rewards, torch.ones(14, dtype=torch.bool), groups, mask)
+    assert (advantages == 0).all()
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "gpg", "maxrl", "grpo_passk", "reinforce_plus_plus_baseline"])
+def test_nothing_valid_or_nothing_sampled_gives_zero(name: str) -> None:
+    rewards, groups = torch.tensor([1.0, 2.0]), torch.tensor([0, 0])
+    full, empty = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.bool)
+    estimator = ADVANTAGES.get(name)
+    assert (estimator(rewards, empty[:, 0], groups, full) == 0).all()
+    assert (estimator(rewards, full[:, 0], groups, empty) == 0).all()

@@ -1,0 +1,149 @@
+"""Drawing tokens: the frequencies are those of the distribution, and the log-prob is that of the distribution drawn from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from posttrain.backends.rollout.native.sampling import draw, restrict, uniforms
+from posttrain.records.trajectories import SamplingParams
+
+DRAWS = 20_000
+# Probabilities of eight tokens, in no order, one of them 0.
+PROBABILITIES = torch.tensor([0.10, 0.30, 0.02, 0.25, 0.0, 0.05, 0.20, 0.08])
+LOGITS = PROBABILITIES.log() + 3.0  # a constant does not matter
+
+
+def params(**options: float) -> SamplingParams:
+    return SamplingParams(max_response_tokens=8, **options)
+
+
+def normalised(weights: list[float]) -> list[float]:
+    return [weight / sum(weights) for weight in weights]
+
+
+CASES = {
+    "plain": ({}, PROBABILITIES.tolist()),
+    # Logits divided by 0.5: probabilities to the power of 2.
+    "temperature": ({"temperature": 0.5}, normalised([p**2 for p in PROBABILITIES.tolist()])),
+    "hot": ({"temperature": 2.0}, normalised([p**0.5 for p in PROBABILITIES.tolist()])),
+    "top_k": ({"top_k": 3}, normalised([0, 0.30, 0, 0.25, 0, 0, 0.20, 0])),
+    # From the likeliest: 0.30, 0.55, 0.75; the third is needed to reach 0.6.
+    "top_p": ({"top_p": 0.6}, normalised([0, 0.30, 0, 0.25, 0, 0, 0.20, 0])),
+    # At least 0.3 * 0.30 = 0.09.
+    "min_p": ({"min_p": 0.3}, normalised([0.10, 0.30, 0, 0.25, 0, 0, 0.20, 0])),
+    # Squares: 0.0900, 0.0625, 0.0400, 0.0100, ... The four likeliest make up 0.2025; of it 0.9 is 0.18225 <
+    # 0.0900 + 0.0625 + 0.0400 = 0.1925, so three stay; the third is 0.44 of the first, below 0.5.
+    "all together": (
+        {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.5},
+        normalised([0, 0.0900, 0, 0.0625, 0, 0, 0, 0]),
+    ),
+    "top_p below the likeliest": ({"top_p": 0.01}, [0, 1.0, 0, 0, 0, 0, 0, 0]),
+    "top_k of one": ({"top_k": 1}, [0, 1.0, 0, 0, 0, 0, 0, 0]),
+    "min_p of one": ({"min_p": 1.0}, [0, 1.0, 0, 0, 0, 0, 0, 0]),
+    "top_k beyond the vocabulary": ({"top_k": 100}, PROBABILITIES.tolist()),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), CASES.values(), ids=CASES.keys())
+def test_frequencies_and_logprobs_are_those_of_the_distribution(
+    options: dict[str, float], expected: list[float]
+) -> None:
+    """Pearson's chi-square over the tokens that can be drawn stays within 5 deviations of its mean (its degrees of freedom)."""
+    random = torch.from_numpy(uniforms(1, "sample", DRAWS))
+    tokens, logprobs = draw(LOGITS.expand(DRAWS, -1), random, params(**options))
+    counts = torch.bincount(tokens, minlength=8).tolist()
+    possible = [token for token, probability in enumerate(expected) if probability > 0]
+    assert sum(counts[token] for token in possible) == DRAWS  # nothing forbidden was drawn
+    chi_square = sum((counts[t] - DRAWS * expected[t]) ** 2 / (DRAWS * expected[t]) for t in possible)
+    freedom = len(possible) - 1
+    assert chi_square <= freedom + 5 * math.sqrt(2 * freedom)
+    wanted = torch.tensor(expected).log()[tokens]
+    torch.testing.assert_close(logprobs, wanted, rtol=0, atol=1e-5)
+
+
+def test_greedy_takes_the_likeliest_and_reports_the_plain_logprob() -> None:
+    logits = torch.stack([LOGITS, LOGITS.flip(0)])
+    tokens, logprobs = draw(logits, torch.tensor([0.99, 0.0]), params(temperature=0.0, top_k=1))
+    assert tokens.tolist() == [1, 6]
+    assert logprobs.tolist() == pytest.approx([math.log(0.3), math.log(0.3)], abs=1e-6)
+
+
+def test_each_row_has_its_own_distribution_and_number() -> None:
+    """Probabilities 0.25 and 0.75: numbers below 0.25 give token 0."""
+    row = torch.tensor([0.25, 0.75]).log()
+    logits = torch.stack([row, row, row.flip(0), row.flip(0)])
+    tokens, logprobs = draw(logits, torch.tensor([0.2, 0.3, 0.7, 0.8]), params())
+    assert tokens.tolist() == [0, 1, 0, 1]
+    assert logprobs.exp().tolist() == pytest.approx([0.25, 0.75, 0.75, 0.25])
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-12, 0.5, 1 - 1e-12, float(np.nextafter(1.0, 0.0))])
+@pytest.mark.parametrize("probabilities", [[0.0, 0.0, 1.0, 0.0], [0.0, 0.4, 0.6, 0.0]])
+def test_token_of_probability_zero_is_never_drawn(number: float, probabilities: list[float]) -> None:
+    """The ends of [0, 1) round to 0 and 1 in float32, where such tokens stand."""
+    tokens, logprobs = draw(torch.tensor([probabilities]).log(), torch.tensor([number], dtype=torch.float64), params())
+    assert probabilities[int(tokens)] > 0
+    assert torch.isfinite(logprobs).all()
+
+
+def test_large_vocabulary_in_bfloat16() -> None:
+    """50,000 equally likely tokens: the rounding of a long running sum must not starve either end."""
+    logits = torch.zeros(4, 50_000, dtype=torch.bfloat16)
+    tokens, logprobs = draw(logits, torch.tensor([0.0, 0.25, 0.5, 0.99999]), params())
+    assert tokens.tolist() == pytest.approx([0, 12_500, 25_000, 49_999], abs=30)
+    assert logprobs.dtype == torch.float32
+    assert logprobs.tolist() == pytest.approx([-math.log(50_000)] * 4, abs=1e-4)
+
+
+def test_equal_logits_at_the_cut_of_top_k_all_stay() -> None:
+    """Two tokens share second place: neither is preferred, so three stay."""
+    kept = restrict(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), params(top_k=2))
+    assert torch.isfinite(kept).tolist() == [[False, True, True, True]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_give_a_token_id_and_logprob_nan(bad: float, temperature: float) -> None:
+    """The engine sees the NaN and stops; on a GPU an id outside the vocabulary would end the process without a word."""
+    logits = torch.stack([LOGITS, torch.full_like(LOGITS, bad)])
+    tokens, logprobs = draw(logits, torch.tensor([0.5, 0.5]), params(temperature=temperature))
+    assert 0 <= int(tokens[1]) < 8
+    assert torch.isfinite(logprobs[0]) and torch.isnan(logprobs[1])
+
+
+# ------------------------------------------------------------------------------------------------ random numbers
+
+
+def test_random_numbers_depend_on_seed_and_sample_alone() -> None:
+    first = uniforms(1, "a:0/0", 10)
+    assert first.tolist() == uniforms(1, "a:0/0", 10).tolist()
+    assert first[:4].tolist() == uniforms(1, "a:0/0", 4).tolist()  # whatever the limit of tokens
+    for other in (uniforms(2, "a:0/0", 10), uniforms(1, "a:0/1", 10), uniforms(1, "a:1/0", 10)):
+        assert not np.intersect1d(first, other).size
+    # "1" + "1/a" and "11" + "/a" are different pairs
+    assert uniforms(1, "1/a", 1) != uniforms(11, "/a", 1)
+
+
+def test_random_numbers_are_uniform_across_samples() -> None:
+    """The first number of 4,000 samples: mean 1/2 (deviation 0.0046), variance 1/12; neighbours uncorrelated."""
+    first = np.array([uniforms(0, f"train.parquet:{n}/0", 1)[0] for n in range(4000)])
+    assert first.min() >= 0 and first.max() < 1
+    assert first.mean() == pytest.approx(0.5, abs=0.02)
+    assert first.var() == pytest.approx(1 / 12, abs=0.005)
+    assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.06
+
+
+def cut_sizes(kept: Tensor) -> list[int]:
+    return torch.isfinite(kept).sum(dim=1).tolist()
+
+
+def test_cuts_act_in_the_order_top_k_top_p_min_p() -> None:
+    """top_k = 2 leaves 0.30 and 0.25, of which the first is 0.545 > 0.5: top_p = 0.5 then keeps one token. On the uncut
+    distribution it would have kept two."""
+    assert cut_sizes(restrict(LOGITS[None], params(top_p=0.5))) == [2]
+    assert cut_sizes(restrict(LOGITS[None], params(top_k=2, top_p=0.5))) == [1]

@@ -1,0 +1,456 @@
+"""The one-device training engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from posttrain.backends.train.local import LocalTrainEngine
+from posttrain.config.policy import OptimizerConfig
+from posttrain.errors import ModelError
+from posttrain.models import attention as attention_module
+from posttrain.models.loading import load_causal_lm
+from posttrain.models.tiny import draw_weights, tiny_tokenizer, write_tiny_model
+from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.plans import LossPlan
+from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
+
+PROMPTS, RESPONSES = [4, 1, 9, 6, 2, 5], [5, 8, 2, 8, 1, 3]
+
+
+def make_engine(
+    folder: Path, *, dtype: torch.dtype = torch.float32, micro: int = 4, **options: Any
+) -> LocalTrainEngine:
+    optimizer = OptimizerConfig(
+        **{"lr": 1e-2, "weight_decay": 0.0, "max_grad_norm": None, **options.pop("optimizer", {})}
+    )
+    return LocalTrainEngine(
+        load_causal_lm(str(folder), dtype=dtype),
+        AutoTokenizer.from_pretrained(folder),
+        optimizer=optimizer,
+        learning_rate_factor=options.pop("learning_rate_factor", lambda update_number: 1.0),
+        sequences_per_micro_batch=micro,
+        sequences_per_scoring_batch=4,
+        **options,
+    )
+
+
+def make_batch(seed: int = 0) -> TrainBatch:
+    """Six rows of random tokens and advantages; the second is invalid, the fourth has advantage 0."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, width, length = len(PROMPTS), max(PROMPTS), max(RESPONSES)
+    mask = torch.arange(length) < torch.tensor(RESPONSES)[:, None]
+    valid = torch.tensor([True, False, True, True, True, True])
+    advantages = torch.tensor([1.0, 0.0, -1.0, 0.0, 2.0, -0.5])[:, None] * mask
+    sequences = SequenceBatch(
+        tokens=torch.randint(0, 256, (rows, width + length), generator=generator),
+        prompt_lengths=torch.tensor(PROMPTS),
+        response_mask=mask,
+        rollout_logprobs=torch.zeros(rows, length),
+        rewards=torch.zeros(rows),
+        valid=valid,
+        group_index=torch.arange(rows),
+        sample_ids=tuple(f"p:{row}/0" for row in range(rows)),
+    )
+    return TrainBatch(sequences=sequences, advantages=advantages, loss_mask=mask & valid[:, None])
+
+
+def loss_plan(**options: Any) -> LossPlan:
+    parameters = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
+    return LossPlan(
+        **{"name": "ppo_clip", "parameters": parameters, "aggregation": "token_mean", "temperature": 1.0, **options}
+    )
+
+
+def train_once(
+    engine: LocalTrainEngine, batch: TrainBatch | None = None, **loss: Any
+) -> tuple[ForwardBackwardStats, OptimizerStats]:
+    batch = batch or make_batch()
+    stats = engine.forward_backward(batch, loss_plan(**loss), batch.counts())
+    return stats, engine.optimizer_step()
+
+
+def weights_of(engine: LocalTrainEngine) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in engine.model.named_parameters()}
+
+
+def gradients_of(engine: LocalTrainEngine) -> dict[str, Tensor]:
+    return {name: master.grad.clone() for name, master in engine._masters.parameters.items() if master.grad is not None}
+
+
+def unequal(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+# ------------------------------------------------------------------------------------------------------- gradients
+
+
+def plain_logprobs_and_entropies(folder: Path, batch: TrainBatch) -> tuple[Any, list[Tensor], list[Tensor]]:
+    """From the unmodified model, a row at a time."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    logprobs, entropies = [], []
+    sequences = batch.sequences
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        tokens = sequences.tokens[row, sequences.prompt_width - prompt : sequences.prompt_width + response]
+        log_p = model(tokens[None]).logits[0, prompt - 1 : -1].log_softmax(-1)
+        logprobs.append(log_p[torch.arange(response), tokens[prompt:]])
+        entropies.append(-(log_p.exp() * log_p).sum(-1))
+    return model, logprobs, entropies
+
+
+def test_scoring_gives_the_logprobs_of_the_plain_model_and_zero_elsewhere(tiny_qwen: Path) -> None:
+    batch = make_batch()
+    scores = make_engine(tiny_qwen).logprobs(batch.sequences, 1.0)
+    assert scores.dtype == torch.float32 and not scores.requires_grad
+    _, expected, _ = plain_logprobs_and_entropies(tiny_qwen, batch)
+    for row, length in enumerate(RESPONSES):
+        torch.testing.assert_close(scores[row, :length], expected[row].detach(), rtol=0, atol=2e-5)
+        assert not scores[row, length:].any()
+
+
+@pytest.mark.parametrize("what", ["entropy", "kl"])
+def test_gradient_of_entropy_bonus_and_of_kl(tiny_llama: Path, what: str) -> None:
+    """With all advantages 0 nothing else is left in the loss: -0.5 * mean entropy, or 0.5 * mean k2 to given log-probs."""
+    batch = make_batch()
+    reference = torch.randn(batch.loss_mask.shape, generator=torch.Generator().manual_seed(1)) - 5
+    batch = TrainBatch(
+        sequences=batch.sequences.with_logprobs(None, reference),
+        advantages=torch.zeros_like(batch.advantages),
+        loss_mask=batch.loss_mask,
+    )
+    options = {"entropy_coef": 0.5} if what == "entropy" else {"kl_coef": 0.5, "kl_estimator": "k2"}
+    engine = make_engine(tiny_llama, micro=2)
+    stats = engine.forward_backward(batch, loss_plan(**options), batch.counts())
+
+    model, logprobs, entropies = plain_logprobs_and_entropies(tiny_llama, batch)
+    used = [0, 2, 3, 4, 5]
+    tokens = sum(RESPONSES[row] for row in used)  # 5 + 2 + 8 + 1 + 3 = 19
+    if what == "entropy":
+        mean = torch.cat([entropies[row] for row in used]).sum() / tokens
+        loss = -0.5 * mean
+        assert stats.sums["policy/entropy"] / stats.tokens == pytest.approx(mean.item(), rel=1e-5)
+    else:
+        squares = [(logprobs[row] - reference[row, : RESPONSES[row]]).square() / 2 for row in used]
+        mean = torch.cat(squares).sum() / tokens
+        loss = 0.5 * mean
+        assert stats.sums["reference/kl"] / stats.tokens == pytest.approx(mean.item(), rel=1e-5)
+    loss.backward()
+    assert stats.tokens == tokens == 19
+    assert stats.loss == pytest.approx(loss.item(), rel=1e-5)
+    mine = gradients_of(engine)
+    for name, weight in model.named_parameters():
+        assert (mine[name] - weight.grad).norm() < 2e-5 * weight.grad.norm(), name
+
+
+def test_gradients_of_several_calls_add_up_until_cleared(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama)
+    batch = make_batch()
+    engine.forward_backward(batch, loss_plan(), batch.counts())
+    once = gradients_of(engine)
+    engine.forward_backward(batch, loss_plan(), batch.counts())
+    for name, gradient in gradients_of(engine).items():
+        torch.testing.assert_close(gradient, 2 * once[name], rtol=1e-5, atol=1e-7)
+    engine.zero_grad()
+    assert gradients_of(engine) == {}
+
+
+def test_policy_logprobs_of_an_update_are_those_before_it(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama)
+    before = engine.logprobs(make_batch().sequences, 1.0)
+    stats, _ = train_once(engine)
+    torch.testing.assert_close(stats.policy_logprobs, before, rtol=0, atol=2e-5)
+    assert (engine.logprobs(make_batch().sequences, 1.0) - before).abs().max() > 1e-3
+
+
+# -------------------------------------------------------------------------------------------- the optimizer's step
+
+
+def test_clipping_scales_the_whole_gradient_and_reports_the_norm_before(tiny_llama: Path) -> None:
+    """SGD-like check through AdamW's first average: m = 0.1 * clipped gradient after one update."""
+    engine = make_engine(tiny_llama, optimizer={"max_grad_norm": 0.25})
+    batch = make_batch()
+    engine.forward_backward(batch, loss_plan(), batch.counts())
+    gradients = gradients_of(engine)
+    norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm().item()
+    assert norm > 0.25
+    stats = engine.optimizer_step()
+    assert stats.grad_norm == pytest.approx(norm, rel=1e-5)
+    for name, master in engine._masters.parameters.items():
+        average = engine._optimizer.state[master]["exp_avg"]
+        torch.testing.assert_close(average, 0.1 * gradients[name] * 0.25 / norm, rtol=1e-4, atol=1e-9)
+
+
+def test_learning_rate_follows_the_number_of_updates_made(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama, learning_rate_factor=lambda number: [0.0, 0.5, 1.0][number])
+    start = weights_of(engine)
+    rates = []
+    for expected_version in (1, 2, 3):
+        rates.append(train_once(engine)[1].lr)
+        assert engine.version == expected_version
+        if expected_version == 1:
+            assert unequal(weights_of(engine), start) == []  # a factor of 0 moves nothing
+    assert rates == [0.0, 0.5e-2, 1e-2]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_that_is_not_finite_is_dropped(tiny_llama: Path, bad: float, dtype: torch.dtype) -> None:
+    engine, undisturbed = make_engine(tiny_llama, dtype=dtype), make_engine(tiny_llama, dtype=dtype)
+    train_once(engine)
+    train_once(undisturbed)
+    before = weights_of(engine)
+    batch = make_batch()
+    engine.forward_backward(batch, loss_plan(), batch.counts())
+    next(iter(engine._masters.parameters.values())).grad.view(-1)[3] = bad
+    stats = engine.optimizer_step()
+    assert stats.skipped and engine.version == 1
+    assert unequal(weights_of(engine), before) == []
+    # Nothing of it is left anywhere: the next update is the one an undisturbed engine makes.
+    train_once(engine)
+    train_once(undisturbed)
+    assert unequal(weights_of(engine), weights_of(undisturbed)) == []
+
+
+def test_advantage_of_an_invalid_row_never_counts(tiny_llama: Path) -> None:
+    """NaN behind the mask stays there."""
+    clean, dirty = make_engine(tiny_llama), make_engine(tiny_llama)
+    train_once(clean)
+    batch = make_batch()
+    batch.advantages[1] = float("nan")
+    _, stats = train_once(dirty, batch)
+    assert not stats.skipped
+    assert unequal(weights_of(clean), weights_of(dirty)) == []
+
+
+# ------------------------------------------------------------------------------------------------ bfloat16 compute
+
+
+def test_small_updates_reach_float32_masters_before_bfloat16_weights(tiny_llama: Path) -> None:
+    """A weight near 0.2 has neighbours 2^-10 away in bfloat16: steps of 1e-5 only show after many."""
+    engine = make_engine(tiny_llama, dtype=torch.bfloat16, optimizer={"lr": 1e-5})
+    assert {weight.dtype for weight in engine.model.parameters()} == {torch.bfloat16}
+    name = "model.layers.0.mlp.down_proj.weight"
+    weight, master = engine.model.get_parameter(name), engine._masters.parameters[name]
+    start_weight, start_master = weight.detach().clone(), master.detach().clone()
+    train_once(engine)
+    moved = (master.detach() - start_master).abs()
+    assert master.dtype == torch.float32
+    assert moved.max().item() == pytest.approx(1e-5, rel=0.1)
+    assert (moved > 0).float().mean() > 0.99
+    assert (weight != start_weight).float().mean() < 0.1
+    assert torch.equal(weight, master.bfloat16())
+
+
+def test_gradients_of_micro_batches_add_up_in_float32(tiny_llama: Path) -> None:
+    """In bfloat16, 256 + 1 = 256: a thousand small parts would be lost in the sum."""
+    engine = make_engine(tiny_llama, dtype=torch.bfloat16)
+    weight = engine.model.model.norm.weight
+    master = engine._masters.parameters["model.norm.weight"]
+    (256.0 * weight.sum()).backward()
+    for _ in range(3):
+        weight.sum().backward()
+    assert weight.grad is None
+    assert master.grad.dtype == torch.float32
+    assert master.grad.unique().tolist() == [259.0]
+
+
+def test_bfloat16_gradient_is_near_the_float32_one(tiny_qwen: Path) -> None:
+    exact, rounded = make_engine(tiny_qwen), make_engine(tiny_qwen, dtype=torch.bfloat16)
+    batch = make_batch()
+    for engine in (exact, rounded):
+        engine.forward_backward(batch, loss_plan(), batch.counts())
+    one, other = (torch.cat([g.flatten() for g in gradients_of(engine).values()]) for engine in (exact, rounded))
+    assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.99
+
+
+def test_tied_embeddings_stay_tied_in_bfloat16(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama, dtype=torch.bfloat16)
+    train_once(engine)
+    assert engine.model.lm_head.weight is engine.model.model.embed_tokens.weight
+    assert "lm_head.weight" not in engine._masters.parameters
+
+
+# ---------------------------------------------------------------------------------------------- gradient checkpointing
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_checkpointing_changes_no_bit_and_does_recompute(
+    tiny_llama: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    attend = attention_module.attend_packed
+    monkeypatch.setattr(attention_module, "attend_packed", lambda *args: (calls.append(1), attend(*args))[1])
+    results = {}
+    for on in (False, True):
+        engine = make_engine(tiny_llama, dtype=dtype, gradient_checkpointing=on)
+        calls.clear()
+        batch = make_batch()
+        stats = engine.forward_backward(batch, loss_plan(), batch.counts())
+        results[on] = (gradients_of(engine), stats.loss, len(calls))
+        assert not any(module.training for module in engine.model.modules())
+    assert results[True][0].keys() == results[False][0].keys()
+    assert unequal(results[True][0], results[False][0]) == []
+    assert results[True][1] == results[False][1]
+    # Two micro-batches (4 + 2 rows) of two layers: 4 calls of the attention, each once more in the backward pass.
+    assert (results[False][2], results[True][2]) == (4, 8)
+
+
+def test_dropout_stays_off_with_gradient_checkpointing(tmp_path: Path) -> None:
+    """Phi-3's residual dropout acts in training mode, which transformers wants for checkpointing."""
+    config = AutoConfig.for_model(
+        "phi3",
+        vocab_size=259,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        resid_pdrop=0.5,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    draw_weights(model, 0)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    results = []
+    for on in (False, True):
+        engine = make_engine(tmp_path, gradient_checkpointing=on)
+        batch = make_batch()
+        engine.forward_backward(batch, loss_plan(), batch.counts())
+        results.append(gradients_of(engine))
+    assert unequal(*results) == []
+
+
+# ----------------------------------------------------------------------------------------------- saving and loading
+
+
+@pytest.mark.parametrize("folder", ["tiny_llama", "tiny_qwen"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loaded_engine_goes_on_bit_for_bit(
+    request: pytest.FixtureRequest, folder: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model_folder: Path = request.getfixturevalue(folder)
+    rates = {"learning_rate_factor": lambda number: 1 / (number + 1)}
+    straight = make_engine(model_folder, dtype=dtype, **rates)
+    for seed in range(2):
+        train_once(straight, make_batch(seed))
+    straight.save(tmp_path)
+    resumed = make_engine(model_folder, dtype=dtype, **rates)
+    train_once(resumed, make_batch(9))  # whatever it held before is replaced
+    resumed.load(tmp_path)
+    assert resumed.version == straight.version == 2
+    assert unequal(weights_of(resumed), weights_of(straight)) == []
+    for seed in range(2, 4):
+        first, second = train_once(straight, make_batch(seed)), train_once(resumed, make_batch(seed))
+        assert first[1] == second[1] and first[0].loss == second[0].loss
+    assert unequal(weights_of(resumed), weights_of(straight)) == []
+    masters = [dict(engine._masters.parameters) for engine in (straight, resumed)]
+    assert unequal(*masters) == []
+
+
+def test_saving_before_the_first_update_and_loading_over_later_state(tiny_llama: Path, tmp_path: Path) -> None:
+    fresh = make_engine(tiny_llama)
+    fresh.save(tmp_path)
+    used = make_engine(tiny_llama)
+    train_once(used)
+    used.load(tmp_path)
+    assert used.version == 0
+    train_once(used)
+    train_once(fresh)
+    assert unequal(weights_of(used), weights_of(fresh)) == []
+
+
+@pytest.mark.parametrize("folder", ["tiny_llama", "tiny_qwen"])
+def test_saved_folder_is_a_plain_model_with_identical_logits(
+    request: pytest.FixtureRequest, folder: str, tmp_path: Path
+) -> None:
+    """tiny_llama ties its embeddings, tiny_qwen does not. The trained model and the loaded one run the same kernel here."""
+    engine = make_engine(request.getfixturevalue(folder))
+    train_once(engine)
+    engine.save(tmp_path)
+    tokens = torch.randint(0, 256, (2, 20))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    engine.model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        assert torch.equal(plain(tokens).logits, engine.model(tokens).logits)
+    assert plain.config.tie_word_embeddings is (folder == "tiny_llama")
+    assert "posttrain" not in (tmp_path / "config.json").read_text()  # our attention's name is no business of a reader
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == engine.tokenizer.chat_template
+
+
+def test_bfloat16_run_saves_its_float32_masters(tiny_qwen: Path, tmp_path: Path) -> None:
+    engine = make_engine(tiny_qwen, dtype=torch.bfloat16, optimizer={"lr": 1e-5})
+    train_once(engine)
+    engine.save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    masters = dict(engine._masters.parameters)
+    assert unequal(dict(plain.named_parameters()), masters) == []
+    assert plain.dtype == torch.float32
+    assert engine.model.dtype == torch.bfloat16  # saving leaves the engine as it was
+
+
+@pytest.mark.parametrize("change", ["family", "size"])
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path, change: str) -> None:
+    """Qwen3 has norms that Qwen2 has not, and the other way round biases; nothing may be filled with random numbers."""
+    engine = make_engine(write_tiny_model(tmp_path / "model", "qwen3"))
+    other = write_tiny_model(tmp_path / "other", "qwen2" if change == "family" else "qwen3")
+    if change == "size":
+        config = AutoConfig.from_pretrained(other, intermediate_size=48)
+        AutoModelForCausalLM.from_config(config).save_pretrained(other)
+    (tmp_path / "saved").mkdir()
+    make_engine(other).save(tmp_path / "saved")
+    before = weights_of(engine)
+    with pytest.raises(
+        ModelError, match=r"is of another model than .*/model; set model\.path back, or name another run"
+    ):
+        engine.load(tmp_path / "saved")
+    assert unequal(weights_of(engine), before) == []
+
+
+def test_mixture_of_experts_can_be_resumed(tmp_path: Path) -> None:
+    """transformers keeps experts fused in memory and apart on disk."""
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        vocab_size=259,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        head_dim=8,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    draw_weights(model, 0)
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "saved").mkdir()
+    straight, resumed = make_engine(tmp_path / "model"), make_engine(tmp_path / "model")
+    train_once(straight)
+    straight.save(tmp_path / "saved")
+    resumed.load(tmp_path / "saved")
+    train_once(straight, make_batch(1))
+    train_once(resumed, make_batch(1))
+    assert unequal(weights_of(resumed), weights_of(straight)) == []
+
+
+def test_same_batch_twice_gives_the_same_bits(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, "qwen2")
+    engines = [make_engine(folder) for _ in range(2)]
+    for engine in engines:
+        train_once(engine, entropy_coef=0.1)
+    assert unequal(weights_of(engines[0]), weights_of(engines[1])) == []

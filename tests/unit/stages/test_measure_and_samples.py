@@ -1,0 +1,184 @@
+"""The numbers and the samples of a step."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain.records.plans import AdvantagePlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import (
+    Invalid,
+    Outcome,
+    Reward,
+    ScoredGroup,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+)
+from posttrain.stages.advantage import estimate_advantages
+from posttrain.stages.assemble import assemble
+from posttrain.stages.measure import advantage_metrics, gap_metrics, length_metrics, reward_metrics
+from posttrain.stages.samples import write_samples
+from posttrain.stages.validate import validation_metrics
+
+
+def make_scored(
+    outcomes: list[Outcome], lengths: list[int], name: str = "a", source: str = "sums", **prompt: Any
+) -> ScoredGroup:
+    stops = [StopReason.LENGTH if length >= 4 else StopReason.EOS for length in lengths]
+    group = TrajectoryGroup(
+        prompt=Prompt(**{"prompt_id": name, "token_ids": (1, 2), "text": "q", "data_source": source, **prompt}),
+        trajectories=tuple(
+            Trajectory(
+                sample_id=f"{name}/{number}",
+                token_ids=(7,) * length,
+                logprobs=(-1.0,) * length,
+                text="r",
+                stop_reason=stop,
+                policy_version=3,
+            )
+            for number, (length, stop) in enumerate(zip(lengths, stops, strict=True))
+        ),
+    )
+    return ScoredGroup(group=group, outcomes=tuple(outcomes))
+
+
+GROUPS = [
+    make_scored([Reward(1.0, (("x", 1.0),)), Reward(0.0, (("x", 0.0),)), Invalid("exception", "boom")], [1, 2, 4]),
+    make_scored([Reward(2.0, (("x", 5.0),))] * 2 + [Invalid("not_finite")], [3, 3, 5], name="b"),
+]
+
+
+def test_reward_metrics_by_hand() -> None:
+    metrics = reward_metrics(GROUPS)
+    assert metrics == pytest.approx(
+        {
+            "reward/mean": 5 / 4,  # 1, 0, 2, 2
+            "reward/std": math.sqrt((1 + 0 + 4 + 4) / 4 - 25 / 16),
+            "reward/min": 0.0,
+            "reward/max": 2.0,
+            "reward/term/x": 11 / 4,
+            "reward/invalid_share": 2 / 6,
+            "reward/invalid/exception": 1 / 6,
+            "reward/invalid/not_finite": 1 / 6,
+            "group/no_signal_share": 1 / 2,  # the second group's rewards are equal
+        }
+    )
+
+
+def test_step_without_a_valid_reward_has_no_mean_reward() -> None:
+    metrics = reward_metrics([make_scored([Invalid("exception")] * 2, [1, 1])])
+    assert metrics == {"reward/invalid_share": 1.0, "reward/invalid/exception": 1.0, "group/no_signal_share": 1.0}
+
+
+def test_length_metrics_by_hand() -> None:
+    metrics = length_metrics(GROUPS)
+    assert metrics["response/length_mean"] == 18 / 6
+    assert metrics["response/length_max"] == 5
+    assert metrics["response/truncated_share"] == 2 / 6
+    assert metrics["prompt/length_mean"] == 2
+    assert (metrics["step/prompts"], metrics["step/sequences"], metrics["step/response_tokens"]) == (2, 6, 18)
+
+
+def test_gap_is_over_response_tokens_only() -> None:
+    rollout = torch.tensor([[-1.0, -2.0, math.nan]])
+    trainer = torch.tensor([[-1.05, -2.15, 0.0]])
+    metrics = gap_metrics(rollout, trainer, torch.tensor([[True, True, False]]))
+    assert metrics == pytest.approx({"gap/mean": 0.1, "gap/max": 0.15, "gap/share_above": 0.5}, abs=1e-6)
+
+
+def test_advantage_metrics_are_over_loss_tokens() -> None:
+    """Rewards 1 and 0 on 1 and 2 tokens, advantages +-0.70711; the invalid response's 4 tokens do not count."""
+    train = estimate_advantages(assemble(GROUPS[:1]), AdvantagePlan(name="grpo"))
+    metrics = advantage_metrics(train)
+    assert metrics == pytest.approx({"advantage/mean": -0.70711 / 3, "advantage/abs_mean": 0.70711}, abs=1e-4)
+    nothing = estimate_advantages(assemble([make_scored([Invalid("exception")], [2])]), AdvantagePlan(name="grpo"))
+    assert advantage_metrics(nothing) == {}
+
+
+def test_validation_metrics_are_split_by_source() -> None:
+    metrics = validation_metrics(
+        [
+            make_scored([Reward(1.0)], [2], source="sums"),
+            make_scored([Invalid("exception")], [4], source="sums"),
+            make_scored([Reward(0.5)], [3], source="words"),
+        ]
+    )
+    assert metrics == {
+        "validation/sums/accuracy": 0.5,  # the one that could not be scored counts as wrong
+        "validation/sums/reward_mean": 1.0,
+        "validation/sums/length_mean": 3.0,
+        "validation/sums/invalid_share": 0.5,
+        "validation/words/accuracy": 0.0,
+        "validation/words/reward_mean": 0.5,
+        "validation/words/length_mean": 3.0,
+        "validation/words/invalid_share": 0.0,
+    }
+
+
+# --------------------------------------------------------------------------------------------------------- samples
+
+
+def written(path: Path, groups: list[ScoredGroup], **options: Any) -> list[dict[str, Any]]:
+    write_samples(path, 5, groups, **options)
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert lines.pop() == ""
+    return [json.loads(line, parse_constant=pytest.fail) for line in lines]
+
+
+def test_samples_of_a_training_step(tmp_path: Path) -> None:
+    train = estimate_advantages(assemble(GROUPS), AdvantagePlan(name="grpo"))
+    samples = written(tmp_path / "samples" / "step_5.jsonl", GROUPS, batch=train)
+    assert len(samples) == 6
+    assert samples[0] == {
+        "step": 5,
+        "sample_id": "a/0",
+        "prompt_id": "a",
+        "data_source": "sums",
+        "prompt": "q",
+        "response": "r",
+        "ground_truth": None,
+        "reward": 1.0,
+        "reward_terms": {"x": 1.0},
+        "invalid": None,
+        "advantage": pytest.approx(0.70711, abs=1e-4),
+        "stop_reason": "eos",
+        "policy_version": 3,
+        "response_tokens": 1,
+    }
+    assert samples[2]["invalid"] == {"reason": "exception", "detail": "boom"}
+    assert samples[2]["advantage"] is None and samples[2]["reward"] is None
+    assert samples[3]["advantage"] == 0.0
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["step_5.jsonl"]  # nothing half-written beside
+
+
+def test_validation_samples_have_no_advantage(tmp_path: Path) -> None:
+    assert {sample["advantage"] for sample in written(tmp_path / "s.jsonl", GROUPS)} == {None}
+
+
+@pytest.mark.parametrize("text", ["line\nbreak\u2028\u0000", "</script><b>", "𝄞 ü", 'quote " and \\ back'])
+def test_any_text_stays_on_its_line_and_comes_back(tmp_path: Path, text: str) -> None:
+    (sample,) = written(tmp_path / "s.jsonl", [make_scored([Reward(0.0)], [1], text=text, ground_truth=text)])
+    assert sample["prompt"] == sample["ground_truth"] == text
+
+
+def test_half_a_character_in_an_error_text_does_not_end_the_run(tmp_path: Path) -> None:
+    (sample,) = written(tmp_path / "s.jsonl", [make_scored([Invalid("exception", "bad \ud800 text")], [1])])
+    assert sample["invalid"]["detail"] == "bad \ud800 text"
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "expected"),
+    [(math.nan, "nan"), ({"a": [1, None]}, {"a": [1, None]}), ({(1, 2): 3}, "{(1, 2): 3}"), (7, 7)],
+)
+def test_ground_truth_that_json_cannot_hold_is_written_as_text(
+    tmp_path: Path, ground_truth: object, expected: object
+) -> None:
+    (sample,) = written(tmp_path / "s.jsonl", [make_scored([Reward(0.0)], [1], ground_truth=ground_truth)])
+    assert sample["ground_truth"] == expected
