@@ -6,10 +6,12 @@ A registry belongs to a package folder, and the file's name is the name: ``@ADVA
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 from posttrain.errors import MissingDependency, Problem, UnknownName, did_you_mean
@@ -68,6 +70,21 @@ class Registry:
                     raise
                 raise MissingDependency(missing_library(library, f"{self.kind} {name}")) from error
         return self._entries[name]
+
+    def settings(self, name: str) -> tuple[str, ...]:
+        """The keyword-only parameters of the function called ``name``: the numbers it takes from the configuration.
+
+        Read from its source, so that a request can be checked without importing what it names.
+        """
+        spec = find_spec(f"{self.package}.{name}")
+        if spec is None or spec.origin is None:
+            raise UnknownName(self.problem(name))
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        registered = [
+            function for function in functions if any("register" in ast.dump(d) for d in function.decorator_list)
+        ]
+        return tuple(keyword.arg for function in registered for keyword in function.args.kwonlyargs)
 
     def problem(self, name: str, field: str = "") -> Problem:
         """What to tell a user who asked for a name that is not known."""

@@ -22,6 +22,7 @@ from posttrain.build import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import RequestError, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
+from posttrain.loops.trackers import Trackers
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -185,6 +186,21 @@ def test_run_stopped_by_a_signal_goes_on_as_if_it_had_not_been(make: Make, monke
     assert [line["step"] for line in metrics_of(folder)] == [0, 1, 2]
     assert_same_result(train_run(make("stopped")), straight)
     assert json.loads((folder / "run.json").read_text())["status"] == "done"
+
+
+def test_signal_after_the_save_of_a_step_is_heeded_in_the_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the line of step 1 is written, nothing of step 1 is saved any more."""
+    log = Trackers.log
+
+    def log_and_signal(self: Trackers, step: int, metrics: dict[str, float]) -> None:
+        log(self, step, metrics)
+        if step == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Trackers, "log", log_and_signal)
+    with pytest.raises(RunInterrupted, match="after step 2, saved as global_step_2"):
+        train_run(make("run"))
+    assert (Path(make("run").folder) / "checkpoints/global_step_2/manifest.json").exists()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 
 def warmup(update: int, warmup_updates: int) -> float | None:
@@ -65,3 +66,12 @@ def inverse_square_root(update: int, *, warmup_updates: int) -> float:
         return factor
     peak = max(1, warmup_updates)
     return math.sqrt(peak / max(peak, update))
+
+
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": constant,
+    "cosine": cosine,
+    "linear": linear,
+    "warmup_stable_decay": warmup_stable_decay,
+    "inverse_square_root": inverse_square_root,
+}

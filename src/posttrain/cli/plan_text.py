@@ -10,6 +10,7 @@ from posttrain.config import RunConfig
 from posttrain.config.rollout import SamplingConfig
 from posttrain.placement.files import is_hub_id
 from posttrain.records.plans import BatchPlan
+from posttrain.registry import POLICY_LOSSES
 
 
 def plan_json(request: Request) -> str:
@@ -113,9 +114,8 @@ def _advantage(config: RunConfig) -> str:
 
 def _loss(config: RunConfig) -> str:
     loss = config.loss
-    text = (
-        f"{loss.name}, ratio clipped to [{1 - loss.clip_ratio_low:g}, {1 + loss.clip_ratio_high:g}], {loss.aggregation}"
-    )
+    settings = [name for name in POLICY_LOSSES.settings(loss.name) if getattr(loss, name, None) is not None]
+    text = ", ".join([loss.name, *(f"{name} {getattr(loss, name):g}" for name in settings), loss.aggregation])
     if loss.entropy_coef:
         text += f"\n{'':<11}- {loss.entropy_coef:g} x entropy"
     if loss.kl_coef:

@@ -8,37 +8,6 @@ from pydantic import Field
 
 from posttrain.config.base import Section
 
-# The fields of AdvantageConfig that each estimator reads, and of LossConfig that each policy loss reads: its keyword-only
-# parameters, written down again so that a request can be checked without torch. (A test holds the two together.)
-ADVANTAGE_FIELDS: dict[str, tuple[str, ...]] = {
-    "gae": ("gamma", "gae_lambda"),
-    "gdpo": ("lone_sample_keeps_reward",),
-    "gpg": ("lone_sample_keeps_reward",),
-    "grpo": ("normalize_by_std", "lone_sample_keeps_reward"),
-    "grpo_passk": ("normalize_by_std",),
-    "maxrl": ("lone_sample_keeps_reward",),
-    "opo": ("lone_sample_keeps_reward",),
-    "optimal_token_baseline": (),
-    "reinforce_plus_plus": ("gamma",),
-    "reinforce_plus_plus_baseline": ("lone_sample_keeps_reward",),
-    "remax": (),
-    "rloo": ("lone_sample_keeps_reward",),
-    "tir_optimal_token_baseline": (),
-}
-LOSS_FIELDS: dict[str, tuple[str, ...]] = {
-    "cispo": ("clip_ratio_low", "clip_ratio_high"),
-    "clip_cov": ("clip_ratio_low", "clip_ratio_high", "covariance_share", "covariance_low", "covariance_high"),
-    "dppo_kl": ("clip_ratio_low", "clip_ratio_high", "weight_limit"),
-    "dppo_tv": ("clip_ratio_low", "clip_ratio_high", "weight_limit"),
-    "dro": ("dro_beta",),
-    "geo_mean": ("clip_ratio_low", "clip_ratio_high"),
-    "gpg": (),
-    "gspo": ("clip_ratio_low", "clip_ratio_high"),
-    "kl_cov": ("covariance_share", "covariance_kl_coef"),
-    "ppo_clip": ("clip_ratio_low", "clip_ratio_high", "dual_clip"),
-    "sapo": ("gate_sharpness_positive", "gate_sharpness_negative"),
-}
-
 
 class AdvantageConfig(Section):
     name: str = "grpo"
@@ -56,7 +25,7 @@ class AdvantageConfig(Section):
 class LossConfig(Section):
     name: str = "ppo_clip"
     """Policy loss."""
-    clip_ratio_low: float = Field(default=0.2, ge=0.0, lt=1.0)
+    clip_ratio_low: float = Field(default=0.2, ge=0.0, le=1.0)
     """The ratio is clipped below at 1 - this. geo_mean: the log-ratio at minus this; dppo_tv, dppo_kl: the largest fall
     in probability, or KL in nats, of a kept token."""
     clip_ratio_high: float = Field(default=0.2, ge=0.0)

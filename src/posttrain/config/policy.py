@@ -25,14 +25,16 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    name: Literal["constant", "cosine"] = "constant"
+    name: Literal["constant", "cosine", "linear", "warmup_stable_decay", "inverse_square_root"] = "constant"
     """Shape of the learning rate after warm-up."""
     warmup_updates: int | None = Field(default=None, ge=0)
     """Updates (optimizer steps) of linear warm-up from 0; null means warmup_ratio."""
     warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Warm-up as a share of all updates, used when warmup_updates is null."""
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
-    """cosine: the floor, as a share of the peak."""
+    """cosine, linear, warmup_stable_decay: the floor, as a share of the peak."""
+    stable_ratio: float = Field(default=0.9, ge=0.0, le=1.0)
+    """warmup_stable_decay: share of the updates after warm-up that stay at the peak."""
 
 
 class PolicyConfig(Section):

@@ -98,7 +98,7 @@ reward: {terms: [{name: score, path: ~/my.py}]}
         ("rollout.top_p=1.5", "top_p must be at most 1, not 1.5"),
         ("rollout.top_p=0", "top_p must be above 0, not 0"),
         ("rollout.samples_per_prompt=0", "samples_per_prompt must be at least 1, not 0"),
-        ("loss.clip_ratio_low=1", "clip_ratio_low must be below 1, not 1"),
+        ("loss.clip_ratio_low=1.5", "clip_ratio_low must be at most 1, not 1.5"),
         ("reward.terms=[]", "terms must be a list of at least 1, not an empty list"),
         # missing
         ("~model.path", "model.path must be given (Folder or hub id of a Hugging Face causal language model)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -86,8 +87,11 @@ def learning_rate_factor(schedule: ScheduleConfig, total_updates: int) -> Callab
     warmup = schedule.warmup_updates
     if warmup is None:
         warmup = int(schedule.warmup_ratio * total_updates)
-    if schedule.name == "constant":
-        return partial(schedules.constant, warmup_updates=warmup)
-    return partial(
-        schedules.cosine, warmup_updates=warmup, total_updates=total_updates, min_lr_ratio=schedule.min_lr_ratio
-    )
+    shape = schedules.SCHEDULES[schedule.name]
+    known = {
+        "warmup_updates": warmup,
+        "total_updates": total_updates,
+        "min_lr_ratio": schedule.min_lr_ratio,
+        "stable_ratio": schedule.stable_ratio,
+    }
+    return partial(shape, **{name: value for name, value in known.items() if name in signature(shape).parameters})

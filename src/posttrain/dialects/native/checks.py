@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from posttrain.config import RunConfig
-from posttrain.config.algorithm import ADVANTAGE_FIELDS, LOSS_FIELDS, AdvantageConfig, LossConfig
+from posttrain.config.algorithm import AdvantageConfig, LossConfig
 from posttrain.errors import Problem
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
 # Advantage estimators that exist but need something this version's loop does not compute yet.
 NOT_YET_SUPPLIED = {
@@ -69,7 +69,8 @@ def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
             fix="choose another estimator, such as advantage.name=grpo",
             field="advantage.name",
         )
-    compares = advantage.name == "grpo_passk" or "lone_sample_keeps_reward" in ADVANTAGE_FIELDS.get(advantage.name, ())
+    known = advantage.name in ADVANTAGES.names()
+    compares = known and {"lone_sample_keeps_reward", "normalize_by_std"} & set(ADVANTAGES.settings(advantage.name))
     if compares and config.rollout.samples_per_prompt == 1 and not advantage.lone_sample_keeps_reward:
         yield Problem(
             f"{advantage.name} compares the samples of a prompt, and with 1 sample per prompt every advantage is 0",
@@ -122,13 +123,14 @@ def warnings_of(config: RunConfig) -> list[str]:
     ]
     return [
         *(text for applies, text in found if applies),
-        *_unread("advantage", config.advantage, ADVANTAGE_FIELDS),
-        *_unread("loss", config.loss, LOSS_FIELDS),
+        *_unread("advantage", config.advantage, ADVANTAGES),
+        *_unread("loss", config.loss, POLICY_LOSSES),
     ]
 
 
-def _unread(section: str, chosen: AdvantageConfig | LossConfig, fields: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def _unread(section: str, chosen: AdvantageConfig | LossConfig, registry: Registry) -> Iterator[str]:
     """What was changed in a section and is read by other choices of its name only."""
+    fields = {name: registry.settings(name) for name in registry.names()}
     if chosen.name not in fields:
         return
     read_by_some = {field for each in fields.values() for field in each}
