@@ -6,10 +6,12 @@ import inspect
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from posttrain import __version__
 from posttrain.backends.tracking.jsonl import Jsonl
@@ -18,7 +20,7 @@ from posttrain.config.rollout import SamplingConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import load_prompts
 from posttrain.dialects.native.write import to_yaml
-from posttrain.errors import ConfigError, PosttrainError, Problem, RequestError, RunInterrupted, RunStopped
+from posttrain.errors import ConfigError, Problem, RequestError, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
 from posttrain.loops.stopping import StopSignal
 from posttrain.loops.trackers import Trackers
@@ -58,11 +60,16 @@ def train_run(config: RunConfig) -> Path:
 
     roles = RUNTIMES.get("inprocess")().start(config, batches, tokenizer)
     first_step = checkpoints.restore(roles.policy, loader, trackers.message) + 1
+    changes = changed_keys(folder / "config.yaml", config) if first_step > 1 else []
     folder.mkdir(parents=True, exist_ok=True)  # from here on: a request that is refused leaves the folder as it was
     (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     about = RunRecord(folder, config, roles.device, plan.total_steps)
     about.write("running")
     trackers.begin(config, plan.total_steps, first_step)
+    if first_step > 1:
+        trackers.message(f"going on after step {first_step - 1}")
+    for change in changes:
+        trackers.message(f"changed since this run was started: {change}")
     if training.dropped:
         trackers.message(f"{training.dropped} of {training.rows} training prompts are too long and were left out")
     try:
@@ -86,8 +93,8 @@ def train_run(config: RunConfig) -> Path:
         about.write("stopped")
         last_good = checkpoints.newest_name() or "none was saved"
         raise RunStopped(f"{error}\nLast good checkpoint: {last_good}") from error
-    except (PosttrainError, KeyboardInterrupt):
-        about.write("stopped")
+    except BaseException:
+        about.write("failed")
         raise
     finally:
         trackers.close()
@@ -161,6 +168,22 @@ def sampling_params(config: SamplingConfig, max_response_tokens: int, seed: int)
         ignore_eos=config.ignore_eos,
         seed=seed,
     )
+
+
+def changed_keys(saved: Path, config: RunConfig) -> list[str]:
+    """What a run that goes on does differently from the configuration it was started with, a line per key."""
+    if not saved.exists():
+        return []
+    before = _flat(yaml.safe_load(saved.read_text(encoding="utf-8")))
+    now = _flat(yaml.safe_load(to_yaml(config)))
+    return [f"{key} {before.get(key)} -> {now.get(key)}" for key in now | before if before.get(key) != now.get(key)]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
 
 
 def refuse_used_folder(config: RunConfig, folder: Path) -> None:

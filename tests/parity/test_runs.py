@@ -22,7 +22,7 @@ from posttrain.build import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import RequestError, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
-from posttrain.loops.trackers import Trackers
+from posttrain.stages.checkpoint import Checkpoints
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -188,19 +188,19 @@ def test_run_stopped_by_a_signal_goes_on_as_if_it_had_not_been(make: Make, monke
     assert json.loads((folder / "run.json").read_text())["status"] == "done"
 
 
-def test_signal_after_the_save_of_a_step_is_heeded_in_the_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the line of step 1 is written, nothing of step 1 is saved any more."""
-    log = Trackers.log
+def test_signal_during_the_save_of_a_step_is_heeded_in_the_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step 3 is saved on schedule; a signal that comes meanwhile stops the run after step 4, with a checkpoint of its own."""
+    save = Checkpoints.save
 
-    def log_and_signal(self: Trackers, step: int, metrics: dict[str, float]) -> None:
-        log(self, step, metrics)
-        if step == 1:
+    def save_and_signal(self: Checkpoints, step: int, *state: Any) -> str:
+        if step == 3:
             signal.raise_signal(signal.SIGTERM)
+        return save(self, step, *state)
 
-    monkeypatch.setattr(Trackers, "log", log_and_signal)
-    with pytest.raises(RunInterrupted, match="after step 2, saved as global_step_2"):
-        train_run(make("run"))
-    assert (Path(make("run").folder) / "checkpoints/global_step_2/manifest.json").exists()
+    monkeypatch.setattr(Checkpoints, "save", save_and_signal)
+    with pytest.raises(RunInterrupted, match="after step 4, saved as global_step_4"):
+        train_run(make("run", checkpoint={"every_steps": 3}))
+    assert (Path(make("run").folder) / "checkpoints/global_step_4/manifest.json").exists()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -119,11 +119,13 @@ def run(
             raise RunStopped(no_update_message(skipped_in_a_row, step, train))
         if _due(step, plan.validate_every) or (last and plan.validate_after):
             metrics |= validate(roles, scorer, plan, step, folder, clock)
+        # Logged before it is saved: a resumed run drops the lines of steps that no checkpoint holds and writes them again.
+        trackers.log(step, metrics | clock.metrics())
         stopping = stop.requested  # read once: a signal may come between the save and the end of the step
         if _due(step, plan.save_every) or (last and plan.save_at_end) or stopping:
-            with clock.phase("checkpoint"):
-                saved = checkpoints.save(step, roles.policy, loader)
-        trackers.log(step, metrics | clock.metrics())
+            trackers.phase("checkpoint", step)
+            saved = checkpoints.save(step, roles.policy, loader)
+            trackers.message(f"saved {saved}")
         if stopping and not last:
             raise RunInterrupted(f"stopped by {stop.name} after step {step}, saved as {saved}; start it again to go on")
 

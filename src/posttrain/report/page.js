@@ -16,7 +16,7 @@
     { title: "Gradient norm", unit: "before clipping", lines: [["policy/grad_norm", "norm"]] },
     { title: "Speed", unit: "tokens/s", lines: [["speed/rollout_tokens_per_s", "rollout"], ["speed/update_tokens_per_s", "update"]] },
   ];
-  const PHASES = ["rollout", "reward", "logprobs", "update", "weight_sync", "validation", "checkpoint"];
+  const PHASES = ["rollout", "reward", "logprobs", "update", "weight_sync", "validation"];
   const ROWS_AT_ONCE = 50;
 
   // ---- Making elements ------------------------------------------------------------------------------------------

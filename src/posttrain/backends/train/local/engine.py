@@ -65,7 +65,9 @@ class LocalTrainEngine:
             fused=True,
         )
         if gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            # transformers 5.23 renamed it; the old name goes when 5.23 is the oldest version supported.
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
         self._checkpointed = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
 
     @staticmethod
