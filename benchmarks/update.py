@@ -34,7 +34,7 @@ def main() -> None:
         load_tokenizer(ModelConfig(path=path)),
         optimizer=OptimizerConfig(lr=1e-9),
         learning_rate_factor=lambda update: 1.0,
-        sequences_per_micro_batch=64,
+        sequences_per_micro_batch=16,  # two groups; 64 long prompts repeated would need over 20 GB
         sequences_per_scoring_batch=64,
     )
     clip = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}

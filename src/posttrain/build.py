@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import platform
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from posttrain import __version__
 from posttrain.backends.tracking.jsonl import Jsonl
 from posttrain.config import RunConfig
 from posttrain.config.rollout import SamplingConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import load_prompts
-from posttrain.dialects.native.write import to_yaml
-from posttrain.errors import ConfigError, Problem, RequestError, RunInterrupted, RunStopped
+from posttrain.errors import ConfigError, Problem, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
 from posttrain.loops.stopping import StopSignal
 from posttrain.loops.trackers import Trackers
-from posttrain.models.loading import load_tokenizer
+from posttrain.models.loading import load_model_config, load_tokenizer
 from posttrain.placement.batch import plan_batches
 from posttrain.records.plans import AdvantagePlan, BatchPlan, LossPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
@@ -32,6 +24,7 @@ from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, RUNTIMES, TRACKERS
 from posttrain.rewards.load import load_rewards
 from posttrain.stages.checkpoint import Checkpoints
+from posttrain.stages.run_folder import RunFolder
 
 
 def train_run(config: RunConfig) -> Path:
@@ -39,9 +32,9 @@ def train_run(config: RunConfig) -> Path:
 
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
-    folder = Path(config.folder)
-    checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last)
-    refuse_used_folder(config, folder)
+    folder = RunFolder(config)
+    checkpoints = Checkpoints(folder.path / "checkpoints", config.checkpoint.keep_last)
+    folder.check(holds_checkpoint=checkpoints.exist())
     scorer = load_rewards(config.reward)
     tokenizer = load_tokenizer(config.model)
     training = load_prompts(config.data.train_files, config.data, tokenizer, what="training")
@@ -55,18 +48,18 @@ def train_run(config: RunConfig) -> Path:
     loader = ShuffledLoader(
         training.prompts, config.data.prompts_per_step, seed=config.run.seed, shuffle=config.data.shuffle
     )
+    check_fit(config, training.prompts, validation)
     plan = run_plan(config, batches, validation)
-    trackers = Trackers([Jsonl(folder)], [TRACKERS.get(name)() for name in config.tracking.trackers])
+    trackers = Trackers([Jsonl(folder.path)], [TRACKERS.get(name)() for name in config.tracking.trackers])
 
     roles = RUNTIMES.get("inprocess")().start(config, batches, tokenizer)
     first_step = checkpoints.restore(roles.policy, loader, trackers.message) + 1
-    changes = changed_keys(folder / "config.yaml", config) if first_step > 1 else []
-    folder.mkdir(parents=True, exist_ok=True)  # from here on: a request that is refused leaves the folder as it was
-    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    about = RunRecord(folder, config, roles.device, plan.total_steps)
-    about.write("running")
+    changes = folder.begin(first_step=first_step, total_steps=plan.total_steps, device=roles.device)
     trackers.begin(config, plan.total_steps, first_step)
-    if first_step > 1:
+    if first_step > plan.total_steps:
+        done = f"step {first_step - 1} is done and {plan.total_steps} are asked for"
+        trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to go on")
+    elif first_step > 1:
         trackers.message(f"going on after step {first_step - 1}")
     for change in changes:
         trackers.message(f"changed since this run was started: {change}")
@@ -80,25 +73,63 @@ def train_run(config: RunConfig) -> Path:
                 loader,
                 plan,
                 first_step=first_step,
-                folder=folder,
+                folder=folder.path,
                 checkpoints=checkpoints,
                 trackers=trackers,
                 stop=stop,
             )
-        about.write("done")
+        folder.end("done")
     except RunInterrupted:
-        about.write("interrupted")
+        folder.end("interrupted")
         raise
     except RunStopped as error:
-        about.write("stopped")
+        folder.end("stopped")
+        raise RunStopped(f"{error}\nLast good checkpoint: {checkpoints.newest_name() or 'none was saved'}") from error
+    except KeyboardInterrupt:
+        folder.end("interrupted")
         last_good = checkpoints.newest_name() or "none was saved"
-        raise RunStopped(f"{error}\nLast good checkpoint: {last_good}") from error
+        trackers.message(f"stopped at once, in the middle of a step. Last good checkpoint: {last_good}")
+        raise
     except BaseException:
-        about.write("failed")
+        folder.end("failed")
         raise
     finally:
         trackers.close()
-    return folder
+    return folder.path
+
+
+def check_fit(config: RunConfig, training: Sequence[Prompt], validation: Sequence[Prompt]) -> None:
+    """Whether the model can read the prompts and has positions for them and their responses.
+
+    Raises: ConfigError. Rotary embeddings would go on beyond the last position, with a model that never saw one there.
+    """
+    model = load_model_config(config.model.path, config.model.trust_remote_code).get_text_config()
+    problems = []
+    highest = max(max(prompt.token_ids) for prompt in [*training, *validation])
+    if highest >= model.vocab_size:
+        what = f"the tokenizer makes token id {highest}, and the model knows {model.vocab_size} tokens"
+        field = "model.tokenizer_path" if config.model.tokenizer_path else "model.path"
+        problems.append(Problem(what, fix="use the model's own tokenizer", field=field))
+    positions = getattr(model, "max_position_embeddings", None)
+    scaled = getattr(model, "rope_parameters", None) or {}
+    if positions is None or scaled.get("rope_type", "default") != "default":
+        positions = float("inf")  # scaled rotary embeddings reach further, each kind by a rule of its own
+    validation_tokens = config.validation.max_response_tokens or config.rollout.max_response_tokens
+    validation_field = f"{'validation' if config.validation.max_response_tokens else 'rollout'}.max_response_tokens"
+    for what, prompts, tokens, field in (
+        ("training", training, config.rollout.max_response_tokens, "rollout.max_response_tokens"),
+        ("validation", validation, validation_tokens, validation_field),
+    ):
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+        if longest + tokens > positions:
+            text = (
+                f"the longest {what} prompt ({longest} tokens) and a response of up to {tokens} do not fit into the "
+                f"{positions} positions of the model"
+            )
+            fix = f"lower {field}, or data.max_prompt_tokens with data.overlong_prompts"
+            problems.append(Problem(text, fix=fix, field=field))
+    if problems:
+        raise ConfigError(problems)
 
 
 def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]) -> rl_sync.RunPlan:
@@ -168,58 +199,3 @@ def sampling_params(config: SamplingConfig, max_response_tokens: int, seed: int)
         ignore_eos=config.ignore_eos,
         seed=seed,
     )
-
-
-def changed_keys(saved: Path, config: RunConfig) -> list[str]:
-    """What a run that goes on does differently from the configuration it was started with, a line per key."""
-    if not saved.exists():
-        return []
-    before = _flat(yaml.safe_load(saved.read_text(encoding="utf-8")))
-    now = _flat(yaml.safe_load(to_yaml(config)))
-    return [f"{key} {before.get(key)} -> {now.get(key)}" for key in now | before if before.get(key) != now.get(key)]
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
-def refuse_used_folder(config: RunConfig, folder: Path) -> None:
-    """A folder with a run in it is only written to when its checkpoints are meant to be continued."""
-    if config.run.resume == "never" and (folder / "metrics.jsonl").exists():
-        raise RequestError(
-            Problem(
-                f"{folder} already holds a run",
-                fix="name another run.folder, or set run.resume=auto",
-                field="run.folder",
-            )
-        )
-
-
-class RunRecord:
-    """RUN_DIR/run.json: what ran, on what, and how it ended."""
-
-    def __init__(self, folder: Path, config: RunConfig, device: str, total_steps: int):
-        self._path = folder / "run.json"
-        import torch
-        import transformers
-
-        self._content = {
-            "name": config.run.name,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": device,
-            "total_steps": total_steps,
-            "versions": {
-                "posttrain": __version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
-        }
-
-    def write(self, status: str) -> None:
-        beside = self._path.with_suffix(".tmp")
-        beside.write_text(json.dumps(self._content | {"status": status}, indent=1))
-        os.replace(beside, self._path)

@@ -94,14 +94,18 @@ class RunInterrupted(PosttrainError):
 
 def nearest(name: str, known: Sequence[str] | Mapping[str, object]) -> str | None:
     """The known name most like ``name``, or None when nothing is close enough to be a misspelling."""
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    begins = [each for each in known if len(name) >= 3 and each.startswith(name)]  # ppo: ppo_clip, not dppo_tv
+    matches = get_close_matches(name, begins, n=1, cutoff=0.0) or get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
-def did_you_mean(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    """The fix to offer for a wrong name: the nearest known one, or all of them when they are few."""
+def did_you_mean(name: str, known: Sequence[str] | Mapping[str, object], *, listed: bool = False) -> str:
+    """The fix to offer for a wrong name: the nearest known one, or all of them when they are few and the problem has not
+    ``listed`` them already."""
     guess = nearest(name, known)
     if guess:
         return f"did you mean {guess}?"
+    if listed:
+        return ""
     names = sorted(known)
     return f"known: {', '.join(names)}" if len(names) <= 30 else ""

@@ -91,7 +91,7 @@ class Registry:
         known = self.names()
         return Problem(
             f"there is no {self.kind} called {name!r} (known: {', '.join(known)})",
-            fix=did_you_mean(name, known) if len(known) > 1 else "",
+            fix=did_you_mean(name, known, listed=True),
             field=field,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -455,3 +456,89 @@ def test_command_stopped_by_sigterm_exits_75_and_finishes_when_started_again(mak
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert [line["step"] for line in metrics_of(folder)] == list(range(1, 9))
     assert json.loads((folder / "run.json").read_text())["status"] == "done"
+
+
+def test_samples_of_the_step_whose_rewards_broke_are_kept(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    with pytest.raises(RunStopped, match="6 of 6 responses have no valid reward"):
+        train_run(make("run", validation={"before_training": False}))
+    samples = [json.loads(line) for line in (tmp_path / "run/samples/step_1.jsonl").read_text().splitlines()]
+    assert [sample["invalid"]["reason"] for sample in samples] == ["exception"] * 6
+
+
+def test_a_finished_run_says_that_nothing_is_left(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    changes: dict[str, Any] = {"run": {"total_steps": 1}, "tracking": {"trackers": ["console"]}}
+    folder = train_run(make("run", **changes))
+    before = (folder / "metrics.jsonl").read_bytes()
+    capfd.readouterr()
+    train_run(make("run", **changes))
+    said = (
+        "nothing is left to do: step 1 is done and 1 are asked for; raise run.total_steps or run.total_epochs to go on"
+    )
+    assert said in " ".join("".join(capfd.readouterr()).split())
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_signal_during_the_first_validation_does_not_wait_for_a_step(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate = rl_sync.validate
+
+    def interrupted(*args: Any) -> dict[str, float]:
+        signal.raise_signal(signal.SIGTERM)
+        return validate(*args)
+
+    monkeypatch.setattr(rl_sync, "validate", interrupted)
+    with pytest.raises(RunInterrupted, match="stopped by SIGTERM before the first step"):
+        train_run(make("run"))
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [0]
+
+
+def test_a_second_signal_in_a_step_names_the_last_good_checkpoint(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    at_step(monkeypatch, 4, twice)
+    with pytest.raises(KeyboardInterrupt):
+        train_run(make("run", tracking={"trackers": ["console"]}))
+    shown = " ".join("".join(capfd.readouterr()).split())
+    assert "stopped at once, in the middle of a step. Last good checkpoint: global_step_3" in shown
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "interrupted"
+
+
+def edited_model(source: Path, target: Path, **changes: Any) -> Path:
+    """A copy of a model folder with another config.json."""
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | changes))
+    return target
+
+
+def test_prompt_and_response_must_fit_into_the_models_positions(make: Make, tmp_path: Path, tiny_llama: Path) -> None:
+    # ChatML around "9+9=" is one byte a token: <|im_start|>user\n (6) 9+9= (4) <|im_end|>\n (2) <|im_start|>assistant\n (11)
+    prompt = 6 + 4 + 2 + 11
+    fits = edited_model(tiny_llama, tmp_path / "fits", max_position_embeddings=prompt + 6)
+    train_run(make("fits_run", model={"path": str(fits)}, run={"total_steps": 1}))
+    short = edited_model(tiny_llama, tmp_path / "short", max_position_embeddings=prompt + 5)
+    with pytest.raises(RequestError) as caught:
+        train_run(make("short_run", model={"path": str(short)}))
+    assert [problem.field for problem in caught.value.problems] == [
+        "rollout.max_response_tokens",
+        "rollout.max_response_tokens",  # validation has no limit of its own here
+    ]
+    said = "prompt (23 tokens) and a response of up to 6 do not fit into the 28 positions of the model"
+    assert f"the longest training {said}" in str(caught.value)
+    assert not (tmp_path / "short_run").exists()
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    longer = edited_model(tiny_llama, tmp_path / "longer", max_position_embeddings=prompt + 5, rope_parameters=scaled)
+    train_run(make("longer_run", model={"path": str(longer)}, run={"total_steps": 1}))
+
+
+def test_a_tokenizer_of_another_model(make: Make, tmp_path: Path, tiny_llama: Path) -> None:
+    few = edited_model(tiny_llama, tmp_path / "few", vocab_size=100)
+    with pytest.raises(RequestError, match="the tokenizer makes token id 258, and the model knows 100 tokens; use the"):
+        train_run(make("run", model={"path": str(few)}))
+    assert not (tmp_path / "run").exists()

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from posttrain.errors import Problem, RequestError
+
 app = typer.Typer(help="Write datasets in the format that training reads.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -26,11 +28,17 @@ def reasoning_gym(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the task, such as max_terms=3. Repeatable.")
     ] = None,
     instruction: Annotated[str | None, typer.Option(help="System message of every prompt.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
 ) -> None:
     """Write train and validation prompts of a reasoning-gym task, with verifiable answers."""
     from posttrain.data.reasoning_gym import write_dataset
     from posttrain.dialects.overrides import parse_overrides
 
+    present = [str(file) for name in ("train", "validation") if (file := out / f"{name}.parquet").exists()]
+    if present and not overwrite:
+        raise RequestError(
+            Problem(f"{' and '.join(present)} already there", fix="name another folder, or add --overwrite")
+        )
     files = write_dataset(
         task,
         out,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable
 
-from posttrain.errors import PosttrainError, RequestError
+from posttrain.errors import PosttrainError, RequestError, RunStopped
+
+# Operating-system errors that a user can put right: a place that cannot be written or read, and a full disk.
+NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST}
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 def run_guarded(command: Callable[[], object]) -> int:
@@ -21,11 +26,22 @@ def run_guarded(command: Callable[[], object]) -> int:
     except PosttrainError as error:
         print(error_text(error, width=terminal_width()), file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in NO_PLACE | NO_ROOM:
+            return report_bug()
+        where = f"{error.filename}: " if error.filename else ""
+        print(_wrap(f"posttrain: {where}{error.strerror}", terminal_width()), file=sys.stderr)
+        return RunStopped.exit_code if error.errno in NO_ROOM else RequestError.exit_code
     except Exception:  # noqa: BLE001  # the boundary: whatever gets here is reported, not swallowed
-        traceback.print_exc()
-        print("\nThis is a bug in posttrain. Please report it with the lines above.", file=sys.stderr)
-        return 1
+        return report_bug()
     return 0
+
+
+def report_bug() -> int:
+    """Print the traceback of the error at hand; the exit code."""
+    traceback.print_exc()
+    print("\nThis is a bug in posttrain. Please report it with the lines above.", file=sys.stderr)
+    return 1
 
 
 def terminal_width() -> int:

@@ -52,4 +52,5 @@ def apply_template(
     except Exception as error:  # a template is a program from the model's folder: it may fail in any way
         raise DataError(Problem(f"the chat template refuses it: {type(error).__name__}: {error}")) from error
     assert isinstance(text, str)  # one conversation gives one text
-    return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    # verbose: a warning that the model takes fewer tokens; lengths are checked by their own limits
+    return text, list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

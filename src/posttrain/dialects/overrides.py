@@ -48,7 +48,8 @@ def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
         try:
             parsed = parser.parse_overrides([text])[0]
         except HydraException as error:
-            problems.append(Problem(f"{text!r} is not an override ({_reason(error)})", fix=QUOTING))
+            reason = _reason(error) if "=" in text else "there is no ="
+            problems.append(Problem(f"{text!r} is not an override ({reason})", fix=QUOTING))
             continue
         if parsed.is_sweep_override():
             fix = f"run once per value, or, for a list, write {parsed.key_or_group}=[...]"
@@ -69,7 +70,7 @@ def _reason(error: Exception) -> str:
     first = lines[0] if lines else ""
     if first.startswith("LexerNoViableAlt"):
         return "a character that needs quotes"
-    return "there is no =" if "missing EQUAL" in first else first
+    return first
 
 
 def _action(parsed: Any) -> Literal["set", "add", "force", "delete"]:

@@ -26,7 +26,7 @@ from posttrain.stages.collect import collect
 from posttrain.stages.logprobs import add_logprobs
 from posttrain.stages.measure import measure
 from posttrain.stages.samples import write_samples
-from posttrain.stages.score import score
+from posttrain.stages.score import TooManyInvalid, score
 from posttrain.stages.update import update
 from posttrain.stages.validate import validation_metrics
 
@@ -104,11 +104,17 @@ def run(
     if first_step == 1 and plan.validate_before:
         clock = Clock(trackers, step=0)
         trackers.log(0, validate(roles, scorer, plan, 0, folder, clock) | clock.metrics())
+        if stop.requested:
+            raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin")
     skipped_in_a_row = 0
     for step in range(first_step, plan.total_steps + 1):
         clock = Clock(trackers, step)
         last = step == plan.total_steps
-        groups, train, stats = rl_step(roles, scorer, loader.next(), plan.step_plan(step), clock)
+        try:
+            groups, train, stats = rl_step(roles, scorer, loader.next(), plan.step_plan(step), clock)
+        except TooManyInvalid as error:  # the samples are what shows which part of the reward is broken
+            write_samples(folder / "samples" / f"step_{step}.jsonl", step, error.scored)
+            raise
         metrics = measure(groups, train, stats) | clock.throughput(groups, train)
         metrics["progress/epoch"] = step / plan.steps_per_epoch
         if _due(step, plan.samples_every) or not stats.updates:  # a step that failed must be there to look at

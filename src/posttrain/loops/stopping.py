@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
 
 class StopSignal:
-    """While entered, SIGINT and SIGTERM set ``requested`` (the run saves after its step and ends); a second one ends at once."""
+    """While entered, SIGINT, SIGTERM and SIGHUP (a closed terminal) set ``requested``: the run saves after its step and ends.
+    A second one ends it at once."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -19,7 +22,7 @@ class StopSignal:
         return bool(self.name)
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._request)
         return self
 
@@ -31,3 +34,6 @@ class StopSignal:
         if self.requested:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
+        # Written past the progress display and its locks, which this handler may have interrupted.
+        with suppress(OSError):
+            os.write(2, f"\n{self.name}: saving after this step; again to stop at once, unsaved\n".encode())

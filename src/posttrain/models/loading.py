@@ -48,6 +48,20 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def load_model_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
+    """A model's own configuration, as transformers understands it.
+
+    Raises: ModelError when there is none, or it is of an unknown kind.
+    """
+    path = expanded(path)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        problem = Problem(f"no model could be loaded from {path}: {_first_line(error)}", field="model.path")
+        raise ModelError(problem) from error
+    return config
+
+
 def load_causal_lm(
     path: str, *, dtype: torch.dtype, device: torch.device | str = "cpu", trust_remote_code: bool = False
 ) -> PreTrainedModel:
@@ -61,7 +75,7 @@ def load_causal_lm(
     path = expanded(path)
     model: PreTrainedModel
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = load_model_config(path, trust_remote_code)
         _refuse_unsupported(config, path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,

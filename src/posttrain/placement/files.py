@@ -1,9 +1,9 @@
-"""The files a run needs besides its data, looked at without loading them: model folders, the user's own Python and templates."""
+"""The files a run needs besides its data, looked at without loading them: model folders, the run folder, templates."""
 
 from __future__ import annotations
 
-import ast
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def check_run_files(config: RunConfig) -> list[Problem]:
-    """Everything wrong with the model, reference and tokenizer folders, reward files and the chat template."""
+    """Everything wrong with the model, reference, tokenizer and run folders and the chat template."""
     model = config.model
     problems = list(_check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
     if model.tokenizer_path is not None and not is_hub_id(model.tokenizer_path):
@@ -25,9 +25,7 @@ def check_run_files(config: RunConfig) -> list[Problem]:
         problems += _check_model(config.reference.path, "reference.path", tokenizer=False)
     if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
         problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
-    for index, term in enumerate(config.reward.terms):
-        if term.path is not None:
-            problems += _check_function(Path(term.path), term.name, f"reward.terms.{index}")
+    problems += _check_folder(Path(config.folder))
     return problems
 
 
@@ -88,34 +86,13 @@ def _check_tokenizer(folder: Path, field: str) -> Iterator[Problem]:
         yield Problem(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER_FILES)})", fix=fix, field=field)
 
 
-def _check_function(file: Path, name: str, field: str) -> Iterator[Problem]:
-    """The user's file is parsed, not run."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
-    except FileNotFoundError:
-        yield Problem(f"there is no file {file}", field=f"{field}.path")
-    except (OSError, ValueError) as error:
-        yield Problem(f"{file} cannot be read as Python: {error}", field=f"{field}.path")
-    except SyntaxError as error:
-        yield Problem(f"{file}, line {error.lineno}, is not valid Python: {error.msg}", field=f"{field}.path")
-    else:
-        bound = _bound_names(tree)
-        if bound is not None and name not in bound:
-            functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-            fix = f"it holds {', '.join(functions)}" if functions else ""
-            yield Problem(f"{file} has no function called {name}", fix=fix, field=f"{field}.name")
-
-
-def _bound_names(tree: ast.Module) -> set[str] | None:
-    """Names a module has after it ran; None when only running it can tell (``from x import *``)."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.alias):
-            if node.name == "*":
-                return None
-            names.add(node.asname or node.name)
-    return names
+def _check_folder(folder: Path) -> Iterator[Problem]:
+    """Whether the run can write into its folder, or make it. Nothing is made."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    fix = "name another run.folder"
+    if not there.is_dir():
+        yield Problem(f"{there} is a file, and a run writes into a folder", fix=fix, field="run.folder")
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield Problem(f"nothing can be written into {there}: permission denied", fix=fix, field="run.folder")

@@ -17,6 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from posttrain.errors import Problem, RequestError
 from posttrain.report.read import Run, json_rows, read_run
 
 MAX_SAMPLES = 3000  # samples embedded in a page
@@ -30,11 +31,15 @@ TEXT_FIELDS = ("prompt", "response", "ground_truth")
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
     """Write the report of a run folder and return its path, ``run_dir/report.html`` unless ``out`` says otherwise.
 
-    Raises: RequestError when ``run_dir`` is not a run folder.
+    Raises: RequestError when ``run_dir`` is not a run folder, or ``out`` is a folder.
     """
     run = read_run(run_dir)
     page = render(page_data(run), title=f"{run.name} · posttrain")
     out = Path(out) if out is not None else run.folder / "report.html"
+    if out.is_dir():
+        raise RequestError(
+            Problem(f"{out} is a folder, and a report is a file", fix="name a file, such as report.html")
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = out.with_name(out.name + ".new")
     beside.write_text(page, encoding="utf-8")

@@ -24,7 +24,7 @@ def check_extract(extract: str) -> None:
     known = get_args(Extract)
     if extract not in known:
         what = f"extract is {extract!r} (known: {', '.join(known)})"
-        raise ConfigError(Problem(what, fix=did_you_mean(str(extract), known), field="options.extract"))
+        raise ConfigError(Problem(what, fix=did_you_mean(str(extract), known, listed=True), field="options.extract"))
 
 
 def extract_answer(response: str, extract: Extract) -> str | None:

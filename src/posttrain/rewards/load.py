@@ -57,7 +57,7 @@ def _built_in(term: RewardTerm) -> RewardFn:
     unknown = [
         Problem(
             f"{term.name} has no option called {name!r} (known: {', '.join(known)})",
-            fix=did_you_mean(name, known) if len(known) > 1 else "",
+            fix=did_you_mean(name, known, listed=True),
             field=f"options.{name}",
         )
         for name in term.options

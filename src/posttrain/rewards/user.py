@@ -38,15 +38,17 @@ def check_function(path: str, name: str) -> None:
         raise ConfigError(Problem(f"there is no file {path}", fix=fix, field="path"))
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
+    except OSError as error:
+        raise ConfigError(Problem(f"{path} cannot be read: {error.strerror}", field="path")) from error
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         place = f"{path}:{line}" if line else path
         what = f"{place} is not Python: {getattr(error, 'msg', error)}"
         raise ConfigError(Problem(what, field="path")) from error
     functions = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    if name not in functions and name not in _other_names(tree):
+    if name not in functions and not {name, "*"} & _other_names(tree):
         what = f"{path} defines no {name!r} (it defines: {', '.join(functions) or 'no function'})"
-        raise ConfigError(Problem(what, fix=did_you_mean(name, functions) if functions else ""))
+        raise ConfigError(Problem(what, fix=did_you_mean(name, functions, listed=True)))
 
 
 def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
@@ -125,7 +127,7 @@ def _import_file(file: Path) -> ModuleType:
 
 def _other_names(tree: ast.Module) -> set[str]:
     """Names that are imported, assigned or defined anywhere in a file: what a function can be called besides the plain
-    case. Only importing the file tells for sure."""
+    case; ``*`` for ``from x import *``. Only importing the file tells for sure."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):

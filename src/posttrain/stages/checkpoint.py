@@ -59,7 +59,10 @@ class Checkpoints:
         return name
 
     def restore(self, policy: TrainEngine, loader: PromptLoader, say: Callable[[str], None]) -> int:
-        """Load the newest valid checkpoint; damaged newer ones are named and passed over. Returns its step, 0 without one."""
+        """Load the newest valid checkpoint; damaged newer ones are named and passed over. Returns its step, 0 without one.
+
+        Raises: RequestError when there are checkpoints and all are damaged: starting over must be asked for.
+        """
         for step in reversed(self._steps()):
             folder = self.folder / f"{PREFIX}{step}"
             damage = damage_of(folder)
@@ -70,7 +73,14 @@ class Checkpoints:
             state: dict[str, Any] = json.loads((folder / RUN_STATE).read_text())
             loader.restore(state["loader"])
             return step
+        if self.exist():
+            fix = "put back a copy, or name another run.folder to start over"
+            raise RequestError(Problem(f"every checkpoint in {self.folder} is damaged", fix=fix, field="run.folder"))
         return 0
+
+    def exist(self) -> bool:
+        """Whether any checkpoint is there, valid or not."""
+        return bool(self._steps())
 
     def newest_name(self) -> str | None:
         """Folder name of the newest checkpoint that is not damaged."""

@@ -213,6 +213,13 @@ class TestOthers:
         }
         assert str(tmp_path / "d" / "validation.parquet") in out
 
+    def test_existing_datasets_are_not_replaced_unasked(self, posttrain: Run, tmp_path: Path) -> None:
+        (tmp_path / "train.parquet").write_text("mine")
+        code, _, err = posttrain("data", "reasoning-gym", "--task", "chain_sum", str(tmp_path))
+        assert code == 2
+        assert "train.parquet already there; name another folder, or add --overwrite" in " ".join(err.split())
+        assert (tmp_path / "train.parquet").read_text() == "mine"
+
     def test_a_wrong_option_of_a_task(self, posttrain: Run, tmp_path: Path) -> None:
         code, _, err = posttrain("data", "reasoning-gym", "--task", "chain_sum", "--option", "min_terms", str(tmp_path))
         assert code == 2 and "'min_terms' is not an override" in err

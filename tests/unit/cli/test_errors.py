@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from posttrain.cli.errors import error_text, run_guarded
@@ -55,6 +58,26 @@ def test_a_bug_keeps_its_traceback_and_asks_to_be_reported(capsys: pytest.Captur
     shown = capsys.readouterr().err
     assert "broken_function" in shown and "ZeroDivisionError: by zero" in shown
     assert "This is a bug in posttrain. Please report it" in shown
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EACCES, 2), (errno.EISDIR, 2), (errno.EEXIST, 2), (errno.EROFS, 2), (errno.ENOSPC, 3)]
+)
+def test_a_place_that_cannot_be_written_is_no_bug(number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        raise OSError(number, os.strerror(number), "some/file")
+
+    assert run_guarded(command) == code
+    assert capsys.readouterr().err == f"posttrain: some/file: {os.strerror(number)}\n"
+
+
+def test_any_other_system_error_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    assert run_guarded(command) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and "This is a bug in posttrain" in shown
 
 
 def test_success_is_zero() -> None:

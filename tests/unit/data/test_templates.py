@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 import pytest
 
@@ -19,6 +20,17 @@ def test_template_is_applied_once_with_one_bos(tokenizer):
     # what the tokenizer itself makes of the messages, and the double <s> that encoding the text again would give
     assert ids == tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
     assert tokenizer(text)["input_ids"] == [0, *ids]
+
+
+def test_a_long_prompt_brings_no_warning_of_the_tokenizers_own(tokenizer, caplog, monkeypatch):
+    monkeypatch.setattr(tokenizer, "model_max_length", 3)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)  # so that caplog sees it
+
+    apply_template(tokenizer, MESSAGES, {})
+    assert not caplog.records
+
+    tokenizer("w0 w1 w0 w1", add_special_tokens=False)  # the one it would give
+    assert "longer than the specified maximum" in caplog.text
 
 
 def test_template_options_reach_the_template(tokenizer):

@@ -143,6 +143,8 @@ class TestOverrides:
         ("override", "message"),
         [
             ("run2.yaml", "'run2.yaml' is not an override (there is no =)"),
+            ("", "'' is not an override (there is no =)"),
+            ("d/train.parquet", "'d/train.parquet' is not an override (there is no =)"),
             ("a=b=c", "'a=b=c' is not an override"),
             ("a=~/x", "'a=~/x' is not an override (a character that needs quotes)"),
             ("a=1,2", "a sweep over several values is not one run, at override a=1,2"),

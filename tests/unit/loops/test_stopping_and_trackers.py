@@ -26,6 +26,12 @@ def test_first_signal_asks_and_second_leaves(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
+def test_the_first_signal_says_what_happens_next(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignal():
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == "\nSIGINT: saving after this step; again to stop at once, unsaved\n"
+
+
 def test_handlers_are_put_back_after_an_error() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ValueError, match="inside"), StopSignal():

@@ -1,4 +1,4 @@
-"""Model folders, reward files and templates, looked at without loading them."""
+"""Model folders, run folders and templates, looked at without loading them."""
 
 from __future__ import annotations
 
@@ -133,39 +133,22 @@ def test_a_chat_template_that_is_not_there(model: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def score(prompt, response): ...",
-        "from math import sqrt as score",
-        "score = len",
-        "class score: ...",
-        "from a import *",
-    ],
-)
-def test_a_reward_file_with_the_name_in_it(text: str, model: Path) -> None:
-    Path("my.py").write_text(text)
-    assert problems(model, reward={"terms": [{"name": "score", "path": "my.py"}]}) == []
+@pytest.mark.parametrize("folder", ["runs/new", "runs", "models/small"])
+def test_a_run_folder_that_can_be_written_is_not_made(folder: str, model: Path) -> None:
+    assert problems(model, run={"folder": folder}) == []
+    assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "field", "message"),
-    [
-        (None, "reward.terms.0.path", "there is no file my.py"),
-        ("def scor(:", "reward.terms.0.path", "my.py, line 1, is not valid Python"),
-        ("def scores(): ...", "reward.terms.0.name", "my.py has no function called score; it holds scores"),
-        ("", "reward.terms.0.name", "my.py has no function called score"),
-    ],
-)
-def test_a_reward_file_that_cannot_be_used(text: str | None, field: str, message: str, model: Path) -> None:
-    if text is not None:
-        Path("my.py").write_text(text)
-    ((found_field, found),) = problems(model, reward={"terms": [{"name": "score", "path": "my.py"}]})
-    assert found_field == field
-    assert message in found
+def test_a_run_folder_that_is_a_file_or_below_one(model: Path) -> None:
+    Path("file").write_text("")
+    for folder in ("file", "file/below/it"):
+        assert problems(model, run={"folder": folder}) == [
+            ("run.folder", "file is a file, and a run writes into a folder; name another run.folder")
+        ]
 
 
-def test_a_reward_file_is_not_run(model: Path) -> None:
-    Path("my.py").write_text("open('ran', 'w')\ndef score(): ...\n")
-    assert problems(model, reward={"terms": [{"name": "score", "path": "my.py"}]}) == []
-    assert not Path("ran").exists()
+def test_a_run_folder_without_permission(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # an administrator may write everywhere
+    ((field, message),) = problems(model, run={"folder": "runs/new"})
+    assert field == "run.folder"
+    assert message == "nothing can be written into .: permission denied; name another run.folder"

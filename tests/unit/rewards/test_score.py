@@ -11,6 +11,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Reward, StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.load import load_rewards
 from posttrain.rewards.score import RewardTerms, Term
+from posttrain.rewards.user import check_function
 
 PROMPT = Prompt(
     prompt_id="a:0", token_ids=(1,), text="?", data_source="sums", ground_truth="12", extra_info={"notes": [1]}
@@ -202,6 +203,21 @@ def test_a_long_error_text_is_cut(tmp_path):
 def test_a_file_that_cannot_be_used_says_why(tmp_path, source, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, source)
+
+
+def test_a_name_that_only_running_the_file_can_tell(tmp_path):
+    (tmp_path / "mine.py").write_text("from os.path import *\n")
+
+    check_function(str(tmp_path / "mine.py"), "basename")  # nothing is raised
+
+
+def test_the_nearest_name_is_given_once(tmp_path):
+    (tmp_path / "mine.py").write_text("def a(): ...\ndef b(): ...\n")
+
+    with pytest.raises(ConfigError) as caught:
+        check_function(str(tmp_path / "mine.py"), "compute_score")
+
+    assert str(caught.value).endswith("mine.py defines no 'compute_score' (it defines: a, b)")
 
 
 def test_options_that_the_users_function_does_not_take(tmp_path):

@@ -116,6 +116,14 @@ def test_damaged_checkpoint_is_named_and_passed_over(checkpoints: Checkpoints, d
     assert checkpoints.newest_name() == "global_step_3"
 
 
+def test_run_whose_checkpoints_are_all_damaged_does_not_start_over_by_itself(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 3, 6)
+    damage_content(checkpoints.folder / "global_step_3")
+    damage_content(checkpoints.folder / "global_step_6")
+    with pytest.raises(RequestError, match=r"every checkpoint in .* is damaged; put back a copy, or name another"):
+        restore(checkpoints)
+
+
 def test_death_while_saving_leaves_the_one_before(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     save(checkpoints, 3)
 
