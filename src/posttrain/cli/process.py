@@ -14,7 +14,7 @@ def prepare(config: RunConfig, environment: MutableMapping[str, str] = os.enviro
 
     On a CPU, OpenMP gets one thread per core of the run, and its threads wait for each other only briefly before they sleep.
     By default they spin for milliseconds, and with another process on the same cores a spinning thread keeps the one it waits
-    for from running: sampling fell from 740 tokens/s to 26-230 beside two busy processes, but to a steady 270 with this
+    for from running: sampling fell from 680 tokens/s to 135-173 (at worst to 26) beside two busy processes, but only to 200-320 with this
     (docs/benchmarks.md). Binding threads to cores helped neither alone nor beside others.
     """
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads and forked workers do not go together
