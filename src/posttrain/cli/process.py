@@ -14,8 +14,8 @@ def prepare(config: RunConfig, environment: MutableMapping[str, str] = os.enviro
 
     On a CPU, OpenMP gets one thread per core of the run, and its threads wait for each other only briefly before they sleep.
     By default they spin for milliseconds, and with another process on the same cores a spinning thread keeps the one it waits
-    for from running: sampling fell from 680 tokens/s to 135-173 (at worst to 26) beside two busy processes, but only to 200-320 with this
-    (docs/benchmarks.md). Binding threads to cores helped neither alone nor beside others.
+    for from running: sampling then loses most of its speed, at random (docs/benchmarks.md). Binding threads to cores helped
+    neither alone nor beside others.
     """
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads and forked workers do not go together
     if config.placement.device == "cuda":
@@ -29,9 +29,8 @@ def prepare(config: RunConfig, environment: MutableMapping[str, str] = os.enviro
 def keep_memory() -> None:
     """Tell glibc's malloc to keep freed memory instead of handing it back to the system.
 
-    By default every large activation is mapped, faulted in page by page and unmapped again at every step: 1.8 s against
-    1.6 s for the demo's update. Other C libraries have no mallopt or ignore it; an allocator that is preloaded (tcmalloc)
-    takes its own way.
+    By default every large activation is mapped, faulted in page by page and unmapped again at every step. Other C libraries
+    have no mallopt or ignore it; an allocator that is preloaded (tcmalloc) takes its own way.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
