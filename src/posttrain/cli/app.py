@@ -20,8 +20,10 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain text: nothing to load, and the same in a terminal, a log and a pipe
     pretty_exceptions_enable=False,
 )
-app.command("train")(train.train)
-app.command("plan")(plan.plan)
+# Unknown options reach the command, which can say that overrides have no dashes here.
+OVERRIDES = {"ignore_unknown_options": True}
+app.command("train", context_settings=OVERRIDES)(train.train)
+app.command("plan", context_settings=OVERRIDES)(plan.plan)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.add_typer(data.app, name="data")

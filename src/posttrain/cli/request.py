@@ -32,12 +32,27 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return (first, rest) if is_file else (None, [first, *rest])
 
 
+def refuse_dashes(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for options that do not exist; most are overrides as other trainers write them."""
+    problems = [
+        Problem(
+            f"there is no option {argument.split('=')[0]}",
+            fix=f"an override has no dashes: {argument.lstrip('-')}" if "=" in argument else "--help lists the options",
+        )
+        for argument in arguments
+        if argument.startswith("-")
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
 def read_request(arguments: Sequence[str], dialect: str | None, *, look_at_files: bool) -> Request:
     """Read the configuration and check it, the files it names and its sizes.
 
     Raises: RequestError with every problem: of single keys, between keys, of files and of batch sizes. Sizes are looked
         at when the keys are right: arithmetic on a value that was not understood would only confuse.
     """
+    refuse_dashes(arguments)
     path, overrides = split_arguments(arguments)
     loaded = read(path, overrides, dialect)
     problems = list(loaded.problems)

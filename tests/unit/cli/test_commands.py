@@ -139,6 +139,13 @@ class TestPlan:
         assert "4 prompts x 6 samples = 24 sequences do not split into mini-batches of 9" in text
         assert "at override policy.sequences_per_mini_batch=9" in text
 
+    def test_an_override_with_dashes(self, posttrain: Run, job: Path) -> None:
+        code, _, err = posttrain("plan", "run.yaml", "--run.seed=2", "--jsn")
+        assert code == 2
+        text = " ".join(err.split())
+        assert "there is no option --run.seed; an override has no dashes: run.seed=2" in text
+        assert "there is no option --jsn; --help lists the options" in text
+
     def test_a_step_larger_than_the_data(self, posttrain: Run, job: Path) -> None:
         code, _, err = posttrain("plan", "run.yaml", "data.prompts_per_step=21")
         text = " ".join(err.split())
