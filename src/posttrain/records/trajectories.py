@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -78,8 +77,3 @@ class ScoredGroup:
     def __post_init__(self) -> None:
         if len(self.outcomes) != len(self.group.trajectories):
             raise ValueError(f"{len(self.outcomes)} outcomes for {len(self.group.trajectories)} responses")
-
-
-def rewards_of(groups: Sequence[ScoredGroup]) -> list[float]:
-    """The values of all valid rewards."""
-    return [outcome.value for group in groups for outcome in group.outcomes if isinstance(outcome, Reward)]

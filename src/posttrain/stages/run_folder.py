@@ -33,6 +33,11 @@ class RunFolder:
         if self._config.run.resume == "never" and (self.path / "metrics.jsonl").exists():
             fix = "name another run.folder, or set run.resume=auto"
             raise ConfigError(Problem(f"{self.path} already holds a run", fix=fix, field="run.folder"))
+        if not holds_checkpoint and self._status() == "done":
+            # It would start over, and the record of the finished run would be gone.
+            fix = "name another run.folder, or delete this one"
+            what = f"{self.path} holds a finished run without a checkpoint to go on from"
+            raise ConfigError(Problem(what, fix=fix, field="run.folder"))
         started_from = self._saved().get("model.path")
         if holds_checkpoint and started_from not in (None, self._config.model.path):
             # Its weights come from the checkpoint, so the model that is asked for would be ignored without a word.
@@ -82,6 +87,10 @@ class RunFolder:
         beside = self.path / "run.tmp"
         beside.write_text(json.dumps(self._about | {"status": status}, indent=1))
         os.replace(beside, self.path / "run.json")
+
+    def _status(self) -> str | None:
+        about = self.path / "run.json"
+        return json.loads(about.read_text()).get("status") if about.exists() else None
 
     def _saved(self) -> dict[str, Any]:
         """The configuration in the folder by dotted key; empty when there is none."""

@@ -39,6 +39,7 @@ def test_prompts_in_order_with_names_that_tell_files_apart(three_files, data_con
         {"split": "train", "index": 0},
     )
     assert (made.rows, made.dropped, made.truncated) == (4, 0, 0)
+    assert made.overlong_message("training") == []
 
 
 def test_file_labels():
@@ -64,6 +65,7 @@ def test_overlong_prompts_are_filtered_and_counted(three_files, data_config, tok
 
     assert [prompt.ground_truth for prompt in made.prompts] == ["w0 w1", "w0"]
     assert (made.rows, made.dropped, made.truncated) == (4, 2, 0)
+    assert made.overlong_message("training") == ["2 of 4 training prompts are too long and were left out"]
 
 
 def test_nothing_left_after_filtering_is_an_error(three_files, data_config, tokenizer):
@@ -90,6 +92,7 @@ def test_overlong_prompts_are_cut(three_files, data_config, tokenizer, how, ids,
     assert made.prompts[1].token_ids == ids
     assert made.prompts[1].text == text
     assert (made.rows, made.dropped, made.truncated) == (4, 0, 4)
+    assert made.overlong_message("validation") == ["4 of 4 validation prompts are too long and were cut"]
 
 
 def test_cut_by_hand():

@@ -66,3 +66,13 @@ def test_run_json_says_how_it_ended(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "run/run.json").read_text())
     assert (about["status"], about["total_steps"], about["device"]) == ("done", 9, "cpu")
     assert set(about["versions"]) == {"posttrain", "python", "torch", "transformers"}
+
+
+def test_finished_run_without_a_checkpoint_is_not_written_over(tmp_path: Path) -> None:
+    folder = RunFolder(config(tmp_path))
+    folder.begin(first_step=1, total_steps=9, device="cpu")
+    folder.end("failed")
+    RunFolder(config(tmp_path)).check(holds_checkpoint=False)  # nothing worth keeping: it may start over
+    folder.end("done")
+    with pytest.raises(ConfigError, match="finished run without a checkpoint to go on from; name another"):
+        RunFolder(config(tmp_path)).check(holds_checkpoint=False)

@@ -130,9 +130,8 @@ class LocalTrainEngine:
         """A Hugging Face folder (float32 weights, tokenizer) plus the optimizer's averages, all without pickle."""
         masters = {name: weight.detach().cpu().contiguous() for name, weight in self._masters.parameters.items()}
         self.model.save_pretrained(folder, state_dict=self._whole_state(masters))
-        self.model.config.dtype = (
-            torch.float32
-        )  # save_pretrained wrote the compute dtype, and loading would round to it
+        # save_pretrained wrote the compute dtype into config.json, and loading would round to it.
+        self.model.config.dtype = torch.float32
         self.model.config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         averages = {}
