@@ -14,8 +14,8 @@ def prepare(config: RunConfig, environment: MutableMapping[str, str] = os.enviro
 
     On a CPU, OpenMP gets one thread per core of the run, and its threads wait for each other only briefly before they sleep.
     By default they spin for milliseconds, and with another process on the same cores a spinning thread keeps the one it waits
-    for from running: sampling then loses most of its speed, at random (docs/benchmarks.md). Binding threads to cores helped
-    neither alone nor beside others.
+    for from running: sampling gets erratic and 1.5 to 2 times slower than with this (docs/benchmarks.md). Binding threads to
+    cores helped neither alone nor beside others.
     """
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads and forked workers do not go together
     if config.placement.device == "cuda":
