@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from posttrain import __version__
-from posttrain.cli import data, demo, export, plan, report, schema, train
+from posttrain.cli import data, demo, export, keys, plan, report, schema, train, translate
 from posttrain.cli.errors import run_guarded
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app = typer.Typer(
 OVERRIDES = {"ignore_unknown_options": True}
 app.command("train", context_settings=OVERRIDES)(train.train)
 app.command("plan", context_settings=OVERRIDES)(plan.plan)
+app.command("keys")(keys.keys)
+app.command("translate", context_settings=OVERRIDES)(translate.translate)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.add_typer(data.app, name="data")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,9 +16,22 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="The folder to write.")],
+    role: Annotated[
+        Literal["policy", "critic"],
+        typer.Option(help="Which model: the policy, or the critic as a token classification model with one label."),
+    ] = "policy",
 ) -> None:
     """Write a checkpoint's model as a folder that transformers loads."""
     from posttrain.stages.export import export_checkpoint
 
-    source = export_checkpoint(checkpoint, out)
+    source = export_checkpoint(checkpoint, out, role)
     typer.echo(f"wrote {out} from {source}")
+    if role == "policy":
+        return
+    import transformers
+
+    from posttrain.models.loading import load_model_config
+
+    kind = (getattr(load_model_config(str(out)), "architectures", None) or [""])[0]
+    if not hasattr(transformers, kind):
+        typer.echo(f"transformers has no {kind}: this folder is read as a critic by posttrain (critic.path) only")

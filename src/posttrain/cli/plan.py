@@ -7,20 +7,22 @@ from typing import Annotated
 import typer
 
 ARGUMENTS_HELP = "A YAML file, then overrides: policy.optimizer.lr=1e-5."
-DIALECT_HELP = "Whose keys the file uses: native."
+DIALECT_HELP = "Whose keys the file uses: native, verl, verl@0.2, skyrl, roll. Seen from the keys when not given."
+HERE_HELP = "Run a cluster's configuration on the one device at hand; every change is printed."
 
 
 def plan(
-    arguments: Annotated[list[str], typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     skip_files: Annotated[
         bool, typer.Option("--skip-files", help="Check the configuration alone; data and model need not exist.")
     ] = False,
     dialect: Annotated[str | None, typer.Option(help=DIALECT_HELP)] = None,
+    here: Annotated[bool, typer.Option("--here", help=HERE_HELP)] = False,
 ) -> None:
     """Explain what a run would do, without starting it."""
     from posttrain.cli.plan_text import plan_json, plan_text
     from posttrain.cli.request import read_request
 
-    request = read_request(arguments, dialect, look_at_files=not skip_files)
+    request = read_request(arguments or [], dialect, look_at_files=not skip_files, here=here)
     typer.echo(plan_json(request) if json else plan_text(request))

@@ -5,29 +5,33 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from posttrain.cli.plan_devices import devices_text, memory_text
 from posttrain.cli.request import Request
 from posttrain.config import RunConfig
+from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.rollout import SamplingConfig
+from posttrain.dialects.loaded import LoadedConfig
 from posttrain.placement.files import is_hub_id
-from posttrain.records.plans import BatchPlan
+from posttrain.placement.memory import estimate
+from posttrain.records.plans import CriticBatchPlan
 from posttrain.registry import POLICY_LOSSES
 
 
 def plan_json(request: Request) -> str:
     """{dialect, entry, config, derived, ignored, unsupported, warnings}; ``derived`` holds the batch plan."""
-    derived = {
-        "world_size": request.batches.devices,
-        **asdict(request.batches),
-        "max_tokens_per_micro_batch": None,  # micro-batches are cut by count
-    }
+    derived = {"world_size": request.batches.devices, **asdict(request.batches)}
+    loaded = request.loaded
     document = {
-        "dialect": request.loaded.dialect,
+        "dialect": loaded.dialect,
         "entry": "train",
-        "config": request.loaded.config.model_dump(mode="json"),
+        "config": loaded.config.model_dump(mode="json"),
         "derived": derived,
-        "ignored": [],  # a native configuration has no key without a meaning
-        "unsupported": [],
-        "warnings": list(request.loaded.warnings),
+        "ignored": [asdict(one) for one in loaded.ignored],
+        "unsupported": [
+            {"key": problem.field, "reason": problem.what, "where": problem.where, "fix": problem.fix}
+            for problem in loaded.unsupported
+        ],
+        "warnings": [*loaded.changes, *loaded.warnings],
     }
     return json.dumps(document, indent=2)
 
@@ -35,9 +39,20 @@ def plan_json(request: Request) -> str:
 def plan_text(request: Request) -> str:
     """The plan in three parts (what, one step, the whole run) and the warnings."""
     config = request.loaded.config
-    parts = [_what(request), _step(request.batches), _whole_run(request)]
-    if request.loaded.warnings:
-        parts.append("\n".join(f"warning: {warning}" for warning in request.loaded.warnings))
+    memory = estimate(config, request.batches, request.roles)
+    parts = [
+        _what(request),
+        _step(request),
+        devices_text(config, request.roles),
+        memory_text(memory, request.roles, config.model.path),
+        _whole_run(request),
+    ]
+    said = remarks(request.loaded)
+    if said:
+        parts.append("\n".join(said))
+    if request.loaded.unsupported:
+        lines = [f"  {number}. {problem}" for number, problem in enumerate(request.loaded.unsupported, start=1)]
+        parts.append("\n".join(["Planned, not built yet; train refuses it:", *lines]))
     if config.data.overlong_prompts == "filter" and request.training_prompts is not None:
         parts.append("Prompts that the overlong filter drops are still counted here: they are known once tokenized.")
     return "\n\n".join(parts)
@@ -52,10 +67,11 @@ def _what(request: Request) -> str:
         ("validation", _validation(request)),
         ("rollout", f"{config.rollout.engine}, {_sampling(config.rollout)}"),
         ("reward", _reward(config)),
+        *([("groups", _groups(config))] if config.group_filter.strategy != "none" else []),
         ("advantage", _advantage(config)),
         ("loss", _loss(config)),
-        ("optimizer", _optimizer(config)),
-        ("device", config.placement.device),
+        ("optimizer", _optimizer(config.policy.optimizer, config.policy.schedule)),
+        *([("critic", _critic(config, request.batches.critic))] if request.batches.critic else []),
     ]
     return "\n".join(f"{name:<11}{text}" for name, text in rows)
 
@@ -102,7 +118,41 @@ def _reward(config: RunConfig) -> str:
         (f"{term.weight:g} x " if term.weight != 1 else "") + (f"{term.name} ({term.path})" if term.path else term.name)
         for term in config.reward.terms
     ]
-    return " + ".join(terms)
+    reward = config.reward
+    if reward.model is not None:
+        weight = f"{reward.model.weight:g} x " if reward.model.weight != 1 else ""
+        terms.append(f"{weight}the score of {reward.model.path}")
+    text = " + ".join(terms)
+    if reward.overlong_buffer_tokens is not None:
+        text += f"\n{'':<11}- up to {reward.overlong_penalty:g} in the last {reward.overlong_buffer_tokens} tokens"
+    if reward.zero_unless_stopped:
+        text += f"\n{'':<11}0 for what did not end by itself"
+    if reward.normalize_mean != "none":
+        text += f"\n{'':<11}minus the mean of the {_of(reward.normalize_mean)}"
+    if reward.normalize_std != "none":
+        text += f"\n{'':<11}over the standard deviation of the {_of(reward.normalize_std)}"
+    if reward.clip is not None:
+        text += f"\n{'':<11}cut to +-{reward.clip:g}"
+    if reward.kl.coef:
+        steered = f", steered towards {reward.kl.target:g} nats" if reward.kl.target is not None else ""
+        text += f"\n{'':<11}- {reward.kl.coef:g} x KL ({reward.kl.estimator}) on every token{steered}"
+    return text
+
+
+def _of(part: str) -> str:
+    return {"group": "group", "batch": "step", "running": "run so far"}[part]
+
+
+def _groups(config: RunConfig) -> str:
+    """Which groups make up a step."""
+    chosen = config.group_filter
+    bounds = {
+        "standard deviation above": chosen.above_std,
+        "mean above": chosen.above_mean,
+        "mean below": chosen.below_mean,
+    }
+    asked = ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None) or "a valid reward"
+    return f"{chosen.strategy} those without {chosen.metric} of {asked}"
 
 
 def _advantage(config: RunConfig) -> str:
@@ -124,8 +174,27 @@ def _loss(config: RunConfig) -> str:
     return text
 
 
-def _optimizer(config: RunConfig) -> str:
-    optimizer, schedule = config.policy.optimizer, config.policy.schedule
+def _critic(config: RunConfig, plan: CriticBatchPlan) -> str:
+    critic = config.critic
+    start = critic.path or "the policy's starting weights with a new value head"
+    clip = f", value_clip {critic.value_clip:g}" if critic.value_clip is not None else ""
+    by_tokens = critic.max_tokens_per_micro_batch
+    micro = (
+        f"up to {by_tokens} tokens" if by_tokens else _count(plan.sequences_per_micro_batch_per_device or 0, "sequence")
+    )
+    lines = [
+        start,
+        f"value loss{clip}, {critic.aggregation}",
+        _optimizer(critic.optimizer, critic.schedule),
+        f"{_count(plan.updates_per_step, 'update')} per step, of {plan.sequences_per_update} sequences",
+        f"{micro} per micro-batch",
+    ]
+    if plan.warmup_steps:
+        lines.append(f"alone in the first {_count(plan.warmup_steps, 'step')}: the policy is not updated there")
+    return f"\n{'':<11}".join(lines)
+
+
+def _optimizer(optimizer: OptimizerConfig, schedule: ScheduleConfig) -> str:
     warmup = ""
     if schedule.warmup_updates:
         warmup = f" after {schedule.warmup_updates} updates of warm-up"
@@ -134,30 +203,72 @@ def _optimizer(config: RunConfig) -> str:
     return f"{optimizer.name}, learning rate {optimizer.lr:g}, {schedule.name}{warmup}"
 
 
-def _step(plan: BatchPlan) -> str:
-    """The way of a step's sequences, with the key that decides each number beside it."""
+def remarks(loaded: LoadedConfig) -> list[str]:
+    """What is changed, ignored, or without effect, a line each."""
+    if loaded.dialect == "native" and not (loaded.changes or loaded.ignored or loaded.warnings):
+        return []
+    shown = [one for one in loaded.ignored if one.asks]
+    quiet = len(loaded.ignored) - len(shown)
+    more = [f"ignored: {quiet} more keys that are written with their default value"] if quiet else []
+    return [
+        *(f"here: {change}" for change in loaded.changes),
+        *(f"ignored: {one.key}, at {one.where}: {one.reason}" for one in shown),
+        *more,
+        *(f"warning: {warning}" for warning in loaded.warnings),
+    ]
+
+
+def _step(request: Request) -> str:
+    """The way of a step's sequences, with the user's key that decides each number beside it."""
+    plan, key = request.batches, request.loaded.key
     per_pass = plan.updates_per_step // plan.epochs_per_step
     updates = _count(plan.updates_per_step, "update")
     rows = [
-        (f"{plan.prompts_per_step} prompts", "data.prompts_per_step"),
-        (f"|  x {plan.samples_per_prompt} samples of each", "rollout.samples_per_prompt"),
+        (f"{plan.prompts_per_step} prompts", key("data.prompts_per_step")),
+        (f"|  x {plan.samples_per_prompt} samples of each", key("rollout.samples_per_prompt")),
         ("v", ""),
         (f"{plan.sequences_per_step} sequences", ""),
-        (f"|  / {plan.sequences_per_update} per mini-batch", "policy.sequences_per_mini_batch"),
-        (f"|  x {_count(plan.epochs_per_step, 'pass', 'passes')}", "policy.epochs_per_step"),
+        (f"|  / {plan.sequences_per_update} per mini-batch", key("policy.sequences_per_mini_batch")),
+        (f"|  x {_count(plan.epochs_per_step, 'pass', 'passes')}", key("policy.epochs_per_step")),
         ("v", ""),
         (f"{updates}{f', {per_pass} in each pass' if plan.epochs_per_step > 1 else ''}", "(optimizer steps)"),
-        (
-            f"|  / {plan.sequences_per_micro_batch_per_device} per micro-batch",
-            "policy.sequences_per_micro_batch_per_device",
-        ),
-        ("v", ""),
-        (
-            f"{_count(plan.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} per update",
-            "(forward and backward passes)",
-        ),
+        *_copies(request),
+        *_micro_batches(request),
     ]
     return "\n".join(["One step", *(f"  {number:<31}{key}".rstrip() for number, key in rows)])
+
+
+def _copies(request: Request) -> list[tuple[str, str]]:
+    """How an update's sequences are shared out among the copies of the policy, when there are several."""
+    plan = request.batches
+    [copies] = [role.copies for role in request.roles if role.role == "policy"]
+    if copies == 1:
+        return []
+    return [
+        (f"|  / {copies} copies of the policy", request.loaded.key("placement.devices")),
+        ("v", ""),
+        (f"{plan.sequences_per_update // copies} sequences per copy, per update", ""),
+    ]
+
+
+def _micro_batches(request: Request) -> list[tuple[str, str]]:
+    plan, key = request.batches, request.loaded.key
+    passes = "(forward and backward passes)"
+    if plan.gradient_accumulation_steps is None:
+        return [
+            (f"|  / up to {plan.max_tokens_per_micro_batch} tokens", key("policy.max_tokens_per_micro_batch")),
+            ("v", ""),
+            ("micro-batches, as they fill", passes),
+        ]
+    micro_batches = _count(plan.gradient_accumulation_steps, "micro-batch", "micro-batches")
+    return [
+        (
+            f"|  / {plan.sequences_per_micro_batch_per_device} per micro-batch",
+            key("policy.sequences_per_micro_batch_per_device"),
+        ),
+        ("v", ""),
+        (f"{micro_batches} per update", passes),
+    ]
 
 
 def _whole_run(request: Request) -> str:
@@ -169,11 +280,10 @@ def _whole_run(request: Request) -> str:
             f"{_count(plan.steps_per_epoch, 'step')} per epoch"
         )
     if run.total_steps is not None:
-        lines.append(f"  {_count(run.total_steps, 'step')}{'':<8}run.total_steps")
+        lines.append(f"  {_count(run.total_steps, 'step')}{'':<8}{request.loaded.key('run.total_steps')}")
     elif plan.total_steps is not None:
-        lines.append(
-            f"  x {_count(run.total_epochs, 'epoch')} = {_count(plan.total_steps, 'step')}{'':<8}run.total_epochs"
-        )
+        epochs = f"  x {_count(run.total_epochs, 'epoch')} = {_count(plan.total_steps, 'step')}"
+        lines.append(f"{epochs}{'':<8}{request.loaded.key('run.total_epochs')}")
     else:
         lines.append(
             f"  {_count(run.total_epochs, 'epoch')} of the training data, which was not counted (--skip-files)"

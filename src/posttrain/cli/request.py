@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from posttrain.config import RunConfig
+from posttrain.dialects.detect import read_config
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
+from posttrain.errors import ConfigError, DataError, Problem, RequestError
 from posttrain.placement.batch import plan_batches
 from posttrain.placement.files import check_run_files
+from posttrain.placement.roles import RolePlacement, place_roles
 from posttrain.records.plans import BatchPlan
-
-LATER_DIALECTS = ("verl", "verl@0.2", "roll", "skyrl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +22,15 @@ class Request:
 
     loaded: LoadedConfig
     batches: BatchPlan
+    roles: list[RolePlacement]
     training_prompts: int | None  # rows of the training files; None: not looked at
     validation_prompts: int | None
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The configuration file, if the first argument is one, and the overrides. At least one argument."""
+    """The configuration file, if the first argument is one, and the overrides."""
+    if not arguments:
+        return None, []
     first, *rest = arguments
     is_file = Path(first).is_file() or ("=" not in first and not first.startswith("~"))
     return (first, rest) if is_file else (None, [first, *rest])
@@ -46,44 +50,37 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
         raise ConfigError(problems)
 
 
-def read_request(arguments: Sequence[str], dialect: str | None, *, look_at_files: bool) -> Request:
+def read_request(
+    arguments: Sequence[str], dialect: str | None, *, look_at_files: bool, here: bool = False, to_run: bool = False
+) -> Request:
     """Read the configuration and check it, the files it names and its sizes.
 
+    Args: ``here`` puts a cluster's configuration on one device; ``to_run`` refuses what is planned and not built yet,
+        which a plan only tells.
     Raises: RequestError with every problem: of single keys, between keys, of files and of batch sizes. Sizes are looked
         at when the keys are right: arithmetic on a value that was not understood would only confuse.
     """
     refuse_dashes(arguments)
+    if not arguments and dialect is None:
+        raise ConfigError(Problem("there is nothing to read", fix="name a file, or a --dialect and its keys"))
     path, overrides = split_arguments(arguments)
-    loaded = read(path, overrides, dialect)
-    problems = list(loaded.problems)
+    loaded = read_config(path, overrides, dialect, here=here)
+    problems = [*loaded.problems, *(loaded.unsupported if to_run else ())]
     training = validation = None
     if look_at_files:
         found, training, validation = _look_at_files(loaded)
         problems += loaded.further(found)
     batches = None
+    roles: list[RolePlacement] = []
     if not loaded.problems:
-        batches, found = plan_batches(loaded.config, training)
-        problems += loaded.locate(found)
+        roles, misplaced = place_roles(loaded.config)
+        batches, found = plan_batches(loaded.config, training) if not misplaced else (None, [])
+        problems += loaded.locate([*misplaced, *found])
     if batches is None or problems:
         raise RequestError(problems)
-    return Request(loaded=loaded, batches=batches, training_prompts=training, validation_prompts=validation)
-
-
-def read(path: str | None, overrides: Sequence[str], dialect: str | None) -> LoadedConfig:
-    """The configuration in the dialect it is written in."""
-    if dialect in LATER_DIALECTS:
-        raise ConfigError(
-            Problem(
-                f"the {dialect} dialect comes with a later version",
-                fix="this version reads its own configuration (native); examples/ has one to start from",
-            )
-        )
-    if dialect not in (None, "native"):
-        known = ["native", *LATER_DIALECTS]
-        raise ConfigError(Problem(f"there is no dialect {dialect!r}", fix=did_you_mean(str(dialect), known)))
-    from posttrain.dialects import native
-
-    return native.read(path, overrides)
+    return Request(
+        loaded=loaded, batches=batches, roles=roles, training_prompts=training, validation_prompts=validation
+    )
 
 
 def _look_at_files(loaded: LoadedConfig) -> tuple[list[Problem], int | None, int | None]:
@@ -97,7 +94,23 @@ def _look_at_files(loaded: LoadedConfig) -> tuple[list[Problem], int | None, int
     if not problems and not loaded.problems:
         try:
             counts = [sum(map(count_rows, files)) for files in (data.train_files, data.validation_files)]
+            problems += _check_data_sources(loaded.config)
         except DataError as error:
             problems += error.problems
     problems += [*check_rewards(loaded.config.reward), *check_run_files(loaded.config)]
-    return problems, counts[0], counts[1]
+    training, validation = counts
+    if training is not None and data.max_prompts is not None:
+        training = min(training, data.max_prompts)
+    return problems, training, validation
+
+
+def _check_data_sources(config: RunConfig) -> list[Problem]:
+    """What the rewards cannot score of the tasks in the files. Raises DataError when a file cannot be read."""
+    from posttrain.data.readers import data_sources
+    from posttrain.rewards.load import check_data_sources, needs_data_sources
+
+    if not needs_data_sources(config.reward):
+        return []
+    files = [*config.data.train_files, *config.data.validation_files]
+    found = {source: file for file in reversed(files) for source in sorted(data_sources(file, config.data))}
+    return check_data_sources(config.reward, found)

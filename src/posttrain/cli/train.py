@@ -6,21 +6,23 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP
+from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP, HERE_HELP
 from posttrain.errors import RequestError
 
 
 def train(
-    arguments: Annotated[list[str], typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)] = None,
     dialect: Annotated[str | None, typer.Option(help=DIALECT_HELP)] = None,
+    here: Annotated[bool, typer.Option("--here", help=HERE_HELP)] = False,
 ) -> None:
     """Train a model with reinforcement learning."""
+    from posttrain.cli.plan_text import remarks
     from posttrain.cli.process import prepare
     from posttrain.cli.request import read_request
 
-    request = read_request(arguments, dialect, look_at_files=True)
-    for warning in request.loaded.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+    request = read_request(arguments or [], dialect, look_at_files=True, here=here, to_run=True)
+    for line in remarks(request.loaded):
+        typer.echo(line, err=True)
     prepare(request.loaded.config)
     from posttrain.build import train_run  # imports torch, which reads the environment that prepare() has set
 

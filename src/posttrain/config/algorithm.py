@@ -8,6 +8,15 @@ from pydantic import Field
 
 from posttrain.config.base import Section
 
+KlEstimator = Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+", "full"]
+Aggregation = Literal[
+    "token_mean",
+    "token_sum",
+    "sequence_mean_token_mean",
+    "sequence_mean_token_sum",
+    "sequence_mean_token_sum_norm",
+]
+
 
 class AdvantageConfig(Section):
     name: str = "grpo"
@@ -20,6 +29,32 @@ class AdvantageConfig(Section):
     """gae, reinforce_plus_plus: discount per sampled token."""
     gae_lambda: float = Field(default=1.0, ge=0.0, le=1.0)
     """gae: 1 trusts the returns, 0 the critic."""
+    whiten_rewards: bool = False
+    """Bring the step's token rewards to mean 0 and variance 1 before the estimator sees them."""
+    whiten: bool = False
+    """Bring the step's advantages to mean 0 and variance 1 over all loss tokens (estimators that do so anyway: no change)."""
+    clip: float | None = Field(default=None, gt=0.0)
+    """Advantages are cut to plus or minus this, after whitening; null does not cut."""
+
+
+class RolloutCorrectionConfig(Section):
+    """What is done about a sampler whose log-probs are not the trainer's."""
+
+    weights: Literal["none", "token", "sequence"] = "none"
+    """Multiply token losses by pi_old / pi_rollout, per token or its product over the response; none does not."""
+    weight_high: float = Field(default=2.0, gt=0.0)
+    """Weights are cut to this (truncated importance sampling)."""
+    weight_low: float | None = Field(default=None, gt=0.0)
+    """When given, weights outside [weight_low, weight_high] become 0 instead of being cut (IcePop)."""
+    normalize: bool = False
+    """Divide the weights by their mean over the step."""
+    reject: list[str] = []
+    """Rules that take tokens or responses out of the loss: token_k1, token_k2, token_k3, or sequence_sum_, sequence_mean_,
+    sequence_max_ with k1, k2, k3 behind."""
+    reject_bounds: list[str] = []
+    """One bound for all rules or one for each: an upper bound, or for k1 lower_upper, such as 0.5_2."""
+    use_rollout_logprobs: bool = False
+    """Take the sampler's log-probs as the old ones: no forward pass for them, and the ratio corrects the gap itself."""
 
 
 class LossConfig(Section):
@@ -49,13 +84,18 @@ class LossConfig(Section):
     """dppo_tv, dppo_kl: the ratio that weighs a token is at most this."""
     dro_beta: float | None = Field(default=None, gt=0.0)
     """dro: weight of the quadratic pull back to the old policy; must be given."""
-    aggregation: Literal["token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"] = (
-        "token_mean"
-    )
+    aggregation: Aggregation = "token_mean"
     """How token losses become one number, over the whole mini-batch."""
+    norm_tokens: int | None = Field(default=None, ge=1)
+    """sequence_mean_token_sum_norm: the sum of a response's token losses is divided by this; null means
+    rollout.max_response_tokens."""
+    mask_truncated: bool = False
+    """Leave responses that were cut at max_response_tokens out of the loss; their rewards still count in the baseline."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the entropy bonus."""
     kl_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the KL to the reference in the loss; 0 loads no reference model."""
-    kl_estimator: Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"] = "k3"
+    kl_estimator: KlEstimator = "k3"
     """Estimator of that KL; with + it has the gradient of k2, which is the KL's."""
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    """Correction for the gap between sampler and trainer."""

@@ -16,12 +16,15 @@ class DataConfig(Section):
     """Files of held-out prompts in the same format."""
     prompts_per_step: int = Field(default=8, ge=1)
     """Prompts drawn for each step."""
-    prompt_column: str = "prompt"
-    """Column with the prompt: a list of chat messages, or a string (taken as one user message)."""
-    data_source_column: str = "data_source"
-    """Column that names the task; metrics are split by it."""
-    ground_truth_column: str = "reward_model.ground_truth"
-    """Column with the reference answer; a dot reaches into a nested column."""
+    prompt_column: str | None = None
+    """Column with the prompt: a list of chat messages, or a string (taken as one user message); null means the first of
+    prompt and messages that the file has."""
+    data_source_column: str | None = None
+    """Column that names the task; metrics are split by it. null means the first of data_source, tag and env_class that the
+    file has."""
+    ground_truth_column: str | None = None
+    """Column with the reference answer; a dot reaches into a nested column. null means the first of
+    reward_model.ground_truth, reward_spec.ground_truth, ground_truth and answer that the file has."""
     extra_info_column: str = "extra_info"
     """Column handed to reward functions as it is; may be absent."""
     max_prompt_tokens: int = Field(default=512, ge=1)
@@ -32,6 +35,10 @@ class DataConfig(Section):
     """Processes that tokenize the dataset when it is opened."""
     shuffle: bool = True
     """Draw prompts in a new seeded order each epoch; false keeps the file order."""
+    seed: int | None = Field(default=None, ge=0)
+    """Seed of that order; null means run.seed."""
+    max_prompts: int | None = Field(default=None, ge=1)
+    """Use only the first so many training prompts; null means all."""
     chat_template_options: dict[str, str | int | float | bool | None] = {}
     """Extra variables for the chat template, such as enable_thinking."""
 

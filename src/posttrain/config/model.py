@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,10 @@ class ModelConfig(Section):
     """Allow code from the model's folder to run. Off unless you have read that code."""
     chat_template_file: str | None = None
     """Jinja file that replaces the tokenizer's chat template; null keeps the tokenizer's."""
+    config_overrides: dict[str, Any] = {}
+    """Fields of the model's config.json that are set to other values before the weights are loaded."""
+    external_modules: list[str] = []
+    """Python modules that are imported before the model is loaded (they may register architectures)."""
 
 
 class ReferenceConfig(Section):
@@ -29,3 +33,9 @@ class ReferenceConfig(Section):
     """Frozen model that KL is measured against; null means the policy's starting weights."""
     sequences_per_micro_batch_per_device: int = Field(default=32, ge=1)
     """Sequences per forward pass when log-probs are computed without gradient (reference, and old log-probs of the policy)."""
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
+    """Cut those passes by this many tokens per device instead of by count; null cuts by count."""
+    engine_options: dict[str, Any] = {}
+    """Options for the reference's engine, as policy.engine_options."""
+    devices: list[int] | None = None
+    """Devices of the reference, by number; null means all."""

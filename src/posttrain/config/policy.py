@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ class ScheduleConfig(Section):
     """Updates (optimizer steps) of linear warm-up from 0; null means warmup_ratio."""
     warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Warm-up as a share of all updates, used when warmup_updates is null."""
+    cycles: float = Field(default=0.5, gt=0.0)
+    """cosine: half-waves times two; 0.5 falls once from the peak to the floor."""
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     """cosine, linear, warmup_stable_decay: the floor, as a share of the peak."""
     stable_ratio: float = Field(default=0.9, ge=0.0, le=1.0)
@@ -46,9 +48,21 @@ class PolicyConfig(Section):
     """Sequences per update (optimizer step); null means all of the step's."""
     sequences_per_micro_batch_per_device: int = Field(default=8, ge=1)
     """Sequences per forward and backward pass. Changes memory and speed, never the result."""
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
+    """Cut micro-batches by this many tokens per device (prompts and responses) instead of by count; null cuts by count."""
     share_prompts: bool = True
     """Compute the prompt of a group once for all its responses. Changes speed and memory, never the result."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer of the policy."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over the run."""
+    engine_options: dict[str, Any] = {}
+    """Options for the training engine in its own words (fsdp, deepspeed, megatron); the local engine reads none."""
+    devices: list[int] | None = None
+    """Devices of the policy, by number; null means all."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Devices that share one sequence."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Devices that share one layer's matrices."""
+    pipeline_parallel: int = Field(default=1, ge=1)
+    """Devices that share the layers."""

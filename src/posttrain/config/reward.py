@@ -2,26 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
+from posttrain.config.algorithm import KlEstimator
 from posttrain.config.base import Section
+
+Normalization = Literal["none", "group", "batch", "running"]
 
 
 class RewardTerm(Section):
     name: str
-    """A built-in reward (exact_match, reasoning_gym), or, with path, the name of your function in that file."""
+    """A built-in reward (docs/rewards.md lists them), or, with path, the name of your function in that file."""
     path: str | None = None
-    """Python file that holds the function called name; null means a built-in reward."""
+    """Python file, or pkg://package.module, that holds the function called name; null means a built-in reward."""
     weight: float = 1.0
     """Factor of this term in the sum that is the reward."""
     options: dict[str, Any] = {}
     """Keyword arguments for the reward."""
+    data_sources: list[str] = []
+    """The term counts for prompts of these data sources only; empty means all."""
+
+
+class RewardModelConfig(Section):
+    """A sequence classification model that scores whole responses."""
+
+    path: str
+    """Folder or hub id of a sequence or token classification model with one label."""
+    weight: float = 1.0
+    """Factor of its score in the reward."""
+    own_template: bool = False
+    """Decode the conversation and write it again with the reward model's own tokenizer and chat template; false gives it
+    the policy's token ids, which needs the same tokenizer."""
+    sequences_per_micro_batch_per_device: int = Field(default=16, ge=1)
+    """Sequences per forward pass."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Longer conversations lose their beginning before they are scored; null does not cut."""
+    trust_remote_code: bool = False
+    """Allow code from the model's folder to run."""
+    devices: list[int] | None = None
+    """Devices of the reward model, by number; null means all."""
+
+
+class KlRewardConfig(Section):
+    """A KL penalty on every token, as a part of the reward."""
+
+    coef: float = Field(default=0.0, ge=0.0)
+    """Weight of the penalty at the start; 0 has none."""
+    estimator: KlEstimator = "k1"
+    """Estimator of the KL between the policy that sampled and the reference."""
+    target: float | None = Field(default=None, gt=0.0)
+    """Steer the weight towards this KL, nats per token; null keeps the weight."""
+    horizon_sequences: int = Field(default=10_000, ge=1)
+    """How slowly the weight is steered."""
 
 
 class RewardConfig(Section):
-    terms: list[RewardTerm] = Field(default=[RewardTerm(name="exact_match")], min_length=1)
+    terms: list[RewardTerm] = [RewardTerm(name="exact_match")]
     """Reward terms; a response's reward is their weighted sum."""
+    model: RewardModelConfig | None = None
+    """A reward model, whose score is added to the terms; null has none."""
     max_invalid_share: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of responses in one step that may be without a valid reward before the run stops."""
+    overlong_buffer_tokens: int | None = Field(default=None, ge=1)
+    """Responses that reach into the last so many of max_response_tokens lose reward, linearly; null has no such rule."""
+    overlong_penalty: float = Field(default=1.0, ge=0.0)
+    """Reward lost by a response that fills the whole buffer."""
+    zero_unless_stopped: bool = False
+    """The reward of a response that did not end by itself is 0."""
+    normalize_mean: Normalization = "none"
+    """Subtract the mean reward of the group, of the step, or of the run so far."""
+    normalize_std: Normalization = "none"
+    """Divide by the standard deviation of the group, of the step, or of the run so far."""
+    clip: float | None = Field(default=None, gt=0.0)
+    """Rewards are cut to plus or minus this, after normalisation; null does not cut."""
+    kl: KlRewardConfig = KlRewardConfig()
+    """KL penalty inside the reward."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from posttrain.config.base import Section
@@ -26,6 +28,8 @@ class SamplingConfig(Section):
     """Token ids that end a response, besides the model's own end tokens."""
     ignore_eos: bool = False
     """Go on after the model's end token until max_response_tokens."""
+    engine_sampling: dict[str, Any] = {}
+    """Further sampling parameters in the engine's own words, such as repetition_penalty; the native engine knows none."""
 
 
 class RolloutConfig(SamplingConfig):
@@ -35,6 +39,12 @@ class RolloutConfig(SamplingConfig):
     """Sequences decoded side by side; the rest wait their turn."""
     max_prefill_tokens: int = Field(default=8192, ge=1)
     """Prompt tokens in one prefill pass."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Devices that share one copy of the sampler."""
+    engine_options: dict[str, Any] = {}
+    """Options for the sampler in its own words (vllm, sglang); the native engine reads none."""
+    devices: list[int] | None = None
+    """Devices of the sampler, by number; null means all."""
 
 
 class ValidationConfig(SamplingConfig):

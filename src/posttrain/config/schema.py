@@ -5,7 +5,9 @@ from __future__ import annotations
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
 from posttrain.config.base import Section
 from posttrain.config.checkpoint import CheckpointConfig
+from posttrain.config.critic import CriticConfig
 from posttrain.config.data import DataConfig
+from posttrain.config.group_filter import GroupFilterConfig
 from posttrain.config.model import ModelConfig, ReferenceConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import PolicyConfig
@@ -28,12 +30,16 @@ class RunConfig(Section):
     """How responses are sampled."""
     reward: RewardConfig = RewardConfig()
     """How responses are scored."""
+    group_filter: GroupFilterConfig = GroupFilterConfig()
+    """Groups without a signal."""
     advantage: AdvantageConfig = AdvantageConfig()
     """From rewards to advantages."""
     loss: LossConfig = LossConfig()
     """From advantages to the loss."""
     policy: PolicyConfig = PolicyConfig()
     """The update: batch sizes, optimizer, learning rate."""
+    critic: CriticConfig = CriticConfig()
+    """The model that estimates values, for estimators that need them."""
     reference: ReferenceConfig = ReferenceConfig()
     """The frozen model of the KL."""
     validation: ValidationConfig = ValidationConfig()

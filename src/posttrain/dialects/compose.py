@@ -1,12 +1,14 @@
 """A YAML file and overrides become one plain nested dict, and every key keeps the place where it was written.
 
-OmegaConf's reading of YAML (``1e-6`` is a number) and of ``${...}``, Hydra's grammar of overrides. Knows no dialect.
+OmegaConf's reading of YAML (``1e-6`` is a number) and of ``${...}``, Hydra's grammar of overrides and its defaults lists.
+Knows no dialect.
 """
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import yaml
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from posttrain.dialects.overrides import apply_overrides, parse_overrides
+from posttrain.dialects.overrides import KnownKeys, apply_overrides, parse_overrides
 from posttrain.dialects.sources import Place, SourceMap, child, places_of_yaml, yaml_problem
 from posttrain.errors import ConfigError, Problem, nearest
 
@@ -28,17 +30,37 @@ class Composed:
     sources: SourceMap
 
 
-def compose(path: str | None, overrides: Sequence[str], *, struct: bool = False) -> Composed:
+def compose(
+    path: str | None,
+    overrides: Sequence[str],
+    *,
+    struct: bool = False,
+    base: Mapping[str, Any] | None = None,
+    known: KnownKeys | None = None,
+    read: Callable[[str], tuple[dict[str, Any], dict[str, Place]]] | None = None,
+) -> Composed:
     """Read ``path`` (None: nothing but overrides), apply the overrides in order, resolve interpolations.
 
-    Args: ``struct`` is Hydra's rule that an override of a key which is not there yet needs a ``+``.
+    Args: ``struct`` is Hydra's rule that an override of a key which is not there yet needs a ``+``, unless it is ``known``;
+        ``base`` holds the values of what nobody writes; ``read`` reads a file, and is read_yaml unless a dialect has
+        defaults lists.
     Raises: ConfigError with file and line, or the override: a file that cannot be read, broken YAML, a key written twice,
         an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` nobody replaced.
     """
-    values, places = read_yaml(path) if path is not None else ({}, {})
-    apply_overrides(values, places, parse_overrides(overrides), struct=struct)
+    values, places = (read or read_yaml)(path) if path is not None else ({}, {})
+    apply_overrides(values, places, parse_overrides(overrides), struct=struct, known=known)
     sources = SourceMap(path, places)
+    if base is not None:
+        values = merged(copy.deepcopy(dict(base)), values)
     return Composed(_resolve(values, sources), sources)
+
+
+def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid upon ``under``, which is changed: sections merge, everything else is replaced."""
+    for key, value in over.items():
+        below = under.get(key)
+        under[key] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return under
 
 
 def read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Place]]:

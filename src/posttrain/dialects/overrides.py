@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from posttrain.dialects.sources import Place, child, places_of_value
 from posttrain.errors import ConfigError, Problem, did_you_mean
@@ -13,6 +13,16 @@ QUOTING = (
     "write key=value; a value with =, ~, commas, brackets or spaces at its ends goes into quotes inside the "
     "argument: \"key='value'\""
 )
+
+
+class KnownKeys(Protocol):
+    """The keys that a dialect's own files hold, although the user's file does not write them all."""
+
+    def has(self, key: str) -> bool: ...
+
+    def absent(self, key: str, override: str) -> tuple[str, str]:
+        """What to say about an override of a key that is not there, and the fix."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +90,33 @@ def _action(parsed: Any) -> Literal["set", "add", "force", "delete"]:
 
 
 def apply_overrides(
-    values: dict[str, Any], places: dict[str, Place], assignments: Sequence[Assignment], *, struct: bool
+    values: dict[str, Any],
+    places: dict[str, Place],
+    assignments: Sequence[Assignment],
+    *,
+    struct: bool,
+    known: KnownKeys | None = None,
 ) -> None:
     """Change ``values`` and ``places`` in place, one assignment after the other. Mappings merge, lists are replaced.
 
-    Args: ``struct`` is Hydra's rule that a key which is not there yet needs a ``+``.
+    Args: ``struct`` is Hydra's rule that a key which is not there yet needs a ``+``; ``known`` keys count as there, with
+        and without it. Deleting one of those sets it to null.
     Raises: ConfigError with every assignment that cannot be done.
     """
     problems = []
     for assignment in assignments:
-        problem = _apply(values, places, assignment, struct)
+        problem = _apply(values, places, assignment, struct, known)
         if problem is not None:
             problems.append(problem)
     if problems:
         raise ConfigError(problems)
 
 
-def _apply(values: dict[str, Any], places: dict[str, Place], this: Assignment, struct: bool) -> Problem | None:
+def _apply(
+    values: dict[str, Any], places: dict[str, Place], this: Assignment, struct: bool, known: KnownKeys | None
+) -> Problem | None:
+    by_default = known is not None and known.has(this.key)
+    needed = not by_default and (this.action == "delete" or (struct and this.action == "set"))
     *parents, last = this.key.split(".")
     node: Any = values
     path = ""
@@ -107,8 +127,8 @@ def _apply(values: dict[str, Any], places: dict[str, Place], this: Assignment, s
             return Problem(f"{path} is a list of {length}, it has no item {part}", where=this.where)
         path = child(path, part)
         there = isinstance(node, list) or (step in node and node[step] is not None)
-        if not there and (this.action == "delete" or (struct and this.action == "set")):
-            return _absent(this, places)
+        if not there and needed:
+            return _absent(this, places, known)
         if not there:
             node[step] = {}
             places[path] = Place(this.where, whole=False)
@@ -123,16 +143,20 @@ def _apply(values: dict[str, Any], places: dict[str, Place], this: Assignment, s
     exists = isinstance(node, list) or step in node
 
     if this.action == "delete":
+        if not exists and not by_default:
+            return _absent(this, places, known)
         if not exists:
-            return _absent(this, places)
+            node[step] = None
+            places[this.key] = Place(this.where, whole=True)
+            return None
         if this.value is not None and node[step] != this.value:
             return Problem(f"{this.key} is {node[step]!r}, so nothing was deleted", where=this.where)
         del node[step]
         _forget(places, this.key)
         places[this.key] = Place(this.where, whole=False)
         return None
-    if this.action == "set" and struct and not exists:
-        return _absent(this, places)
+    if not exists and needed:
+        return _absent(this, places, known)
     if this.action == "add" and exists and not isinstance(this.value, dict | list):
         fix = f"without the + it is replaced: {this.text.lstrip('+')}"
         return Problem(f"{this.key} is there already", where=this.where, fix=fix)
@@ -166,7 +190,10 @@ def _forget(places: dict[str, Place], key: str) -> None:
         del places[name]
 
 
-def _absent(this: Assignment, places: dict[str, Place]) -> Problem:
+def _absent(this: Assignment, places: dict[str, Place], known: KnownKeys | None) -> Problem:
+    if known is not None:
+        what, fix = known.absent(this.key, this.text)
+        return Problem(what, where=this.where, fix=fix)
     fix = did_you_mean(this.key, list(places))
     if this.action == "set":
         fix = f"{fix + ' ' if fix.startswith('did') else ''}A new key needs a +: +{this.text}"

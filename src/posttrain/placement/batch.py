@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from posttrain.config import RunConfig
+from posttrain.config.critic import CriticConfig
+from posttrain.config.policy import PolicyConfig
 from posttrain.errors import Problem
-from posttrain.records.plans import BatchPlan
+from posttrain.records.plans import BatchPlan, CriticBatchPlan
+from posttrain.registry import ADVANTAGES
 
 
 def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[BatchPlan | None, list[Problem]]:
@@ -12,10 +17,12 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
 
     sequences_per_step = prompts_per_step * samples_per_prompt. A mini-batch (one update) must divide it; a mini-batch may
     split the samples of a prompt, whose advantages are known by then. Micro-batches need not divide anything: the last one
-    is smaller, and losses divide by counts over the whole mini-batch.
+    is smaller, and losses divide by counts over the whole mini-batch. Cut by tokens, their number depends on the lengths of
+    the responses, and is not known here. Where the advantage estimator needs values there is a
+    critic, with mini-batches of its own.
 
     Args: ``training_prompts`` is the number of rows in the training files; None when nobody looked.
-    Returns: the plan and no problem, or None and one problem whose fix makes the sizes work.
+    Returns: the plan and no problem, or None and the problems, whose fixes make the sizes work.
     """
     prompts = config.data.prompts_per_step
     samples = config.rollout.samples_per_prompt
@@ -25,15 +32,33 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
 
     if training_prompts is not None and training_prompts < prompts:
         return None, [_too_few_prompts(config, training_prompts)]
-    if sequences % mini:
-        return None, [_does_not_split(prompts, samples, mini)]
+    uses_critic = needs_values(config.advantage.name)
+    critic_mini = config.critic.sequences_per_mini_batch or mini
+    sizes = [("policy", mini, copies_of(config.policy, devices))]
+    if uses_critic:
+        sizes.append(("critic", critic_mini, copies_of(config.critic, devices)))
+    problems = _step_over_copies(config, sizes, training_prompts)
+    if not problems:
+        for role, size, copies in sizes:
+            given = getattr(config, role).sequences_per_mini_batch is not None
+            if sequences % size or size % copies:
+                problems += [_does_not_split(prompts, samples, size, copies, role)] if given or role == "policy" else []
+    if problems:
+        return None, problems
 
     steps_per_epoch = training_prompts // prompts if training_prompts is not None else None
     total_steps = config.run.total_steps
     if total_steps is None and steps_per_epoch is not None:
         total_steps = config.run.total_epochs * steps_per_epoch
+    warmup = config.critic.warmup_steps if uses_critic else 0
+    if total_steps is not None and 0 < total_steps <= warmup:
+        return None, [_only_warmup(warmup, total_steps)]
     updates = config.policy.epochs_per_step * (sequences // mini)
-    micro = min(config.policy.sequences_per_micro_batch_per_device, mini)
+    max_tokens = config.policy.max_tokens_per_micro_batch
+    copies = copies_of(config.policy, devices)
+    micro = None
+    if max_tokens is None:
+        micro = min(config.policy.sequences_per_micro_batch_per_device, mini // copies)
     plan = BatchPlan(
         devices=devices,
         prompts_per_step=prompts,
@@ -43,24 +68,103 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
         updates_per_step=updates,
         sequences_per_update=mini,
         sequences_per_micro_batch_per_device=micro,
-        gradient_accumulation_steps=-(-mini // (micro * devices)),
+        gradient_accumulation_steps=-(-mini // (micro * copies)) if micro else None,
+        max_tokens_per_micro_batch=max_tokens,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        total_updates=total_steps * updates if total_steps is not None else None,
+        total_updates=(total_steps - warmup) * updates if total_steps is not None else None,
+        critic=_critic_plan(config, sequences, critic_mini, total_steps) if uses_critic else None,
     )
     return plan, []
 
 
-def _does_not_split(prompts: int, samples: int, mini: int) -> Problem:
+def split_over(role: PolicyConfig | CriticConfig) -> int:
+    """Devices that hold one copy of a trained model together."""
+    return role.sequence_parallel * role.tensor_parallel * role.pipeline_parallel
+
+
+def copies_of(role: PolicyConfig | CriticConfig, devices: int) -> int:
+    """Data-parallel size: how many copies of the model share a mini-batch; at least 1."""
+    return max(1, (devices if role.devices is None else len(role.devices)) // split_over(role))
+
+
+def _step_over_copies(
+    config: RunConfig, sizes: list[tuple[str, int, int]], training_prompts: int | None
+) -> list[Problem]:
+    """Refuses a step that cannot be shared out evenly among the copies of a model, whatever the mini-batches are."""
+    prompts, samples = config.data.prompts_per_step, config.rollout.samples_per_prompt
+    together = math.lcm(*(copies for _, _, copies in sizes))
+    if prompts * samples % together == 0:
+        return []
+    role, _, copies = next(size for size in sizes if prompts * samples % size[2])
+    what = f"{_product(prompts, samples)} in a step, which do not split over the {copies} copies of the {role}"
+    stride = together // math.gcd(together, samples)  # prompts whose samples can be shared out
+    counts = [count for count in (prompts // stride * stride, -(-prompts // stride) * stride) if count]
+    field = "data.prompts_per_step"
+    changes = []
+    for count in counts:
+        if training_prompts is None or count <= training_prompts:
+            minis = [
+                f"{name}.sequences_per_mini_batch={count * samples}"
+                for name, _, each in sizes
+                if (given := getattr(config, name).sequences_per_mini_batch)
+                and (count * samples % given or given % each)
+            ]
+            changes.append(" with ".join([f"{field}={count}", *minis]))
+    if not changes:
+        return [Problem(what, fix="use placement.devices=1, or more data", field="placement.devices")]
+    return [Problem(what, fix=f"use {' or '.join(changes)}", field=field)]
+
+
+def needs_values(estimator: str) -> bool:
+    """Whether an advantage estimator asks for values, so that a run with it has a critic. Unknown names ask for nothing."""
+    return estimator in ADVANTAGES.names() and "values" in ADVANTAGES.inputs(estimator)
+
+
+def _critic_plan(config: RunConfig, sequences: int, mini: int, total_steps: int | None) -> CriticBatchPlan:
+    critic = config.critic
+    epochs = critic.epochs_per_step or config.policy.epochs_per_step
+    updates = epochs * (sequences // mini)
+    by_tokens = critic.max_tokens_per_micro_batch is not None  # then the number of micro-batches depends on the lengths
+    copies = copies_of(critic, config.placement.devices)
+    micro = None if by_tokens else min(critic.sequences_per_micro_batch_per_device, mini // copies)
+    return CriticBatchPlan(
+        epochs_per_step=epochs,
+        updates_per_step=updates,
+        sequences_per_update=mini,
+        sequences_per_micro_batch_per_device=micro,
+        gradient_accumulation_steps=-(-mini // (micro * copies)) if micro else None,
+        warmup_steps=critic.warmup_steps,
+        total_updates=total_steps * updates if total_steps is not None else None,
+    )
+
+
+def _only_warmup(warmup: int, total_steps: int) -> Problem:
+    what = f"the critic warms up for {warmup} steps, and the run has {total_steps}: the policy would never be updated"
+    field = "critic.warmup_steps"
+    return Problem(what, fix=f"use {field}={total_steps - 1} or less, or a longer run", field=field)
+
+
+def _product(prompts: int, samples: int) -> str:
+    return f"{prompts} prompts x {samples} samples = {prompts * samples} sequences"
+
+
+def _does_not_split(prompts: int, samples: int, mini: int, copies: int, role: str) -> Problem:
+    """About a mini-batch that does not divide the step's sequences, or that the copies cannot share. The step can be shared."""
     sequences = prompts * samples
-    product = f"{prompts} prompts x {samples} samples = {sequences} sequences"
-    field = "policy.sequences_per_mini_batch"
+    product = _product(prompts, samples)
+    field = f"{role}.sequences_per_mini_batch"
+    good = [size for size in range(copies, sequences + 1, copies) if sequences % size == 0]
     if mini > sequences:
         what = f"{product} in a step, which do not fill one mini-batch of {mini}"
         return Problem(what, fix=f"use {field}={sequences}, or fewer", field=field)
-    below, above = divisors_around(sequences, mini)
-    what = f"{product} do not split into mini-batches of {mini} ({sequences} / {mini} = {sequences / mini:.4g})"
-    return Problem(what, fix=f"use {field}={above} or {field}={below}", field=field)
+    if sequences % mini:
+        what = f"{product} do not split into mini-batches of {mini} ({sequences} / {mini} = {sequences / mini:.4g})"
+    else:
+        what = f"mini-batches of {mini} sequences do not split over the {copies} copies of the {role}"
+    above = [size for size in good if size >= mini][:1]
+    below = [size for size in good if size < mini][-1:]
+    return Problem(what, fix="use " + " or ".join(f"{field}={size}" for size in above + below), field=field)
 
 
 def _too_few_prompts(config: RunConfig, training_prompts: int) -> Problem:
@@ -74,17 +178,13 @@ def _too_few_prompts(config: RunConfig, training_prompts: int) -> Problem:
     what = (
         f"the training files hold {training_prompts} prompts, fewer than the {prompts} of one step (0 steps per epoch)"
     )
-    fits = [count for count in range(training_prompts, 0, -1) if mini is None or count * samples % mini == 0]
-    if fits:
-        return Problem(what, fix=f"use {field}={fits[0]}, or add data", field=field)
-    fix = (
-        f"use {field}={training_prompts} with policy.sequences_per_mini_batch={training_prompts * samples}, or add data"
-    )
+    copies = copies_of(config.policy, config.placement.devices)
+    splits = [count for count in range(training_prompts, 0, -1) if count * samples % copies == 0]
+    keeps = [count for count in splits if mini is None or (count * samples % mini == 0 and mini % copies == 0)]
+    if keeps:
+        fix = f"use {field}={keeps[0]}, or add data"
+    elif splits:
+        fix = f"use {field}={splits[0]} with policy.sequences_per_mini_batch={splits[0] * samples}, or add data"
+    else:
+        fix = f"add data: {copies} copies of the policy need at least {copies // math.gcd(copies, samples)} prompts"
     return Problem(what, fix=fix, field=field)
-
-
-def divisors_around(number: int, near: int) -> tuple[int, int]:
-    """The largest divisor of ``number`` that is at most ``near``, and the smallest that is at least it (near <= number)."""
-    below = next(candidate for candidate in range(near, 0, -1) if number % candidate == 0)
-    above = next(candidate for candidate in range(near, number + 1) if number % candidate == 0)
-    return below, above

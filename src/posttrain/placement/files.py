@@ -10,19 +10,24 @@ from pathlib import Path
 
 from posttrain.config import RunConfig
 from posttrain.errors import Problem
+from posttrain.placement.batch import needs_values
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def check_run_files(config: RunConfig) -> list[Problem]:
-    """Everything wrong with the model, reference, tokenizer and run folders and the chat template."""
+    """Everything wrong with the model, reference, critic, reward model, tokenizer and run folders and the chat template."""
     model = config.model
     problems = list(_check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
     if model.tokenizer_path is not None and not is_hub_id(model.tokenizer_path):
         problems += _check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")
-    if config.reference.path is not None and config.loss.kl_coef > 0:
+    if config.reference.path is not None and (config.loss.kl_coef > 0 or config.reward.kl.coef > 0):
         problems += _check_model(config.reference.path, "reference.path", tokenizer=False)
+    if config.critic.path is not None and needs_values(config.advantage.name):
+        problems += _check_model(config.critic.path, "critic.path", tokenizer=False)
+    if config.reward.model is not None:
+        problems += _check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
     if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
         problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
     problems += _check_folder(Path(config.folder))
@@ -82,7 +87,9 @@ def _check_tokenizer(folder: Path, field: str) -> Iterator[Problem]:
     if not folder.is_dir():
         yield Problem(f"there is no folder {folder}", field=field)
     elif not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        fix = "" if field == "model.tokenizer_path" else "add one, or name another folder with model.tokenizer_path"
+        fix = "add one"
+        if field == "model.path":
+            fix += ", or name another folder with model.tokenizer_path"
         yield Problem(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER_FILES)})", fix=fix, field=field)
 
 

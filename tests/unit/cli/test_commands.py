@@ -89,6 +89,7 @@ class TestPlan:
             "steps_per_epoch": 5,  # 20 / 4
             "total_steps": 5,
             "total_updates": 10,
+            "critic": None,  # grpo asks for no values
             "max_tokens_per_micro_batch": None,
         }
 
@@ -104,6 +105,44 @@ class TestPlan:
         assert "2 micro-batches per update" in out
         assert "20 prompts / 4 per step = 5 steps per epoch" in out
         assert "20 updates, 120 sampled sequences" in out  # 5 x 4, 5 x 24
+        assert max(map(len, out.splitlines())) <= 80
+
+    def test_a_critic_is_part_of_the_plan(self, posttrain: Run, job: Path) -> None:
+        changes = ["critic.warmup_steps=2", "critic.sequences_per_mini_batch=8", "critic.optimizer.lr=3e-5"]
+        code, out, err = posttrain("plan", "run.yaml", "advantage.name=gae", *changes)
+        assert (code, err) == (0, "")
+        assert "critic     the policy's starting weights with a new value head\n" in out
+        assert "value loss, value_clip 0.5, token_mean\n" in out
+        assert "adamw, learning rate 3e-05, constant\n" in out
+        assert "3 updates per step, of 8 sequences\n" in out  # 24 / 8
+        assert "8 sequences per micro-batch\n" in out
+        assert "alone in the first 2 steps: the policy is not updated there\n" in out
+        assert "3 updates, 120 sampled sequences" in out  # the policy's: (5 - 2) x 1
+        assert max(map(len, out.splitlines())) <= 80
+        code, out, err = posttrain("plan", "run.yaml", *changes)
+        assert code == 0 and "\ncritic " not in out
+        assert "critic.warmup_steps have no effect: grpo needs no critic (gae would)" in out
+
+    @pytest.mark.parametrize("name", ["grpo_chain_sum", "ppo_chain_sum"])
+    def test_the_native_examples_are_sound(self, name: str, posttrain: Run) -> None:
+        code, out, err = posttrain("plan", str(ROOT / "examples" / f"{name}.yaml"), "--skip-files")
+        assert (code, err) == (0, "")
+        assert "warning" not in out
+
+    def test_mini_batches_of_the_critic_that_do_not_divide(self, posttrain: Run, job: Path) -> None:
+        code, _, err = posttrain("plan", "run.yaml", "advantage.name=gae", "critic.sequences_per_mini_batch=7")
+        assert code == 2
+        assert "24 sequences do not split into mini-batches of 7" in " ".join(err.split())
+
+    def test_budget_of_tokens(self, posttrain: Run, job: Path) -> None:
+        asked = ("plan", "run.yaml", "policy.max_tokens_per_micro_batch=16384")
+        derived = json.loads(posttrain(*asked, "--json")[1])["derived"]
+        assert derived["max_tokens_per_micro_batch"] == 16384
+        assert derived["sequences_per_micro_batch_per_device"] is derived["gradient_accumulation_steps"] is None
+        _, out, _ = posttrain(*asked)
+        beside = {line.split("  ")[-1].strip(): line for line in out.splitlines()}
+        assert "/ up to 16384 tokens" in beside["policy.max_tokens_per_micro_batch"]
+        assert "micro-batches, as they fill" in out and "None" not in out
         assert max(map(len, out.splitlines())) <= 80
 
     def test_warnings_are_shown(self, posttrain: Run, job: Path) -> None:
@@ -159,19 +198,82 @@ class TestPlan:
         _, _, err = posttrain("plan", "run.yaml")
         assert "at data.prompts_per_step (a default; run.yaml does not set it)" in " ".join(err.split())
 
-    @pytest.mark.parametrize("dialect", ["verl", "verl@0.2", "roll", "skyrl"])
-    def test_the_other_dialects_come_later(self, dialect: str, posttrain: Run) -> None:
-        code, _, err = posttrain("plan", EXAMPLE, "--dialect", dialect)
-        assert code == 2 and f"the {dialect} dialect comes with a later version" in err
+    def test_what_is_planned_is_told_in_a_plan_and_refused_in_a_run(self, posttrain: Run, job: Path) -> None:
+        arguments = ("run.yaml", "rollout.engine=vllm", "placement.devices=2", "tracking.trackers=[console,wandb]")
+        code, out, _ = posttrain("plan", *arguments)
+        assert code == 0 and "Planned, not built yet; train refuses it:" in out
+        assert "1. vllm is planned; this version cannot run it, at override rollout.engine=vllm; use native" in out
+        code, _, err = posttrain("train", *arguments)
+        assert code == 2 and "3 problems, and nothing was started" in err and "wandb is planned" in err
+
+    def test_here_puts_it_on_one_device_and_says_what_changed(self, posttrain: Run, job: Path) -> None:
+        arguments = ("run.yaml", "rollout.engine=vllm", "placement.devices=2", "policy.engine=fsdp", "--here", "--json")
+        code, out, _ = posttrain("plan", *arguments)
+        plan = json.loads(out)
+        assert code == 0 and plan["unsupported"] == [] and plan["derived"]["world_size"] == 1
+        assert plan["warnings"] == [
+            "placement.devices: 1 instead of 2",
+            "policy.engine: local instead of fsdp",
+            "rollout.engine: native instead of vllm",
+        ]
+
+    def test_a_cluster_is_planned_with_the_share_of_each_copy(self, posttrain: Run, job: Path) -> None:
+        arguments = (
+            "run.yaml",
+            "placement.devices=8",
+            "policy.engine=fsdp",
+            "policy.sequence_parallel=2",
+            "policy.sequences_per_mini_batch=12",
+        )
+        _, out, _ = posttrain("plan", *arguments, "--json")
+        derived = json.loads(out)["derived"]  # 24 sequences, mini-batches of 12 over 8 / 2 copies: 3 each
+        assert derived["world_size"] == 8 and derived["sequences_per_update"] == 12
+        assert derived["sequences_per_micro_batch_per_device"] == 3 and derived["gradient_accumulation_steps"] == 1
+        _, out, _ = posttrain("plan", *arguments)
+        assert "policy       0-7       4 copies, 2 devices each; awake in log-probs, update" in out
+        assert "sleeps while rollout works" in out and "3 sequences per copy, per update" in out
+        code, _, err = posttrain("plan", "run.yaml", "placement.devices=6", "rollout.tensor_parallel=4")
+        assert (
+            code == 2
+            and "the rollout has 6 devices, which are no multiple of the 4 that share one copy" in " ".join(err.split())
+        )
 
     def test_a_dialect_that_nobody_knows(self, posttrain: Run) -> None:
         code, _, err = posttrain("plan", EXAMPLE, "--dialect", "naitve")
-        assert code == 2 and "there is no dialect 'naitve'; did you mean native?" in err
+        assert code == 2 and "there is no dialect 'naitve' (known: native," in err and "did you mean native?" in err
 
     def test_no_file(self, posttrain: Run) -> None:
         assert posttrain("plan", "absent.yaml")[0] == 2
         code, _, err = posttrain("plan")
-        assert code == 2 and "Missing argument" in err
+        assert code == 2 and "there is nothing to read; name a file" in err
+
+
+class TestKeysAndTranslate:
+    def test_one_key_in_words_and_a_misspelt_one(self, posttrain: Run) -> None:
+        code, out, _ = posttrain("keys", "native", "rollout.temperature")
+        assert code == 0 and out.splitlines()[0] == "rollout.temperature" and "  default   1.0" in out
+        code, _, err = posttrain("keys", "native", "rollout.temprature")
+        assert code == 2 and "native has no key rollout.temprature; did you mean rollout.temperature?" in " ".join(
+            err.split()
+        )
+        code, _, err = posttrain("keys", "vrel")
+        assert code == 2 and "did you mean verl?" in err
+
+    def test_json_is_a_list_of_rows(self, posttrain: Run) -> None:
+        rows = json.loads(posttrain("keys", "native", "--json")[1])
+        assert {"key", "type", "default", "field", "status", "reason", "meaning"} <= set(rows[0])
+        by_key = {row["key"]: row for row in rows}
+        assert by_key["data.train_files"]["type"] == "list of text" and by_key["run.seed"]["default"] == 1
+
+    def test_a_translation_reads_back_as_the_same_run(self, posttrain: Run, job: Path) -> None:
+        code, out, _ = posttrain("translate", "run.yaml", "rollout.top_p=0.9")
+        assert code == 0
+        (job / "again.yaml").write_text(out)
+        first = json.loads(posttrain("plan", "run.yaml", "rollout.top_p=0.9", "--json")[1])
+        again = json.loads(posttrain("plan", "again.yaml", "--json")[1])
+        assert first["config"] == again["config"] and first["derived"] == again["derived"]
+        code, _, err = posttrain("translate", "run.yaml", "--to", "verl")
+        assert code == 2 and "use --to native" in err
 
 
 class TestTrain:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.placement.batch import divisors_around, plan_batches
+from posttrain.placement.batch import plan_batches
 
 
 def config(**changes: Any) -> RunConfig:
@@ -60,6 +60,15 @@ def test_devices_share_a_mini_batch() -> None:
     plan, _ = plan_batches(config(placement__devices=4, policy__sequences_per_micro_batch_per_device=3), None)
     assert plan is not None
     assert plan.gradient_accumulation_steps == 6  # 64 / (4 x 3) = 5.33
+
+
+def test_a_budget_of_tokens_leaves_the_number_of_micro_batches_open() -> None:
+    plan, _ = plan_batches(config(policy__max_tokens_per_micro_batch=1000), None)
+    assert plan is not None and plan.max_tokens_per_micro_batch == 1000
+    assert (plan.sequences_per_micro_batch_per_device, plan.gradient_accumulation_steps) == (None, None)
+    assert (plan.sequences_per_update, plan.updates_per_step) == (64, 1)
+    by_count, _ = plan_batches(config(), None)
+    assert by_count is not None and by_count.max_tokens_per_micro_batch is None
 
 
 def test_a_mini_batch_may_split_a_group() -> None:
@@ -135,8 +144,61 @@ def test_refusals_show_the_arithmetic_and_a_fix(
     assert [(str(problem), problem.field) for problem in problems] == [(text, field)]
 
 
-@pytest.mark.parametrize(
-    ("number", "near", "expected"), [(64, 48, (32, 64)), (64, 16, (16, 16)), (12, 5, (4, 6)), (7, 3, (1, 7))]
-)
-def test_divisors_around(number: int, near: int, expected: tuple[int, int]) -> None:
-    assert divisors_around(number, near) == expected
+# ------------------------------------------------------------------------------------------------------- the critic
+
+
+def test_the_critic_cuts_a_step_in_its_own_way() -> None:
+    plan, problems = plan_batches(
+        config(
+            advantage__name="gae",
+            policy__sequences_per_mini_batch=32,
+            policy__epochs_per_step=2,
+            critic__sequences_per_mini_batch=16,
+            critic__epochs_per_step=3,
+            critic__sequences_per_micro_batch_per_device=6,
+            critic__warmup_steps=4,
+            run__total_steps=10,
+        ),
+        None,
+    )
+    assert problems == [] and plan is not None and plan.critic is not None
+    assert plan.total_updates == 24  # (10 - 4) steps x 2 x 64 / 32: the policy waits for the critic
+    assert plan.critic.updates_per_step == 12  # 3 x 64 / 16
+    assert plan.critic.total_updates == 120
+    assert plan.critic.gradient_accumulation_steps == 3  # 16 = 6 + 6 + 4
+
+
+def test_the_critic_does_as_the_policy_unless_told() -> None:
+    changes = {"policy__sequences_per_mini_batch": 16, "policy__epochs_per_step": 2}
+    plan, _ = plan_batches(config(advantage__name="gae", **changes), None)
+    assert plan is not None and plan.critic is not None
+    assert (plan.critic.sequences_per_update, plan.critic.epochs_per_step, plan.critic.updates_per_step) == (16, 2, 8)
+    plan, _ = plan_batches(config(critic__sequences_per_mini_batch=48, critic__warmup_steps=9, **changes), None)
+    assert plan is not None and plan.critic is None  # grpo asks for no values
+
+
+def test_micro_batches_of_the_critic_by_tokens_are_not_counted() -> None:
+    plan, _ = plan_batches(config(advantage__name="gae", critic__max_tokens_per_micro_batch=512), None)
+    assert plan is not None and plan.critic is not None
+    assert plan.critic.sequences_per_micro_batch_per_device is None
+    assert plan.critic.gradient_accumulation_steps is None
+
+
+def test_mini_batches_of_both_are_refused_together() -> None:
+    sizes = {"policy__sequences_per_mini_batch": 48, "critic__sequences_per_mini_batch": 10}
+    plan, problems = plan_batches(config(advantage__name="gae", **sizes), None)
+    assert plan is None
+    assert [problem.field for problem in problems] == [
+        "policy.sequences_per_mini_batch",
+        "critic.sequences_per_mini_batch",
+    ]
+    assert problems[1].fix == "use critic.sequences_per_mini_batch=16 or critic.sequences_per_mini_batch=8"
+
+
+def test_a_run_that_is_all_warmup_is_refused() -> None:
+    plan, (problem,) = plan_batches(config(advantage__name="gae", critic__warmup_steps=7, run__total_steps=7), None)
+    assert plan is None
+    assert str(problem) == (
+        "the critic warms up for 7 steps, and the run has 7: the policy would never be updated; "
+        "use critic.warmup_steps=6 or less, or a longer run"
+    )

@@ -119,6 +119,12 @@ def test_a_tokenizer_of_its_own(model: Path, tmp_path: Path) -> None:
     assert problems(model, model={"tokenizer_path": str(other)}) == []
 
 
+def test_the_critic_is_looked_at_when_it_is_used(model: Path) -> None:
+    assert problems(model, critic={"path": "./absent"}) == []
+    ((field, _),) = problems(model, critic={"path": "./absent"}, advantage={"name": "gae"})
+    assert field == "critic.path"
+
+
 def test_the_reference_is_looked_at_when_it_is_used(model: Path) -> None:
     assert problems(model, reference={"path": "./absent"}) == []
     ((field, _),) = problems(model, reference={"path": "./absent"}, loss={"kl_coef": 0.1})

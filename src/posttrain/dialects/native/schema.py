@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import SequenceMatcher
 from functools import cache
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -26,9 +26,10 @@ def sections() -> dict[str, dict[str, FieldInfo]]:
 def _collect(model: type[Section], name: str, found: dict[str, dict[str, FieldInfo]]) -> None:
     found[name] = dict(model.model_fields)
     for key, field in model.model_fields.items():
-        for annotation, inside in ((field.annotation, False), *((part, True) for part in get_args(field.annotation))):
+        in_a_list = get_origin(field.annotation) is list
+        for annotation in (field.annotation, *get_args(field.annotation)):
             if isinstance(annotation, type) and issubclass(annotation, Section):
-                _collect(annotation, child(child(name, key), ITEM) if inside else child(name, key), found)
+                _collect(annotation, child(child(name, key), ITEM) if in_a_list else child(name, key), found)
 
 
 @cache

@@ -110,7 +110,7 @@ def _problem(key: str, group: list[ErrorDetails], values: dict[str, Any], source
     wanted = [EXPECTED[one["type"]](one.get("ctx", {})) for one in group if one["type"] in EXPECTED]
     if "a number" in wanted:
         wanted = [each for each in wanted if each != "a whole number"]
-    what = f"{leaf} must be {' or '.join(wanted)}, not {_show(value)}"
+    what = f"{leaf} must be {' or '.join(wanted)}, not {show(value)}"
     return Problem(what, fix=_fix(kind, value), where=where, field=key)
 
 
@@ -122,13 +122,13 @@ def _leaf(key: str) -> str:
 
 def _fix(kind: str, value: Any) -> str:
     if kind == "string_type" and isinstance(value, int | float):
-        return f'put it in quotes: "{_show(value)}"'
+        return f'put it in quotes: "{show(value)}"'
     if kind == "list_type" and isinstance(value, str | int | float):
-        return f"write [{_show(value)}]"
+        return f"write [{show(value)}]"
     return ""
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """A value as it would be written."""
     match value:
         case None:
@@ -180,4 +180,4 @@ def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap) -> list[Pr
     field = schema.field_of(key)
     if not isinstance(node, bool) or field is None or not schema.is_number(field.annotation):
         return []
-    return [Problem(f"{_leaf(key)} must be a number, not {_show(node)}", where=sources.where(key), field=key)]
+    return [Problem(f"{_leaf(key)} must be a number, not {show(node)}", where=sources.where(key), field=key)]

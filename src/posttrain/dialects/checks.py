@@ -6,19 +6,28 @@ from collections.abc import Iterator
 
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
+from posttrain.config.base import Section
+from posttrain.config.critic import CriticConfig
+from posttrain.dialects.batch_checks import batch_problems, batch_warnings
+from posttrain.dialects.reward_checks import reward_problems, reward_warnings
 from posttrain.errors import Problem
+from posttrain.placement.batch import needs_values
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
 # Advantage estimators that exist but need something this version's loop does not compute yet.
 NOT_YET_SUPPLIED = {
-    "gae": "the values of a critic",
     "gdpo": "the terms of the reward one by one",
     "optimal_token_baseline": "the sum of squared probabilities at every token",
     "remax": "the reward of a greedy response to every prompt",
     "tir_optimal_token_baseline": "the sum of squared probabilities at every token",
 }
-CHOOSE_IN_THE_MINI_BATCH = ("clip_cov", "kl_cov")  # losses that need all tokens of a mini-batch at once
 SEQUENCE_MEAN_LOSSES = ("geo_mean", "gspo", "sapo")  # losses defined as a mean over responses
+
+
+# Engines and trackers that configurations may name and later versions bring.
+PLANNED_TRAIN_ENGINES = ("fsdp", "deepspeed", "megatron")
+PLANNED_ROLLOUT_ENGINES = ("hf", "vllm", "sglang", "http")
+PLANNED_TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab")
 
 
 def check(config: RunConfig) -> list[Problem]:
@@ -26,11 +35,40 @@ def check(config: RunConfig) -> list[Problem]:
     return [*_names(config), *_rules(config)]
 
 
+def unbuilt(config: RunConfig) -> list[Problem]:
+    """What is right to ask for and planned, and this version cannot run. A plan can be made of it; a run is refused."""
+    roles = {"policy": config.policy.engine, "critic": config.critic.engine}
+    asked = [
+        *((f"{role}.engine", name) for role, name in roles.items() if name in PLANNED_TRAIN_ENGINES),
+        *([("rollout.engine", config.rollout.engine)] if config.rollout.engine in PLANNED_ROLLOUT_ENGINES else []),
+        *(
+            (f"tracking.trackers.{index}", name)
+            for index, name in enumerate(config.tracking.trackers)
+            if name in PLANNED_TRACKERS
+        ),
+    ]
+    instead = {"policy": "local", "critic": "local", "rollout": "native", "tracking": "console"}
+    problems = [
+        Problem(
+            f"{name} is planned; this version cannot run it", fix=f"use {instead[field.split('.')[0]]}", field=field
+        )
+        for field, name in asked
+    ]
+    if config.placement.devices > 1:
+        what = f"a run on {config.placement.devices} devices is planned; this version runs on one"
+        problems.append(Problem(what, fix="use placement.devices=1", field="placement.devices"))
+    if config.critic.aggregation == "sequence_mean_token_sum_norm" and needs_values(config.advantage.name):
+        what = "the value loss cannot be aggregated as sequence_mean_token_sum_norm by this version"
+        problems.append(Problem(what, fix="use critic.aggregation=token_mean", field="critic.aggregation"))
+    return problems
+
+
 def _names(config: RunConfig) -> Iterator[Problem]:
     chosen = [
         (ADVANTAGES, config.advantage.name, "advantage.name"),
         (POLICY_LOSSES, config.loss.name, "loss.name"),
         (TRAIN_ENGINES, config.policy.engine, "policy.engine"),
+        (TRAIN_ENGINES, config.critic.engine, "critic.engine"),
         (ROLLOUT_ENGINES, config.rollout.engine, "rollout.engine"),
     ]
     for index, term in enumerate(config.reward.terms):
@@ -38,8 +76,9 @@ def _names(config: RunConfig) -> Iterator[Problem]:
             chosen.append((REWARDS, term.name, f"reward.terms.{index}.name"))
     for index, name in enumerate(config.tracking.trackers):
         chosen.append((TRACKERS, name, f"tracking.trackers.{index}"))
+    planned = {*PLANNED_TRAIN_ENGINES, *PLANNED_ROLLOUT_ENGINES, *PLANNED_TRACKERS}  # told by unbuilt()
     for registry, name, field in chosen:
-        if name not in registry.names():
+        if name not in registry.names() and name not in planned:
             yield registry.problem(name, field)
 
 
@@ -53,12 +92,8 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
             field="rollout.temperature",
         )
     yield from _algorithm_rules(config)
-    if config.placement.devices > 1:
-        yield Problem(
-            f"a run on {config.placement.devices} devices is not possible yet; this version runs on one",
-            fix="use placement.devices=1",
-            field="placement.devices",
-        )
+    yield from batch_problems(config)
+    yield from reward_problems(config)
 
 
 def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
@@ -79,37 +114,35 @@ def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
         )
     if loss.name == "dro" and loss.dro_beta is None:
         yield Problem("dro needs loss.dro_beta", fix="give it, such as loss.dro_beta=0.05", field="loss.dro_beta")
-    mini_batch = config.policy.sequences_per_mini_batch
-    if mini_batch is None:
-        mini_batch = config.data.prompts_per_step * config.rollout.samples_per_prompt
-    if loss.name in CHOOSE_IN_THE_MINI_BATCH and config.policy.sequences_per_micro_batch_per_device < mini_batch:
-        yield Problem(
-            f"{loss.name} chooses tokens among those of a whole mini-batch, which is {mini_batch} sequences; micro-batches "
-            f"of {config.policy.sequences_per_micro_batch_per_device} would each choose for themselves",
-            fix=f"use policy.sequences_per_micro_batch_per_device={mini_batch}, or smaller mini-batches",
-            field="policy.sequences_per_micro_batch_per_device",
-        )
 
 
 def warnings_of(config: RunConfig) -> list[str]:
     """What was asked for and has no effect, in sentences."""
     wants_no_validation = not config.data.validation_files
+    uses_critic = needs_values(config.advantage.name)
+    schedules = [("policy", config.policy.schedule), *([("critic", config.critic.schedule)] if uses_critic else [])]
     found = [
         (
             wants_no_validation and config.validation.every_steps is not None,
             "validation.every_steps has no effect: data.validation_files names no file",
         ),
         (
-            config.reference.path is not None and config.loss.kl_coef == 0,
-            "reference.path has no effect: loss.kl_coef is 0, so no reference model is loaded",
+            config.reference.path is not None and config.loss.kl_coef == config.reward.kl.coef == 0,
+            "reference.path has no effect: loss.kl_coef and reward.kl.coef are 0, so no reference model is loaded",
         ),
-        (
-            config.policy.schedule.warmup_updates is not None and config.policy.schedule.warmup_ratio > 0,
-            "policy.schedule.warmup_ratio has no effect: policy.schedule.warmup_updates is given",
+        *(
+            (
+                schedule.warmup_updates is not None and schedule.warmup_ratio > 0,
+                f"{role}.schedule.warmup_ratio has no effect: {role}.schedule.warmup_updates is given",
+            )
+            for role, schedule in schedules
         ),
-        (
-            config.policy.schedule.name == "constant" and config.policy.schedule.min_lr_ratio > 0,
-            "policy.schedule.min_lr_ratio has no effect: the schedule is constant",
+        *(
+            (
+                schedule.name == "constant" and schedule.min_lr_ratio > 0,
+                f"{role}.schedule.min_lr_ratio has no effect: the schedule is constant",
+            )
+            for role, schedule in schedules
         ),
         (
             config.loss.kl_estimator != "k3" and config.loss.kl_coef == 0,
@@ -123,9 +156,31 @@ def warnings_of(config: RunConfig) -> list[str]:
     ]
     return [
         *(text for applies, text in found if applies),
+        *batch_warnings(config),
+        *reward_warnings(config),
+        *([] if uses_critic else _without_a_critic(config)),
         *_unread("advantage", config.advantage, ADVANTAGES),
         *_unread("loss", config.loss, POLICY_LOSSES),
     ]
+
+
+def _without_a_critic(config: RunConfig) -> Iterator[str]:
+    """What was changed about the critic in a run that has none."""
+    changed = [f"critic.{name}" for name in _differences(config.critic, CriticConfig())]
+    if changed and config.advantage.name in ADVANTAGES.names():
+        users = ", ".join(name for name in ADVANTAGES.names() if needs_values(name))
+        have = "have" if len(changed) > 1 else "has"
+        yield f"{', '.join(changed)} {have} no effect: {config.advantage.name} needs no critic ({users} would)"
+
+
+def _differences(section: Section, default: Section) -> Iterator[str]:
+    """Dotted names of the fields in which two sections of one kind differ."""
+    for name in type(section).model_fields:
+        value, other = getattr(section, name), getattr(default, name)
+        if isinstance(value, Section):
+            yield from (f"{name}.{field}" for field in _differences(value, other))
+        elif value != other:
+            yield name
 
 
 def _unread(section: str, chosen: AdvantageConfig | LossConfig, registry: Registry) -> Iterator[str]:

@@ -1,0 +1,61 @@
+"""``posttrain keys``: what a dialect's keys mean and where they go."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from posttrain.errors import ConfigError, Problem, did_you_mean
+
+
+def keys(
+    dialect: Annotated[str, typer.Argument(help="native, verl, verl@0.2, skyrl or roll.")],
+    key: Annotated[str | None, typer.Argument(help="A key, or the beginning of one; all when not given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page that docs/ holds.")] = False,
+) -> None:
+    """Explain the keys of a dialect."""
+    from posttrain.dialects.explain import explain_text, key_row, page
+    from posttrain.dialects.ledger import Key
+
+    ledger = find_ledger(dialect)
+    rows: list[Key] = list(ledger.rows)
+    if key is not None:
+        exact = [row for row in rows if row.name == key] or [row for row in [ledger.find(key)] if row is not None]
+        rows = exact or [row for row in rows if row.name.startswith(f"{key}.")]
+        if not rows:
+            near = ledger.nearest(key)
+            fix = f"did you mean {near[0]}?" if near else f"posttrain keys {dialect} lists them"
+            raise ConfigError(Problem(f"{dialect} has no key {key}", fix=fix))
+    if as_json:
+        typer.echo(json.dumps([key_row(row) for row in rows], indent=2, default=str))
+    elif markdown:
+        typer.echo(page(ledger), nl=False)
+    elif len(rows) <= 3:
+        typer.echo("\n\n".join(explain_text(row, dialect) for row in rows))
+    else:
+        width = max(len(row.name) for row in rows)
+        for row in rows:
+            where = "" if row.status != "mapped" else f" -> {', '.join(row.fields)}"
+            typer.echo(f"{row.name:<{width}}  {row.status}{where}" + (f": {row.reason}" if row.reason else ""))
+
+
+def find_ledger(dialect: str):  # type: ignore[no-untyped-def]
+    """The table of a dialect in the version named.
+
+    Raises: ConfigError for a dialect that does not exist.
+    """
+    from posttrain.dialects.detect import NAMES, load_dialect
+    from posttrain.dialects.native.ledger import native_ledger
+
+    if dialect not in NAMES:
+        raise ConfigError(
+            Problem(f"there is no dialect {dialect!r} (known: {', '.join(NAMES)})", fix=did_you_mean(dialect, NAMES))
+        )
+    name, _, version = dialect.partition("@")
+    if name == "native":
+        return native_ledger()
+    ledger = load_dialect(name).ledger
+    return ledger.at(version) if version else ledger

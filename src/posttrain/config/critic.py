@@ -1,0 +1,51 @@
+"""The critic: the model that estimates what a response is still worth, token by token (PPO)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from posttrain.config.algorithm import Aggregation
+from posttrain.config.base import Section
+from posttrain.config.policy import OptimizerConfig, ScheduleConfig
+
+
+class CriticConfig(Section):
+    """Used by estimators that need values (gae)."""
+
+    path: str | None = None
+    """Folder or hub id of the starting weights: a causal language model, which gets a new value head, or a token
+    classification model with one label; null means the policy's."""
+    engine: str = "local"
+    """Training engine, as policy.engine."""
+    epochs_per_step: int | None = Field(default=None, ge=1)
+    """Passes over a step's sequences; null means policy.epochs_per_step."""
+    sequences_per_mini_batch: int | None = Field(default=None, ge=1)
+    """Sequences per update; null means policy.sequences_per_mini_batch."""
+    sequences_per_micro_batch_per_device: int = Field(default=8, ge=1)
+    """Sequences per forward and backward pass. Changes memory and speed, never the result."""
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
+    """Cut micro-batches by this many tokens per device instead of by count; null cuts by count."""
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    """Optimizer of the critic."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate of the critic over the run."""
+    value_clip: float | None = Field(default=0.5, gt=0.0)
+    """Values move at most this far from the step's old ones before the loss stops rewarding it; null does not clip."""
+    aggregation: Aggregation = "token_mean"
+    """How token losses become one number, over the whole mini-batch."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps at the start in which only the critic is updated."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the critic's backward pass."""
+    engine_options: dict[str, Any] = {}
+    """Options for the training engine, as policy.engine_options."""
+    devices: list[int] | None = None
+    """Devices of the critic, by number; null means all."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Devices that share one sequence."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Devices that share one layer's matrices."""
+    pipeline_parallel: int = Field(default=1, ge=1)
+    """Devices that share the layers."""

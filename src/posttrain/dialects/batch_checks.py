@@ -1,0 +1,84 @@
+"""Rules about micro-batches: what a budget of tokens must hold, and which of two ways of cutting counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from posttrain.config import RunConfig
+from posttrain.config.critic import CriticConfig
+from posttrain.config.model import ReferenceConfig
+from posttrain.config.policy import PolicyConfig
+from posttrain.errors import Problem
+from posttrain.placement.batch import needs_values
+
+CHOOSE_IN_THE_MINI_BATCH = ("clip_cov", "kl_cov")  # losses that need all tokens of a mini-batch at once
+
+
+def batch_problems(config: RunConfig) -> Iterator[Problem]:
+    """Budgets that one sequence may not fit into, and losses that a micro-batch would show too few sequences."""
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    for role, section in _cut_roles(config):
+        budget = section.max_tokens_per_micro_batch
+        if budget is not None and prompt + response > budget:
+            field = f"{role}.max_tokens_per_micro_batch"
+            yield Problem(
+                f"a prompt and its response may have {prompt} + {response} = {prompt + response} tokens, and {field} is "
+                f"{budget}",
+                fix=f"use {field}={prompt + response} or more, or lower data.max_prompt_tokens or "
+                "rollout.max_response_tokens",
+                field=field,
+            )
+    if config.loss.name in CHOOSE_IN_THE_MINI_BATCH:
+        yield from _whole_mini_batch(config)
+
+
+def _whole_mini_batch(config: RunConfig) -> Iterator[Problem]:
+    policy = config.policy
+    mini_batch = policy.sequences_per_mini_batch or config.data.prompts_per_step * config.rollout.samples_per_prompt
+    most_tokens = mini_batch * (config.data.max_prompt_tokens + config.rollout.max_response_tokens)
+    what = f"{config.loss.name} chooses tokens among those of a whole mini-batch, which is {mini_batch} sequences"
+    tokens, count = "policy.max_tokens_per_micro_batch", "policy.sequences_per_micro_batch_per_device"
+    if policy.max_tokens_per_micro_batch is not None and policy.max_tokens_per_micro_batch < most_tokens:
+        yield Problem(
+            f"{what} of up to {most_tokens} tokens together; micro-batches of {policy.max_tokens_per_micro_batch} tokens "
+            "would each choose for themselves",
+            fix=f"use {tokens}={most_tokens}, or smaller mini-batches",
+            field=tokens,
+        )
+    elif policy.max_tokens_per_micro_batch is None and policy.sequences_per_micro_batch_per_device < mini_batch:
+        yield Problem(
+            f"{what}; micro-batches of {policy.sequences_per_micro_batch_per_device} would each choose for themselves",
+            fix=f"use {count}={mini_batch}, or smaller mini-batches",
+            field=count,
+        )
+
+
+def batch_warnings(config: RunConfig) -> Iterator[str]:
+    """Sizes of micro-batches that were given and have no effect."""
+    cut = _cut_roles(config)
+    for role, section in cut:
+        default = type(section).model_fields["sequences_per_micro_batch_per_device"].default
+        if section.max_tokens_per_micro_batch is not None and section.sequences_per_micro_batch_per_device != default:
+            yield (
+                f"{role}.sequences_per_micro_batch_per_device has no effect: {role}.max_tokens_per_micro_batch is given, and "
+                "micro-batches are cut by tokens"
+            )
+    if config.reference.max_tokens_per_micro_batch is not None and "reference" not in dict(cut):
+        yield (
+            "reference.max_tokens_per_micro_batch has no effect: this run computes no log-probs without gradient (one update "
+            "per step, no log-probs of a reference)"
+        )
+
+
+def _cut_roles(config: RunConfig) -> list[tuple[str, PolicyConfig | ReferenceConfig | CriticConfig]]:
+    """The sections whose micro-batches a run cuts. That of the reference also serves the policy's old log-probs."""
+    mini_batch = config.policy.sequences_per_mini_batch
+    sequences = config.data.prompts_per_step * config.rollout.samples_per_prompt
+    several_updates = config.policy.epochs_per_step > 1 or (mini_batch is not None and mini_batch != sequences)
+    scores_reference = config.reward.kl.coef > 0 or (config.loss.kl_coef > 0 and config.loss.kl_estimator != "full")
+    roles: list[tuple[str, PolicyConfig | ReferenceConfig | CriticConfig]] = [("policy", config.policy)]
+    if several_updates or scores_reference:
+        roles.append(("reference", config.reference))
+    if needs_values(config.advantage.name):
+        roles.append(("critic", config.critic))
+    return roles

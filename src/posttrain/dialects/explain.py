@@ -1,0 +1,134 @@
+"""A ledger for people: the rows of ``posttrain keys``, and the page in docs that is made from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.ledger import ABSENT, Key, Ledger, type_text
+
+ENTRIES = {
+    "train": "Reinforcement learning (`posttrain train`)",
+    "sft": "Supervised fine-tuning",
+    "generate": "Generation",
+    "evaluate": "Evaluation",
+}
+
+
+def key_row(row: Key) -> dict[str, Any]:
+    """{key, type, default, field, status, reason, meaning} and what else there is to say, for JSON."""
+    return {
+        "key": row.name,
+        "type": type_text(row.type),
+        "default": None if row.default is ABSENT else row.default,
+        "field": ", ".join(row.fields),
+        "status": row.status,
+        "reason": row.reason,
+        "meaning": row.meaning,
+        "change": row.change,
+        "note": row.note,
+        "since": row.since,
+        "earlier": {version: None if value is ABSENT else value for version, value in row.earlier.items()},
+        "entry": row.entry,
+    }
+
+
+def default_text(row: Key) -> str:
+    """The default as it would be written; - for a key that is not there until someone writes it."""
+    return "-" if row.default is ABSENT else _value_text(row.default)
+
+
+def _value_text(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case True | False:
+            return str(value).lower()
+        case list():
+            return f"[{', '.join(_value_text(item) for item in value)}]"
+        case dict():
+            return f"{{{', '.join(f'{name}: {_value_text(item)}' for name, item in value.items())}}}"
+        case "":
+            return "''"
+        case _:
+            return str(value)
+
+
+def became(row: Key) -> str:
+    """Where a key goes, or why it goes nowhere, in one line."""
+    if row.status != "mapped":
+        return f"{row.status}: {row.reason}"
+    return ", ".join(row.fields) + (f" ({row.change})" if row.change else "")
+
+
+def explain_text(row: Key, dialect: str) -> str:
+    """One key, for a terminal."""
+    lines = [row.name, f"  {row.meaning}", f"  type      {type_text(row.type)}", f"  default   {default_text(row)}"]
+    lines += [
+        f"  {f'in {version}':<9} {'absent' if value is ABSENT else _value_text(value)}"
+        for version, value in row.earlier.items()
+    ]
+    if row.since:
+        lines.append(
+            f"  since     {'a version after the documented ones' if row.since == 'later' else f'{dialect} {row.since}'}"
+        )
+    if row.until:
+        lines.append(f"  until     {dialect} {row.until}")
+    lines.append(f"  here      {became(row)}")
+    if row.note:
+        lines.append(f"  note      {row.note}")
+    return "\n".join(lines)
+
+
+def page(ledger: Ledger) -> str:
+    """The dialect's page in docs: every key in a table, grouped by its first names."""
+    counts = {
+        status: sum(row.status == status for row in ledger.rows)
+        for status in ("mapped", "ignored", "planned", "refused")
+    }
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    lines = [
+        f"# Every key of {ledger.dialect}",
+        "",
+        f"Made from the tables in `src/posttrain/dialects/{ledger.dialect}` by `posttrain keys {ledger.dialect} --markdown`; "
+        f"{len(ledger.rows)} keys: {told}.",
+        "",
+        "*mapped*: it does here what it does there, through the field named. *ignored*: it has no consequence here, for the "
+        "reason given. *planned*: not built yet; a plan tells it and a run is refused. *refused*: it cannot be honoured. "
+        "`*` stands for one name, `**` for everything below.",
+    ]
+    for entry, title in ENTRIES.items():
+        rows = ledger.of(entry).rows
+        if not rows:
+            continue
+        lines += ["", f"## {title}"]
+        group = None
+        for row in rows:
+            section = _section(row.name)
+            if section != group:
+                lines += [
+                    "",
+                    f"### `{section}`" if section else "### Top level",
+                    "",
+                    "| key | type | default | here | meaning |",
+                    "|---|---|---|---|---|",
+                ]
+                group = section
+            lines.append(f"| {' | '.join(_cells(row))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[: min(2, len(parts) - 1)])
+
+
+def _cells(row: Key) -> list[str]:
+    default = f"`{default_text(row)}`" if row.default is not ABSENT else "-"
+    default += "".join(
+        f", {version}: {'absent' if value is ABSENT else f'`{_value_text(value)}`'}"
+        for version, value in row.earlier.items()
+    )
+    meaning = row.meaning + (f" Note: {row.note}" if row.note else "")
+    since = f" (since {row.since})" if row.since and row.since != "later" else " (later versions)" if row.since else ""
+    cells = [f"`{row.name}`{since}", type_text(row.type), default, became(row), meaning]
+    return [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]

@@ -1,0 +1,67 @@
+"""--here: a configuration for a cluster, on the one device at hand. Sizes of steps, updates and samples stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.config import RunConfig
+from posttrain.dialects.checks import PLANNED_TRACKERS
+
+ONE_DEVICE: dict[str, dict[str, Any]] = {
+    "placement": {"device": "auto", "devices": 1, "nodes": 1},
+    "policy": {
+        "engine": "local",
+        "devices": None,
+        "sequence_parallel": 1,
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
+    },
+    "critic": {
+        "engine": "local",
+        "devices": None,
+        "sequence_parallel": 1,
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
+    },
+    "reference": {"devices": None},
+    "rollout": {"engine": "native", "tensor_parallel": 1, "devices": None},
+}
+OPTIONS = {
+    "policy": ("engine_options",),
+    "critic": ("engine_options",),
+    "reference": ("engine_options",),
+    "rollout": ("engine_options", "engine_sampling"),
+    "validation": ("engine_sampling",),
+}
+
+
+def at_hand(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """The same run on one device: parallel sizes 1, the native sampler, the local training engine, and every change in words."""
+    changes: list[str] = []
+    sections: dict[str, Any] = {}
+    for name in {**ONE_DEVICE, **OPTIONS}:
+        section = getattr(config, name)
+        wanted = {
+            **ONE_DEVICE.get(name, {}),
+            **{option: {} for option in OPTIONS.get(name, ()) if getattr(section, option)},
+        }
+        different = {key: value for key, value in wanted.items() if getattr(section, key) != value}
+        for key, value in different.items():
+            changes.append(f"{name}.{key}: {_shown(value)} instead of {_shown(getattr(section, key))}")
+        sections[name] = section.model_copy(update=different)
+    trackers = [name for name in config.tracking.trackers if name not in PLANNED_TRACKERS]
+    if trackers != config.tracking.trackers:
+        left_out = ", ".join(name for name in config.tracking.trackers if name not in trackers)
+        changes.append(f"tracking.trackers: without {left_out}, which is planned; metrics.jsonl is written in any case")
+        sections["tracking"] = config.tracking.model_copy(update={"trackers": trackers})
+    return config.model_copy(update=sections), changes
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "all"
+        case dict():
+            return ", ".join(f"{key} {one}" for key, one in value.items()) or "none"
+        case _:
+            return str(value)

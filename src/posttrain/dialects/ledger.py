@@ -1,0 +1,278 @@
+"""A dialect as a table: one row per key of theirs. The table is what is parsed with, explained, documented and tested."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+from functools import cached_property
+from typing import Any, Literal, Union, get_args, get_origin
+
+Status = Literal["mapped", "ignored", "refused", "planned"]
+
+
+class _Absent:
+    """The default of a key that is not there until someone writes it."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of a dialect.
+
+    ``name`` is dotted. A part ``*`` stands for one name or list index that the user chooses; ``**`` at the end for
+    everything below. ``default`` may refer to other keys: ``${actor_rollout_ref.rollout.n}``.
+    """
+
+    name: str
+    type: Any  # int, float, bool, str, dict, list[str], Literal["a", "b"], or a union of those with None
+    default: Any
+    status: Status
+    meaning: str  # one line
+    fields: tuple[str, ...] = ()  # mapped: the RunConfig fields it decides
+    to: Callable[[Any], Any] | None = None  # mapped: their value -> ours; None: as it is
+    by_rule: bool = False  # mapped: a rule sets the fields, because other keys have a say
+    change: str = ""  # what happens to the value on the way, in words: "prompts x n = sequences"
+    reason: str = ""  # why ignored or refused; what it waits for when planned
+    off: tuple[Any, ...] = ()  # refused, planned: values besides the default that ask for nothing
+    cluster: bool = False  # planned: asks for something of a cluster, which --here does without
+    earlier: Mapping[str, Any] = field(default_factory=dict)  # version -> its default, where it is another
+    since: str = ""  # the version that brought it; "" in all; "later": after the documented ones
+    until: str = ""  # the last version that had it
+    note: str = ""  # where the peer's document and code disagree, and what is done here
+    entry: str = "train"
+
+    @property
+    def asks_nothing(self) -> tuple[Any, ...]:
+        """Values that leave a refused or planned key without consequence."""
+        return (*self.off, None) if self.default is ABSENT else (*self.off, self.default)
+
+
+def mapped(
+    name: str,
+    type: Any,
+    default: Any,
+    fields: str,
+    meaning: str,
+    *,
+    to: Callable[[Any], Any] | None = None,
+    change: str = "",
+    by_rule: bool = False,
+    **more: Any,
+) -> Key:
+    """A key that decides one of our fields, or several (``a.b c.d``)."""
+    return Key(
+        name=name,
+        type=type,
+        default=default,
+        status="mapped",
+        fields=tuple(fields.split()),
+        meaning=meaning,
+        to=to,
+        change=change,
+        by_rule=by_rule,
+        **more,
+    )
+
+
+def ignored(name: str, type: Any, default: Any, reason: str, meaning: str, **more: Any) -> Key:
+    """A key without consequence here, and why."""
+    return Key(name=name, type=type, default=default, status="ignored", reason=reason, meaning=meaning, **more)
+
+
+def refused(name: str, type: Any, default: Any, reason: str, meaning: str, **more: Any) -> Key:
+    """A key that cannot be honoured, and why. Its default is not refused."""
+    return Key(name=name, type=type, default=default, status="refused", reason=reason, meaning=meaning, **more)
+
+
+def planned(name: str, type: Any, default: Any, reason: str, meaning: str, **more: Any) -> Key:
+    """A key whose feature is not built yet: what it waits for. A run that asks for it is refused with the word planned."""
+    return Key(name=name, type=type, default=default, status="planned", reason=reason, meaning=meaning, **more)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All keys of a dialect, in the version that is read."""
+
+    dialect: str  # verl, skyrl, roll
+    version: str  # of the peer; "" where the dialect has one
+    rows: tuple[Key, ...]
+    versions: tuple[str, ...] = ()  # oldest first
+
+    def __post_init__(self) -> None:
+        names = [(row.entry, row.name) for row in self.rows]
+        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if twice:
+            raise ValueError(f"{self.dialect}: two rows for {', '.join(name for _, name in twice)}")
+
+    def at(self, version: str) -> Ledger:
+        """The table as that version had it: its defaults, without the keys that came later."""
+        if version not in self.versions:
+            raise KeyError(version)
+        place = self.versions.index(version)
+
+        def there(row: Key) -> bool:
+            came = (
+                0 if not row.since else len(self.versions) if row.since == "later" else self.versions.index(row.since)
+            )
+            return came <= place or place == len(self.versions) - 1
+
+        rows = [
+            replace(row, default=row.earlier[version]) if version in row.earlier else row
+            for row in self.rows
+            if there(row)
+        ]
+        return replace(self, version=version, rows=tuple(rows))
+
+    def of(self, entry: str) -> Ledger:
+        """The keys of one entry point: train, sft, evaluate, generate."""
+        return replace(self, rows=tuple(row for row in self.rows if row.entry == entry))
+
+    @cached_property
+    def by_name(self) -> dict[str, Key]:
+        return {row.name: row for row in self.rows}
+
+    @cached_property
+    def _patterns(self) -> list[tuple[re.Pattern[str], Key]]:
+        return [(_pattern(row.name), row) for row in self.rows if "*" in row.name]
+
+    @cached_property
+    def sections(self) -> frozenset[str]:
+        """Every key that has keys below it."""
+        return frozenset(
+            ".".join(parts[:end])
+            for row in self.rows
+            for parts in [row.name.split(".")]
+            for end in range(1, len(parts))
+        )
+
+    def find(self, key: str) -> Key | None:
+        """The row a written key belongs to."""
+        row = self.by_name.get(key)
+        return (
+            row if row is not None else next((row for pattern, row in self._patterns if pattern.fullmatch(key)), None)
+        )
+
+    def is_section(self, key: str) -> bool:
+        """Whether known keys lie below this one."""
+        if key in self.sections:
+            return True
+        parts = key.split(".")
+        return any(
+            len(section.split(".")) == len(parts)
+            and all(one in ("*", other) for one, other in zip(section.split("."), parts, strict=True))
+            for section in self.sections
+            if "*" in section
+        )
+
+    def defaults(self) -> dict[str, Any]:
+        """The nested tree of the defaults, references (``${...}``) untouched. Keys with ``*`` are not in it."""
+        tree: dict[str, Any] = {}
+        for row in self.rows:
+            if row.default is ABSENT or "*" in row.name:
+                continue
+            node = tree
+            *parents, leaf = row.name.split(".")
+            for part in parents:
+                below = node.setdefault(part, {})
+                if not isinstance(below, dict):  # a section that is empty or null by default has keys of its own here
+                    below = node[part] = {}
+                node = below
+            node.setdefault(leaf, row.default) if isinstance(node.get(leaf), dict) else node.update({leaf: row.default})
+        return tree
+
+    def nearest(self, key: str, limit: int = 1) -> list[str]:
+        """Known keys most like one that is not known; empty when nothing is alike.
+
+        The last name counts most, then the whole key: people misspell the name far more often than the path, and they
+        remember the name where they forget the path.
+        """
+        leaf = key.rpartition(".")[2]
+        best = sorted(self._names, key=lambda name: (-_likeness(key, leaf, name), name))[:limit]
+        return [name for name in best if _likeness(key, leaf, name) >= 0.72]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        names = {row.name.removesuffix(".**") for row in self.rows} | self.sections
+        return sorted(names)
+
+
+def _likeness(key: str, leaf: str, name: str) -> float:
+    if abs(len(leaf) - len(name.rpartition(".")[2])) > 12 and abs(len(key) - len(name)) > 12:
+        return 0.0
+    whole = SequenceMatcher(None, key, name, autojunk=False)
+    last = SequenceMatcher(None, leaf, name.rpartition(".")[2], autojunk=False)
+    if max(whole.quick_ratio(), last.quick_ratio()) < 0.7:
+        return 0.0
+    return 0.5 * whole.ratio() + 0.5 * last.ratio()
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    text = re.escape(name).replace(r"\*\*", r".+").replace(r"\*", r"[^.]+")
+    return re.compile(text)
+
+
+def type_text(type: Any) -> str:
+    """A type as the tables and messages print it: ``int | null``, ``one of a, b``."""
+    if type is Any:
+        return "any"
+    if type is None or type is types.NoneType:
+        return "null"
+    if get_origin(type) is Literal:
+        return "one of " + ", ".join(_value_text(value) for value in get_args(type))
+    if get_origin(type) in (Union, types.UnionType):
+        return " | ".join(type_text(part) for part in get_args(type))
+    if get_origin(type) is list:
+        inner = get_args(type)
+        return f"list of {type_text(inner[0])}" if inner else "list"
+    return {"str": "text", "dict": "section"}.get(type.__name__, str(type.__name__))
+
+
+def _value_text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def fits(value: Any, type: Any) -> bool:
+    """Whether a value has the type. Whole numbers are numbers; truth values are not; 2.0 is no whole number."""
+    if type is Any:
+        return True
+    if type is None or type is types.NoneType:
+        return value is None
+    origin = get_origin(type)
+    if origin is Literal:
+        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in get_args(type))
+    if origin in (Union, types.UnionType):
+        return any(fits(value, part) for part in get_args(type))
+    if origin is list or type is list:
+        inner: Sequence[Any] = get_args(type)
+        return isinstance(value, list) and all(fits(item, inner[0]) for item in value if inner)
+    if type is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if type is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, type)
+
+
+def choices(type: Any) -> list[Any]:
+    """The values that a type with Literal names; empty for others."""
+    if get_origin(type) is Literal:
+        return list(get_args(type))
+    if get_origin(type) in (Union, types.UnionType):
+        return [value for part in get_args(type) for value in choices(part)]
+    return []
+
+
+def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in a nested dict that is no section; an empty section counts as a value."""
+    if isinstance(values, dict) and (values or not key):
+        for name, value in values.items():
+            yield from leaves(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, values

@@ -1,0 +1,39 @@
+"""The native dialect as a table, read off the RunConfig models: every key goes where it says."""
+
+from __future__ import annotations
+
+from typing import Any, get_origin
+
+from pydantic_core import PydanticUndefined
+
+from posttrain.config.base import Section
+from posttrain.dialects.ledger import ABSENT, Key, Ledger
+from posttrain.dialects.native.schema import ITEM, known_keys, sections
+
+
+def native_ledger() -> Ledger:
+    """One row per field of RunConfig, sections left out."""
+    rows = []
+    for name, field in known_keys().items():
+        if name in sections() or f"{name}.{ITEM}" in sections():
+            continue
+        default: Any = field.default
+        if field.default_factory is not None or default is PydanticUndefined:
+            default = ABSENT
+        elif isinstance(default, Section):
+            default = default.model_dump(mode="json")
+        elif get_origin(field.annotation) is tuple:
+            default = list(default)
+        meaning = " ".join((field.description or "").split())
+        shown = name.replace(ITEM, "*")
+        rows.append(
+            Key(
+                name=shown,
+                type=field.annotation,
+                default=default,
+                status="mapped",
+                fields=(shown,),
+                meaning=meaning,
+            )
+        )
+    return Ledger(dialect="native", version="", rows=tuple(rows))

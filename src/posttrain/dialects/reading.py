@@ -1,0 +1,409 @@
+"""A file in somebody else's words becomes a LoadedConfig, by the rows of a ledger and the rules of its dialect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from posttrain.dialects.checks import check, unbuilt, warnings_of
+from posttrain.dialects.compose import Composed, compose
+from posttrain.dialects.defaults import read_with_defaults
+from posttrain.dialects.here import at_hand
+from posttrain.dialects.ledger import ABSENT, Key, Ledger, choices, fits, leaves, type_text
+from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
+from posttrain.dialects.native.validate import show, validate
+from posttrain.dialects.sources import SourceMap, same_branch
+from posttrain.errors import Problem, nearest
+
+_NOTHING = object()
+
+OUR_SECTION = (
+    "posttrain"  # in every dialect: fields of RunConfig by their own names, for what the dialect has no key for
+)
+
+# What only some engines read, and the engine that reads none of it.
+ENGINE_FIELDS = {
+    "rollout.engine_options": ("rollout.engine", "native"),
+    "rollout.engine_sampling": ("rollout.engine", "native"),
+    "validation.engine_sampling": ("rollout.engine", "native"),
+    "policy.engine_options": ("policy.engine", "local"),
+    "reference.engine_options": ("policy.engine", "local"),
+    "critic.engine_options": ("critic.engine", "local"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """A peer's configuration language."""
+
+    name: str
+    ledger: Ledger
+    rules: Callable[
+        [Reader], dict[str, Any]
+    ]  # RunConfig fields that several keys decide together; complains through Reader
+    unknown_keys: Literal["refuse", "warn"] = "refuse"
+    built_in: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # what a defaults list may name
+
+
+class Reader:
+    """What was written, key by key, for the rules of a dialect; and what they have to say about it."""
+
+    def __init__(self, ledger: Ledger, composed: Composed):
+        self.ledger = ledger
+        self.values = composed.values
+        self.sources = composed.sources
+        self.problems: list[Problem] = []
+        self.unsupported: list[Problem] = []
+        self.ignored: list[Ignored] = []
+        self.warnings: list[str] = []
+        self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key, written or default; None for a key without default that nobody wrote."""
+        value = None if key in self.bad else _at(self.values, key)
+        if value is _NOTHING or key in self.bad:
+            row = self.ledger.find(key)
+            if row is None:
+                raise KeyError(f"{key} has no row in the {self.ledger.dialect} ledger")
+            value = None if row.default is ABSENT else row.default
+            if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
+                return self[match[1]]
+        return value
+
+    def section(self, key: str) -> dict[str, Any]:
+        """Everything below a key; empty when there is nothing."""
+        value = _at(self.values, key)
+        return value if isinstance(value, dict) else {}
+
+    def written(self, key: str) -> bool:
+        """Whether the user wrote the key, or something below it."""
+        return any(same_branch(key, place) and len(place) >= len(key) for place in self.sources.places) or any(
+            place.whole and key.startswith(f"{name}.") for name, place in self.sources.places.items()
+        )
+
+    def order(self, key: str) -> int:
+        """Sorts keys as they were written."""
+        places = list(self.sources.places)
+        return places.index(key) if key in places else len(places)
+
+    def problem(self, what: str, *, key: str, fix: str = "") -> None:
+        """The configuration is wrong."""
+        if not any(problem.field == key and problem.what == what for problem in self.problems):
+            self.problems.append(Problem(what, fix=fix, where=self.sources.where(key), field=key))
+
+    def plan_only(self, what: str, *, key: str, fix: str = "") -> None:
+        """Right to ask for and planned: it can be planned for, and a run is refused."""
+        self.unsupported.append(Problem(what, fix=fix, where=self.sources.where(key), field=key))
+
+    def ignore(self, key: str, reason: str) -> None:
+        """A key that has no effect in this configuration. Told only when it was written."""
+        if self.written(key):
+            self.ignored.append(Ignored(key=key, reason=reason, where=self.sources.where(key)))
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def read_dialect(
+    dialect: Dialect, path: str | None, overrides: Sequence[str], *, version: str = "", here: bool = False
+) -> LoadedConfig:
+    """The configuration, and everything there is to say about it.
+
+    Args: ``version`` of the peer, "" for the ledger's own; ``here`` does without what only a cluster can give.
+    Raises: ConfigError when there is nothing to speak of: an unreadable file, broken YAML, a broken override.
+    """
+    ledger = (dialect.ledger.at(version) if version else dialect.ledger).of("train")
+    known = _Known(ledger)
+    composed = compose(
+        path,
+        overrides,
+        struct=dialect.unknown_keys == "refuse",
+        base=ledger.defaults(),
+        known=known,
+        read=lambda file: read_with_defaults(file, dialect.built_in),
+    )
+    reader = Reader(ledger, composed)
+    _look_at_every_key(dialect, reader, known, here=here)
+    fields = _direct(reader) | dialect.rules(reader)
+    words = Words(ledger, reader)
+    fields = _only_what_engines_read(fields, reader, words, here=here) | dict(leaves(reader.section(OUR_SECTION)))
+    config, found = validate(_nested(fields), words.sources)
+    config = expand_home(config)
+    changes: list[str] = []
+    if here:
+        config, changes = at_hand(config)
+    problems = [*reader.problems, *words.translate(_new(found, reader, words))]
+    reader.ignored.sort(key=lambda one: reader.order(one.key))
+    problems.sort(key=lambda problem: reader.order(problem.field))
+    warnings = list(reader.warnings)
+    if not problems:
+        warnings += [words.text(text) for text in warnings_of(config) if words.is_written(text)]
+        problems += words.translate(check(config))
+        reader.unsupported += words.translate(unbuilt(config))
+    label = f"{dialect.name}@{version}" if version else dialect.name
+    return LoadedConfig(
+        config=config,
+        sources=words.sources,
+        dialect=label,
+        warnings=tuple(warnings),
+        problems=tuple(problems),
+        ignored=tuple(reader.ignored),
+        unsupported=tuple(reader.unsupported),
+        changes=tuple(words.text(change) for change in changes),
+        words=words,
+    )
+
+
+def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here: bool) -> None:
+    """Every key that was written is known, has the right type, and is mapped, ignored, planned or refused aloud."""
+    ledger = reader.ledger
+    for key, value in leaves(reader.values):
+        if key.split(".")[0] == OUR_SECTION:  # looked at with the other fields
+            continue
+        row = ledger.find(key)
+        if row is None and (ledger.is_section(key) and isinstance(value, dict | None)):
+            continue
+        if row is None:
+            row = next((ledger.find(parent) for parent in _parents(key) if _holds_anything(ledger.find(parent))), None)
+            if row is None:
+                _unknown(dialect, reader, known, key)
+                continue
+        if not reader.written(key):
+            continue
+        if not _right_type(reader, key, value, row):
+            continue
+        _by_status(reader, key, value, row, here=here)
+
+
+def _holds_anything(row: Key | None) -> bool:
+    """Whether a key's value is a section whose names the user chooses."""
+    return row is not None and "section" in type_text(row.type).split(" | ")
+
+
+def _unknown(dialect: Dialect, reader: Reader, known: _Known, key: str) -> None:
+    what, fix = known.absent(key, "")
+    if dialect.unknown_keys == "warn":
+        where = reader.sources.where(key)
+        reader.warn(
+            f"{what}, at {where}; {dialect.name} ignores such keys, and so does this run{f' ({fix})' if fix else ''}"
+        )
+        reader.ignored.append(Ignored(key=key, reason="an unknown key", where=where))
+    else:
+        reader.problem(what, key=key, fix=fix)
+
+
+def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
+    if row.name.endswith("**") or fits(value, row.type):
+        return True
+    options = choices(row.type)
+    if options and isinstance(value, str):
+        guess = nearest(value, [str(option) for option in options])
+        fix = f"did you mean {guess}?" if guess else ""
+    elif type_text(row.type).startswith("list") and isinstance(value, str | int | float):
+        fix = f"write [{value}]"
+    else:
+        fix = ""
+    reader.problem(f"{key} must be {type_text(row.type)}, not {show(value)}", key=key, fix=fix)
+    reader.bad.add(key)
+    return False
+
+
+def _by_status(reader: Reader, key: str, value: Any, row: Key, *, here: bool) -> None:
+    if row.status == "ignored":
+        asks = not any(_same(value, one) for one in row.asks_nothing)
+        reader.ignored.append(Ignored(key=key, reason=row.reason, where=reader.sources.where(key), asks=asks))
+    elif row.status in ("refused", "planned") and not any(_same(value, one) for one in row.asks_nothing):
+        if row.status == "refused":
+            reader.problem(f"{key} is refused: {row.reason}", key=key)
+        elif row.cluster and here:
+            reader.ignored.append(
+                Ignored(key=key, reason=f"--here does without: {row.reason}", where=reader.sources.where(key))
+            )
+        else:
+            reader.plan_only(f"{key} is planned: {row.reason}", key=key, fix="remove it to run without")
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(other, str) and other.startswith("${"):
+        return False
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _direct(reader: Reader) -> dict[str, Any]:
+    """The fields of all mapped rows that need no rule. A key that is null leaves our default."""
+    fields: dict[str, Any] = {}
+    for row in reader.ledger.rows:
+        if row.status != "mapped" or row.by_rule or "*" in row.name:
+            continue
+        value = reader[row.name]
+        if value is None and row.to is None and (row.default is ABSENT or not reader.written(row.name)):
+            continue
+        ours = row.to(value) if row.to else value
+        fields |= dict.fromkeys(row.fields, ours)
+    return fields
+
+
+def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words, *, here: bool) -> dict[str, Any]:
+    """The fields without engine options that the chosen engine does not have; those that were written are told. With
+    ``here`` the plain engines are going to be chosen."""
+    kept = {}
+    for name, value in fields.items():
+        section = next((section for section in ENGINE_FIELDS if f"{name}.".startswith(f"{section}.")), None)
+        engine, plain = ENGINE_FIELDS[section] if section else ("", "")
+        if section is None or (fields.get(engine, plain) != plain and not here):
+            kept[name] = value
+        elif key := words.key(name):
+            reader.ignore(key, f"the {plain} engine has no such setting")
+    return kept
+
+
+def _new(found: Iterable[Problem], reader: Reader, words: Words) -> list[Problem]:
+    """Problems of the RunConfig that are not about a key that is reported already."""
+    reported = {problem.field for problem in reader.problems}
+    return [problem for problem in found if words.key(problem.field) not in reported]
+
+
+class Words:
+    """Turns what is said about our fields into the user's own keys."""
+
+    def __init__(self, ledger: Ledger, reader: Reader):
+        self._keys: dict[str, str] = {}
+        self._plain: set[str] = set()  # fields whose value is their key's value, so that a fix can be given in it
+        for row in ledger.rows:
+            if row.status != "mapped":
+                continue
+            for name in row.fields:
+                if name not in self._keys or (reader.written(row.name) and not reader.written(self._keys[name])):
+                    self._keys[name] = row.name
+                    self._plain.discard(name)
+                    if not row.by_rule and row.to is None:
+                        self._plain.add(name)
+        self._reader = reader
+        self.sources: SourceMap = _TheirSources(reader.sources.file, reader.sources.places, self)
+
+    def key(self, field: str) -> str:
+        """Their key for our field; ours where they have none."""
+        while field:
+            if self._reader.written(f"{OUR_SECTION}.{field}"):
+                return f"{OUR_SECTION}.{field}"
+            if field in self._keys:
+                return self._keys[field]
+            field = field.rpartition(".")[0]
+        return ""
+
+    def where(self, field: str) -> str:
+        key = self.key(field)
+        return (
+            self._reader.sources.where(key) if key else f"{field} (which {self._reader.ledger.dialect} has no key for)"
+        )
+
+    def text(self, text: str) -> str:
+        """The same sentence with our field names replaced by their keys; ours follows in brackets where units differ."""
+
+        def theirs(match: re.Match[str]) -> str:
+            name = match[0]
+            key = self._keys.get(name, "")
+            return key if key and name in self._plain else f"{name} ({key})" if key else name
+
+        return _FIELD.sub(theirs, text)
+
+    def is_written(self, text: str) -> bool:
+        """Whether a warning that begins with one of our fields is about something the user wrote."""
+        match = _FIELD.match(text)
+        return match is None or (bool(self._keys.get(match[0])) and self._reader.written(self._keys[match[0]]))
+
+    def translate(self, problems: Iterable[Problem]) -> list[Problem]:
+        return [
+            replace(
+                problem,
+                what=self.text(problem.what),
+                fix=self.text(problem.fix),
+                where=problem.where or (self.where(problem.field) if problem.field else ""),
+                field=self.key(problem.field) or problem.field,
+            )
+            for problem in problems
+        ]
+
+
+_FIELD = re.compile(
+    r"\b(?:model|data|run|rollout|reward|group_filter|advantage|loss|policy|critic|reference|validation|checkpoint|"
+    r"tracking|placement)(?:\.[a-z_0-9]+)+\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _TheirSources(SourceMap):
+    """Places by our field names."""
+
+    words: Words
+
+    def where(self, key: str) -> str:
+        return self.words.where(key)
+
+    def where_missing(self, key: str) -> str:
+        return self.words.where(key)
+
+
+class _Known:
+    """See overrides.KnownKeys: what a ledger's own files hold."""
+
+    def __init__(self, ledger: Ledger):
+        self.ledger = ledger
+
+    def has(self, key: str) -> bool:
+        row = self.ledger.find(key)
+        if row is not None:
+            return row.default is not ABSENT
+        if key.split(".")[0] == OUR_SECTION:
+            return True
+        return self.ledger.is_section(key) or any(_holds_anything(self.ledger.find(parent)) for parent in _parents(key))
+
+    def absent(self, key: str, override: str) -> tuple[str, str]:
+        row = self.ledger.find(key)
+        peer = f"{self.ledger.dialect} {self.ledger.version}".strip()
+        if row is not None:
+            return f"{key} is not in {peer}'s own file", f"a key that is not there yet needs a +: +{override}"
+        return f"there is no key {key} in {peer}", self.fix(key)
+
+    def fix(self, key: str) -> str:
+        guesses = self.ledger.nearest(key)
+        if guesses:
+            return f"did you mean {guesses[0]}?"
+        parent = key.rpartition(".")[0]
+        here = sorted(
+            {name[len(parent) + 1 :].split(".")[0] for name in self.ledger.by_name if name.startswith(f"{parent}.")}
+        )
+        return f"known in {parent}: {', '.join(here[:20])}" if parent and here else ""
+
+
+def _parents(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+
+
+def _at(values: Any, key: str) -> Any:
+    node = values
+    for part in key.split("."):
+        if isinstance(node, dict) and part in node:
+            node = node[part]
+        elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            node = node[int(part)]
+        else:
+            return _NOTHING
+    return node
+
+
+def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` -> ``{"a": {"b": 1}}``; a field that ends below a dict field becomes an entry of it."""
+    tree: dict[str, Any] = {}
+    for name in sorted(fields, key=lambda name: name.count(".")):
+        node = tree
+        *parents, leaf = name.split(".")
+        for part in parents:
+            node = node.setdefault(part, {})
+        value = fields[name]
+        both = isinstance(value, dict) and isinstance(node.get(leaf), dict)
+        node[leaf] = {**node[leaf], **value} if both else value
+    return tree

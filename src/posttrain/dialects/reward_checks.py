@@ -1,0 +1,122 @@
+"""Rules between the keys of the reward and of the group filter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from posttrain.config import RunConfig
+from posttrain.config.group_filter import GroupFilterConfig
+from posttrain.errors import Problem, did_you_mean
+from posttrain.registry import ADVANTAGES
+
+BOUNDS = ("above_std", "above_mean", "below_mean")
+
+
+def reward_problems(config: RunConfig) -> Iterator[Problem]:
+    """What cannot be run."""
+    reward, samples = config.reward, config.rollout.samples_per_prompt
+    if not reward.terms and reward.model is None:
+        yield Problem(
+            "there is nothing to score responses by: no reward term and no reward model",
+            fix="add a term, such as reward.terms=[{name: exact_match}], or reward.model.path",
+            field="reward.terms",
+        )
+    if reward.model is not None and any(term.name == "model" for term in reward.terms):
+        yield Problem(
+            "a reward term is called model, which is the name of the reward model's score",
+            fix="give the term's function another name",
+            field="reward.terms",
+        )
+    limit = config.rollout.max_response_tokens
+    if reward.overlong_buffer_tokens is not None and reward.overlong_buffer_tokens >= limit:
+        yield Problem(
+            f"the overlong buffer of {reward.overlong_buffer_tokens} tokens leaves no response of up to {limit} tokens "
+            "without a penalty",
+            fix=f"use fewer, such as reward.overlong_buffer_tokens={max(limit // 4, 1)}, or longer responses",
+            field="reward.overlong_buffer_tokens",
+        )
+    for name in ("normalize_mean", "normalize_std"):
+        if getattr(reward, name) == "group" and samples == 1:
+            yield Problem(
+                f"reward.{name}=group with 1 sample per prompt makes every reward 0",
+                fix=f"use reward.{name}=batch, or more samples, such as rollout.samples_per_prompt=8",
+                field=f"reward.{name}",
+            )
+    if reward.kl.estimator == "full":
+        yield Problem(
+            "the KL inside the reward is of sampled tokens, and full is the KL over the vocabulary",
+            fix="use reward.kl.estimator=k1 or k3, or the KL in the loss: loss.kl_coef with loss.kl_estimator=full",
+            field="reward.kl.estimator",
+        )
+    if config.group_filter.strategy != "none":
+        yield from _filter_problems(config)
+
+
+def _filter_problems(config: RunConfig) -> Iterator[Problem]:
+    chosen = config.group_filter
+    if chosen.above_mean is not None and chosen.below_mean is not None and chosen.above_mean >= chosen.below_mean:
+        yield Problem(
+            f"no group has a mean above {chosen.above_mean:g} and below {chosen.below_mean:g}",
+            fix="set group_filter.above_mean lower than group_filter.below_mean",
+            field="group_filter.above_mean",
+        )
+    known = ["reward", *(term.name for term in config.reward.terms), *(["model"] if config.reward.model else [])]
+    looked_at = chosen.metric.split("/")[0]  # a term may give further numbers, as name/key
+    if looked_at not in known and re.sub(r"_\d+$", "", looked_at) not in known:  # a name used again is name_2
+        yield Problem(
+            f"the group filter looks at {chosen.metric}, which is no term of the reward (known: {', '.join(known)})",
+            fix=did_you_mean(chosen.metric, known, listed=True),
+            field="group_filter.metric",
+        )
+
+
+def reward_warnings(config: RunConfig) -> Iterator[str]:
+    """What was asked for and has no effect, in sentences."""
+    reward, advantage = config.reward, config.advantage
+    if reward.overlong_buffer_tokens is None and reward.overlong_penalty != 1:
+        yield "reward.overlong_penalty has no effect: reward.overlong_buffer_tokens is not given"
+    if reward.overlong_buffer_tokens is not None and reward.overlong_penalty == 0:
+        yield "reward.overlong_buffer_tokens has no effect: reward.overlong_penalty is 0"
+    if reward.kl.coef == 0:
+        default = type(reward.kl)()
+        for name in ("estimator", "target", "horizon_sequences"):
+            if getattr(reward.kl, name) != getattr(default, name):
+                yield f"reward.kl.{name} has no effect: reward.kl.coef is 0"
+    elif reward.kl.target is None and reward.kl.horizon_sequences != type(reward.kl)().horizon_sequences:
+        yield "reward.kl.horizon_sequences has no effect: without reward.kl.target the weight stays"
+    if reward.kl.coef and reward.kl.estimator.endswith("+"):
+        yield f"the + of reward.kl.estimator={reward.kl.estimator} has no effect: it is about gradients, and rewards have none"
+    normalized = [name for name in ("normalize_mean", "normalize_std") if getattr(reward, name) != "none"]
+    undone = advantage.name == "grpo" and advantage.normalize_by_std and reward.clip is None and reward.kl.coef == 0
+    if normalized and undone and not advantage.lone_sample_keeps_reward:
+        names = " and ".join(f"reward.{name}" for name in normalized)
+        have = "have" if len(normalized) > 1 else "has"
+        yield f"{names} {have} no effect: grpo brings each group's rewards to mean 0 and standard deviation 1 in any case"
+    known = advantage.name in ADVANTAGES.names()
+    if advantage.whiten_rewards and known and "token_rewards" not in ADVANTAGES.inputs(advantage.name):
+        readers = ", ".join(name for name in ADVANTAGES.names() if "token_rewards" in ADVANTAGES.inputs(name))
+        yield f"advantage.whiten_rewards has no effect: {advantage.name} reads no token rewards ({readers} would)"
+    yield from _filter_warnings(config)
+
+
+def _filter_warnings(config: RunConfig) -> Iterator[str]:
+    chosen, default = config.group_filter, GroupFilterConfig()
+    changed = {name for name in GroupFilterConfig.model_fields if getattr(chosen, name) != getattr(default, name)}
+    readers = {
+        "none": set[str](),
+        "drop": {"metric", *BOUNDS},
+        "refill": {"metric", *BOUNDS, "max_batches"},
+        "replace": {"metric", *BOUNDS, "max_batches", "min_kept_share"},
+    }[chosen.strategy]
+    for name in sorted(changed - readers - {"strategy"}):
+        yield f"group_filter.{name} has no effect: group_filter.strategy is {chosen.strategy}"
+    if chosen.strategy == "none":
+        return
+    means = chosen.above_mean is not None or chosen.below_mean is not None
+    if chosen.above_std is None and not means:
+        yield (
+            f"group_filter.strategy={chosen.strategy} asks nothing of a group but one valid reward: no bound is given"
+        )
+    if chosen.above_std is not None and config.rollout.samples_per_prompt == 1:
+        yield "group_filter.above_std has no effect: with 1 sample per prompt a group has no standard deviation"

@@ -1,0 +1,234 @@
+# ruff: noqa: E501  # messages stand as they are printed, in one line
+"""The machinery of the dialects, on a small invented one: what its rows and rules promise holds for every dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from posttrain.dialects.ledger import ABSENT, Ledger, fits, ignored, mapped, planned, refused, type_text
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.reading import Dialect, Reader, read_dialect
+from posttrain.errors import ConfigError
+
+ROWS = (
+    mapped("model.name", str, "small", "model.path", "The model."),
+    mapped("data.files", list[str], ["a.parquet"], "data.train_files", "Training files."),
+    mapped("data.batch", int, 16, "data.prompts_per_step", "Prompts per step.", by_rule=True),
+    mapped("opt.lr", float, 1e-6, "policy.optimizer.lr", "Peak learning rate."),
+    mapped(
+        "opt.mini",
+        int,
+        16,
+        "policy.sequences_per_mini_batch",
+        "Prompts per update.",
+        by_rule=True,
+        change="prompts x n",
+    ),
+    mapped("gen.n", int, "${opt.copies}", "rollout.samples_per_prompt", "Samples per prompt."),
+    mapped("gen.engine", Literal["native", "vllm"], "native", "rollout.engine", "Sampler.", earlier={"1": "vllm"}),
+    mapped("gen.eager", bool, True, "rollout.engine_options.eager", "No graphs."),
+    mapped(
+        "gen.top_k", int, -1, "rollout.top_k", "Top k; -1 keeps all.", to=lambda value: max(value, 0), change="-1 is 0"
+    ),
+    mapped("gen.devices", int, 1, "placement.devices", "Devices."),
+    mapped("log", list[str], ["console"], "tracking.trackers", "Trackers."),
+    ignored("opt.copies", int, 4, "a helper of other keys", "Copies."),
+    ignored("cache.folder", str | None, None, "there is no cache", "Folder of the cache."),
+    refused("data.lie", bool, False, "it would be untrue", "Lie about the data."),
+    planned("gen.images", bool, False, "images in prompts", "Images."),
+    planned("gen.wait_s", int, 300, "a cluster", "Seconds to wait.", cluster=True),
+    mapped("opt.seed", int | None, ABSENT, "run.seed", "Seed.", since="2"),
+    mapped("gen.sampling.**", dict, ABSENT, "rollout.engine_sampling", "Further sampling parameters.", by_rule=True),
+    ignored("jobs.*.name", str, ABSENT, "jobs have no names here", "Name of a job."),
+)
+
+
+def rules(keys: Reader) -> dict[str, Any]:
+    mini, batch, n = keys["opt.mini"], keys["data.batch"], keys["gen.n"]
+    if batch % mini:
+        keys.problem(f"{batch} prompts do not split into mini-batches of {mini}", key="opt.mini", fix=f"use {batch}")
+        return {"data.prompts_per_step": batch}
+    fields = {"data.prompts_per_step": batch, "policy.sequences_per_mini_batch": mini * n}
+    if keys.section("gen.sampling"):
+        fields["rollout.engine_sampling"] = keys.section("gen.sampling")
+    return fields
+
+
+TOY = Dialect(name="toy", ledger=Ledger("toy", "2", ROWS, ("1", "2")), rules=rules)
+LENIENT = Dialect(name="toy", ledger=TOY.ledger, rules=rules, unknown_keys="warn")
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., LoadedConfig]:
+    def read(text: str = "", *overrides: str, dialect: Dialect = TOY, **options: Any) -> LoadedConfig:
+        file = tmp_path / "run.yaml"
+        file.write_text(text)
+        return read_dialect(dialect, str(file) if text else None, overrides, **options)
+
+    return read
+
+
+def said(loaded: LoadedConfig, folder: Path) -> list[str]:
+    return [str(problem).replace(f"{folder}/", "") for problem in loaded.problems]
+
+
+def test_defaults_of_the_peer_reach_our_fields(load) -> None:
+    config = load("", "opt.lr=1e-5").config
+    assert (config.model.path, config.data.train_files, config.policy.optimizer.lr) == ("small", ["a.parquet"], 1e-5)
+    assert config.rollout.samples_per_prompt == 4  # gen.n refers to opt.copies
+    assert config.policy.sequences_per_mini_batch == 16 * 4
+    assert config.rollout.top_k == 0
+
+
+def test_the_file_is_laid_on_the_defaults_and_references_follow_it(load) -> None:
+    config = load("opt: {copies: 2, mini: 8}\ndata: {batch: 16}\n").config
+    assert config.rollout.samples_per_prompt == 2
+    assert config.policy.sequences_per_mini_batch == 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "message"),
+    [
+        ("opt:\n  lrr: 1\n", "", "there is no key opt.lrr in toy 2, at run.yaml:2 opt.lrr; did you mean opt.lr?"),
+        ("opt:\n  lr: fast\n", "", "opt.lr must be float, not 'fast', at run.yaml:2 opt.lr"),
+        ("gen: {n: 2.5}\n", "", "gen.n must be int, not 2.5, at run.yaml:1 gen.n"),
+        ("gen: {n: true}\n", "", "gen.n must be int, not true, at run.yaml:1 gen.n"),
+        ("data: {files: x.parquet}\n", "", "data.files must be list of text, not 'x.parquet', at run.yaml:1 data.files; write [x.parquet]"),
+        ("gen: {engine: vlm}\n", "", "gen.engine must be one of native, vllm, not 'vlm', at run.yaml:1 gen.engine; did you mean vllm?"),
+        ("opt:\n  mini: 3\n", "", "16 prompts do not split into mini-batches of 3, at run.yaml:2 opt.mini; use 16"),
+        ("data: {lie: true}\n", "", "data.lie is refused: it would be untrue, at run.yaml:1 data.lie"),
+        ("opt: {lr: -1}\n", "", "lr must be above 0, not -1, at run.yaml:1 opt.lr"),
+        ("log: [consol]\n", "", "there is no tracker called 'consol' (known: console, jsonl), at run.yaml:1 log; did you mean console?"),
+        ("opt: {lr: 1}\n", "opt.lrs=1", "there is no key opt.lrs in toy 2, at override opt.lrs=1; did you mean opt.lr?"),
+        ("opt: {lr: 1}\n", "+opt.lrs=1", "there is no key opt.lrs in toy 2, at override +opt.lrs=1; did you mean opt.lr?"),
+        ("opt: {lr: 1}\n", "opt.seed=1", "opt.seed is not in toy 2's own file, at override opt.seed=1; a key that is not there yet needs a +: +opt.seed=1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_place_and_a_fix(load, tmp_path, text, override, message) -> None:
+    try:
+        found = said(load(text, *([override] if override else [])), tmp_path)
+    except ConfigError as error:
+        found = [str(problem) for problem in error.problems]
+    assert found == [message]
+
+
+def test_all_problems_come_at_once(load, tmp_path) -> None:
+    found = said(load("opt: {lr: fast, lrr: 1, mini: 3}\ndata: {lie: true}\n"), tmp_path)
+    assert [text.split()[0] for text in found] == ["opt.lr", "there", "16", "data.lie"]
+
+
+def test_planned_keys_are_told_and_leave_a_plan_possible(load) -> None:
+    loaded = load("gen: {images: true}\n")
+    assert not loaded.problems
+    assert [str(problem).split(", at")[0] for problem in loaded.unsupported] == [
+        "gen.images is planned: images in prompts"
+    ]
+    with pytest.raises(ConfigError, match="planned"):
+        loaded.runnable()
+    assert not load("gen: {images: false}\n").unsupported
+
+
+def test_here_does_without_the_cluster_and_says_so(load) -> None:
+    text = "gen: {devices: 8, engine: vllm, wait_s: 5, eager: false, n: 4}\nlog: [console, wandb]\n"
+    there, here = load(text), load(text, here=True)
+    assert there.config.placement.devices == 8 and there.config.rollout.engine_options == {"eager": False}
+    assert len(there.unsupported) == 4  # wait_s, vllm, wandb, 8 devices
+    assert not here.unsupported
+    assert (here.config.placement.devices, here.config.rollout.engine, here.config.rollout.engine_options) == (
+        1,
+        "native",
+        {},
+    )
+    assert here.config.policy.sequences_per_mini_batch == there.config.policy.sequences_per_mini_batch
+    assert here.changes == (
+        "gen.devices: 1 instead of 8",
+        "gen.engine: native instead of vllm",
+        "log: without wandb, which is planned; metrics.jsonl is written in any case",
+    )
+    assert [one.key for one in here.ignored] == ["gen.wait_s", "gen.eager"]
+
+
+def test_engine_options_that_the_engine_does_not_have_are_dropped_aloud(load) -> None:
+    loaded = load("gen: {eager: false}\n")
+    assert loaded.config.rollout.engine_options == {}
+    assert [(one.key, one.reason) for one in loaded.ignored] == [("gen.eager", "the native engine has no such setting")]
+    assert not load("opt: {lr: 1}\n").ignored  # nobody wrote it
+
+
+def test_ignored_keys_are_listed_and_those_left_at_their_default_are_marked(load) -> None:
+    loaded = load("cache: {folder: x}\nopt: {copies: 4}\njobs: {train: {name: y}}\n")
+    assert [(one.key, one.asks) for one in loaded.ignored] == [
+        ("cache.folder", True),
+        ("opt.copies", False),
+        ("jobs.train.name", True),
+    ]
+
+
+def test_our_own_fields_can_be_set_from_any_dialect(load, tmp_path) -> None:
+    assert load("posttrain: {run: {total_steps: 3}}\n").config.run.total_steps == 3
+    assert load("", "+posttrain.run.total_steps=3").config.run.total_steps == 3
+    found = said(load("posttrain:\n  run: {total_stepss: 3}\n"), tmp_path)
+    assert found == [
+        "there is no key run.total_stepss, at run.yaml:2 posttrain.run.total_stepss; did you mean run.total_steps?"
+    ]
+
+
+def test_a_lenient_dialect_warns_of_unknown_keys(load) -> None:
+    loaded = load("opt: {lrr: 1}\n", dialect=LENIENT)
+    assert not loaded.problems
+    [warning] = loaded.warnings
+    assert "there is no key opt.lrr" in warning and "did you mean opt.lr?" in warning
+
+
+def test_an_earlier_version_has_its_defaults_and_lacks_later_keys(load, tmp_path) -> None:
+    assert load("", "opt.lr=1", version="1").config.rollout.engine == "vllm"
+    assert said(load("opt: {seed: 1}\n", version="1"), tmp_path) == [
+        "there is no key opt.seed in toy 1, at run.yaml:1 opt.seed; known in opt: copies, lr, mini"
+    ]
+    assert load("opt: {seed: 7}\n").config.run.seed == 7
+
+
+def test_free_sections_take_any_name(load) -> None:
+    loaded = load("gen: {engine: vllm}\n", "+gen.sampling.repetition_penalty=1.1")
+    assert not loaded.problems
+    assert loaded.config.rollout.engine_sampling == {"repetition_penalty": 1.1}
+
+
+def test_warnings_are_about_what_the_user_wrote(load) -> None:
+    """A default of the peer's that has no effect here is not the user's doing."""
+    dialect = Dialect(
+        name="toy",
+        ledger=Ledger("toy", "", (*ROWS, mapped("kl.kind", str, "k1", "loss.kl_estimator", "KL.")), ()),
+        rules=rules,
+    )
+    assert load("", "opt.lr=1", dialect=dialect).warnings == ()
+    assert load("kl: {kind: k2}\n", dialect=dialect).warnings == ("kl.kind has no effect: loss.kl_coef is 0",)
+
+
+@pytest.mark.parametrize(
+    ("type", "text", "good", "bad"),
+    [
+        (int, "int", [0, -3], [True, 1.0, "1", None]),
+        (float, "float", [0, 1.5], [True, "1.5", None]),
+        (bool, "bool", [True], [1, "true", None]),
+        (int | None, "int | null", [None, 3], [2.5]),
+        (list[str], "list of text", [[], ["a"]], ["a", [1]]),
+        (Literal["a", 1, True], "one of a, 1, true", ["a", 1, True], ["b", 2, False]),
+        (str | list[str], "text | list of text", ["a", ["b"]], [1, [2]]),
+        (dict, "section", [{}, {"a": 1}], [[], None]),
+        (Any, "any", [None, 1, "a"], []),
+    ],
+)
+def test_types(type: Any, text: str, good: list[Any], bad: list[Any]) -> None:
+    assert type_text(type) == text
+    assert all(fits(value, type) for value in good)
+    assert not any(fits(value, type) for value in bad)
+
+
+def test_two_rows_for_one_key_are_a_mistake_of_ours() -> None:
+    with pytest.raises(ValueError, match=r"two rows for opt\.lr"):
+        Ledger("toy", "", (ROWS[3], ROWS[3]), ())
