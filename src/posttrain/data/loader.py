@@ -42,6 +42,11 @@ class ShuffledLoader:
     def steps_per_epoch(self) -> int:
         return len(self._prompts) // self._prompts_per_step
 
+    @property
+    def epochs(self) -> float:
+        """Passes over the data that have been drawn so far; an epoch's left-out prompts count as drawn."""
+        return (self._epoch * self.steps_per_epoch + self._step) / self.steps_per_epoch
+
     def next(self) -> list[Prompt]:
         """The prompts of the next step; a new epoch begins by itself."""
         if self._step == self.steps_per_epoch:
@@ -64,7 +69,9 @@ class ShuffledLoader:
         problems = [
             Problem(
                 f"the saved position is of {name} = {state.get(name)}, and this run has {value}",
-                fix=f"set {field} back, or start a new run" if field else "use the files the run began with",
+                fix=f"set {field}={_written(state.get(name))}, or start a new run"
+                if field
+                else "use the files and data.max_prompts the run began with",
                 field=field or "data.train_files",
             )
             for (name, value), field in zip(self._identity().items(), _FIELDS, strict=True)
@@ -93,4 +100,9 @@ class ShuffledLoader:
 
 
 # The config field behind each entry of ShuffledLoader._identity.
-_FIELDS = ("", "data.prompts_per_step", "run.seed", "data.shuffle")
+_FIELDS = ("", "data.prompts_per_step", "data.seed", "data.shuffle")
+
+
+def _written(value: Any) -> str:
+    """A value as an override writes it."""
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

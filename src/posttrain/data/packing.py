@@ -47,7 +47,7 @@ def pack(batch: SequenceBatch, device: torch.device | str = "cpu", *, share_prom
     groups: list[tuple[int, tuple[int, ...]]] = []
     prompt_ends, response_starts = [0] * len(batch), [0] * len(batch)  # in the packed row
     start = 0
-    for rows in _sharing(batch) if share_prompts else ([row] for row in range(len(batch))):
+    for rows in rows_sharing_a_prompt(batch) if share_prompts else ([row] for row in range(len(batch))):
         prompt = prompts[rows[0]]
         tokens.append(batch.tokens[rows[0], width - prompt : width])
         positions.append(torch.arange(prompt))
@@ -74,7 +74,7 @@ def pack(batch: SequenceBatch, device: torch.device | str = "cpu", *, share_prom
     )
 
 
-def _sharing(batch: SequenceBatch) -> Iterator[list[int]]:
+def rows_sharing_a_prompt(batch: SequenceBatch) -> Iterator[list[int]]:
     """Row numbers, in order, in runs of one group and one prompt. A row without a response is a run of its own."""
     rows: list[int] = []
     has_response = batch.response_lengths > 0

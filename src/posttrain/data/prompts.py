@@ -137,6 +137,7 @@ def _prompt(row: Row, name: str, text: str, ids: list[int]) -> Prompt:
         data_source=row.data_source,
         ground_truth=row.ground_truth,
         extra_info=row.extra_info,
+        messages=tuple(row.messages),
     )
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.config.data import DataConfig
+from posttrain.data.columns import ColumnChoice, Columns, root
 from posttrain.errors import DataError, Problem, did_you_mean, nearest
 
 # How many bad rows one error lists.
@@ -46,9 +47,10 @@ def read_rows(path: str | Path, data: DataConfig) -> Iterator[Row]:
     """
     file = Path(path).expanduser()
     problems: list[Problem] = []
+    choice = ColumnChoice(data)
     try:
-        for number, record in enumerate(_records(file, data)):
-            row = _row(record, number, file.name, data)
+        for number, record in enumerate(_records(file, choice)):
+            row = _row(record, number, file, choice.columns)
             if isinstance(row, Problem):
                 problems.append(row)
                 if len(problems) == MAX_LISTED:
@@ -73,6 +75,26 @@ def count_rows(path: str | Path) -> int:
     return sum(1 for _ in _records(file, None))
 
 
+def data_sources(path: str | Path, data: DataConfig) -> set[str]:
+    """The distinct task names of a file. Of a parquet file only that column is read, other kinds are read through.
+
+    Raises: DataError when the file cannot be read or lacks a column. Cells that hold no name are passed over: opening
+        the dataset reports them with their rows.
+    """
+    file = Path(path).expanduser()
+    choice = ColumnChoice(data)
+    if _kind(file) == "parquet":
+        with _readable(file), pq.ParquetFile(file) as table:
+            column = _parquet_columns(table, file, choice).data_source
+            values = set() if column is None else set(table.read(columns=[column])[column].unique().to_pylist())
+    else:
+        records = _records(file, choice)
+        values = {record.get(choice.columns.data_source) for record in records if choice.columns.data_source}
+    if choice.columns.data_source is None:
+        return {file.stem}
+    return {value for value in values if isinstance(value, str) and value}
+
+
 def check_files(data: DataConfig) -> list[Problem]:
     """Everything wrong with the dataset files that can be seen without reading them through: existence, kind, columns,
     the first row. Nothing is raised."""
@@ -93,12 +115,13 @@ def _check_file(path: str, data: DataConfig, field: str) -> list[Problem]:
     if not file.is_file():
         return [_missing_file(file, path, field)]
     try:
-        record = next(iter(_records(file, data)), None)
+        choice = ColumnChoice(data)
+        record = next(iter(_records(file, choice)), None)
     except DataError as error:
         return [Problem(item.what, fix=item.fix, field=item.field or field) for item in error.problems]
     if record is None:
         return [Problem(f"{path} holds no rows", field=field)]
-    row = _row(record, 0, file.name, data)
+    row = _row(record, 0, file, choice.columns)
     return [row] if isinstance(row, Problem) else []
 
 
@@ -114,13 +137,13 @@ def _missing_file(file: Path, path: str, field: str) -> Problem:
 # ------------------------------------------------------------------------------------------------ files to records
 
 
-def _records(file: Path, data: DataConfig | None) -> Iterator[Record]:
-    """Rows as they stand. ``data`` says which columns matter; None reads them all.
+def _records(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
+    """Rows as they stand. ``choice`` decides which columns matter; None reads them all.
 
     Raises: DataError when the file cannot be read or lacks a column.
     """
     with _readable(file):
-        yield from _READERS[_kind(file)](file, data)
+        yield from _READERS[_kind(file)](file, choice)
 
 
 def _kind(file: Path) -> str:
@@ -142,30 +165,46 @@ def _readable(file: Path) -> Iterator[None]:
         raise DataError(Problem(f"{file} cannot be read: {error}")) from error
 
 
-def _read_parquet(file: Path, data: DataConfig | None) -> Iterator[Record]:
+def _read_parquet(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
     with pq.ParquetFile(file) as table:
-        names = table.schema_arrow.names
-        wanted = names
-        if data is not None:
-            _check_columns(names, file, data)
-            wanted = [name for name in names if name in _roots(data)]
+        wanted = table.schema_arrow.names
+        if choice is not None:
+            roots = _parquet_columns(table, file, choice).roots()
+            wanted = [name for name in wanted if name in roots]
         for batch in table.iter_batches(batch_size=1024, columns=wanted):
             yield from batch.to_pylist()
 
 
-def _read_json_lines(file: Path, data: DataConfig | None) -> Iterator[Record]:
+def _parquet_columns(table: pq.ParquetFile, file: Path, choice: ColumnChoice) -> Columns:
+    schema = table.schema_arrow
+
+    def has(path: str) -> bool:
+        if path in schema.names:
+            return True
+        first, *rest = path.split(".")
+        kind = schema.field(first).type if first in schema.names else None
+        for key in rest:
+            if not isinstance(kind, pa.StructType) or key not in kind.names:
+                return False
+            kind = kind.field(key).type
+        return kind is not None
+
+    return choice.check(schema.names, has, file.name)
+
+
+def _read_json_lines(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield _json_object(line, f"line {number} of {file.name}", file, data)
+                yield _json_object(line, f"line {number} of {file.name}", file, choice)
 
 
-def _read_json(file: Path, data: DataConfig | None) -> Iterator[Record]:
+def _read_json(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
     """An array of objects, or one object per line."""
     with file.open(encoding="utf-8-sig") as text:
         start = text.read(4096).lstrip()[:1]
         if start != "[":
-            yield from _read_json_lines(file, data)
+            yield from _read_json_lines(file, choice)
             return
         text.seek(0)
         try:
@@ -173,35 +212,35 @@ def _read_json(file: Path, data: DataConfig | None) -> Iterator[Record]:
         except json.JSONDecodeError as error:
             raise DataError(Problem(f"{file.name} is not JSON: {error}")) from error
     for number, row in enumerate(rows):
-        yield _checked_object(row, f"row {number} of {file.name}", file, data)
+        yield _checked_object(row, f"row {number} of {file.name}", file, choice)
 
 
-def _json_object(text: str, place: str, file: Path, data: DataConfig | None) -> Record:
+def _json_object(text: str, place: str, file: Path, choice: ColumnChoice | None) -> Record:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         fix = "a .json file holds an array of objects, or one object per line" if file.suffix.lower() == ".json" else ""
         raise DataError(Problem(f"{place} is not JSON: {error.msg} at column {error.colno}", fix=fix)) from error
-    return _checked_object(value, place, file, data)
+    return _checked_object(value, place, file, choice)
 
 
-def _checked_object(value: Any, place: str, file: Path, data: DataConfig | None) -> Record:
+def _checked_object(value: Any, place: str, file: Path, choice: ColumnChoice | None) -> Record:
     if not isinstance(value, dict):
         raise DataError(Problem(f"{place} holds {_said(value)}", fix="each row is an object, column by column"))
-    if data is not None:
-        _check_columns(list(value), file, data, place=place)
+    if choice is not None:
+        choice.check(list(value), lambda path: _reaches(value, path), place)
     return value
 
 
-def _read_csv(file: Path, data: DataConfig | None) -> Iterator[Record]:
+def _read_csv(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
     csv.field_size_limit(2**31 - 1)  # the library's own limit of 131,072 characters is shorter than a long prompt
     with file.open(encoding="utf-8-sig", newline="") as text:
         lines = csv.reader(text, strict=True)
         header = next(lines, None)
         if header is None:
             return
-        if data is not None:
-            _check_columns(header, file, data)
+        if choice is not None:
+            choice.check(header, lambda path: path in header or root(path) in header, file.name)
         number = -1
         for cells in lines:
             if not cells:  # an empty line
@@ -212,10 +251,10 @@ def _read_csv(file: Path, data: DataConfig | None) -> Iterator[Record]:
                 what = f"{place} has {len(cells)} cells under a header of {len(header)}"
                 raise DataError(Problem(what, fix="put a cell with a comma or a line break in it in double quotes"))
             record: Record = dict(zip(header, cells, strict=True))
-            yield record if data is None else _with_json_cells(record, place, data)
+            yield record if choice is None else _with_json_cells(record, place, choice.columns)
 
 
-_READERS: dict[str, Callable[[Path, DataConfig | None], Iterator[Record]]] = {
+_READERS: dict[str, Callable[[Path, ColumnChoice | None], Iterator[Record]]] = {
     "parquet": _read_parquet,
     "jsonl": _read_json_lines,
     "json": _read_json,
@@ -223,13 +262,13 @@ _READERS: dict[str, Callable[[Path, DataConfig | None], Iterator[Record]]] = {
 }
 
 
-def _with_json_cells(record: Record, place: str, data: DataConfig) -> Record:
+def _with_json_cells(record: Record, place: str, columns: Columns) -> Record:
     """A csv row with its JSON cells read: nested columns always, the prompt when it is a list of messages."""
-    nested = {data.extra_info_column}
-    if data.ground_truth_column not in record:
-        nested.add(data.ground_truth_column.split(".")[0])
-    if re.match(r"\s*\[\s*[{\]]", record[data.prompt_column]):  # "[INST] hello" is a prompt in words
-        nested.add(data.prompt_column)
+    nested = {columns.extra_info}
+    if columns.ground_truth not in record:
+        nested.add(root(columns.ground_truth))
+    if re.match(r"\s*\[\s*[{\]]", record[columns.prompt]):  # "[INST] hello" is a prompt in words
+        nested.add(columns.prompt)
     for column in nested & set(record):
         try:
             record[column] = json.loads(record[column]) if record[column].strip() else {}
@@ -239,68 +278,34 @@ def _with_json_cells(record: Record, place: str, data: DataConfig) -> Record:
     return record
 
 
-# ------------------------------------------------------------------------------------------------ columns
-
-
-def _roots(data: DataConfig) -> set[str]:
-    """Top-level columns that may be needed."""
-    truth = data.ground_truth_column
-    return {data.prompt_column, data.data_source_column, data.extra_info_column, truth, truth.split(".")[0]}
-
-
-def _check_columns(names: list[str], file: Path, data: DataConfig, place: str = "") -> None:
-    """Raises DataError with every column that is missing and the nearest one that is there."""
-    truth = data.ground_truth_column
-    wanted = {
-        "prompt_column": data.prompt_column,
-        "data_source_column": data.data_source_column,
-        "ground_truth_column": truth if truth in names else truth.split(".")[0],
-    }
-    # extra_info may be absent, but a column the user named himself is meant to be there.
-    if data.extra_info_column != DataConfig.model_fields["extra_info_column"].default:
-        wanted["extra_info_column"] = data.extra_info_column
-    problems = [
-        Problem(
-            f"{place or file.name} has no column {column!r} (columns: {', '.join(names)})",
-            fix=_column_fix(field, column, names),
-            field=f"data.{field}",
-        )
-        for field, column in wanted.items()
-        if column not in names
-    ]
-    if problems:
-        raise DataError(problems)
-
-
-def _column_fix(field: str, column: str, names: list[str]) -> str:
-    guess = nearest(column, names)
-    return f"did you mean data.{field}={guess}?" if guess else f"add it, or name another with data.{field}"
-
-
 # ------------------------------------------------------------------------------------------------ records to rows
+
+
+# How a list of chat messages begins when it is written as JSON text, as in ROLL's files.
+_MESSAGES_AS_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content)"\s*:')
 
 
 class _BadValue(Exception):
     """What is wrong with a cell; caught in _row, which knows the row."""
 
 
-def _row(record: Mapping[str, Any], number: int, name: str, data: DataConfig) -> Row | Problem:
+def _row(record: Mapping[str, Any], number: int, file: Path, columns: Columns) -> Row | Problem:
     """The checked row, or the first thing that is wrong with it."""
-    field, column = "prompt_column", data.prompt_column
+    field, column = "prompt_column", columns.prompt
     try:
         messages = _messages(record[column])
-        field, column = "data_source_column", data.data_source_column
-        source = record[column]
+        field, column = "data_source_column", columns.data_source or ""
+        source = record[column] if column else file.stem
         if not isinstance(source, str) or not source:
             raise _BadValue(f"holds {_said(source)}; the name of a task is expected")
-        field, column = "ground_truth_column", data.ground_truth_column
+        field, column = "ground_truth_column", columns.ground_truth
         truth = _drill(record, column)
-        field, column = "extra_info_column", data.extra_info_column
+        field, column = "extra_info_column", columns.extra_info
         extra = record.get(column)
         if extra is not None and not isinstance(extra, Mapping):
             raise _BadValue(f"holds {_said(extra)}; a mapping is expected")
     except _BadValue as error:
-        return Problem(f"row {number} of {name}: column {column} {error}", field=f"data.{field}")
+        return Problem(f"row {number} of {file.name}: column {column} {error}", field=f"data.{field}")
     return Row(number=number, messages=messages, data_source=source, ground_truth=truth, extra_info=dict(extra or {}))
 
 
@@ -308,7 +313,12 @@ def _messages(prompt: Any) -> list[dict[str, Any]]:
     if isinstance(prompt, str):
         if not prompt.strip():
             raise _BadValue("holds an empty text; a question is expected")
-        return [{"role": "user", "content": prompt}]
+        if not _MESSAGES_AS_TEXT.match(prompt):
+            return [{"role": "user", "content": prompt}]
+        try:
+            prompt = json.loads(prompt)
+        except json.JSONDecodeError as error:
+            raise _BadValue(f"holds messages that are not JSON: {error.msg} at character {error.pos}") from error
     if not isinstance(prompt, list):
         raise _BadValue(f"holds {_said(prompt)}; a text or a list of chat messages is expected")
     if not prompt:
@@ -324,6 +334,15 @@ def _messages(prompt: Any) -> list[dict[str, Any]]:
         # parquet gives every message the keys of all others, as None
         messages.append({key: value for key, value in message.items() if value is not None})
     return messages
+
+
+def _reaches(record: Mapping[str, Any], path: str) -> bool:
+    """Whether there is a value under a dotted path."""
+    try:
+        _drill(record, path)
+    except (_BadValue, KeyError):
+        return False
+    return True
 
 
 def _drill(record: Mapping[str, Any], path: str) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Literal, get_args
+from typing import Literal
 
-from posttrain.errors import ConfigError, Problem, did_you_mean
+from posttrain.rewards.options import check_choice
 
 Extract = Literal["last_number", "tag", "last_line", "all"]
 
@@ -21,10 +21,7 @@ _TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
 def check_extract(extract: str) -> None:
     """Raises ConfigError for a way of extracting that does not exist."""
-    known = get_args(Extract)
-    if extract not in known:
-        what = f"extract is {extract!r} (known: {', '.join(known)})"
-        raise ConfigError(Problem(what, fix=did_you_mean(str(extract), known, listed=True), field="options.extract"))
+    check_choice("extract", extract, Extract)
 
 
 def extract_answer(response: str, extract: Extract) -> str | None:
@@ -63,3 +60,15 @@ def same_answer(answer: str, reference: str) -> bool:
         return True
     value, expected = number(answer), number(reference)
     return value is not None and value == expected
+
+
+def reference_text(truth: object, needed_by: str) -> str:
+    """A reference answer as text.
+
+    Raises: ValueError when it is neither a text nor a number, or blank: no response could ever match it.
+    """
+    if isinstance(truth, float):
+        truth = format(Decimal(repr(truth)), "f")  # 1e+16 written out
+    if not isinstance(truth, (str, int)) or not str(truth).strip():
+        raise ValueError(f"the ground truth is {truth!r}; {needed_by} needs a text or a number")
+    return str(truth)

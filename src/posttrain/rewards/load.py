@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from posttrain.config.reward import RewardConfig, RewardTerm
 from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
 from posttrain.interfaces.reward import RewardFn
-from posttrain.registry import REWARDS
+from posttrain.rewards.built_in import built_in
 from posttrain.rewards.score import RewardTerms, Term
 from posttrain.rewards.user import check_function, load_function
 
@@ -30,43 +29,70 @@ def load_rewards(config: RewardConfig) -> RewardTerms:
     if problems:
         raise ConfigError(problems)
     names = _names(config.terms)
-    return RewardTerms(
-        [Term(name, term.weight, reward) for name, term, reward in zip(names, config.terms, rewards, strict=True)]
-    )
+    terms = [
+        Term(name, term.weight, reward, frozenset(term.data_sources))
+        for name, term, reward in zip(names, config.terms, rewards, strict=True)
+    ]
+    return RewardTerms(terms, may_be_none=config.model is not None)
+
+
+def check_data_sources(config: RewardConfig, sources: Mapping[str, str]) -> list[Problem]:
+    """What cannot be scored of the data sources (and the file that each was found in) of a run's files: one that no term
+    counts for, one that by_data_source has no scorer for, and a term that is for none of them. Nothing is raised."""
+    problems = []
+    for source, file in sources.items():
+        if config.model is None and not any(_counts_for(term, source) for term in config.terms):
+            what = f"no reward term counts for data source {source!r} of {file}"
+            fix = "add it to a term's data_sources, or add a term for it"
+            problems.append(Problem(what, fix=fix, field="reward.terms"))
+    for index, term in enumerate(config.terms):
+        place = f"reward.terms.{index}"
+        if term.data_sources and sources and not any(_counts_for(term, source) for source in sources):
+            what = (
+                f"the term {term.name} is for data sources that no file holds (they hold: {', '.join(sorted(sources))})"
+            )
+            fix = did_you_mean(term.data_sources[0], list(sources), listed=True)
+            problems.append(Problem(what, fix=fix, field=f"{place}.data_sources"))
+        if term.name == "by_data_source" and term.path is None:
+            problems += _unroutable(term, place, sources)
+    return problems
+
+
+def needs_data_sources(config: RewardConfig) -> bool:
+    """Whether ``check_data_sources`` has anything to say about this configuration."""
+    return any(term.data_sources or (term.name == "by_data_source" and term.path is None) for term in config.terms)
+
+
+def _counts_for(term: RewardTerm, source: str) -> bool:
+    return not term.data_sources or source in term.data_sources
+
+
+def _unroutable(term: RewardTerm, place: str, sources: Mapping[str, str]) -> list[Problem]:
+    try:
+        dispatch: Any = built_in(term.name, term.options)
+    except RequestError:  # reported by check_rewards
+        return []
+    problems = []
+    for source, file in sources.items():
+        try:
+            if _counts_for(term, source):
+                dispatch.check(source)
+        except RequestError as error:
+            problems += [
+                replace(problem, what=f"{problem.what}, in {file}", field=f"{place}.name") for problem in error.problems
+            ]
+    return problems
 
 
 def _load(term: RewardTerm) -> RewardFn:
-    return load_function(term.path, term.name, term.options) if term.path else _built_in(term)
+    return load_function(term.path, term.name, term.options) if term.path else built_in(term.name, term.options)
 
 
 def _check(term: RewardTerm) -> None:
     if term.path:
         check_function(term.path, term.name)
     else:
-        _built_in(term)
-
-
-def _built_in(term: RewardTerm) -> RewardFn:
-    """The registered factory, called with the term's options."""
-    if term.name not in REWARDS.names():
-        problem = REWARDS.problem(term.name)
-        fix = "; ".join(filter(None, [problem.fix, "a function of your own needs path, the Python file that holds it"]))
-        raise ConfigError(replace(problem, fix=fix))
-    factory = REWARDS.get(term.name)
-    known = list(inspect.signature(factory).parameters)
-    unknown = [
-        Problem(
-            f"{term.name} has no option called {name!r} (known: {', '.join(known)})",
-            fix=did_you_mean(name, known, listed=True),
-            field=f"options.{name}",
-        )
-        for name in term.options
-        if name not in known
-    ]
-    if unknown:
-        raise ConfigError(unknown)
-    reward: RewardFn = factory(**term.options)
-    return reward
+        built_in(term.name, term.options)
 
 
 def _try_all(config: RewardConfig, make: Callable[[RewardTerm], Any]) -> tuple[list[Any], list[Problem]]:

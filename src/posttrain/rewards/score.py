@@ -15,14 +15,15 @@ from posttrain.errors import PosttrainError
 from posttrain.interfaces.reward import RewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
+from posttrain.rewards.sources import NO_REWARD, NoRewardForSource
 
-# The words of Invalid.reason.
+# The words of Invalid.reason, besides NO_REWARD.
 EXCEPTION = "exception"  # a term raised
 NOT_A_NUMBER = "not_a_number"  # a term returned nothing, a text, a list, …
 NOT_FINITE = "not_finite"  # a term or the sum is NaN, infinite, or beyond float32, in which rewards are kept
 
 _NO_SCORE = object()
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class Term:
     name: str
     weight: float
     reward: RewardFn
+    data_sources: frozenset[str] = frozenset()  # it counts for prompts of these only; empty means all
+
+    def counts_for(self, data_source: str) -> bool:
+        return not self.data_sources or data_source in self.data_sources
 
 
 class RewardTerms:
@@ -37,11 +42,13 @@ class RewardTerms:
 
     A term's value is a number (True and False count as 1 and 0), or a mapping with the number under "score", whose
     other numbers are kept beside it under "<term>/<key>" and do not enter the sum. The first term without a finite
-    value makes the response Invalid. ``Reward.terms`` holds the values before their weights.
+    value makes the response Invalid, and so does a data source that no term counts for, unless ``may_be_none``: then the
+    reward is 0, and something else (a reward model) is added to it. ``Reward.terms`` holds the values before their weights.
     """
 
-    def __init__(self, terms: Sequence[Term]):
+    def __init__(self, terms: Sequence[Term], *, may_be_none: bool = False):
         self.terms = tuple(terms)
+        self._may_be_none = may_be_none
 
     def score(self, group: TrajectoryGroup) -> tuple[Outcome, ...]:
         """An outcome per response, in order. Never raises for what a response or a grader does."""
@@ -51,9 +58,14 @@ class RewardTerms:
         """The outcome of one response to a prompt."""
         total = 0.0
         values: list[tuple[str, float]] = []
-        for term in self.terms:
+        terms = [term for term in self.terms if term.counts_for(prompt.data_source)]
+        if not terms and not self._may_be_none:
+            return Invalid(NO_REWARD, f"no reward term counts for data source {prompt.data_source!r}")
+        for term in terms:
             try:
                 result = term.reward(prompt, response)
+            except NoRewardForSource as error:
+                return Invalid(NO_REWARD, f"{term.name}: {error}")
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a grader may fail in any way; it is counted and shown
                 return Invalid(EXCEPTION, f"{term.name}: {_describe(error)}")
             score = result.get("score", _NO_SCORE) if isinstance(result, Mapping) else result
@@ -63,7 +75,7 @@ class RewardTerms:
             total += term.weight * value
             values.append((term.name, value))
             values += _extras(result, term.name)
-        if not abs(total) <= _LARGEST:  # written so that NaN (inf - inf) fails too
+        if not abs(total) <= LARGEST:  # written so that NaN (inf - inf) fails too
             return Invalid(NOT_FINITE, f"the weighted sum is {total}")
         return Reward(total, tuple(values))
 
@@ -75,7 +87,7 @@ def _number(value: Any, name: str) -> float | Invalid:
         number = float(value)
     except OverflowError:  # an integer of more than 308 digits
         number = math.inf
-    if not abs(number) <= _LARGEST:
+    if not abs(number) <= LARGEST:
         return Invalid(NOT_FINITE, f"{name}: returned {number}")
     return number
 

@@ -1,16 +1,19 @@
-"""A reward function from the user's own Python file."""
+"""A reward function from the user's own Python file, or from a module that is installed (pkg://)."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import copy
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,19 +26,21 @@ from posttrain.records.prompts import Prompt
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
+# How a path says that it is a module's name, or a file's.
+PACKAGE = "pkg://"
+FILE = "file://"
+
+
 class UserRewardError(PosttrainError):
     """The user's function raised; the message names the user's own file and line."""
 
 
 def check_function(path: str, name: str) -> None:
-    """Whether the file is there, is Python, and defines ``name``. Runs nothing of it.
+    """Whether the file or module is there, is Python, and defines ``name``. Runs nothing of it.
 
     Raises: ConfigError.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        fix = "name the Python file that holds your reward function"
-        raise ConfigError(Problem(f"there is no file {path}", fix=fix, field="path"))
+    file = source_file(path)
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except OSError as error:
@@ -51,35 +56,90 @@ def check_function(path: str, name: str) -> None:
         raise ConfigError(Problem(what, fix=did_you_mean(name, functions, listed=True)))
 
 
+def source_file(path: str) -> Path:
+    """The file behind a path: my.py, ~/my.py, file:///home/ann/my.py, or pkg://package.module. Imports nothing.
+
+    Raises: ConfigError when there is none.
+    """
+    if path.startswith(PACKAGE):
+        return _module_file(path.removeprefix(PACKAGE))
+    file = Path(path.removeprefix(FILE)).expanduser()
+    if not file.is_file():
+        fix = "name the Python file that holds your reward function"
+        if "/" not in path and "." in path and not path.endswith(".py"):
+            fix = f"a module is written {PACKAGE}{path}"
+        raise ConfigError(Problem(f"there is no file {path}", fix=fix, field="path"))
+    return file.resolve()
+
+
+def _module_file(module: str) -> Path:
+    """The file of a module, found part by part: to ask for a submodule at once would import the packages around it."""
+    folders: list[str] | None = None
+    file = None
+    for count in range(1, len(parts := module.split(".")) + 1):
+        name = ".".join(parts[:count])
+        spec = importlib.util.find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
+        if spec is None or (spec.origin is None and spec.submodule_search_locations is None):
+            what = f"there is no module {name} (asked for: {PACKAGE}{module})"
+            fix = "install the package, or put its folder on PYTHONPATH"
+            raise ConfigError(Problem(what, fix=fix, field="path"))
+        file, folders = spec.origin, list(spec.submodule_search_locations or [])
+    if file is None or not file.endswith(".py"):
+        raise ConfigError(Problem(f"{PACKAGE}{module} is not a Python file", fix="name a module in it", field="path"))
+    return Path(file).resolve()
+
+
 def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
-    """The reward made of the function ``name`` in the file, called with KEYWORDS and ``options`` (which win, as in
-    verl).
+    """The reward made of the function ``name`` in the file or module, called with KEYWORDS and ``options`` (which win, as
+    in verl). A function that gives its parameters other names is called with the four by position.
 
     The function returns a number, or a mapping with its number under "score"; other numbers in the mapping are logged
-    beside it. It gets copies, so what it changes in extra_info is gone at the next call.
+    beside it. It may be async: what it returns is awaited. It gets copies, so what it changes in extra_info is gone at the
+    next call.
 
     Raises: ConfigError when the file or function is missing, the file fails on import, or the function cannot be
     called so.
     """
     check_function(path, name)
-    file = Path(path).expanduser().resolve()
-    function = getattr(_import_file(file), name, None)
+    file = source_file(path)
+    module = _import_module(path, file) if path.startswith(PACKAGE) else _import_file(file)
+    function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(Problem(f"{name!r} in {path} is not a function"))
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(Problem(f"{name} in {path} is async", fix="define it with def"))
+    by_position = _called_by_position(function, path, name, options)
+    return partial(_score, function=function, file=str(file), options=dict(options), by_position=by_position)
+
+
+def _called_by_position(function: Callable[..., Any], path: str, name: str, options: Mapping[str, Any]) -> bool:
+    """How a function can be called with the four values and the options. Raises ConfigError when it cannot."""
+    signature = inspect.signature(function)
+    values = dict.fromkeys(KEYWORDS)
     try:
-        inspect.signature(function).bind(**{**dict.fromkeys(KEYWORDS), **options})
+        signature.bind(**{**values, **options})
+        return False
     except TypeError as error:
-        called = ", ".join([*KEYWORDS, *(option for option in options if option not in KEYWORDS)])
-        what = f"{name}{inspect.signature(function)} in {path} cannot be called with the keywords {called}: {error}"
-        fix = "take these names, or **kwargs; the term's options add to them"
+        more = {option: value for option, value in options.items() if option not in KEYWORDS}
+        # With one of the four names in it, the function means the others by name as well, and one of them is wrong.
+        if not set(KEYWORDS) & set(signature.parameters):
+            try:
+                signature.bind(*values.values(), **more)
+                return True
+            except TypeError:
+                pass
+        called = ", ".join([*KEYWORDS, *more])
+        what = f"{name}{signature} in {path} cannot be called with the keywords {called}: {error}"
+        fix = "take these names, or **kwargs, or four parameters of other names; the term's options add to them"
         raise ConfigError(Problem(what, fix=fix)) from error
-    return partial(_score, function=function, file=str(file), options=dict(options))
 
 
 def _score(
-    prompt: Prompt, response: str, *, function: Callable[..., Any], file: str, options: Mapping[str, Any]
+    prompt: Prompt,
+    response: str,
+    *,
+    function: Callable[..., Any],
+    file: str,
+    options: Mapping[str, Any],
+    by_position: bool,
 ) -> Any:
     """What the function returns. Raises UserRewardError when it raises."""
     arguments = {
@@ -87,11 +147,18 @@ def _score(
         "solution_str": response,
         "ground_truth": copy.deepcopy(prompt.ground_truth),
         "extra_info": copy.deepcopy(dict(prompt.extra_info)),
+        **options,
     }
+    positional = [arguments.pop(name) for name in KEYWORDS] if by_position else []
     try:
-        return function(**{**arguments, **options})
+        result = function(*positional, **arguments)
+        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
     except (Exception, SystemExit) as error:  # a user's program: it may fail in any way, and its exit() is not ours
         raise UserRewardError(f"{_place(error, file)}: {_said(error)}") from error
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
 
 
 def _place(error: BaseException, file: str) -> str:
@@ -123,6 +190,14 @@ def _import_file(file: Path) -> ModuleType:
         what = f"{_place(error, str(file))}: importing the file failed: {_said(error)}"
         raise ConfigError(Problem(what, field="path")) from error
     return module
+
+
+def _import_module(path: str, file: Path) -> ModuleType:
+    try:
+        return importlib.import_module(path.removeprefix(PACKAGE))
+    except (Exception, SystemExit) as error:
+        what = f"{_place(error, str(file))}: importing {path} failed: {_said(error)}"
+        raise ConfigError(Problem(what, field="path")) from error
 
 
 def _other_names(tree: ast.Module) -> set[str]:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import csv
 import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from posttrain.data.readers import MAX_LISTED, check_files, count_rows, read_rows
+from posttrain.data.readers import MAX_LISTED, check_files, count_rows, data_sources, read_rows
 from posttrain.errors import DataError
 
 
@@ -205,7 +206,7 @@ def test_missing_columns_are_all_named_with_the_nearest_one(tmp_path, row, data_
         ("data.data_source_column", "did you mean data.data_source_column=source?"),
         ("data.extra_info_column", "add it, or name another with data.extra_info_column"),
     ]
-    assert "a.parquet has no column 'prompt' (columns: prompts, source, reward_model)" in problems[0].what
+    assert "none of the columns prompt, messages (columns: prompts, source, reward_model)" in problems[0].what
 
 
 def test_no_training_file_and_a_home_folder(tmp_path, row, data_config, monkeypatch):
@@ -215,3 +216,109 @@ def test_no_training_file_and_a_home_folder(tmp_path, row, data_config, monkeypa
     assert check_files(data_config(train_files=["~/a.jsonl"])) == []
     assert len(list(read_rows("~/a.jsonl", data_config()))) == count_rows("~/a.jsonl") == 1
     assert [problem.field for problem in check_files(data_config(train_files=[]))] == ["data.train_files"]
+
+
+SKYRL = {
+    "prompt": [{"role": "user", "content": "how many?"}],
+    "env_class": "gsm8k",
+    "reward_spec": {"method": "rule", "ground_truth": "7"},
+    "reward_model": "rule",  # SkyRL keeps columns that it does not know
+}
+ROLL = {
+    "id": "1",
+    "messages": json.dumps([{"role": "user", "content": "how many?"}]),
+    "ground_truth": "7",
+    "tag": "deepmath_103k",
+}
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.json", "train.csv"])
+@pytest.mark.parametrize(
+    ("row", "source"),
+    [
+        (SKYRL, "gsm8k"),
+        (SKYRL | {"data_source": "openai/gsm8k"}, "openai/gsm8k"),
+        (ROLL, "deepmath_103k"),
+        (ROLL | {"messages": json.loads(ROLL["messages"])}, "deepmath_103k"),
+        ({"prompt": "how many?", "answer": "7"}, "train"),  # the file's own name
+        ({"prompt": "how many?", "answer": "6", "reward_model": {"ground_truth": "7"}, "tag": "sums"}, "sums"),
+    ],
+)
+def test_the_usual_columns_are_found(tmp_path, data_config, name, row, source):
+    path = tmp_path / name
+    if name.endswith(".csv"):
+        if row.get("reward_model") == "rule":
+            pytest.skip("in a csv file a nested column cannot be told from a text before its cells are read")
+        cells = [value if isinstance(value, str) else json.dumps(value) for value in row.values()]
+        with path.open("w", newline="") as text:
+            csv.writer(text).writerows([list(row), cells])
+    else:
+        write(path, [row])
+
+    [read] = read_rows(path, data_config())
+
+    assert read.messages == [{"role": "user", "content": "how many?"}]
+    assert (read.data_source, read.ground_truth) == (source, "7")
+    assert check_files(data_config(train_files=[str(path)])) == []
+    assert data_sources(path, data_config()) == {source}
+
+
+def test_columns_are_found_file_by_file_and_stay_for_a_whole_file(tmp_path, row, data_config):
+    skyrl = write(tmp_path / "a.jsonl", [SKYRL])
+    mixed = write(tmp_path / "b.jsonl", [row(), SKYRL])
+
+    assert [
+        item.ground_truth
+        for path in (skyrl, write(tmp_path / "c.jsonl", [ROLL]))
+        for item in read_rows(path, data_config())
+    ] == ["7", "7"]
+    with pytest.raises(DataError) as caught:
+        list(read_rows(mixed, data_config()))
+    assert "line 2 of b.jsonl has no column 'data_source'" in str(caught.value)
+
+
+def test_named_columns_are_meant(tmp_path, data_config):
+    path = write(tmp_path / "a.parquet", [SKYRL | {"ground_truth": "8", "task": "sums"}])
+    named = data_config(ground_truth_column="ground_truth", data_source_column="task")
+
+    [read] = read_rows(path, named)
+
+    assert (read.data_source, read.ground_truth) == ("sums", "8")
+    problems = check_files(data_config(train_files=[str(path)], prompt_column="messages", data_source_column="tag"))
+    assert [problem.field for problem in problems] == ["data.prompt_column", "data.data_source_column"]
+
+
+def test_a_file_without_any_usual_column_says_so(tmp_path, data_config):
+    path = write(tmp_path / "a.jsonl", [{"question": "how many?", "solution": "7"}])
+
+    problems = check_files(data_config(train_files=[str(path)]))
+
+    assert [(problem.field, problem.what) for problem in problems] == [
+        (
+            "data.prompt_column",
+            "line 1 of a.jsonl has none of the columns prompt, messages (columns: question, solution)",
+        ),
+        (
+            "data.ground_truth_column",
+            "line 1 of a.jsonl has none of the columns reward_model.ground_truth, reward_spec.ground_truth, ground_truth, "
+            "answer (columns: question, solution)",
+        ),
+    ]
+    assert problems[0].fix == "name the one it has with data.prompt_column"
+
+
+def test_messages_as_text_that_are_broken(tmp_path, data_config):
+    path = write(
+        tmp_path / "a.jsonl", [ROLL | {"messages": '[{"role": "user"'}, ROLL | {"messages": "[1, 2] is a list"}]
+    )
+
+    with pytest.raises(DataError, match=r"row 0 of a\.jsonl: column messages holds messages that are not JSON"):
+        list(read_rows(path, data_config()))
+    path = write(tmp_path / "b.jsonl", [ROLL | {"messages": "[1, 2] is a list"}])
+    assert [row.messages[0]["content"] for row in read_rows(path, data_config())] == ["[1, 2] is a list"]
+
+
+def test_the_distinct_data_sources_of_a_file(tmp_path, row, data_config):
+    rows = [row(data_source="b"), row(data_source="a"), row(data_source="b")]
+    for name in ("a.parquet", "a.jsonl", "a.json"):
+        assert data_sources(write(tmp_path / name, rows), data_config()) == {"a", "b"}

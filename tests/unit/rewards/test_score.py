@@ -192,7 +192,10 @@ def test_a_long_error_text_is_cut(tmp_path):
             "def compute_score(answer): ...\n",
             r"compute_score\(answer\) in .* cannot be called with the keywords data_source, solution_str",
         ),
-        ("async def compute_score(**k): ...\n", "is async; define it with def"),
+        (
+            "def compute_score(data_source, solution, ground_truth): ...\n",
+            r"cannot be called with the keywords .*four parameters of other names",
+        ),
         ("def compute_score(:\n", r"mine\.py:1 is not Python: "),
         (
             "import json\n\njson.loads('')\ndef compute_score(**k): ...\n",
@@ -232,3 +235,66 @@ def test_names_other_than_plain_functions_and_a_file_that_changed_meanwhile(tmp_
     [second] = load(tmp_path, "def _two(**k): return 2\ncompute_score = _two\n").score(group("x"))
 
     assert (first.value, second.value) == (1, 2)
+
+
+def values(scorer: RewardTerms, response: str = "x") -> float:
+    outcome = scorer.score_response(PROMPT, response)
+    assert isinstance(outcome, Reward), outcome
+    return outcome.value
+
+
+def test_parameters_of_other_names_are_given_by_position(tmp_path):
+    """As verl's prime manager calls: source, solution, truth, extra information."""
+    source = "def compute_score(source, text, truth, info=None, bonus=0):\n    return len(source) + len(text) + bonus\n"
+
+    assert values(load(tmp_path, source, bonus=10)) == 4 + 1 + 10  # sums, x
+    assert values(load(tmp_path, source, data_source="", bonus=10)) == 0 + 1 + 10  # options win
+
+
+def test_async_functions_are_awaited(tmp_path):
+    source = (
+        "import asyncio\n\nasync def compute_score(**given):\n    await asyncio.sleep(0)\n"
+        "    return {'score': float(given['ground_truth']), 'half': 6}\n"
+    )
+    outcome = load(tmp_path, source).score_response(PROMPT, "x")
+    assert outcome == Reward(12.0, (("compute_score", 12.0), ("compute_score/half", 6.0)))
+
+    failing = load(tmp_path, "async def compute_score(**given):\n    return given['nothing']\n")
+    outcome = failing.score_response(PROMPT, "x")
+    assert isinstance(outcome, Invalid)
+    assert outcome.detail.endswith("mine.py:2: KeyError: 'nothing'")
+
+
+def test_functions_of_modules_and_file_urls(tmp_path, monkeypatch):
+    package = tmp_path / "my_package_of_rewards"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "sums.py").write_text("def compute_score(**given):\n    return 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = "pkg://my_package_of_rewards.sums"
+
+    check_function(path, "compute_score")  # imports nothing, so nothing is raised
+    with pytest.raises(
+        ConfigError, match=r"importing pkg://my_package_of_rewards\.sums failed: RuntimeError: imported"
+    ):
+        load_rewards(RewardConfig(terms=[{"name": "compute_score", "path": path}]))
+    (package / "__init__.py").write_text("")
+    assert values(load_rewards(RewardConfig(terms=[{"name": "compute_score", "path": path}]))) == 3
+
+    url = f"file://{package / 'sums.py'}"
+    assert values(load_rewards(RewardConfig(terms=[{"name": "compute_score", "path": url}]))) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("pkg://no_such_package.sums", r"there is no module no_such_package \(asked for: pkg://no_such_package.sums\)"),
+        ("pkg://json.decodr", r"there is no module json.decodr .*PYTHONPATH"),
+        ("pkg://math", "is not a Python file|built-in"),
+        ("json.decoder", r"there is no file json.decoder; a module is written pkg://json.decoder"),
+        ("file:///nowhere/mine.py", "there is no file file:///nowhere/mine.py"),
+    ],
+)
+def test_modules_that_are_not_there(path, message):
+    with pytest.raises(ConfigError, match=message):
+        check_function(path, "compute_score")

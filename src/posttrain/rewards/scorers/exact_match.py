@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from functools import partial
 
 from posttrain.interfaces.reward import RewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
-from posttrain.rewards.extract import Extract, check_extract, extract_answer, number, same_answer
+from posttrain.rewards.extract import Extract, check_extract, extract_answer, number, reference_text, same_answer
 
 
 @REWARDS.register("exact_match")
@@ -23,16 +22,8 @@ def exact_match(*, extract: Extract = "last_number") -> RewardFn:
 
 def _score(prompt: Prompt, response: str, *, extract: Extract) -> float:
     """Raises ValueError when the reference answer is not one that any response could match."""
-    reference = _reference_text(prompt.ground_truth)
+    reference = reference_text(prompt.ground_truth, "exact_match")
     if extract == "last_number" and number(reference) is None:
         raise ValueError(f"the ground truth {reference!r} is not a number, so extract: last_number can never match it")
     answer = extract_answer(response, extract)
     return float(answer is not None and same_answer(answer, reference))
-
-
-def _reference_text(truth: object) -> str:
-    if isinstance(truth, float):
-        truth = format(Decimal(repr(truth)), "f")  # 1e+16 written out
-    if not isinstance(truth, (str, int)) or not str(truth).strip():
-        raise ValueError(f"the ground truth is {truth!r}; exact_match needs a text or a number")
-    return str(truth)

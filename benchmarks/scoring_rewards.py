@@ -1,0 +1,98 @@
+"""How many mathematical answers per second the rules score, next to calling math-verify in a loop.
+
+    python benchmarks/scoring_rewards.py [--answers 10000] [--rounds 3]
+
+The answers are seeded: a few hundred characters of reasoning, then a boxed number, fraction, root, tuple or polynomial; half
+are right, and a part of the right ones is written in another way (0.5 for a half). One process, one thread; the
+median of the rounds. "right" is what each rule found right: they differ in which ways of writing they see through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from common import median, print_table
+
+from posttrain.records.prompts import Prompt
+from posttrain.rewards.built_in import built_in
+
+WORDS = "so we get the sum of both sides and then divide by x which gives with the first step that follows"
+
+
+def answer(draw: random.Random) -> tuple[str, str]:
+    """A reference and another way of writing it."""
+    a, b, c = (draw.randint(2, 99) for _ in range(3))
+    return draw.choice(
+        [
+            (str(a * b), f"{a * b}.0"),
+            (f"\\frac{{{a}}}{{{b}}}", f"{a}/{b}"),
+            (f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{b}}} \\cdot {a}"),
+            (f"({a}, {b})", f"\\left({a},{b}\\right)"),
+            (f"{a}x^2+{b}x+{c}", f"{c}+{b}x+{a}x^{{2}}"),
+            (f"-{a * 1000}", f"-{a},000"),
+        ]
+    )
+
+
+def make(count: int) -> list[tuple[Prompt, str]]:
+    draw = random.Random(0)
+    pairs = []
+    for index in range(count):
+        reference, other = answer(draw)
+        given = draw.choice([reference, other]) if index % 2 else answer(draw)[0]
+        text = " ".join(draw.choices(WORDS.split(), k=draw.randint(40, 120)))
+        prompt = Prompt(
+            prompt_id=str(index), token_ids=(1,), text="?", data_source="t", ground_truth=reference, extra_info={}
+        )
+        pairs.append((prompt, f"{text}. Answer: $\\boxed{{{given}}}$"))
+    return pairs
+
+
+def by_rule(name: str) -> Callable[[Prompt, str], bool]:
+    reward = built_in(name, {})
+
+    def right(prompt: Prompt, response: str) -> bool:
+        result = reward(prompt, response)
+        return (result if isinstance(result, float) else result["score"]) > 0.5  # type: ignore[index, operator]
+
+    return right
+
+
+def in_a_loop(prompt: Prompt, response: str) -> bool:
+    """What math-verify's own page shows, time limits as they are."""
+    from math_verify import parse, verify
+
+    return bool(verify(parse(f"${prompt.ground_truth}$"), parse(response)))
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--answers", type=int, default=10_000)
+    arguments.add_argument("--rounds", type=int, default=3)
+    given = arguments.parse_args()
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    pairs = make(given.answers)
+    scorers = [
+        *((name, by_rule(name)) for name in ("math", "math_dapo", "prime_math", "geo3k", "math_verify")),
+        ("math-verify's parse and verify in a loop", in_a_loop),
+    ]
+    rows = []
+    for name, scorer in scorers:
+        times, right = [], 0
+        scorer(*pairs[0])  # imports
+        for _ in range(given.rounds):
+            start = time.perf_counter()
+            right = sum(scorer(prompt, response) for prompt, response in pairs)
+            times.append(time.perf_counter() - start)
+        rows.append((name, f"{given.answers / median(times):,.0f}", f"{median(times):.2f}", f"{right:,}"))
+    print(f"math-verify {version('math-verify')}")
+    print_table(["rule", "answers/s", f"{given.answers:,} answers, s", "right"], rows)
+
+
+if __name__ == "__main__":
+    main()

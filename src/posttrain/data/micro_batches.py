@@ -1,0 +1,52 @@
+"""Which rows of a batch go through the model together: so many sequences, or as many as fit a budget of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.balancing import token_budget_parts
+from posttrain.data.packing import rows_sharing_a_prompt
+from posttrain.errors import Problem, RequestError
+from posttrain.records.batches import SequenceBatch
+
+
+def micro_batches(
+    batch: SequenceBatch, sequences: int | None, max_tokens: int | None = None, *, share_prompts: bool = True
+) -> list[list[int]]:
+    """Row numbers of each micro-batch; every row is in one of them. ``max_tokens`` comes before ``sequences``.
+
+    By count: rows in order, ``sequences`` at a time; the last part may be smaller. By tokens: as few parts as the budget
+    allows, of about the same number of tokens, each with ascending row numbers. Rows that share a prompt stay together,
+    unless they alone are above the budget, and count it once, as packing does.
+
+    Raises: RequestError when one row alone is longer than ``max_tokens``.
+    """
+    if max_tokens is None:
+        assert sequences is not None, "neither a number of sequences nor one of tokens is given"
+        rows = list(range(len(batch)))
+        return [rows[start : start + sequences] for start in range(0, len(rows), sequences)]
+    prompts, responses = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
+    longest = max(map(sum, zip(prompts, responses, strict=True)), default=0)
+    if longest > max_tokens:
+        what = f"a prompt and response of {longest} tokens do not fit into a micro-batch of {max_tokens} tokens"
+        raise RequestError(Problem(what, fix=f"allow at least {longest} tokens per micro-batch"))
+    pieces: list[list[int]] = []  # what is kept together
+    for run in rows_sharing_a_prompt(batch) if share_prompts else ([row] for row in range(len(batch))):
+        if len(run) == 1:
+            pieces.append(run)
+        else:
+            parts = token_budget_parts([responses[row] for row in run], max_tokens - prompts[run[0]])
+            pieces += [[run[item] for item in part] for part in parts]
+    loads = [prompts[piece[0]] + sum(responses[row] for row in piece) for piece in pieces]
+    return [
+        sorted(chain.from_iterable(pieces[item] for item in part)) for part in token_budget_parts(loads, max_tokens)
+    ]
+
+
+def in_row_order(parts: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
+    """The rows of the parts, [b, T] each, back in the batch's order, [B, T]."""
+    return torch.cat(list(parts))[torch.tensor(list(chain.from_iterable(rows))).argsort()]

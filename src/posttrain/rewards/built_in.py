@@ -1,0 +1,47 @@
+"""A built-in reward, from its name and options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from posttrain.errors import ConfigError, Problem, did_you_mean
+from posttrain.interfaces.reward import RewardFn
+from posttrain.registry import REWARDS
+
+
+def built_in(name: str, options: Mapping[str, Any]) -> RewardFn:
+    """The registered factory called ``name``, called with the options.
+
+    Raises: ConfigError for a name or options that do not exist, and options of the wrong type; RequestError as the factory
+        does.
+    """
+    if name not in REWARDS.names():
+        problem = REWARDS.problem(name)
+        fix = "; ".join(filter(None, [problem.fix, "a function of your own needs path, the Python file that holds it"]))
+        raise ConfigError(replace(problem, fix=fix))
+    factory = REWARDS.get(name)
+    if problems := list(_wrong_options(name, factory, options)):
+        raise ConfigError(problems)
+    reward: RewardFn = factory(**options)
+    return reward
+
+
+def _wrong_options(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Iterator[Problem]:
+    known = list(inspect.signature(factory).parameters)
+    types = get_type_hints(factory)
+    for option, value in options.items():
+        if option not in known:
+            listed = f"(known: {', '.join(known)})" if known else "(it has none)"
+            what = f"{name} has no option called {option!r} {listed}"
+            yield Problem(what, fix=did_you_mean(option, known, listed=True), field=f"options.{option}")
+        elif get_origin(types[option]) is not Literal:  # the factory itself lists the words that it knows
+            try:
+                TypeAdapter(types[option]).validate_python(value, strict=True)
+            except ValidationError as error:
+                what = f"{option} is {value!r}"
+                yield Problem(what, fix=error.errors()[0]["msg"].lower(), field=f"options.{option}")

@@ -1,0 +1,35 @@
+r"""The last \boxed{…}, equal to the reference once both are normalised as in the MATH benchmark."""
+
+from __future__ import annotations
+
+from posttrain.interfaces.reward import RewardFn
+from posttrain.records.prompts import Prompt
+from posttrain.registry import REWARDS
+from posttrain.rewards.extract import reference_text
+from posttrain.rewards.latex_text import same_latex
+from posttrain.rewards.spans import braced
+
+
+@REWARDS.register("math")
+def math() -> RewardFn:
+    """A reward of 1 for the right answer, else 0."""
+    return _score
+
+
+def _score(prompt: Prompt, response: str) -> float:
+    """Raises ValueError when the reference is neither a text nor a number."""
+    reference = reference_text(prompt.ground_truth, "math")
+    answer = boxed_answer(response)
+    return float(answer is not None and same_latex(answer, reference))
+
+
+def boxed_answer(response: str) -> str | None:
+    r"""The content of the last box: of "\boxed 5$", where that form occurs anywhere, what follows the last one up to a
+    dollar sign; else of the last \boxed{…}, braces matched. None when there is no box, or none that ends."""
+    if "\\boxed " in response:
+        return response.rpartition("\\boxed ")[2].partition("$")[0]
+    start = response.rfind("\\boxed")
+    if start < 0 or not response.startswith("\\boxed{", start):
+        return None
+    found = braced(response, start)
+    return found[0] if found else None

@@ -1,0 +1,27 @@
+"""Multiple choice: 1 when the chosen letter is the reference's."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from posttrain.interfaces.reward import RewardFn
+from posttrain.records.prompts import Prompt
+from posttrain.registry import REWARDS
+from posttrain.rewards.choice import chosen_letter, wanted_letter
+
+
+@REWARDS.register("multiple_choice")
+def multiple_choice(*, boxed: bool = True) -> RewardFn:
+    """A reward of 1 for the right letter, else 0.
+
+    Args: ``boxed`` True wants the letter in a box (ROLL's multiple_choice_boxed), False takes it wherever it stands
+        (ROLL's general_val).
+    """
+    return partial(_score, boxed=boxed)
+
+
+def _score(prompt: Prompt, response: str, *, boxed: bool) -> float:
+    """Raises ValueError when the reference does not begin with a capital letter."""
+    wanted = wanted_letter(prompt.ground_truth)
+    letter, in_box = chosen_letter(response)
+    return float(letter == wanted and (in_box or not boxed))

@@ -1,0 +1,51 @@
+r"""PRIME's mathematics (arXiv:2502.01456): the answer in words or in a box, equal in form or in value."""
+
+from __future__ import annotations
+
+from posttrain.interfaces.reward import RewardFn
+from posttrain.records.prompts import Prompt
+from posttrain.registry import REWARDS
+from posttrain.rewards.equivalence import same_by_form, same_by_value
+from posttrain.rewards.extract import reference_text
+from posttrain.rewards.spans import last_boxed
+
+_BEFORE = ("answer:", "answer is", "answers are")  # the answer follows
+_BEHIND = ("is answer", "is the answer", "are answers", "are the answers")  # the answer stands before
+_LAST_WORDS = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
+
+
+@REWARDS.register("prime_math")
+def prime_math() -> RewardFn:
+    """A reward of 1 for the right answer, else 0."""
+    return _score
+
+
+def _score(prompt: Prompt, response: str) -> float:
+    """Raises ValueError when the reference is neither a text nor a number."""
+    reference = reference_text(prompt.ground_truth, "prime_math")
+    answer = extract(response)
+    return float(same_by_form(answer, reference) or same_by_value(answer, reference))
+
+
+def extract(response: str) -> str:
+    r"""The answer: what follows the last "answer:", "answer is" or "answers are"; of that, what stands before the last "is
+    the answer" or the like; of that, the last \boxed{…}; then the text before its last ". "; then what follows the last
+    "be ", "is ", "are ", "=", ": " or "get ". Each rule applies where its words occur."""
+    text = response
+    for words in _BEFORE:
+        text = _after(text, words)
+    for words in _BEHIND:
+        place = text.lower().rfind(words)
+        text = text if place < 0 else text[:place].strip()
+    box = last_boxed(text)
+    text = text if box is None else box
+    text = text.rpartition(". ")[0] or text
+    for words in _LAST_WORDS:
+        text = _after(text, words)
+    return text.strip().rstrip(".")
+
+
+def _after(text: str, words: str) -> str:
+    """What follows the last ``words``, whatever their case; the whole text when they do not occur."""
+    place = text.lower().rfind(words)
+    return text if place < 0 else text[place + len(words) :].strip()

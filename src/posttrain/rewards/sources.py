@@ -1,0 +1,76 @@
+"""Which scorer a prompt's data source asks for: verl's table, SkyRL's environments, and this package's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.errors import Problem, did_you_mean
+
+NO_REWARD = "no_reward_for_data_source"  # the word of Invalid.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A scorer and its options."""
+
+    scorer: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NoRewardForSource(Exception):
+    """Nothing is known that scores prompts of this data source."""
+
+
+# Names with a * at the end stand for all that begin so; exact names come first.
+TABLE: dict[str, Route] = {
+    "openai/gsm8k": Route(scorer="gsm8k"),
+    **dict.fromkeys(
+        ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), Route(scorer="math")
+    ),
+    **dict.fromkeys(("math", "math_dapo", "math_dapo_reasoning", "aime*"), Route(scorer="math_dapo")),
+    **{
+        f"numina_{part}": Route(scorer="prime_math")
+        for part in ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
+    },
+    "hiyouga/geometry3k": Route(scorer="geo3k"),
+    **{
+        f"searchR1_{part}": Route(scorer="search")
+        for part in ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
+    },
+    # SkyRL's environments, where env_class is what names the task
+    "gsm8k": Route(scorer="gsm8k", options={"which": "first"}),
+    "aime": Route(scorer="math_dapo", options={"box_fallback": False, "stop_at_tag": True}),
+    "search": Route(scorer="search", options={"max_answer_tags": None}),
+    "reasoning_gym/*": Route(scorer="reasoning_gym"),
+}
+# Data sources whose scorers run code or a database, which a later version can.
+PLANNED = ("codecontests", "apps", "codeforces", "taco", "lcb", "text2sql", "searchcode")
+
+
+def find_route(data_source: str, more: Mapping[str, Route]) -> Route | None:
+    """The scorer of a data source; ``more`` comes before the table. None when there is none."""
+    for table in (more, TABLE):
+        if data_source in table:
+            return table[data_source]
+        for name, route in table.items():
+            if name.endswith("*") and data_source.startswith(name[:-1]):
+                return route
+    return None
+
+
+def no_route(data_source: str, more: Mapping[str, Route]) -> Problem:
+    """What to tell where ``find_route`` finds nothing."""
+    if data_source in PLANNED:
+        return Problem(
+            f"the scorer of data source {data_source!r} is planned; this version cannot run the code or the database that it "
+            "needs",
+            fix="leave these rows out, or score them with a function of your own (a term with path and data_sources)",
+        )
+    known = [*more, *TABLE]
+    guess = did_you_mean(data_source, known, listed=True)
+    return Problem(
+        f"by_data_source knows no scorer for data source {data_source!r} (docs/rewards.md has the table)",
+        fix=guess or "name one with the option sources, such as sources={" + repr(data_source) + ": math}",
+    )

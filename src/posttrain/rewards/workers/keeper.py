@@ -1,0 +1,311 @@
+"""The process between the trainer and a worker: it loads once, forks, watches, kills, and forks again.
+
+Started by ``pool.py`` as ``python -m posttrain.rewards.workers.keeper``. The first frame on stdin is the setup; then each
+frame is a call, answered by one frame on what was stdout. It ends, with everything below it, when its stdin does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.rewards.workers import processes, wire
+from posttrain.rewards.workers.limits import CRASHED, MEMORY, OUTPUT_LIMIT, PROCESS_LIMIT, TIMEOUT, Limits
+from posttrain.rewards.workers.worker import (
+    CANNOT_FORK,
+    FAILURE,
+    MOST_REQUEST_BYTES,
+    PROBLEMS,
+    READY,
+    Handler,
+    load,
+    problems_of,
+    serve,
+)
+
+LOOK_EVERY_S = 0.02  # how often a call's processes and memory are counted
+TAIL_CHARACTERS = 600  # of the last output, shown where a worker ends without an answer
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A forked worker, seen from its keeper."""
+
+    pid: int
+    requests: int  # file descriptor to write to
+    replies: int  # and to read from
+    output: int  # its stdout and stderr
+    spared: frozenset[int] = frozenset()  # processes that loading has started: they end with the worker, not with a call
+    received: bytearray = field(default_factory=bytearray)
+    printed: int = 0  # bytes, in this call
+    tail: bytes = b""
+    ended: int | None = None  # wait status
+    cpu_before_s: float = 0.0
+
+
+class Passed(Exception):
+    """A limit was passed, or the worker has ended. ``args`` are reason and detail."""
+
+
+def main() -> None:
+    requests, replies = _own_pipes()
+    processes.adopt_orphans()
+    setup = wire.from_bytes(wire.read_frame(requests, MOST_REQUEST_BYTES))
+    sys.path[:] = setup["sys_path"]
+    keeper = Keeper(setup["factory"], setup["setup"], Limits(**setup["limits"]), requests, replies)
+    with suppress(wire.Ended):
+        if keeper.begin(load_in_worker=setup["load_in_worker"]):
+            keeper.run()
+    processes.kill_all_descendants()
+    os._exit(0)  # whatever the loaded modules want to do at exit is not wanted here
+
+
+def _own_pipes() -> tuple[int, int]:
+    """Take stdin and stdout away from whatever is loaded: it reads nothing and prints where errors go."""
+    requests, replies = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+class Keeper:
+    def __init__(self, factory: str, setup: Any, limits: Limits, requests: int, replies: int):
+        self._factory = factory
+        self._setup = setup
+        self._limits = limits
+        self._requests = requests
+        self._replies = replies
+        self._handler: Handler | None = None  # None: each worker loads its own
+        self._worker: Worker | None = None
+        self._trainer = os.getppid()
+
+    def begin(self, *, load_in_worker: bool) -> bool:
+        """Load, fork the first worker, and tell the trainer how that went. False: there is nothing to go on with."""
+        reply = READY
+        if not load_in_worker:
+            reply = self._load()
+        if reply == READY:
+            reply = self._fork()
+        wire.write_frame(self._replies, reply)
+        return reply == READY
+
+    def run(self) -> None:
+        """Answer calls. Raises: Ended when the trainer is gone."""
+        poller = select.poll()
+        poller.register(self._requests, select.POLLIN)
+        while True:
+            if not poller.poll(1000):
+                if os.getppid() != self._trainer:  # stdin may be held open by a fork of the trainer
+                    raise wire.Ended
+                continue
+            request = wire.read_frame(self._requests, MOST_REQUEST_BYTES)
+            wire.write_frame(self._replies, self._call(request))
+
+    def _load(self) -> bytes:
+        try:
+            self._handler = load(self._factory, self._setup)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's file may fail in any way; it is reported
+            return problems_of(error)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+        return CANNOT_FORK if _threads() > 1 or processes.has_children() else READY
+
+    def _fork(self) -> bytes:
+        """Start a worker; what it says when it has loaded."""
+        request_end, requests = os.pipe()
+        replies, reply_end = os.pipe()
+        output, output_end = os.pipe()
+        keeper = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            for fd in (requests, replies, output, self._requests, self._replies):
+                os.close(fd)
+            make = (lambda: self._handler) if self._handler else (lambda: load(self._factory, self._setup))
+            serve(make, request_end, reply_end, output_end, self._limits, keeper)  # type: ignore[arg-type]
+        for fd in (request_end, reply_end, output_end):
+            os.close(fd)
+        for fd in (requests, replies, output):
+            os.set_blocking(fd, False)
+        worker = self._worker = Worker(pid, requests, replies, output)
+        try:
+            reply = self._exchange(worker, b"", self._limits.load_s, counted=False)
+        except Passed as passed:
+            self._end()
+            reason, detail = passed.args
+            return PROBLEMS + wire.to_bytes([[f"loading in a worker failed: {reason}: {detail}", "", "", ""]])
+        worker.spared = frozenset(processes.descendants(os.getpid())) - {pid}
+        worker.cpu_before_s = processes.usage([pid]).cpu_s
+        return reply
+
+    def _call(self, request: bytes) -> bytes:
+        """The answer to a request, or the failure that ended it."""
+        if self._worker is None and (reply := self._fork()) != READY:
+            self._end()
+            return FAILURE + wire.to_bytes([CRASHED, "a new worker could not be made: " + reply[1:].decode()[:500]])
+        worker = self._worker
+        assert worker is not None
+        worker.printed, worker.tail = 0, b""
+        try:
+            reply = self._exchange(worker, wire.frame(request), self._limits.wall_s, counted=True)
+        except Passed as passed:
+            self._end()
+            return FAILURE + wire.to_bytes(list(passed.args))
+        if reply[:1].islower():
+            self._end()
+        elif processes.children(worker.pid) or processes.children(os.getpid()) != [worker.pid]:
+            self._end_what_was_left(worker)
+        return reply[:1].upper() + reply[1:]
+
+    def _exchange(self, worker: Worker, request: bytes, wall_s: float, *, counted: bool) -> bytes:
+        """Send a frame, and wait for one. Raises: Passed."""
+        start = time.monotonic()
+        look = start + LOOK_EVERY_S
+        poller = select.poll()
+        poller.register(worker.replies, select.POLLIN)
+        poller.register(worker.output, select.POLLIN)
+        if request:
+            poller.register(worker.requests, select.POLLOUT)
+        while True:
+            now = time.monotonic()
+            if now - start >= wall_s:
+                raise Passed(TIMEOUT, f"no answer within {wall_s:g} s{_with_output(worker)}")
+            ready = poller.poll(max(min(start + wall_s, look) - now, 0.0) * 1000 + 1)
+            for fd, _ in ready:
+                if fd == worker.output:
+                    self._drain(worker, poller if counted else None)
+                elif fd == worker.replies:
+                    if (reply := self._receive(worker, poller)) is not None:
+                        return reply
+                elif fd == worker.requests:
+                    request = _send(fd, request)
+                    if not request:
+                        poller.unregister(fd)
+            if time.monotonic() >= look:
+                look = time.monotonic() + LOOK_EVERY_S
+                self._look(worker, counted)
+
+    def _drain(self, worker: Worker, poller: select.poll | None) -> None:
+        """Read what was printed. Raises: Passed when it is too much."""
+        with suppress(BlockingIOError):
+            got = os.read(worker.output, 1 << 16)
+            if not got and poller:  # closed by the call: nothing more will come
+                poller.unregister(worker.output)
+            worker.printed += len(got)
+            worker.tail = (worker.tail + got)[-4 * TAIL_CHARACTERS :]
+        if poller and worker.printed > self._limits.output_bytes:
+            raise Passed(OUTPUT_LIMIT, f"printed more than {self._limits.output_bytes} bytes")
+
+    def _receive(self, worker: Worker, poller: select.poll) -> bytes | None:
+        """The reply, when it is whole. Raises: Passed."""
+        with suppress(BlockingIOError):
+            got = os.read(worker.replies, 1 << 16)
+            if not got:
+                poller.unregister(worker.replies)
+                self._wait_for_end(worker)
+                raise Passed(CRASHED, f"{_how(worker.ended)}{_with_output(worker)}")
+            worker.received += got
+        try:
+            return wire.take_frame(worker.received, self._limits.answer_bytes)
+        except wire.TooLong as error:
+            raise Passed(OUTPUT_LIMIT, f"the answer is too long: {error}") from None
+
+    def _look(self, worker: Worker, counted: bool) -> None:
+        """Count what the call uses. Raises: Passed when it is too much, or the worker has ended."""
+        self._reap(worker)
+        if worker.ended is not None:
+            self._drain(worker, None)
+            raise Passed(CRASHED, f"{_how(worker.ended)}{_with_output(worker)}")
+        if not counted:
+            return
+        limits, pids = self._limits, processes.descendants(os.getpid())
+        used = processes.usage(pids)
+        if used.processes > limits.processes:
+            raise Passed(PROCESS_LIMIT, f"{used.processes} processes, and {limits.processes} are allowed")
+        if used.cpu_s - worker.cpu_before_s > limits.wall_s:
+            raise Passed(TIMEOUT, f"its processes used more than {limits.wall_s:g} s of CPU time")
+        if used.memory_bytes > limits.memory_bytes and processes.shared_out_bytes(pids) > limits.memory_bytes:
+            raise Passed(MEMORY, f"its processes hold more than {limits.memory_bytes / 2**30:g} GiB")
+
+    def _reap(self, worker: Worker) -> None:
+        for pid, status in processes.ended_children():
+            if pid == worker.pid:
+                worker.ended = status
+
+    def _wait_for_end(self, worker: Worker) -> None:
+        """A worker that has closed its pipe is ending, or has closed it on purpose: give it a moment to say how."""
+        deadline = time.monotonic() + 0.2
+        while worker.ended is None and time.monotonic() < deadline:
+            self._reap(worker)
+            time.sleep(0.001)
+        self._drain(worker, None)
+
+    def _end_what_was_left(self, worker: Worker) -> None:
+        """Kill what the call has started and not waited for; the worker stays."""
+        deadline = time.monotonic() + 5.0
+        while left := set(processes.descendants(os.getpid())) - {worker.pid} - worker.spared:
+            alive = processes.usage(left).processes
+            processes.kill(left)
+            self._reap(worker)
+            if not alive and not left & set(processes.children(os.getpid())):
+                return  # ended, and the worker has not waited for them yet
+            if worker.ended is not None or time.monotonic() > deadline:
+                self._end()
+                return
+
+    def _end(self) -> None:
+        """Kill the worker with all its descendants."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            processes.kill_group(worker.pid)
+            processes.kill([worker.pid])
+            processes.kill_all_descendants()
+            for fd in (worker.requests, worker.replies, worker.output):
+                os.close(fd)
+
+
+def _send(fd: int, data: bytes) -> bytes:
+    """What could not be sent yet. A worker that has gone shows at its reply pipe."""
+    try:
+        return data[os.write(fd, data) :]
+    except BlockingIOError:
+        return data
+    except BrokenPipeError:
+        return b""
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+def _how(status: int | None) -> str:
+    """How a process ended, from its wait status."""
+    if status is None:
+        return "the worker closed its pipe"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+        return f"the process was ended by {name}"
+    return f"the process ended with exit code {os.WEXITSTATUS(status)}"
+
+
+def _with_output(worker: Worker) -> str:
+    text = worker.tail.decode(errors="replace").strip()[-TAIL_CHARACTERS:]
+    return f"; it printed: {text}" if text else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What a call may use, and the words for what happens when it uses more."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+# The words of Failure.reason.
+TIMEOUT = "timeout"  # more wall or CPU time than a call may take
+MEMORY = "memory"  # more memory than it may hold
+CRASHED = "crashed"  # the process ended: a signal, os._exit, …
+OUTPUT_LIMIT = "output_limit"  # it printed, or returned, more than it may
+PROCESS_LIMIT = "process_limit"  # more processes at once than it may have
+EXCEPTION = "exception"  # it raised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of one call, with everything that it starts."""
+
+    wall_s: float = 10.0  # also the CPU time that all its processes may take together
+    memory_bytes: int = 2 << 30  # beyond what the loaded functions hold; of one process, and of all together
+    output_bytes: int = 1 << 20  # stdout and stderr
+    answer_bytes: int = 1 << 20  # what it returns, as JSON
+    processes: int = 32  # at once, the worker counted
+    open_files: int = 256
+    file_bytes: int = 1 << 30  # length of a file that it writes
+    load_s: float = 120.0  # for loading the functions, once
+
+
+def put_limits(limits: Limits, held_bytes: int) -> None:
+    """Put what the kernel can watch onto this process and those it will start. ``held_bytes`` is address space in use.
+
+    CPU time stands here as a second line behind the keeper's count, for processes that outlive a killed keeper; it is raised
+    call by call (``more_cpu``).
+    """
+    for kind, value in (
+        (resource.RLIMIT_AS, held_bytes + limits.memory_bytes),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(kind)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def more_cpu(limits: Limits) -> None:
+    """Let this process go on for another call's worth of CPU time, and a second."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(used.ru_utime + used.ru_stime + limits.wall_s) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
