@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from posttrain.backends.tracking.jsonl import Jsonl
 from posttrain.config import RunConfig
+from posttrain.config.model import ModelConfig
 from posttrain.config.rollout import SamplingConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import load_prompts
-from posttrain.errors import ConfigError, Problem, RunInterrupted, RunStopped
+from posttrain.errors import ConfigError, ModelError, Problem, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
 from posttrain.loops.stopping import StopSignal
 from posttrain.loops.trackers import Trackers
-from posttrain.models.loading import load_model_config, load_tokenizer
+from posttrain.models.loading import load_model_config, load_tokenizer, positions_of
 from posttrain.placement.batch import plan_batches
-from posttrain.records.plans import AdvantagePlan, BatchPlan, LossPlan, UpdatePlan
+from posttrain.records.plans import (
+    AdvantagePlan,
+    BatchPlan,
+    CriticBatchPlan,
+    CriticUpdatePlan,
+    GroupFilterPlan,
+    KlRewardPlan,
+    LossPlan,
+    RewardPlan,
+    UpdatePlan,
+    ValueLossPlan,
+)
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, RUNTIMES, TRACKERS
 from posttrain.rewards.load import load_rewards
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.run_folder import RunFolder
+from posttrain.stages.shape_rewards import RewardState
 
 
 def train_run(config: RunConfig) -> Path:
@@ -44,18 +60,23 @@ def train_run(config: RunConfig) -> Path:
         held_out = load_prompts(config.data.validation_files, config.data, tokenizer, what="validation")
         validation = held_out.prompts[: config.validation.max_prompts]
         overlong += held_out.overlong_message("validation")
-    batches, problems = plan_batches(config, len(training.prompts))
+    training_prompts = training.prompts[: config.data.max_prompts]
+    batches, problems = plan_batches(config, len(training_prompts))
     if batches is None:
         raise ConfigError(problems)
+    order_seed = config.run.seed if config.data.seed is None else config.data.seed
     loader = ShuffledLoader(
-        training.prompts, config.data.prompts_per_step, seed=config.run.seed, shuffle=config.data.shuffle
+        training_prompts, config.data.prompts_per_step, seed=order_seed, shuffle=config.data.shuffle
     )
-    check_fit(config, training.prompts, validation)
+    check_fit(config, training_prompts, validation)
+    if batches.critic:
+        check_critic_fits(config, tokenizer, training_prompts)
     plan = run_plan(config, batches, validation)
     trackers = Trackers([Jsonl(folder.path)], [TRACKERS.get(name)() for name in config.tracking.trackers])
 
     roles = RUNTIMES.get("inprocess")().start(config, batches, tokenizer)
-    first_step = checkpoints.restore(roles.policy, loader, trackers.message) + 1
+    rewards = RewardState(plan.step.reward.kl)
+    first_step = checkpoints.restore(roles.policy, loader, trackers.message, roles.critic, rewards) + 1
     changes = folder.begin(first_step=first_step, total_steps=plan.total_steps, device=roles.device)
     trackers.begin(config, plan.total_steps, first_step)
     if first_step > plan.total_steps:
@@ -63,7 +84,7 @@ def train_run(config: RunConfig) -> Path:
         trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to go on")
     elif first_step > 1:
         trackers.message(f"going on after step {first_step - 1}")
-    for text in [*(f"changed since this run was started: {change}" for change in changes), *overlong]:
+    for text in [*(f"changed since this run was started: {change}" for change in changes), *overlong, *roles.notes]:
         trackers.message(text)
     try:
         with StopSignal() as stop:
@@ -72,6 +93,7 @@ def train_run(config: RunConfig) -> Path:
                 scorer,
                 loader,
                 plan,
+                rewards=rewards,
                 first_step=first_step,
                 folder=folder.path,
                 checkpoints=checkpoints,
@@ -110,10 +132,7 @@ def check_fit(config: RunConfig, training: Sequence[Prompt], validation: Sequenc
         what = f"the tokenizer makes token id {highest}, and the model knows {model.vocab_size} tokens"
         field = "model.tokenizer_path" if config.model.tokenizer_path else "model.path"
         problems.append(Problem(what, fix="use the model's own tokenizer", field=field))
-    positions = getattr(model, "max_position_embeddings", None)
-    scaled = getattr(model, "rope_parameters", None) or {}
-    if positions is None or scaled.get("rope_type", "default") != "default":
-        positions = float("inf")  # scaled rotary embeddings reach further, each kind by a rule of its own
+    positions = positions_of(model)
     validation_tokens = config.validation.max_response_tokens or config.rollout.max_response_tokens
     validation_field = f"{'validation' if config.validation.max_response_tokens else 'rollout'}.max_response_tokens"
     for what, prompts, tokens, field in (
@@ -124,10 +143,41 @@ def check_fit(config: RunConfig, training: Sequence[Prompt], validation: Sequenc
         if longest + tokens > positions:
             text = (
                 f"the longest {what} prompt ({longest} tokens) and a response of up to {tokens} do not fit into the "
-                f"{positions} positions of the model"
+                f"{positions:.0f} positions of the model"
             )
             fix = f"lower {field}, or data.max_prompt_tokens with data.overlong_prompts"
             problems.append(Problem(text, fix=fix, field=field))
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_critic_fits(config: RunConfig, tokenizer: PreTrainedTokenizerBase, training: Sequence[Prompt]) -> None:
+    """Whether a critic that starts from another model than the policy can read what the policy reads and writes.
+
+    Raises: ConfigError. With other token ids it would read another text, and nothing else would show it.
+    """
+    path = config.critic.path
+    if path is None:
+        return
+    model = load_model_config(path, config.model.trust_remote_code, field="critic.path").get_text_config()
+    fix = "use a critic of the policy's family"
+    problems = []
+    if len(tokenizer) > model.vocab_size:
+        what = f"the policy's tokenizer has {len(tokenizer)} tokens, and the critic knows {model.vocab_size}"
+        problems.append(Problem(what, fix=fix, field="critic.path"))
+    with suppress(ModelError):  # a folder without a tokenizer says nothing about its token ids
+        own = load_tokenizer(ModelConfig(path=path, trust_remote_code=config.model.trust_remote_code)).get_vocab()
+        other = [token for token, index in tokenizer.get_vocab().items() if own.get(token, index) != index]
+        if other:
+            what = f"the critic's token ids are not the policy's: {len(other)} tokens differ, such as {min(other)!r}"
+            problems.append(Problem(what, fix=fix, field="critic.path"))
+    longest = max(len(prompt.token_ids) for prompt in training) + config.rollout.max_response_tokens
+    if longest > positions_of(model):
+        what = (
+            f"the longest training prompt and a response make up to {longest} tokens, which do not fit into the "
+            f"{positions_of(model):.0f} positions of the critic"
+        )
+        problems.append(Problem(what, fix="lower rollout.max_response_tokens, or " + fix, field="critic.path"))
     if problems:
         raise ConfigError(problems)
 
@@ -145,18 +195,26 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         kl_estimator=config.loss.kl_estimator,
     )
     step = rl_sync.StepPlan(
+        prompts=batches.prompts_per_step,
         sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
         advantage=AdvantagePlan(
             name=config.advantage.name,
             parameters=chosen_parameters(ADVANTAGES.get(config.advantage.name), config.advantage),
+            whiten_rewards=config.advantage.whiten_rewards,
+            whiten=config.advantage.whiten,
+            clip=config.advantage.clip,
         ),
+        group_filter=GroupFilterPlan(**config.group_filter.model_dump()),
+        reward=reward_plan(config),
+        mask_truncated=config.loss.mask_truncated,
         update=UpdatePlan(
             loss=loss,
             epochs=batches.epochs_per_step,
             sequences_per_update=batches.sequences_per_update,
-            on_policy=batches.on_policy,
+            on_policy=batches.on_policy and not config.reward.kl.coef,  # that KL needs old log-probs before the update
         ),
         max_invalid_share=config.reward.max_invalid_share,
+        critic_update=critic_update_plan(config, batches.critic) if batches.critic else None,
     )
     validation_tokens = config.validation.max_response_tokens or config.rollout.max_response_tokens
     return rl_sync.RunPlan(
@@ -173,6 +231,30 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         save_every=config.checkpoint.every_steps,
         save_at_end=config.checkpoint.at_end,
         samples_every=config.tracking.samples_every_steps,
+        critic_warmup_steps=batches.critic.warmup_steps if batches.critic else 0,
+    )
+
+
+def reward_plan(config: RunConfig) -> RewardPlan:
+    reward = config.reward
+    return RewardPlan(
+        model_weight=reward.model.weight if reward.model else 1.0,
+        max_response_tokens=config.rollout.max_response_tokens,
+        overlong_buffer_tokens=reward.overlong_buffer_tokens,
+        overlong_penalty=reward.overlong_penalty,
+        zero_unless_stopped=reward.zero_unless_stopped,
+        normalize_mean=reward.normalize_mean,
+        normalize_std=reward.normalize_std,
+        clip=reward.clip,
+        kl=KlRewardPlan(**reward.kl.model_dump()),
+    )
+
+
+def critic_update_plan(config: RunConfig, batches: CriticBatchPlan) -> CriticUpdatePlan:
+    return CriticUpdatePlan(
+        loss=ValueLossPlan(value_clip=config.critic.value_clip, aggregation=config.critic.aggregation),
+        epochs=batches.epochs_per_step,
+        sequences_per_update=batches.sequences_per_update,
     )
 
 

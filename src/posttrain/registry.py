@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 # The package extra that brings a third-party library, by the library's import name.
 EXTRAS = {
+    "langdetect": "ifeval",
+    "math_verify": "math",
     "reasoning_gym": "tasks",
 }
 
@@ -73,15 +75,20 @@ class Registry:
 
         Read from its source, so that a request can be checked without importing what it names.
         """
+        return tuple(keyword.arg for function in self._functions(name) for keyword in function.args.kwonlyargs)
+
+    def inputs(self, name: str) -> tuple[str, ...]:
+        """The positional parameters of the function called ``name``: the tensors it needs, by name. Read from its source."""
+        return tuple(argument.arg for function in self._functions(name) for argument in function.args.args)
+
+    def _functions(self, name: str) -> list[ast.FunctionDef]:
+        """The registered function of the file called ``name``. Raises UnknownName."""
         spec = find_spec(f"{self.package}.{name}")
         if spec is None or spec.origin is None:
             raise UnknownName(self.problem(name))
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        registered = [
-            function for function in functions if any("register" in ast.dump(d) for d in function.decorator_list)
-        ]
-        return tuple(keyword.arg for function in registered for keyword in function.args.kwonlyargs)
+        return [function for function in functions if any("register" in ast.dump(d) for d in function.decorator_list)]
 
     def problem(self, name: str, field: str = "") -> Problem:
         """What to tell a user who asked for a name that is not known."""
@@ -103,6 +110,7 @@ ADVANTAGES = Registry("advantage estimator", "posttrain.algos.advantages")
 POLICY_LOSSES = Registry("policy loss", "posttrain.algos.losses")
 REWARDS = Registry("reward", "posttrain.rewards.scorers")
 TRAIN_ENGINES = Registry("training engine", "posttrain.backends.train")
+VALUE_ENGINES = Registry("critic engine", "posttrain.backends.train")
 ROLLOUT_ENGINES = Registry("rollout engine", "posttrain.backends.rollout")
 WEIGHT_SYNCS = Registry("weight sync", "posttrain.backends.weight_sync")
 RUNTIMES = Registry("runtime", "posttrain.backends.runtime")

@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 
+from posttrain.backends.train.local import critic as local_critic
 from posttrain.backends.train.local import engine as local_engine
 from posttrain.build import train_run
 from posttrain.config import RunConfig
@@ -101,9 +102,11 @@ def comparable(folder: Path) -> str:
 
 def assert_same_result(folder: Path, other: Path) -> None:
     assert comparable(folder) == comparable(other)
-    for name in ("model.safetensors", "optimizer.safetensors", "engine.json"):
-        path = f"checkpoints/global_step_6/policy/{name}"
-        assert (folder / path).read_bytes() == (other / path).read_bytes(), name
+    roles = [role for role in ("policy", "critic") if (folder / "checkpoints/global_step_6" / role).exists()]
+    for role in roles:
+        for name in ("model.safetensors", "optimizer.safetensors", "engine.json"):
+            path = f"checkpoints/global_step_6/{role}/{name}"
+            assert (folder / path).read_bytes() == (other / path).read_bytes(), path
     for step in range(1, 7):
         assert (folder / f"samples/step_{step}.jsonl").read_bytes() == (
             other / f"samples/step_{step}.jsonl"
@@ -218,6 +221,95 @@ def test_run_that_died_goes_on_from_its_last_checkpoint(
     folder = Path(make("died").folder)
     assert [line["step"] for line in metrics_of(folder)] == [0, 1, 2, 3, 4]
     assert_same_result(train_run(make("died", model=model)), straight)
+
+
+PPO: dict[str, dict[str, Any]] = {
+    "advantage": {"name": "gae", "gae_lambda": 0.9},
+    "critic": {
+        "optimizer": {"lr": 3e-3},
+        "schedule": {"name": "linear", "warmup_updates": 3},
+        "sequences_per_mini_batch": 2,
+        "sequences_per_micro_batch_per_device": 3,
+        "warmup_steps": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_run_with_a_critic_that_died_goes_on_from_its_last_checkpoint(
+    make: Make, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Dead in step 5, the first one with an update of the policy; the checkpoint is of step 3, while the critic warms up."""
+    changes = {**PPO, "model": {"path": make("x").model.path, "compute_dtype": dtype}}
+    straight = train_run(make("straight", **changes))
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, power_cut)
+        with pytest.raises(PowerCut):
+            train_run(make("died", **changes))
+    assert_same_result(train_run(make("died", **changes)), straight)
+    counters = [
+        json.loads((straight / f"checkpoints/global_step_{step}/{role}/engine.json").read_text())["updates"]
+        for role in ("policy", "critic")
+        for step in (3, 6)
+    ]
+    assert counters == [0, 2 * 2, 3 * 3, 6 * 3]  # 2 updates in steps 5 and 6; 6 / 2 in every step
+
+
+def test_the_policy_stays_as_it_is_while_the_critic_warms_up(make: Make) -> None:
+    """Warm-up steps are no skipped steps: one of those in a row would stop this run."""
+    folder = train_run(
+        make("run", run={"total_steps": 6, "max_skipped_steps": 1}, checkpoint={"every_steps": 1}, **PPO)
+    )
+    lines = {line["step"]: line for line in metrics_of(folder)}
+    for step in range(1, 7):
+        assert ("policy/loss" in lines[step]) is ("speed/update_tokens_per_s" in lines[step]) is (step > 4)
+        assert lines[step]["critic/loss"] > 0 and lines[step]["critic/skipped_updates"] == 0
+    weights = [
+        {
+            role: (folder / f"checkpoints/global_step_{step}/{role}/model.safetensors").read_bytes()
+            for role in ("policy", "critic")
+        }
+        for step in (3, 4, 5)
+    ]
+    assert weights[0]["policy"] == weights[1]["policy"] != weights[2]["policy"]
+    assert len({each["critic"] for each in weights}) == 3
+    samples = [json.loads(line) for line in (folder / "samples/step_5.jsonl").read_text().splitlines()]
+    assert {sample["policy_version"] for sample in samples} == {0}
+
+
+def test_a_critic_whose_loss_is_not_finite_stops_the_run(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy could go on with a critic that learns nothing, and nobody would see it."""
+    aggregate = local_critic.aggregate
+    monkeypatch.setattr(local_critic, "aggregate", lambda *args: aggregate(*args) * float("nan"))
+    config = make("run", run={"total_steps": 6, "max_skipped_steps": 2}, advantage={"name": "gae"})
+    with pytest.raises(RunStopped, match="2 steps in a row made no update"):
+        train_run(config)
+    lines = metrics_of(Path(config.folder))
+    assert [line.get("critic/skipped_updates") for line in lines] == [None, 2.0, 2.0]
+    assert [line.get("policy/skipped_updates") for line in lines] == [None, 0.0, 0.0]
+
+
+def test_going_on_with_a_critic_where_there_was_none(make: Make) -> None:
+    train_run(make("run", run={"total_steps": 1}))
+    with pytest.raises(RequestError, match="was saved by a run without a critic, and this run needs one; name another"):
+        train_run(make("run", run={"total_steps": 2}, advantage={"name": "gae"}))
+
+
+def test_a_critic_that_reads_other_token_ids_is_refused(make: Make, tmp_path: Path, tiny_llama: Path) -> None:
+    """Its tokenizer has two bytes the other way round; its embedding is one token short; it has too few positions."""
+    other = edited_model(tiny_llama, tmp_path / "other", vocab_size=258, max_position_embeddings=28)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(RequestError) as caught:
+        train_run(make("run", advantage={"name": "gae"}, critic={"path": str(other)}))
+    text = str(caught.value)
+    assert {problem.field for problem in caught.value.problems} == {"critic.path"}
+    assert "the policy's tokenizer has 259 tokens, and the critic knows 258" in text
+    assert "the critic's token ids are not the policy's: 2 tokens differ, such as 'a'" in text
+    assert "make up to 29 tokens, which do not fit into the 28 positions of the critic" in text  # 23 + 6, as below
+    assert not (tmp_path / "run").exists()
 
 
 def test_damaged_newest_checkpoint_is_passed_over_and_named(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -416,8 +508,23 @@ def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, 
     """A run with everything on. <placeholders> in the glossary stand for any name."""
     (tmp_path / "sometimes").touch()
     loss = {"kl_coef": 0.01, "entropy_coef": 0.01, "dual_clip": 3.0}
-    reward = {"terms": [{"name": "score", "path": str(tmp_path / "reward.py")}], "max_invalid_share": 1.0}
-    folder = train_run(make("run", run={"seed": 3, "total_steps": 3}, loss=loss, reward=reward))
+    reward = {
+        "terms": [{"name": "score", "path": str(tmp_path / "reward.py")}],
+        "max_invalid_share": 1.0,
+        "normalize_mean": "running",
+        "clip": 2.0,
+        "kl": {"coef": 0.01},
+    }
+    folder = train_run(
+        make(
+            "run",
+            run={"seed": 3, "total_steps": 3},
+            loss=loss,
+            reward=reward,
+            advantage={"name": "gae"},
+            group_filter={"strategy": "refill"},
+        )
+    )
     logged = {name for line in metrics_of(folder) for name in line} - {"step", "nonfinite"}
     documented = re.findall(r"^\| `([^`]+)` \|", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
     patterns = {name: re.compile(re.sub(r"<\w+>", "[^/]+", name)) for name in documented}

@@ -78,9 +78,12 @@ def make_batch(groups: list[tuple[int, list[int]]], extra_left: int = 0, extra_r
     return TrainBatch(sequences=sequences, advantages=advantages, loss_mask=mask & valid[:, None])
 
 
-def loss_and_gradient(engine: LocalTrainEngine, batch: TrainBatch, micro: int, share: bool) -> tuple[float, Tensor]:
+def loss_and_gradient(
+    engine: LocalTrainEngine, batch: TrainBatch, micro: int, share: bool, max_tokens: int | None = None
+) -> tuple[float, Tensor]:
     engine.zero_grad()
     engine.sequences_per_micro_batch, engine.share_prompts = micro, share
+    engine.max_tokens_per_micro_batch = max_tokens
     stats = engine.forward_backward(batch, PLAN, batch.counts())
     gradient = torch.cat([weight.grad.flatten() for weight in engine.model.parameters() if weight.grad is not None])
     return stats.loss, gradient
@@ -90,6 +93,7 @@ def loss_and_gradient(engine: LocalTrainEngine, batch: TrainBatch, micro: int, s
 @given(
     groups=lengths,
     micro=st.integers(1, 20),
+    max_tokens=st.none() | st.integers(21, 150),  # the longest sequence has 12 + 9 tokens
     share=st.booleans(),
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     order=st.randoms(use_true_random=False),
@@ -98,6 +102,7 @@ def test_loss_and_gradient_do_not_depend_on_how_the_rows_are_handled(
     engine: LocalTrainEngine,
     groups: list[tuple[int, list[int]]],
     micro: int,
+    max_tokens: int | None,
     share: bool,
     padding: tuple[int, int],
     order,
@@ -106,7 +111,7 @@ def test_loss_and_gradient_do_not_depend_on_how_the_rows_are_handled(
     other = make_batch(groups, *padding)
     rows = list(range(len(other)))
     order.shuffle(rows)
-    loss, gradient = loss_and_gradient(engine, other.rows(rows), micro, share)
+    loss, gradient = loss_and_gradient(engine, other.rows(rows), micro, share, max_tokens)
     assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-5)
     assert torch.isfinite(gradient).all()
     assert (gradient - expected).norm() <= 1e-4 * expected.norm() + 1e-7

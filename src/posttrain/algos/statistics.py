@@ -46,3 +46,17 @@ def whiten(values: Tensor, mask: Tensor, *, keep_mean: bool = False) -> Tensor:
     else:
         whitened = (values - mean) * (masked_variance(values, mask) + 1e-8).rsqrt()
     return torch.where(mask, whitened + mean if keep_mean else whitened, 0.0)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
+    """1 - variance(returns - values) / variance(returns) over the masked-in entries: 1 is a perfect critic, 0 one that knows
+    no more than the mean, below 0 one that is worse. A constant error does not lower it.
+
+    Args: values and returns [B, T], reward units; mask [B, T] bool.
+    Returns: None where the returns do not vary, so that there is nothing to explain.
+    """
+    check_same_shape(values=values, returns=returns, mask=mask)
+    whole = masked_variance(returns.double(), mask)
+    if not whole > 0 or (returns[mask] == returns[mask][0]).all():
+        return None
+    return 1 - (masked_variance(returns.double() - values.double(), mask) / whole).item()

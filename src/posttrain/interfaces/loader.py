@@ -12,6 +12,11 @@ class PromptLoader(Protocol):
     @property
     def steps_per_epoch(self) -> int: ...
 
+    @property
+    def epochs(self) -> float:
+        """Passes over the data that have been drawn so far."""
+        ...
+
     def next(self) -> list[Prompt]:
         """The prompts of the next step; a new epoch begins by itself."""
         ...

@@ -8,8 +8,9 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config import RunConfig
+from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.rollout_engine import RolloutEngine
-from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine
+from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine, ValueEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.records.plans import BatchPlan
 
@@ -21,8 +22,11 @@ class Roles:
     policy: TrainEngine
     rollout: RolloutEngine
     weight_sync: WeightSync
-    reference: ScoringEngine | None  # None: no KL is asked for
+    reference: ScoringEngine | None  # None: no log-probs of a reference are asked for
+    critic: ValueEngine | None = None  # None: the advantage estimator needs no values
+    reward_model: RewardModel | None = None  # None: rewards are made of terms alone
     device: str  # for people: what the policy runs on
+    notes: tuple[str, ...] = ()  # for people: how models are computed where it is not the usual way
 
 
 class Runtime(Protocol):

@@ -1,4 +1,4 @@
-"""A model that can be scored and updated. Stages talk to this and never learn what is behind it."""
+"""Models that can be scored and updated. Stages talk to these and never learn what is behind them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan
-from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
+from posttrain.records.plans import LossPlan, ValueLossPlan
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
 
 
 class ScoringEngine(Protocol):
@@ -20,19 +20,12 @@ class ScoringEngine(Protocol):
         ...
 
 
-class TrainEngine(ScoringEngine, Protocol):
-    """A model with an optimizer."""
+class OptimizedEngine(Protocol):
+    """A model with an optimizer, whatever it learns."""
 
     @property
     def version(self) -> int:
         """Updates made so far."""
-        ...
-
-    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
-        """Add the gradient of ``loss`` over these rows, divided by ``counts``, to the gradients held.
-
-        The engine cuts its own micro-batches: it knows its memory.
-        """
         ...
 
     def optimizer_step(self) -> OptimizerStats:
@@ -49,4 +42,29 @@ class TrainEngine(ScoringEngine, Protocol):
 
     def load(self, folder: Path) -> None:
         """Take back what ``save`` wrote."""
+        ...
+
+
+class TrainEngine(ScoringEngine, OptimizedEngine, Protocol):
+    """The policy."""
+
+    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
+        """Add the gradient of ``loss`` over these rows, divided by ``counts``, to the gradients held.
+
+        The engine cuts its own micro-batches: it knows its memory.
+        """
+        ...
+
+
+class ValueEngine(OptimizedEngine, Protocol):
+    """The critic."""
+
+    def values(self, batch: SequenceBatch) -> Tensor:
+        """What the rest of each response is expected to be worth, [B, T] float32 reward units; 0 where response_mask is False.
+        The value at a response token is of the text before it: the head's output at the token before. No gradient."""
+        ...
+
+    def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
+        """Add the gradient of the value loss over these rows (which have values and returns), divided by ``counts``, to the
+        gradients held. The engine cuts its own micro-batches."""
         ...

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from posttrain.loops.trackers import Trackers
 from posttrain.records.batches import TrainBatch
-from posttrain.records.trajectories import ScoredGroup
 
 
 class Clock:
@@ -39,11 +38,11 @@ class Clock:
         times = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
         return times | {"time/step_s": time.perf_counter() - self._start}
 
-    def throughput(self, groups: Sequence[ScoredGroup], batch: TrainBatch) -> dict[str, float]:
-        """Response tokens sampled per second, and tokens (prompts included) trained on per second."""
-        sampled = sum(len(trajectory.token_ids) for group in groups for trajectory in group.group.trajectories)
-        trained = int(batch.sequences.prompt_lengths.sum() + batch.sequences.response_lengths.sum())
-        return {
-            "speed/rollout_tokens_per_s": sampled / self._seconds["rollout"],
-            "speed/update_tokens_per_s": trained / self._seconds["update"],
-        }
+    def throughput(self, sampled_tokens: int, batch: TrainBatch) -> dict[str, float]:
+        """Response tokens sampled per second, and tokens (prompts included) that the policy was trained on per second, when
+        it was."""
+        speeds = {"speed/rollout_tokens_per_s": sampled_tokens / self._seconds["rollout"]}
+        if "update" in self._seconds:
+            trained = int(batch.sequences.prompt_lengths.sum() + batch.sequences.response_lengths.sum())
+            speeds["speed/update_tokens_per_s"] = trained / self._seconds["update"]
+        return speeds

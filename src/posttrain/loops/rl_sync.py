@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from posttrain.errors import RunInterrupted, RunStopped
@@ -15,10 +15,10 @@ from posttrain.loops.clock import Clock
 from posttrain.loops.stopping import StopSignal
 from posttrain.loops.trackers import Trackers
 from posttrain.records.batches import TrainBatch
-from posttrain.records.plans import AdvantagePlan, UpdatePlan
+from posttrain.records.plans import AdvantagePlan, CriticUpdatePlan, GroupFilterPlan, RewardPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
-from posttrain.records.trajectories import SamplingParams, ScoredGroup
+from posttrain.records.trajectories import SamplingParams
 from posttrain.stages.advantage import estimate_advantages
 from posttrain.stages.assemble import assemble
 from posttrain.stages.checkpoint import Checkpoints
@@ -27,17 +27,26 @@ from posttrain.stages.logprobs import add_logprobs
 from posttrain.stages.measure import measure
 from posttrain.stages.samples import write_samples
 from posttrain.stages.score import TooManyInvalid, score
-from posttrain.stages.update import update
+from posttrain.stages.select import Selection
+from posttrain.stages.shape_rewards import RewardState, shape_outcomes, shape_rewards
+from posttrain.stages.update import merged, update, update_critic
 from posttrain.stages.validate import validation_metrics
+from posttrain.stages.values import add_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """What every step does."""
 
+    prompts: int  # groups that make up a step
     sampling: SamplingParams
+    group_filter: GroupFilterPlan = field(default_factory=GroupFilterPlan)
+    reward: RewardPlan = field(default_factory=RewardPlan)
+    mask_truncated: bool = False  # responses cut at the token limit have no part in the loss
     advantage: AdvantagePlan
     update: UpdatePlan
+    critic_update: CriticUpdatePlan | None = None  # None: there is no critic
+    updates_policy: bool = True  # False in the steps in which only the critic warms up
     max_invalid_share: float
 
 
@@ -58,30 +67,81 @@ class RunPlan:
     save_every: int | None
     save_at_end: bool
     samples_every: int | None
+    critic_warmup_steps: int = 0  # steps at the start in which the policy is not updated
 
     def step_plan(self, step: int) -> StepPlan:
-        """The plan of one step: its sampling has a seed of its own, so a prompt drawn again gets other random numbers."""
-        seed = int.from_bytes(hashlib.blake2b(f"{self.seed}/{step}".encode(), digest_size=8).digest(), "little")
-        return replace(self.step, sampling=replace(self.step.sampling, seed=seed))
+        """The plan of one step: its sampling has a seed of its own, so a prompt drawn again gets other random numbers; the
+        policy stays as it is while the critic warms up."""
+        return replace(
+            self.step,
+            sampling=replace(self.step.sampling, seed=mixed_seed(self.seed, step)),
+            updates_policy=step > self.critic_warmup_steps,
+        )
+
+
+class StopWhileSampling(Exception):
+    """A stop was asked for while a step was still looking for groups that pass its filter."""
 
 
 def rl_step(
-    roles: Roles, scorer: GroupScorer, prompts: Sequence[Prompt], plan: StepPlan, clock: Clock
-) -> tuple[list[ScoredGroup], TrainBatch, UpdateStats]:
-    """One step of GRPO (arXiv:2402.03300, algorithm 1)."""
-    with clock.phase("rollout", total=most_tokens(prompts, plan.sampling)):
-        groups = collect(roles, prompts, plan.sampling, clock.advance)  # sample G responses per prompt from the policy
-    with clock.phase("reward"):
-        scored = score(groups, scorer, plan.max_invalid_share)  # r_i for every response
-    batch = assemble(scored)  # pad to [batch, response_len]
+    roles: Roles,
+    scorer: GroupScorer,
+    loader: PromptLoader,
+    rewards: RewardState,
+    plan: StepPlan,
+    clock: Clock,
+    stop: StopSignal,
+) -> tuple[Selection, TrainBatch, UpdateStats]:
+    """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1)."""
+    selection = sample_groups(roles, scorer, loader, plan, clock, stop)  # G responses per prompt, and r_i for each
+    batch = assemble(selection.groups, mask_truncated=plan.mask_truncated)  # pad to [batch, response_len]
     with clock.phase("logprobs"):
         batch = add_logprobs(batch, roles.policy, roles.reference, plan.update)  # log pi_old, log pi_ref
-    train = estimate_advantages(batch, plan.advantage)  # A_i,t
-    with clock.phase("update", total=len(train) * plan.update.epochs):
-        stats = update(roles.policy, train, plan.update, clock.advance)  # K epochs of clipped mini-batch updates
+    batch = shape_rewards(batch, plan.reward, rewards)  # r_i normalised; r_i,t less the KL
+    if roles.critic:
+        with clock.phase("values"):
+            batch = add_values(batch, roles.critic)  # V(s_i,t)
+    train = estimate_advantages(batch, plan.advantage)  # A_i,t, and with a critic the returns R_i,t
+    policy_stats = critic_stats = None
+    if roles.critic and plan.critic_update:
+        with clock.phase("critic_update", total=len(train) * plan.critic_update.epochs):
+            critic_stats = update_critic(roles.critic, train, plan.critic_update, clock.advance)  # V towards R
+    if plan.updates_policy:
+        with clock.phase("update", total=len(train) * plan.update.epochs):
+            policy_stats = update(roles.policy, train, plan.update, clock.advance)  # K epochs of clipped updates
+    stats = merged(train, policy_stats, critic_stats)
     with clock.phase("weight_sync"):
         roles.weight_sync.publish(roles.policy, roles.rollout)  # sampler <- policy
-    return scored, train, stats
+    return selection, train, stats
+
+
+def sample_groups(
+    roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan: StepPlan, clock: Clock, stop: StopSignal
+) -> Selection:
+    """The groups of a step, sampled by the policy and scored; with a filter that refills, from as many batches of prompts as
+    it takes (DAPO, arXiv:2503.14476, algorithm 1).
+
+    Raises: StopWhileSampling between two batches; RunStopped when the filter's limit of batches is reached.
+    """
+    selection = Selection(plan.group_filter, plan.prompts)
+    while not selection.complete:
+        if selection.batches and stop.requested:
+            raise StopWhileSampling
+        prompts, sampling = loader.next(), plan.sampling
+        if selection.batches:  # a small dataset may bring the same prompt again: it gets other random numbers
+            sampling = replace(sampling, seed=mixed_seed(sampling.seed, selection.batches))
+        with clock.phase("rollout", total=most_tokens(prompts, sampling)):
+            groups = collect(roles, prompts, sampling, clock.advance)
+        with clock.phase("reward"):
+            scored = score(
+                groups,
+                scorer,
+                plan.max_invalid_share,
+                reward_model=roles.reward_model,
+                model_weight=plan.reward.model_weight,
+            )
+            selection.add(shape_outcomes(scored, plan.reward))
+    return selection
 
 
 def run(
@@ -90,6 +150,7 @@ def run(
     loader: PromptLoader,
     plan: RunPlan,
     *,
+    rewards: RewardState,
     first_step: int,
     folder: Path,
     checkpoints: Checkpoints,
@@ -110,13 +171,24 @@ def run(
     for step in range(first_step, plan.total_steps + 1):
         clock = Clock(trackers, step)
         last = step == plan.total_steps
+        before = loader.state()
         try:
-            groups, train, stats = rl_step(roles, scorer, loader.next(), plan.step_plan(step), clock)
+            selection, train, stats = rl_step(roles, scorer, loader, rewards, plan.step_plan(step), clock, stop)
         except TooManyInvalid as error:  # the samples are what shows which part of the reward is broken
             write_samples(folder / "samples" / f"step_{step}.jsonl", step, error.scored)
             raise
-        metrics = measure(groups, train, stats) | clock.throughput(groups, train)
-        metrics["progress/epoch"] = step / plan.steps_per_epoch
+        except StopWhileSampling:  # nothing of this step has happened yet but the drawing of prompts
+            loader.restore(before)
+            if step > 1 and not checkpoints.holds(step - 1):
+                checkpoints.save(step - 1, roles.policy, loader, roles.critic, rewards)
+            raise RunInterrupted(
+                f"stopped by {stop.name} while step {step} was looking for groups that pass group_filter; what was done "
+                "before is saved, start it again to go on"
+            ) from None
+        groups = selection.groups
+        metrics = measure(groups, train, stats) | clock.throughput(selection.sampled_tokens, train)
+        metrics |= selection.metrics() | rewards.metrics
+        metrics["progress/epoch"] = loader.epochs
         if _due(step, plan.samples_every) or not stats.updates:  # a step that failed must be there to look at
             write_samples(folder / "samples" / f"step_{step}.jsonl", step, groups, train)
         skipped_in_a_row = 0 if stats.updates else skipped_in_a_row + 1
@@ -130,7 +202,7 @@ def run(
         stopping = stop.requested  # read once: a signal may come between the save and the end of the step
         if _due(step, plan.save_every) or (last and plan.save_at_end) or stopping:
             trackers.phase("checkpoint", step)
-            saved = checkpoints.save(step, roles.policy, loader)
+            saved = checkpoints.save(step, roles.policy, loader, roles.critic, rewards)
             trackers.message(f"saved {saved}")
         if stopping and not last:
             raise RunInterrupted(f"stopped by {stop.name} after step {step}, saved as {saved}; start it again to go on")
@@ -145,7 +217,7 @@ def validate(
     prompts, sampling = plan.validation_prompts, plan.validation_sampling
     with clock.phase("validation", total=most_tokens(prompts, sampling)):
         groups = collect(roles, prompts, sampling, clock.advance)
-        scored = score(groups, scorer)
+        scored = score(groups, scorer, reward_model=roles.reward_model, model_weight=plan.step.reward.model_weight)
     write_samples(folder / "validation" / f"step_{step}.jsonl", step, scored)
     return validation_metrics(scored)
 
@@ -157,6 +229,11 @@ def no_update_message(steps: int, step: int, train: TrainBatch) -> str:
         f"response had a valid reward. Samples of the last step: {', '.join(train.sequences.sample_ids[:3])}, ... in "
         f"samples/step_{step}.jsonl"
     )
+
+
+def mixed_seed(seed: int, number: int) -> int:
+    """A seed made of two numbers, far from those of their neighbours."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")
 
 
 def most_tokens(prompts: Sequence[Prompt], sampling: SamplingParams) -> int:

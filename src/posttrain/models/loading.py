@@ -34,7 +34,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # the tokenizers library raises plain Exception for files it cannot read
-        raise ModelError(_no_tokenizer(path, _first_line(error), field)) from error
+        raise ModelError(_no_tokenizer(path, first_line(error), field)) from error
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # Without tokenizer files, transformers guesses a class from the model's and makes one that knows no text.
         raise ModelError(_no_tokenizer(path, "there are no tokenizer files", field))
@@ -48,8 +48,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
-    """A model's own configuration, as transformers understands it.
+def load_model_config(path: str, trust_remote_code: bool = False, *, field: str = "model.path") -> PretrainedConfig:
+    """A model's own configuration, as transformers understands it; ``field`` is the setting that named it.
 
     Raises: ModelError when there is none, or it is of an unknown kind.
     """
@@ -57,7 +57,7 @@ def load_model_config(path: str, trust_remote_code: bool = False) -> PretrainedC
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        problem = Problem(f"no model could be loaded from {path}: {_first_line(error)}", field="model.path")
+        problem = Problem(f"no model could be loaded from {path}: {first_line(error)}", field=field)
         raise ModelError(problem) from error
     return config
 
@@ -76,7 +76,7 @@ def load_causal_lm(
     model: PreTrainedModel
     try:
         config = load_model_config(path, trust_remote_code)
-        _refuse_unsupported(config, path)
+        refuse_unsupported(config, path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
@@ -88,7 +88,7 @@ def load_causal_lm(
         )
         model, report = loaded
     except (OSError, ValueError, SafetensorError) as error:
-        problem = Problem(f"no model could be loaded from {path}: {_first_line(error)}", field="model.path")
+        problem = Problem(f"no model could be loaded from {path}: {first_line(error)}", field="model.path")
         raise ModelError(problem) from error
     # transformers would go on with random numbers in the place of these
     if missing := sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}):
@@ -126,12 +126,21 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return frozenset(ids)
 
 
+def positions_of(model: PretrainedConfig) -> float:
+    """How many positions a model (its text config) was made for, prompt and response together."""
+    positions = getattr(model, "max_position_embeddings", None)
+    scaled = getattr(model, "rope_parameters", None) or {}
+    if positions is None or scaled.get("rope_type", "default") != "default":
+        return float("inf")  # scaled rotary embeddings reach further, each kind by a rule of its own
+    return float(positions)
+
+
 def expanded(path: str) -> str:
     """``~`` in front of a folder means the user's home; hub ids stay as they are."""
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
-def _refuse_unsupported(whole: PretrainedConfig, path: str) -> None:
+def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "model.path") -> None:
     """Architectures whose attention does more than ours: better no run than a wrong one."""
     config = whole.get_text_config()
     found = None
@@ -150,7 +159,7 @@ def _refuse_unsupported(whole: PretrainedConfig, path: str) -> None:
             Problem(
                 f"{getattr(config, 'model_type', 'this model')} at {path} uses {found}, which is not supported",
                 fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model",
-                field="model.path",
+                field=field,
             )
         )
 
@@ -160,5 +169,5 @@ def _no_tokenizer(path: str, reason: str, field: str) -> Problem:
     return Problem(f"no tokenizer could be loaded from {path}: {reason}", fix=fix, field=field)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -27,8 +27,13 @@ class SequenceBatch:
     valid: Tensor  # [B] bool, the reward is a value
     group_index: Tensor  # [B] int64, equal for responses to the same prompt
     sample_ids: tuple[str, ...]  # B names, as in samples/step_N.jsonl
+    trained: Tensor | None = None  # [B] bool, the response may enter the loss; None: every one may
+    token_rewards: Tensor | None = None  # [B, T] float32, sums to rewards; None: all of it is on the last sampled token
     old_logprobs: Tensor | None = None  # [B, T] float32 nats; None: the first update's own (one update per step)
     ref_logprobs: Tensor | None = None  # [B, T] float32 nats; None: no KL is asked for
+    values: Tensor | None = (
+        None  # [B, T] float32 reward units, the critic's before the update; None: there is no critic
+    )
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -58,6 +63,7 @@ class TrainBatch:
     sequences: SequenceBatch
     advantages: Tensor  # [B, T] float32, reward units; 0 where masked
     loss_mask: Tensor  # [B, T] bool, the token enters the loss
+    returns: Tensor | None = None  # [B, T] float32 reward units, what the critic learns; None: there is no critic
 
     def __len__(self) -> int:
         return len(self.sequences)

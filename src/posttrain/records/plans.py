@@ -21,6 +21,27 @@ class LossPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValueLossPlan:
+    """The critic's loss, in plain numbers."""
+
+    value_clip: float | None  # None does not clip
+    aggregation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticBatchPlan:
+    """The critic's own way of cutting a step's sequences."""
+
+    epochs_per_step: int
+    updates_per_step: int
+    sequences_per_update: int
+    sequences_per_micro_batch_per_device: int | None  # None: micro-batches are cut by tokens
+    gradient_accumulation_steps: int | None  # None: depends on the lengths
+    warmup_steps: int  # steps at the start in which the policy is not updated
+    total_updates: int | None  # None: needs the data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     """How many of what in a step. Prompts become sequences, sequences are cut into mini-batches (one update each), those
     into micro-batches (one forward and backward pass each, per device)."""
@@ -32,11 +53,13 @@ class BatchPlan:
     epochs_per_step: int
     updates_per_step: int
     sequences_per_update: int
-    sequences_per_micro_batch_per_device: int
-    gradient_accumulation_steps: int
+    sequences_per_micro_batch_per_device: int | None  # None: cut by tokens
+    gradient_accumulation_steps: int | None  # micro-batches of an update; None: as many as their tokens need
+    max_tokens_per_micro_batch: int | None = None  # of the policy, per device; None: cut by count
     steps_per_epoch: int | None  # None: the data was not looked at
     total_steps: int | None  # None: needs the data
-    total_updates: int | None
+    total_updates: int | None  # of the policy
+    critic: CriticBatchPlan | None = None  # None: the estimator needs no values
 
     @property
     def on_policy(self) -> bool:
@@ -45,11 +68,52 @@ class BatchPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KlRewardPlan:
+    """The KL penalty inside the reward."""
+
+    coef: float  # at the start; 0 has none
+    estimator: str = "k1"
+    target: float | None = None  # nats per token; None keeps the coefficient
+    horizon_sequences: int = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardPlan:
+    """What is made of the scores before advantages are estimated; docs/rewards.md has the order."""
+
+    model_weight: float = 1.0  # of the reward model's score
+    max_response_tokens: int = 0  # the limit that the overlong rule looks at
+    overlong_buffer_tokens: int | None = None
+    overlong_penalty: float = 1.0
+    zero_unless_stopped: bool = False
+    normalize_mean: str = "none"
+    normalize_std: str = "none"
+    clip: float | None = None
+    kl: KlRewardPlan = KlRewardPlan(coef=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFilterPlan:
+    """Dynamic sampling. A bound that is None is not asked."""
+
+    strategy: str = "none"
+    metric: str = "reward"
+    above_std: float | None = None
+    above_mean: float | None = None
+    below_mean: float | None = None
+    max_batches: int | None = None
+    min_kept_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantagePlan:
-    """A name in ADVANTAGES with its keyword arguments."""
+    """A name in ADVANTAGES with its keyword arguments, and what is done before and after it."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    whiten_rewards: bool = False
+    whiten: bool = False
+    clip: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,4 +123,13 @@ class UpdatePlan:
     loss: LossPlan
     epochs: int
     sequences_per_update: int
-    on_policy: bool  # one update per step: no old log-probs are needed
+    on_policy: bool  # one update per step, and nothing else that needs old log-probs before it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticUpdatePlan:
+    """How a step's sequences become updates of the critic."""
+
+    loss: ValueLossPlan
+    epochs: int
+    sequences_per_update: int

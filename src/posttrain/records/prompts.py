@@ -15,3 +15,6 @@ class Prompt:
     data_source: str  # task name; metrics are split by it
     ground_truth: Any = None  # reference answer, as the dataset holds it
     extra_info: Mapping[str, Any] = field(default_factory=dict)  # handed to reward functions untouched
+    messages: tuple[
+        Mapping[str, Any], ...
+    ] = ()  # the conversation before the template, whole even where token_ids were cut

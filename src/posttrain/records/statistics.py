@@ -9,12 +9,18 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ForwardBackwardStats:
+class LossStats:
     """What one forward/backward over a mini-batch reports. Sums, so that parts add up; ``tokens`` divides them."""
 
     loss: float  # the number whose gradient was taken
     sums: Mapping[str, float]  # metric name -> sum over loss tokens
     tokens: int  # loss tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ForwardBackwardStats(LossStats):
+    """The same, of the policy."""
+
     policy_logprobs: Tensor  # [B, T] float32 nats, detached, of the weights before the update
 
 
@@ -27,9 +33,11 @@ class OptimizerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UpdateStats:
-    """One step's updates, merged."""
+    """One step's updates of one model, merged."""
 
     metrics: Mapping[str, float]
-    trainer_logprobs: Tensor  # [B, T] float32 nats, by the weights that the step started with
+    trainer_logprobs: (
+        Tensor | None
+    )  # [B, T] float32 nats, by the weights that the step started with; None: not computed
     updates: int  # made
     skipped_updates: int  # not made, because loss or gradient was not finite or no token entered the loss

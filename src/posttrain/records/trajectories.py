@@ -73,6 +73,7 @@ class ScoredGroup:
 
     group: TrajectoryGroup
     outcomes: tuple[Outcome, ...]
+    kept: bool = True  # False: it has no part in the loss, and is here to be looked at
 
     def __post_init__(self) -> None:
         if len(self.outcomes) != len(self.group.trajectories):

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from posttrain.records.batches import SequenceBatch
-from posttrain.records.trajectories import Reward, ScoredGroup
+from posttrain.records.trajectories import Reward, ScoredGroup, StopReason
 
 
-def assemble(groups: Sequence[ScoredGroup]) -> SequenceBatch:
-    """All responses of all groups, in order: prompts right-aligned to the longest, responses left-aligned to the longest."""
+def assemble(groups: Sequence[ScoredGroup], *, mask_truncated: bool = False) -> SequenceBatch:
+    """All responses of all groups, in order: prompts right-aligned to the longest, responses left-aligned to the longest.
+
+    ``mask_truncated`` leaves responses that were cut at the token limit out of the loss; their rewards stay.
+    """
     rows = [
         (index, group.group.prompt.token_ids, trajectory, outcome)
         for index, group in enumerate(groups)
@@ -37,4 +40,10 @@ def assemble(groups: Sequence[ScoredGroup]) -> SequenceBatch:
         valid=torch.tensor([isinstance(outcome, Reward) for *_, outcome in rows]),
         group_index=torch.tensor([index for index, *_ in rows]),
         sample_ids=tuple(trajectory.sample_id for _, _, trajectory, _ in rows),
+        trained=torch.tensor(
+            [
+                groups[index].kept and not (mask_truncated and trajectory.stop_reason is StopReason.LENGTH)
+                for index, _, trajectory, _ in rows
+            ]
+        ),
     )

@@ -1,7 +1,8 @@
 """Checkpoints: folders that are whole or absent.
 
     RUN_DIR/checkpoints/global_step_N/policy/     a Hugging Face folder, plus the engine's own state
-                                     /run.json    step and data position
+                                     /critic/     the same, of the critic; absent without one
+                                     /run.json    step, data position, running statistics of the rewards
                                      /manifest.json   size and SHA-256 of every file
     RUN_DIR/checkpoints/latest                    the name of the newest one
 
@@ -17,11 +18,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import Problem, RequestError
 from posttrain.interfaces.loader import PromptLoader
-from posttrain.interfaces.train_engine import TrainEngine
+from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
+
+if TYPE_CHECKING:
+    from posttrain.stages.shape_rewards import RewardState
 
 PREFIX = "global_step_"
 MANIFEST = "manifest.json"
@@ -35,14 +39,25 @@ class Checkpoints:
         self.folder = folder
         self.keep_last = keep_last
 
-    def save(self, step: int, policy: TrainEngine, loader: PromptLoader) -> str:
+    def save(
+        self,
+        step: int,
+        policy: TrainEngine,
+        loader: PromptLoader,
+        critic: ValueEngine | None = None,
+        rewards: RewardState | None = None,
+    ) -> str:
         """Write the state after ``step``; then drop checkpoints beyond keep_last. Returns the folder's name."""
         name = f"{PREFIX}{step}"
         beside = self.folder / f"{name}.tmp"
         shutil.rmtree(beside, ignore_errors=True)
         (beside / "policy").mkdir(parents=True)
         policy.save(beside / "policy")
-        (beside / RUN_STATE).write_text(json.dumps({"step": step, "loader": dict(loader.state())}))
+        if critic:
+            (beside / "critic").mkdir()
+            critic.save(beside / "critic")
+        state = {"step": step, "loader": dict(loader.state()), "rewards": rewards.state() if rewards else None}
+        (beside / RUN_STATE).write_text(json.dumps(state))
         write_manifest(beside)
         final = self.folder / name
         shutil.rmtree(final, ignore_errors=True)  # left by a run that was told to start over
@@ -58,10 +73,18 @@ class Checkpoints:
                 shutil.rmtree(self.folder / f"{PREFIX}{old}")
         return name
 
-    def restore(self, policy: TrainEngine, loader: PromptLoader, say: Callable[[str], None]) -> int:
+    def restore(
+        self,
+        policy: TrainEngine,
+        loader: PromptLoader,
+        say: Callable[[str], None],
+        critic: ValueEngine | None = None,
+        rewards: RewardState | None = None,
+    ) -> int:
         """Load the newest valid checkpoint; damaged newer ones are named and passed over. Returns its step, 0 without one.
 
-        Raises: RequestError when there are checkpoints and all are damaged: starting over must be asked for.
+        Raises: RequestError when there are checkpoints and all are damaged (starting over must be asked for), or when this
+            run has a critic and the checkpoint has none.
         """
         for step in reversed(self._steps()):
             folder = self.folder / f"{PREFIX}{step}"
@@ -69,9 +92,17 @@ class Checkpoints:
             if damage:
                 say(f"checkpoint {folder.name} is damaged ({damage}); trying the one before")
                 continue
+            if critic and not (folder / "critic").is_dir():
+                what = f"{folder} was saved by a run without a critic, and this run needs one"
+                fix = "name another run.folder, or go on with the advantage estimator of that run"
+                raise RequestError(Problem(what, fix=fix, field="advantage.name"))
             policy.load(folder / "policy")
+            if critic:
+                critic.load(folder / "critic")
             state: dict[str, Any] = json.loads((folder / RUN_STATE).read_text())
             loader.restore(state["loader"])
+            if rewards and state.get("rewards"):
+                rewards.restore(state["rewards"])
             return step
         if self.exist():
             fix = "put back a copy, or name another run.folder to start over"
@@ -81,6 +112,10 @@ class Checkpoints:
     def exist(self) -> bool:
         """Whether any checkpoint is there, valid or not."""
         return bool(self._steps())
+
+    def holds(self, step: int) -> bool:
+        """Whether the checkpoint of this step is there and not damaged."""
+        return damage_of(self.folder / f"{PREFIX}{step}") is None
 
     def newest_name(self) -> str | None:
         """Folder name of the newest checkpoint that is not damaged."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from posttrain.algos.statistics import explained_variance, masked_mean
 from posttrain.records.batches import TrainBatch
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason
@@ -21,6 +22,7 @@ def measure(groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStat
         **reward_metrics(groups),
         **length_metrics(groups),
         **advantage_metrics(batch),
+        **critic_metrics(batch),
         **gap_metrics(batch.sequences.rollout_logprobs, update.trainer_logprobs, batch.sequences.response_mask),
         **update.metrics,
     }
@@ -72,11 +74,26 @@ def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
     return {"advantage/mean": kept.mean().item(), "advantage/abs_mean": kept.abs().mean().item()}
 
 
-def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
+def critic_metrics(batch: TrainBatch) -> dict[str, float]:
+    """How the critic's values, as they were before this step's update, compare with the returns; empty without a critic."""
+    values, returns, mask = batch.sequences.values, batch.returns, batch.loss_mask
+    if values is None or returns is None or not mask.any():
+        return {}
+    metrics = {
+        "critic/values_mean": masked_mean(values, mask).item(),
+        "critic/returns_mean": masked_mean(returns, mask).item(),
+    }
+    explained = explained_variance(values, returns, mask)
+    return metrics if explained is None else metrics | {"critic/explained_variance": explained}
+
+
+def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask: Tensor) -> dict[str, float]:
     """How far the sampler's log-probs are from the trainer's, for the same tokens and weights.
 
-    Args: both [B, T] nats; mask [B, T] bool.
+    Args: both [B, T] nats, None when the trainer computed none; mask [B, T] bool.
     """
+    if trainer_logprobs is None:
+        return {}
     gap = (rollout_logprobs - trainer_logprobs)[mask].abs()
     return {
         "gap/mean": gap.mean().item(),

@@ -18,6 +18,7 @@ from posttrain import __version__
 from posttrain.config import RunConfig
 from posttrain.dialects.native.write import to_yaml
 from posttrain.errors import ConfigError, Problem
+from posttrain.placement.batch import needs_values
 
 
 class RunFolder:
@@ -38,7 +39,8 @@ class RunFolder:
             fix = "name another run.folder, or delete this one"
             what = f"{self.path} holds a finished run without a checkpoint to go on from"
             raise ConfigError(Problem(what, fix=fix, field="run.folder"))
-        started_from = self._saved().get("model.path")
+        saved = self._saved()
+        started_from = saved.get("model.path")
         if holds_checkpoint and started_from not in (None, self._config.model.path):
             # Its weights come from the checkpoint, so the model that is asked for would be ignored without a word.
             raise ConfigError(
@@ -46,6 +48,17 @@ class RunFolder:
                     f"{self.path} holds a run that started from {started_from}, and would go on with that run's weights",
                     fix="name another run.folder, or the same model.path",
                     field="model.path",
+                )
+            )
+        same_estimator = saved.get("advantage.name") == self._config.advantage.name
+        critic_from, wanted = saved.get("critic.path"), self._config.critic.path
+        if holds_checkpoint and same_estimator and needs_values(self._config.advantage.name) and critic_from != wanted:
+            raise ConfigError(
+                Problem(
+                    f"{self.path} holds a run whose critic started from {critic_from or 'the policy'}, and would go on with "
+                    "its weights",
+                    fix="name another run.folder, or the same critic.path",
+                    field="critic.path",
                 )
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,17 @@ from posttrain.records.trajectories import Invalid, Reward, ScoredGroup
 
 
 def write_samples(path: Path, step: int, groups: Sequence[ScoredGroup], batch: TrainBatch | None = None) -> None:
-    """Write the samples of a step (with their advantages) or of a validation (batch None), whole or not at all."""
-    advantages: Mapping[str, float] = {}
+    """Write the samples of a step (with the advantages of those in the loss) or of a validation (batch None), whole or not
+    at all."""
+    places = [(group, number) for group in groups for number in range(len(group.outcomes))]  # the rows of the batch
+    advantages: Sequence[float | None] = [None] * len(places)
     if batch is not None:
         first = batch.advantages.gather(1, batch.sequences.response_mask.int().argmax(dim=1, keepdim=True)).squeeze(1)
-        advantages = dict(zip(batch.sequences.sample_ids, first.tolist(), strict=True))
+        in_loss = batch.loss_mask.any(dim=1).tolist()
+        advantages = [value if trained else None for value, trained in zip(first.tolist(), in_loss, strict=True)]
     lines = [
-        json.dumps(_sample(step, group, number, advantages), ensure_ascii=False, allow_nan=False, default=str)
-        for group in groups
-        for number in range(len(group.outcomes))
+        json.dumps(_sample(step, group, number, advantage), ensure_ascii=False, allow_nan=False, default=str)
+        for (group, number), advantage in zip(places, advantages, strict=True)
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
@@ -30,9 +32,8 @@ def write_samples(path: Path, step: int, groups: Sequence[ScoredGroup], batch: T
     os.replace(beside, path)
 
 
-def _sample(step: int, group: ScoredGroup, number: int, advantages: Mapping[str, float]) -> dict[str, object]:
+def _sample(step: int, group: ScoredGroup, number: int, advantage: float | None) -> dict[str, object]:
     prompt, trajectory, outcome = group.group.prompt, group.group.trajectories[number], group.outcomes[number]
-    valid = isinstance(outcome, Reward)
     return {
         "step": step,
         "sample_id": trajectory.sample_id,
@@ -44,7 +45,7 @@ def _sample(step: int, group: ScoredGroup, number: int, advantages: Mapping[str,
         "reward": outcome.value if isinstance(outcome, Reward) else None,
         "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
         "invalid": {"reason": outcome.reason, "detail": outcome.detail} if isinstance(outcome, Invalid) else None,
-        "advantage": advantages.get(trajectory.sample_id) if valid else None,
+        "advantage": advantage,
         "stop_reason": str(trajectory.stop_reason),
         "policy_version": trajectory.policy_version,
         "response_tokens": len(trajectory.token_ids),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from posttrain.errors import RunStopped
-from posttrain.interfaces.reward import GroupScorer
-from posttrain.records.trajectories import Invalid, ScoredGroup, TrajectoryGroup
+from posttrain.interfaces.reward import GroupScorer, RewardModel
+from posttrain.records.trajectories import Invalid, Outcome, Reward, ScoredGroup, TrajectoryGroup
+from posttrain.rewards.score import LARGEST, NOT_FINITE
+
+MODEL = "model"  # name of the reward model's score among the terms
 
 
 class TooManyInvalid(RunStopped):
@@ -17,13 +21,28 @@ class TooManyInvalid(RunStopped):
         self.scored = scored
 
 
-def score(groups: Sequence[TrajectoryGroup], scorer: GroupScorer, max_invalid_share: float = 1.0) -> list[ScoredGroup]:
-    """An outcome for every response.
+def score(
+    groups: Sequence[TrajectoryGroup],
+    scorer: GroupScorer,
+    max_invalid_share: float = 1.0,
+    *,
+    reward_model: RewardModel | None = None,
+    model_weight: float = 1.0,
+) -> list[ScoredGroup]:
+    """An outcome for every response: the terms' sum, and with a reward model model_weight x its score besides.
 
     Raises: TooManyInvalid when more than ``max_invalid_share`` of the responses could not be scored, with examples: a broken
         reward function must not pass for a policy that learns nothing.
     """
     scored = [ScoredGroup(group=group, outcomes=scorer.score(group)) for group in groups]
+    if reward_model:
+        scored = [
+            replace(
+                group,
+                outcomes=tuple(with_model(*pair, model_weight) for pair in zip(group.outcomes, outcomes, strict=True)),
+            )
+            for group, outcomes in zip(scored, reward_model.score(groups), strict=True)
+        ]
     failures = [
         (trajectory.sample_id, outcome)
         for group in scored
@@ -41,3 +60,15 @@ def score(groups: Sequence[TrajectoryGroup], scorer: GroupScorer, max_invalid_sh
             scored,
         )
     return scored
+
+
+def with_model(terms: Outcome, model: Outcome, weight: float) -> Outcome:
+    """The terms' sum + weight x the model's score, which is kept under its name; Invalid when either is."""
+    if isinstance(terms, Invalid):
+        return terms
+    if isinstance(model, Invalid):
+        return model
+    total = terms.value + weight * model.value
+    if not abs(total) <= LARGEST:
+        return Invalid(NOT_FINITE, f"the sum of terms and model is {total}")
+    return Reward(total, (*terms.terms, (MODEL, model.value)))

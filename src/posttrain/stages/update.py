@@ -1,65 +1,79 @@
-"""Update the policy on one step's sequences."""
+"""Update the policy, and the critic, on one step's sequences."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from posttrain.interfaces.train_engine import TrainEngine
+from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
 from posttrain.records.batches import TrainBatch
-from posttrain.records.plans import UpdatePlan
-from posttrain.records.statistics import UpdateStats
+from posttrain.records.plans import CriticUpdatePlan, UpdatePlan
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, UpdateStats
+from posttrain.stages.mini_batches import run_mini_batches
 
 
 def update(
     policy: TrainEngine, batch: TrainBatch, plan: UpdatePlan, on_sequences: Callable[[int], None] | None = None
 ) -> UpdateStats:
-    """plan.epochs passes over the batch, an optimizer step per mini-batch.
-
-    A mini-batch whose loss or gradient is not finite, or that holds no token to learn from, changes nothing and is counted.
-    Metrics are means over all loss tokens; gradient norm and learning rate are means over the updates made.
-    """
-    sums, norms, rates, losses = Counter[str](), [], [], []
-    tokens = skipped = 0
+    """plan.epochs passes over the batch, an optimizer step per mini-batch; see run_mini_batches."""
     first_logprobs: list[Tensor] = []
-    for epoch in range(plan.epochs):
-        for start in range(0, len(batch), plan.sequences_per_update):
-            rows = range(start, min(start + plan.sequences_per_update, len(batch)))
-            mini_batch = batch.rows(list(rows))
-            stats = policy.forward_backward(mini_batch, plan.loss, mini_batch.counts())
-            if epoch == 0:
-                first_logprobs.append(stats.policy_logprobs)
-            if on_sequences:
-                on_sequences(len(rows))
-            if stats.tokens == 0 or not math.isfinite(stats.loss):
-                policy.zero_grad()
-                skipped += 1
-                continue
-            step = policy.optimizer_step()
-            if step.skipped:
-                skipped += 1
-                continue
-            sums.update(stats.sums)
-            tokens += stats.tokens
-            losses.append(stats.loss)
-            norms.append(step.grad_norm)
-            rates.append(step.lr)
-    metrics = {name: total / tokens for name, total in sums.items()} if tokens else {}
-    if losses:
-        metrics |= {"policy/loss": _mean(losses), "policy/grad_norm": _mean(norms), "policy/lr": _mean(rates)}
-    metrics["policy/skipped_updates"] = float(skipped)
+
+    def learn(mini_batch: TrainBatch, epoch: int) -> ForwardBackwardStats:
+        stats = policy.forward_backward(mini_batch, plan.loss, mini_batch.counts())
+        if epoch == 0:
+            first_logprobs.append(stats.policy_logprobs)
+        return stats
+
+    metrics, updates, skipped = run_mini_batches(
+        policy,
+        learn,
+        batch,
+        role="policy",
+        epochs=plan.epochs,
+        sequences_per_update=plan.sequences_per_update,
+        on_sequences=on_sequences,
+    )
     old = batch.sequences.old_logprobs
     return UpdateStats(
         metrics=metrics,
         trainer_logprobs=old if old is not None else torch.cat(first_logprobs),
-        updates=len(losses),
+        updates=updates,
         skipped_updates=skipped,
     )
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def update_critic(
+    critic: ValueEngine, batch: TrainBatch, plan: CriticUpdatePlan, on_sequences: Callable[[int], None] | None = None
+) -> UpdateStats:
+    """The same for the critic, on the value loss: its values move towards the returns."""
+
+    def learn(mini_batch: TrainBatch, epoch: int) -> LossStats:
+        return critic.forward_backward(mini_batch, plan.loss, mini_batch.counts())
+
+    metrics, updates, skipped = run_mini_batches(
+        critic,
+        learn,
+        batch,
+        role="critic",
+        epochs=plan.epochs,
+        sequences_per_update=plan.sequences_per_update,
+        on_sequences=on_sequences,
+    )
+    return UpdateStats(metrics=metrics, trainer_logprobs=None, updates=updates, skipped_updates=skipped)
+
+
+def merged(batch: TrainBatch, policy: UpdateStats | None, critic: UpdateStats | None) -> UpdateStats:
+    """One step's updates of all models as one; None stands for a model that was not to be updated in this step.
+
+    ``updates`` is the number that the model with fewer of them made, so a step in which the policy or the critic could not
+    learn at all is seen to be one; a warm-up step, in which only the critic is due, is not.
+    """
+    due = [stats for stats in (policy, critic) if stats is not None]
+    return UpdateStats(
+        metrics={name: value for stats in due for name, value in stats.metrics.items()},
+        trainer_logprobs=policy.trainer_logprobs if policy else batch.sequences.old_logprobs,
+        updates=min(stats.updates for stats in due),
+        skipped_updates=sum(stats.skipped_updates for stats in due),
+    )

@@ -13,8 +13,9 @@ from posttrain.algos.objective import policy_objective
 from posttrain.build import chosen_parameters
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
-from posttrain.dialects.native.checks import NOT_YET_SUPPLIED, check, warnings_of
+from posttrain.dialects.checks import NOT_YET_SUPPLIED, check, unbuilt, warnings_of
 from posttrain.errors import RequestError
+from posttrain.placement.batch import needs_values
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES
@@ -31,6 +32,15 @@ def test_settings_are_read_from_the_source_as_the_functions_have_them() -> None:
         for name in registry.names():
             fields = set(registry.settings(name)) & set(section.model_fields)
             assert fields == keywords(registry.get(name), section), name
+
+
+def test_inputs_are_read_from_the_source_as_the_functions_have_them() -> None:
+    for name in ADVANTAGES.names():
+        parameters = inspect.signature(ADVANTAGES.get(name)).parameters.values()
+        expected = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        assert ADVANTAGES.inputs(name) == expected, name
+    assert [name for name in ADVANTAGES.names() if needs_values(name)] == ["gae"]
+    assert not needs_values("nobody")  # an unknown name is refused elsewhere
 
 
 def config(**sections: Any) -> RunConfig:
@@ -51,7 +61,9 @@ def test_an_estimator_without_its_input_is_refused_before_the_run(name: str) -> 
 @pytest.mark.parametrize("name", sorted(set(ADVANTAGES.names()) - set(NOT_YET_SUPPLIED)))
 def test_every_other_estimator_is_supplied_with_what_it_needs(name: str) -> None:
     assert check(config(advantage={"name": name})) == []
-    train = estimate_advantages(batch(), AdvantagePlan(name=name))
+    critics = torch.zeros(4, 3) if name == "gae" else None  # its role is there when the estimator asks for values
+    train = estimate_advantages(replace(batch(), values=critics), AdvantagePlan(name=name))
+    assert (train.returns is None) == (name != "gae")
     assert train.advantages.shape == (4, 3)
     assert (train.advantages[~train.loss_mask] == 0).all() and not train.loss_mask[3].any()
 
@@ -121,6 +133,27 @@ def test_numbers_that_the_choice_does_not_read_are_pointed_out() -> None:
         "(cispo, clip_cov, dppo_kl, dppo_tv, geo_mean, gspo, ppo_clip would)",
     ]
     assert warnings_of(config(loss={"name": "cispo", "clip_ratio_high": 0.28})) == []
+
+
+def test_a_critic_that_nobody_asks_is_pointed_out() -> None:
+    critic = {"path": "c", "warmup_steps": 3, "optimizer": {"lr": 1e-3}, "schedule": {"min_lr_ratio": 0.1}}
+    assert warnings_of(config(critic=critic)) == [
+        "critic.path, critic.optimizer.lr, critic.schedule.min_lr_ratio, critic.warmup_steps have no effect: grpo needs no "
+        "critic (gae would)"
+    ]
+    assert warnings_of(config(critic={"warmup_steps": 1}, advantage={"name": "rloo"})) == [
+        "critic.warmup_steps has no effect: rloo needs no critic (gae would)"
+    ]
+    assert warnings_of(config(critic=critic, advantage={"name": "gae"})) == [
+        "critic.schedule.min_lr_ratio has no effect: the schedule is constant"
+    ]
+
+
+def test_an_aggregation_that_the_value_loss_does_not_have_yet() -> None:
+    critic = {"aggregation": "sequence_mean_token_sum_norm"}
+    (problem,) = unbuilt(config(critic=critic, advantage={"name": "gae"}))
+    assert problem.field == "critic.aggregation"
+    assert unbuilt(config(critic=critic)) == []  # there is no critic
 
 
 def test_an_aggregation_that_is_not_the_losss_own_is_pointed_out() -> None:

@@ -19,6 +19,7 @@ SAMPLING = SamplingParams(max_response_tokens=4, seed=1)
 def plan() -> RunPlan:
     loss = LossPlan(name="ppo_clip", aggregation="token_mean", temperature=1.0)
     step = StepPlan(
+        prompts=1,
         sampling=SAMPLING,
         advantage=AdvantagePlan(name="grpo"),
         update=UpdatePlan(loss=loss, epochs=1, sequences_per_update=1, on_policy=True),
@@ -55,6 +56,11 @@ def test_every_step_and_every_run_seed_has_its_own_sampling_seed(plan: RunPlan) 
 def test_nothing_but_the_seed_differs_between_steps(plan: RunPlan) -> None:
     step = plan.step_plan(7)
     assert replace(step, sampling=replace(step.sampling, seed=1)) == plan.step
+
+
+def test_the_policy_waits_while_the_critic_warms_up(plan: RunPlan) -> None:
+    warming = replace(plan, critic_warmup_steps=2)
+    assert [warming.step_plan(step).updates_policy for step in (1, 2, 3)] == [False, False, True]
 
 
 def test_message_names_samples_and_their_file() -> None:

@@ -210,3 +210,45 @@ def test_export_into_an_empty_folder_but_never_over_anything(checkpoints: Checkp
     for taken in (tmp_path / "empty", checkpoints.folder / "latest"):
         with pytest.raises(RequestError, match="exists and is not an empty folder"):
             export_checkpoint(checkpoints.folder, taken)
+
+
+# -------------------------------------------------------------------------------------------------------- the critic
+
+
+def test_the_critic_is_saved_beside_the_policy(checkpoints: Checkpoints) -> None:
+    checkpoints.save(3, FakePolicy(7), FakeLoader(3), FakePolicy(9))  # type: ignore[arg-type]
+    listed = json.loads((checkpoints.folder / "global_step_3/manifest.json").read_text())["files"]
+    assert "critic/model.safetensors" in listed
+    policy, critic = FakePolicy(), FakePolicy()
+    assert checkpoints.restore(policy, FakeLoader(), print, critic) == 3  # type: ignore[arg-type]
+    assert (policy.value, critic.value) == (7, 9)
+
+
+def test_a_damaged_critic_is_a_damaged_checkpoint(checkpoints: Checkpoints) -> None:
+    for step in (3, 6):
+        checkpoints.save(step, FakePolicy(step), FakeLoader(step), FakePolicy(step))  # type: ignore[arg-type]
+    (checkpoints.folder / "global_step_6/critic/model.safetensors").write_text("8")
+    critic = FakePolicy()
+    assert checkpoints.restore(FakePolicy(), FakeLoader(), lambda said: None, critic) == 3  # type: ignore[arg-type]
+    assert critic.value == 3
+
+
+def test_a_run_that_needs_a_critic_does_not_go_on_without_one(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 3)
+    policy = FakePolicy(1)
+    with pytest.raises(
+        RequestError, match=r"global_step_3 was saved by a run without a critic, and this run needs one"
+    ):
+        checkpoints.restore(policy, FakeLoader(), print, FakePolicy())  # type: ignore[arg-type]
+    assert policy.value == 1  # refused before anything was loaded
+
+
+def test_export_of_the_critic(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    checkpoints.save(3, FakePolicy(7), FakeLoader(3), FakePolicy(9))  # type: ignore[arg-type]
+    export_checkpoint(checkpoints.folder, tmp_path / "critic", "critic")
+    assert (tmp_path / "critic/model.safetensors").read_text() == "9"
+    assert sorted(path.name for path in (tmp_path / "critic").iterdir()) == ["config.json", "model.safetensors"]
+    save(checkpoints, 6)
+    with pytest.raises(RequestError, match="global_step_6 holds no critic: its run had none"):
+        export_checkpoint(checkpoints.folder, tmp_path / "other", "critic")
+    assert not (tmp_path / "other").exists()

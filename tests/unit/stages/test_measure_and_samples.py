@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import AdvantagePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import (
@@ -23,7 +25,7 @@ from posttrain.records.trajectories import (
 )
 from posttrain.stages.advantage import estimate_advantages
 from posttrain.stages.assemble import assemble
-from posttrain.stages.measure import advantage_metrics, gap_metrics, length_metrics, reward_metrics
+from posttrain.stages.measure import advantage_metrics, critic_metrics, gap_metrics, length_metrics, reward_metrics
 from posttrain.stages.samples import write_samples
 from posttrain.stages.validate import validation_metrics
 
@@ -182,3 +184,30 @@ def test_ground_truth_that_json_cannot_hold_is_written_as_text(
 ) -> None:
     (sample,) = written(tmp_path / "s.jsonl", [make_scored([Reward(0.0)], [1], ground_truth=ground_truth)])
     assert sample["ground_truth"] == expected
+
+
+def test_critic_metrics_by_hand() -> None:
+    """Two loss tokens per row in two rows; the third row is invalid, and what stands there does not count."""
+    batch = assemble([make_scored([Reward(1.0), Reward(0.0), Invalid("exception")], [2, 2, 2])])
+    nan = float("nan")
+    values = torch.tensor([[0.5, 1.5], [0.0, 0.0], [nan, nan]])
+    returns = torch.tensor([[1.0, 2.0], [0.0, 1.0], [nan, 9.0]])
+    mask = batch.response_mask & batch.valid[:, None]
+    train = TrainBatch(
+        sequences=replace(batch, values=values), advantages=torch.zeros(3, 2), loss_mask=mask, returns=returns
+    )
+    # returns 1, 2, 0, 1: mean 1, variance 2 / 3; errors .5, .5, 0, 1: mean .5, variance (0 + 0 + .25 + .25) / 3
+    assert critic_metrics(train) == pytest.approx(
+        {"critic/values_mean": 0.5, "critic/returns_mean": 1.0, "critic/explained_variance": 1 - 0.5 / 2}
+    )
+    flat = replace(train, returns=torch.full((3, 2), 0.1))
+    assert set(critic_metrics(flat)) == {
+        "critic/values_mean",
+        "critic/returns_mean",
+    }  # nothing varies: nothing to explain
+    assert critic_metrics(replace(train, returns=None)) == {}
+    assert critic_metrics(replace(train, loss_mask=torch.zeros_like(mask))) == {}
+
+
+def test_no_gap_without_log_probs_of_the_trainer() -> None:
+    assert gap_metrics(torch.zeros(1, 2), None, torch.ones(1, 2, dtype=torch.bool)) == {}

@@ -76,3 +76,18 @@ def test_finished_run_without_a_checkpoint_is_not_written_over(tmp_path: Path) -
     folder.end("done")
     with pytest.raises(ConfigError, match="finished run without a checkpoint to go on from; name another"):
         RunFolder(config(tmp_path)).check(holds_checkpoint=False)
+
+
+def test_another_critic_does_not_go_on_with_the_weights_of_this_one(tmp_path: Path) -> None:
+    def ppo(critic: str | None) -> RunConfig:
+        tree = config(tmp_path).model_dump(mode="json")
+        return RunConfig.model_validate(tree | {"advantage": {"name": "gae"}, "critic": {"path": critic}})
+
+    RunFolder(ppo(None)).begin(first_step=1, total_steps=9, device="cpu")
+    RunFolder(ppo(None)).check(holds_checkpoint=True)
+    other = RunFolder(ppo("b"))
+    other.check(holds_checkpoint=False)
+    with pytest.raises(ConfigError, match=r"a run whose critic started from the policy, .* or the same critic\.path"):
+        other.check(holds_checkpoint=True)
+    tree = ppo("b").model_dump(mode="json") | {"advantage": {"name": "grpo"}}
+    RunFolder(RunConfig.model_validate(tree)).check(holds_checkpoint=True)  # without a critic its path says nothing

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan, UpdatePlan
-from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
-from posttrain.stages.update import update
+from posttrain.records.plans import CriticUpdatePlan, LossPlan, UpdatePlan, ValueLossPlan
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
+from posttrain.stages.update import merged, update, update_critic
 
 LOSS = LossPlan(name="ppo_clip", aggregation="token_mean", temperature=1.0)
 
@@ -114,3 +114,62 @@ def test_trainer_logprobs_are_the_old_ones_or_those_of_the_first_epoch() -> None
     stats = update(ScriptedEngine(), make_batch([1, 1, 1]), plan(epochs=2, sequences=3))
     assert stats.trainer_logprobs.shape == (3, 4)
     assert stats.trainer_logprobs.unique().tolist() == [-1.0]
+
+
+# ------------------------------------------------------------------------------------------------------- the critic
+
+
+class ScriptedCritic(ScriptedEngine):
+    def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:  # type: ignore[override]
+        assert loss == CRITIC.loss
+        stats = super().forward_backward(batch, LOSS, counts)
+        return LossStats(loss=stats.loss, sums={"critic/value_clip_fraction": 1.0}, tokens=stats.tokens)
+
+
+CRITIC = CriticUpdatePlan(
+    loss=ValueLossPlan(value_clip=0.5, aggregation="token_mean"), epochs=2, sequences_per_update=3
+)
+
+
+def test_the_critic_has_epochs_mini_batches_and_metrics_of_its_own() -> None:
+    critic, ticks = ScriptedCritic(skip={2}), []
+    stats = update_critic(critic, make_batch([4, 1, 0, 0]), CRITIC, ticks.append)
+    # Twice (a, b, c), made and made, the second refused by the optimizer; twice (d), which has no loss token.
+    assert [ids for ids, _ in critic.seen] == [("a", "b", "c"), ("d",)] * 2
+    assert ticks == [3, 1, 3, 1]
+    assert (stats.updates, stats.skipped_updates, stats.trainer_logprobs) == (1, 3, None)
+    assert stats.metrics == pytest.approx(
+        {
+            "critic/value_clip_fraction": 1 / 5,
+            "critic/loss": 1.0,
+            "critic/grad_norm": 2.0,
+            "critic/lr": 0.1,
+            "critic/skipped_updates": 3.0,
+        }
+    )
+
+
+def test_both_models_in_one() -> None:
+    batch = make_batch([1, 1, 1, 1], old=True)
+    policy, critic = update(ScriptedEngine(), batch, plan()), update_critic(ScriptedCritic(), batch, CRITIC)
+    both = merged(batch, policy, critic)
+    assert (both.updates, both.skipped_updates) == (2, 0)  # the policy made 2, the critic 4
+    assert both.metrics == {**policy.metrics, **critic.metrics}
+    assert both.trainer_logprobs is policy.trainer_logprobs
+
+
+def test_a_model_that_cannot_learn_makes_a_step_without_an_update() -> None:
+    batch = make_batch([1, 1, 1, 1], old=True)
+    broken = update_critic(ScriptedCritic(losses=[math.nan] * 4), batch, CRITIC)
+    both = merged(batch, update(ScriptedEngine(), batch, plan()), broken)
+    assert (both.updates, both.skipped_updates) == (0, 4)
+
+
+def test_a_warmup_step_counts_by_its_critic() -> None:
+    """The policy is not due: its log-probs are known only where they were computed before."""
+    for old in (True, False):
+        batch = make_batch([1, 1, 1, 1], old=old)
+        stats = merged(batch, None, update_critic(ScriptedCritic(), batch, CRITIC))
+        assert (stats.updates, stats.skipped_updates) == (4, 0)
+        assert not any(name.startswith("policy/") for name in stats.metrics)
+        assert stats.trainer_logprobs is batch.sequences.old_logprobs

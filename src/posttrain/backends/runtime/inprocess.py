@@ -11,13 +11,18 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.algos import schedules
+from posttrain.backends.reward_model.local import LocalRewardModel
 from posttrain.config import RunConfig
 from posttrain.config.policy import ScheduleConfig
 from posttrain.errors import ConfigError, Problem
+from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.train_engine import ValueEngine
 from posttrain.models.loading import DTYPES, load_causal_lm
+from posttrain.models.reward_model import load_reward_model, load_reward_tokenizer
+from posttrain.models.value_head import load_value_model
 from posttrain.records.plans import BatchPlan
-from posttrain.registry import ROLLOUT_ENGINES, RUNTIMES, TRAIN_ENGINES, WEIGHT_SYNCS
+from posttrain.registry import ROLLOUT_ENGINES, RUNTIMES, TRAIN_ENGINES, VALUE_ENGINES, WEIGHT_SYNCS
 
 
 @RUNTIMES.register("inprocess")
@@ -38,6 +43,16 @@ class InProcess:
         model = load(config.model.path)
         assert batches.total_updates is not None
         engine = TRAIN_ENGINES.get(config.policy.engine)
+        reference = None
+        if config.loss.kl_coef or config.reward.kl.coef:
+            frozen = load(config.reference.path or config.model.path).requires_grad_(False)
+            reference = engine.scorer(
+                frozen,
+                config.reference.sequences_per_micro_batch_per_device,
+                config.policy.share_prompts,
+                config.reference.max_tokens_per_micro_batch,
+            )
+        full_kl = config.loss.kl_coef > 0 and config.loss.kl_estimator == "full"
         policy = engine(
             model,
             tokenizer,
@@ -45,6 +60,9 @@ class InProcess:
             learning_rate_factor=learning_rate_factor(config.policy.schedule, batches.total_updates),
             sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
             sequences_per_scoring_batch=config.reference.sequences_per_micro_batch_per_device,
+            max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
+            max_tokens_per_scoring_batch=config.reference.max_tokens_per_micro_batch,
+            reference=reference if full_kl else None,
             gradient_checkpointing=config.model.gradient_checkpointing,
             share_prompts=config.policy.share_prompts,
         )
@@ -54,19 +72,58 @@ class InProcess:
             max_concurrent_sequences=config.rollout.max_concurrent_sequences,
             max_prefill_tokens=config.rollout.max_prefill_tokens,
         )
-        reference = None
-        if config.loss.kl_coef:
-            frozen = load(config.reference.path or config.model.path).requires_grad_(False)
-            reference = engine.scorer(
-                frozen, config.reference.sequences_per_micro_batch_per_device, config.policy.share_prompts
-            )
+        critic = start_critic(config, batches, tokenizer, device) if batches.critic else None
         return Roles(
             policy=policy,
             rollout=rollout,
             weight_sync=WEIGHT_SYNCS.get("in_memory")(),
-            reference=reference,
+            # In the loss, the KL over the whole vocabulary is the policy engine's work: no log-probs of the reference are asked.
+            reference=None if full_kl and not config.reward.kl.coef else reference,
+            notes=tuple(role.note for role in (policy, reference) if role is not None and role.note),
+            critic=critic,
+            reward_model=start_reward_model(config, tokenizer, device),
             device=str(device),
         )
+
+
+def start_critic(
+    config: RunConfig, batches: BatchPlan, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> ValueEngine:
+    """The critic, from its own weights or from the policy's starting weights with a new value head."""
+    plan, critic = batches.critic, config.critic
+    assert plan is not None and plan.total_updates is not None
+    engine: ValueEngine = VALUE_ENGINES.get(critic.engine)(
+        load_value_model(
+            critic.path or config.model.path,
+            dtype=DTYPES[config.model.compute_dtype],
+            device=device,
+            trust_remote_code=config.model.trust_remote_code,
+            field="critic.path" if critic.path else "model.path",
+        ),
+        tokenizer,
+        optimizer=critic.optimizer,
+        learning_rate_factor=learning_rate_factor(critic.schedule, plan.total_updates),
+        sequences_per_micro_batch=plan.sequences_per_micro_batch_per_device,
+        max_tokens_per_micro_batch=critic.max_tokens_per_micro_batch,
+        gradient_checkpointing=critic.gradient_checkpointing,
+        share_prompts=config.policy.share_prompts,
+    )
+    return engine
+
+
+def start_reward_model(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> RewardModel | None:
+    """The reward model, when the reward has one."""
+    model = config.reward.model
+    if model is None:
+        return None
+    return LocalRewardModel(
+        load_reward_model(model, dtype=DTYPES[config.model.compute_dtype], device=device),
+        load_reward_tokenizer(model, tokenizer),
+        sequences_per_micro_batch=model.sequences_per_micro_batch_per_device,
+        max_tokens=model.max_tokens,
+    )
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.backends.train.local import LocalTrainEngine
+from posttrain.backends.train.local.scoring import Scorer
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError
 from posttrain.models import attention as attention_module
@@ -25,7 +26,7 @@ PROMPTS, RESPONSES = [4, 1, 9, 6, 2, 5], [5, 8, 2, 8, 1, 3]
 
 
 def make_engine(
-    folder: Path, *, dtype: torch.dtype = torch.float32, micro: int = 4, **options: Any
+    folder: Path, *, dtype: torch.dtype = torch.float32, micro: int | None = 4, **options: Any
 ) -> LocalTrainEngine:
     optimizer = OptimizerConfig(
         **{"lr": 1e-2, "weight_decay": 0.0, "max_grad_norm": None, **options.pop("optimizer", {})}
@@ -167,6 +168,89 @@ def test_policy_logprobs_of_an_update_are_those_before_it(tiny_llama: Path) -> N
     stats, _ = train_once(engine)
     torch.testing.assert_close(stats.policy_logprobs, before, rtol=0, atol=2e-5)
     assert (engine.logprobs(make_batch().sequences, 1.0) - before).abs().max() > 1e-3
+
+
+SPLITS: list[dict[str, Any]] = [
+    {"micro": 1},
+    {"micro": 6},
+    {"micro": None, "max_tokens_per_micro_batch": 14},  # rows of 9, 9, 11, 14, 3 and 8 tokens
+    {"micro": None, "max_tokens_per_micro_batch": 30},
+    {"micro": None, "max_tokens_per_micro_batch": 1000},
+]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_loss_gradient_and_order_of_results_do_not_depend_on_the_split(tiny_llama: Path, split: dict[str, Any]) -> None:
+    batch = make_batch()
+    one, other = make_engine(tiny_llama, micro=3), make_engine(tiny_llama, **split)
+    options = {"entropy_coef": 0.1, "temperature": 0.8}
+    wanted = one.forward_backward(batch, loss_plan(**options), batch.counts())
+    stats = other.forward_backward(batch, loss_plan(**options), batch.counts())
+    assert stats.loss == pytest.approx(wanted.loss, rel=1e-6, abs=1e-6)
+    torch.testing.assert_close(stats.policy_logprobs, wanted.policy_logprobs, rtol=0, atol=1e-5)
+    mine, theirs = gradients_of(other), gradients_of(one)
+    for name, gradient in theirs.items():
+        assert (mine[name] - gradient).norm() < 2e-6 * gradient.norm(), name
+
+
+def test_scoring_by_tokens_gives_rows_in_order(tiny_llama: Path) -> None:
+    batch = make_batch().sequences
+    by_count = make_engine(tiny_llama)
+    by_tokens = make_engine(tiny_llama, max_tokens_per_scoring_batch=14)
+    for score in ("logprobs", "sum_pi_squared"):
+        mine, theirs = (getattr(engine, score)(batch, 0.9) for engine in (by_tokens, by_count))
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+    assert theirs[batch.response_mask].min() > 0 and theirs.max() <= 1
+    assert not theirs[~batch.response_mask].any()
+
+
+# ----------------------------------------------------------------------------------- the KL over the whole vocabulary
+
+
+@pytest.fixture(scope="module")
+def other_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("other_llama"), "llama", seed=1)
+
+
+@pytest.mark.parametrize("logits", ["never whole", "whole"])
+def test_full_kl_in_the_loss(tiny_llama: Path, other_llama: Path, logits: str) -> None:
+    """With all advantages 0 the loss is 0.5 * mean over loss tokens of sum p (log p - log q), and so is its gradient."""
+    batch = make_batch()
+    batch = TrainBatch(
+        sequences=batch.sequences, advantages=torch.zeros_like(batch.advantages), loss_mask=batch.loss_mask
+    )
+    reference = Scorer(load_causal_lm(str(other_llama), dtype=torch.float32).requires_grad_(False), 4)
+    engine = make_engine(tiny_llama, micro=2, reference=reference)
+    if logits == "whole":
+        reference.head = "a reason"
+        assert reference.note is not None and reference.note.startswith("LlamaForCausalLM: a reason; its logits")
+    assert engine.note is None
+    plan = loss_plan(kl_coef=0.5, kl_estimator="full", temperature=0.9)
+    stats = engine.forward_backward(batch, plan, batch.counts())
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    frozen = AutoModelForCausalLM.from_pretrained(other_llama)
+    sequences, total = batch.sequences, torch.zeros(())
+    for row in (0, 2, 3, 4, 5):  # 19 loss tokens
+        prompt, response = PROMPTS[row], RESPONSES[row]
+        tokens = sequences.tokens[row, sequences.prompt_width - prompt : sequences.prompt_width + response]
+        log_p, log_q = ((m(tokens[None]).logits[0, prompt - 1 : -1] / 0.9).log_softmax(-1) for m in (model, frozen))
+        total = total + (log_p.exp() * (log_p - log_q.detach())).sum()
+    loss = 0.5 * total / 19
+    loss.backward()
+    assert stats.sums["reference/kl"] == pytest.approx(total.item(), rel=1e-5)
+    assert stats.loss == pytest.approx(loss.item(), rel=1e-5)
+    mine = gradients_of(engine)
+    for name, weight in model.named_parameters():
+        assert (mine[name] - weight.grad).norm() < 2e-5 * weight.grad.norm(), name
+
+
+def test_full_kl_to_another_vocabulary_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(tiny_llama, vocab_size=300)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    reference = Scorer(load_causal_lm(str(tmp_path), dtype=torch.float32), 4)
+    with pytest.raises(ModelError, match="the policy's has 259 tokens, the reference's 300"):
+        make_engine(tiny_llama, reference=reference)
 
 
 # -------------------------------------------------------------------------------------------- the optimizer's step

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.algos.logprobs import entropy, log_probabilities, token_logprobs
 from posttrain.algos.objective import policy_objective
-from posttrain.backends.train.local.master_weights import MasterWeights
-from posttrain.backends.train.local.scoring import Scorer, micro_batches, response_logits
+from posttrain.backends.train.local.optimized_model import OptimizedModel
+from posttrain.backends.train.local.scoring import Scorer
 from posttrain.config.policy import OptimizerConfig
+from posttrain.data.micro_batches import in_row_order, micro_batches
 from posttrain.data.packing import pack
 from posttrain.errors import ModelError, Problem
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan
-from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
+from posttrain.records.statistics import ForwardBackwardStats
 from posttrain.registry import TRAIN_ENGINES
-
-OPTIMIZER = "optimizer.safetensors"
-COUNTERS = "engine.json"
 
 
 @TRAIN_ENGINES.register("local")
-class LocalTrainEngine:
+class LocalTrainEngine(OptimizedModel):
     """See interfaces.train_engine.TrainEngine. The model stays in eval mode: dropout would make the trainer score another
     policy than the one that sampled."""
 
@@ -42,135 +33,97 @@ class LocalTrainEngine:
         *,
         optimizer: OptimizerConfig,
         learning_rate_factor: Callable[[int], float],  # update number -> factor of the peak
-        sequences_per_micro_batch: int,
+        sequences_per_micro_batch: int | None,
         sequences_per_scoring_batch: int,
+        max_tokens_per_micro_batch: int | None = None,  # instead of the number of sequences
+        max_tokens_per_scoring_batch: int | None = None,
+        reference: Scorer | None = None,  # for the KL over the whole vocabulary (kl_estimator full) in the loss
         gradient_checkpointing: bool = False,
         share_prompts: bool = True,
     ):
-        self.model = model
-        self.tokenizer = tokenizer
-        self.sequences_per_micro_batch = sequences_per_micro_batch
-        self.share_prompts = share_prompts
-        self._scorer = Scorer(model, sequences_per_scoring_batch, share_prompts)
-        self._masters = MasterWeights(model)
-        self._settings = optimizer
-        self._learning_rate_factor = learning_rate_factor
-        self._updates = 0
-        self._optimizer = torch.optim.AdamW(
-            self._masters.parameters.values(),
-            lr=optimizer.lr,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            fused=True,
+        super().__init__(
+            model,
+            tokenizer,
+            optimizer=optimizer,
+            learning_rate_factor=learning_rate_factor,
+            gradient_checkpointing=gradient_checkpointing,
         )
-        if gradient_checkpointing:
-            # transformers 5.23 renamed it; the old name goes when 5.23 is the oldest version supported.
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
-        self._checkpointed = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
+        self.sequences_per_micro_batch = sequences_per_micro_batch
+        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
+        self.share_prompts = share_prompts
+        self._scorer = Scorer(
+            model,
+            sequences_per_scoring_batch,
+            share_prompts,
+            max_tokens_per_micro_batch=max_tokens_per_scoring_batch,
+        )
+        self._reference = reference
+        if reference:
+            _check_same_vocabulary(model, reference.model)
 
     @staticmethod
-    def scorer(model: PreTrainedModel, sequences_per_micro_batch: int, share_prompts: bool = True) -> Scorer:
+    def scorer(
+        model: PreTrainedModel,
+        sequences_per_micro_batch: int,
+        share_prompts: bool = True,
+        max_tokens_per_micro_batch: int | None = None,
+    ) -> Scorer:
         """A frozen model beside this engine (the reference)."""
-        return Scorer(model, sequences_per_micro_batch, share_prompts)
+        return Scorer(
+            model, sequences_per_micro_batch, share_prompts, max_tokens_per_micro_batch=max_tokens_per_micro_batch
+        )
 
     @property
-    def version(self) -> int:
-        return self._updates
+    def note(self) -> str | None:
+        """Something the user should know about how this model is computed; None when there is nothing."""
+        return self._scorer.note
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.logprobs(batch, temperature)
 
+    def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        return self._scorer.sum_pi_squared(batch, temperature)
+
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         total, sums, policy_logprobs = 0.0, Counter[str](), []
-        self._recompute_activations(True)
-        for rows in micro_batches(len(batch), self.sequences_per_micro_batch):
+        self.recompute_activations(True)
+        reference = self._reference if loss.kl_coef and loss.kl_estimator == "full" else None
+        cut = micro_batches(
+            batch.sequences,
+            self.sequences_per_micro_batch,
+            self.max_tokens_per_micro_batch,
+            share_prompts=self.share_prompts,
+        )
+        for rows in cut:
             micro = batch.rows(rows)
             packed = pack(micro.sequences, self.model.device, share_prompts=self.share_prompts)
-            scores = log_probabilities(response_logits(self.model, packed), loss.temperature)
-            logprobs = packed.unpack(token_logprobs(scores, packed.targets)).cpu()
-            with torch.set_grad_enabled(loss.entropy_coef > 0):
-                entropies = packed.unpack(entropy(scores)).cpu()
-            micro_loss, micro_sums = policy_objective(logprobs, entropies, micro, loss, counts)
+            scores = self._scorer.score(
+                packed, loss.temperature, entropy_gradient=loss.entropy_coef > 0, reference=reference
+            )
+            logprobs, entropies = packed.unpack(scores.logprobs).cpu(), packed.unpack(scores.entropy).cpu()
+            full_kl = packed.unpack(scores.full_kl).cpu() if scores.full_kl is not None else None
+            micro_loss, micro_sums = policy_objective(logprobs, entropies, micro, loss, counts, full_kl)
             micro_loss.backward()
             total += micro_loss.item()
             sums.update(micro_sums)
             policy_logprobs.append(logprobs.detach())
-        self._recompute_activations(False)
+        self.recompute_activations(False)
         return ForwardBackwardStats(
-            loss=total, sums=dict(sums), tokens=int(batch.loss_mask.sum()), policy_logprobs=torch.cat(policy_logprobs)
+            loss=total,
+            sums=dict(sums),
+            tokens=int(batch.loss_mask.sum()),
+            policy_logprobs=in_row_order(policy_logprobs, cut),
         )
 
-    def _recompute_activations(self, on: bool) -> None:
-        """Gradient checkpointing, where asked for. transformers does it in layers that are in training mode; what is
-        inside them stays in eval mode, so that no dropout acts."""
-        for layer in self._checkpointed:
-            layer.training = on
 
-    def optimizer_step(self) -> OptimizerStats:
-        learning_rate = self._settings.lr * self._learning_rate_factor(self._updates)
-        parameters = self._masters.parameters.values()
-        limit = self._settings.max_grad_norm
-        norm = float(clip_grad_norm_(parameters, limit if limit is not None else float("inf")))
-        usable = norm == norm and norm != float("inf")
-        if usable:
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate
-            self._optimizer.step()
-            self._masters.publish()
-            self._updates += 1
-        self.zero_grad()
-        return OptimizerStats(grad_norm=norm, lr=learning_rate, skipped=not usable)
-
-    def zero_grad(self) -> None:
-        self._masters.zero_grad()
-
-    def save(self, folder: Path) -> None:
-        """A Hugging Face folder (float32 weights, tokenizer) plus the optimizer's averages, all without pickle."""
-        masters = {name: weight.detach().cpu().contiguous() for name, weight in self._masters.parameters.items()}
-        self.model.save_pretrained(folder, state_dict=self._whole_state(masters))
-        # save_pretrained wrote the compute dtype into config.json, and loading would round to it.
-        self.model.config.dtype = torch.float32
-        self.model.config.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        averages = {}
-        for name, weight in self._masters.parameters.items():
-            for key, value in self._optimizer.state.get(weight, {}).items():
-                averages[f"{key}:{name}"] = value.detach().cpu().contiguous()
-        save_file(averages, folder / OPTIMIZER)
-        (folder / COUNTERS).write_text(json.dumps({"updates": self._updates}))
-
-    def load(self, folder: Path) -> None:
-        """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""
-        # By transformers, not by name: what it writes for a mixture of experts is laid out differently in memory.
-        loaded: Any = type(self.model).from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-        model, report = loaded
-        saved = dict(model.named_parameters())
-        masters = self._masters.parameters
-        fits = all(name in saved and saved[name].shape == master.shape for name, master in masters.items())
-        if not fits or any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
-            raise ModelError(
-                Problem(
-                    f"the checkpoint {folder} is of another model than {self.model.name_or_path}",
-                    fix="set model.path back, or name another run.folder",
-                    field="model.path",
-                )
+def _check_same_vocabulary(policy: PreTrainedModel, reference: PreTrainedModel) -> None:
+    sizes = [model.get_output_embeddings().weight.shape[0] for model in (policy, reference)]
+    if sizes[0] != sizes[1]:
+        raise ModelError(
+            Problem(
+                f"loss.kl_estimator=full compares whole vocabularies: the policy's has {sizes[0]} tokens, the reference's "
+                f"{sizes[1]}",
+                fix="use a reference of the policy's family, or another estimator, such as loss.kl_estimator=k3",
+                field="reference.path",
             )
-        self._masters.load(saved)
-        self._optimizer.state.clear()
-        for key_and_name, value in load_file(folder / OPTIMIZER).items():
-            key, name = key_and_name.split(":", 1)  # a weight that never had a gradient has no averages
-            weight = self._masters.parameters[name]
-            self._optimizer.state[weight][key] = value.to(weight.device)
-        self._updates = json.loads((folder / COUNTERS).read_text())["updates"]
-
-    def _whole_state(self, masters: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model's state dict with the masters in place of the rounded weights (buffers and tied names kept)."""
-        by_storage = {weight.data_ptr(): name for name, weight in self.model.named_parameters()}
-        return {
-            name: masters.get(by_storage.get(tensor.data_ptr(), name), tensor)
-            for name, tensor in self.model.state_dict().items()
-        }
+        )

@@ -1,0 +1,245 @@
+"""Log-prob, entropy and KL of tokens from hidden states, without ever holding the logits of all the vocabulary.
+
+The language-model head is multiplied tile by tile over the vocabulary; what softmax needs is summed up on the way, and the
+backward pass computes each tile again. The largest thing in memory is one tile, [N, 2048], instead of several matrices
+[N, vocabulary]; the price is one more product with the head in the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from posttrain.algos import logprobs
+from posttrain.algos.kl_full import vocabulary_kl
+from posttrain.errors import ShapeError
+
+COLUMNS = 2048  # of a tile: on a CPU small enough for its caches, on any device wide enough for fast products
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Head:
+    """logits = scale * (hidden @ weight.T + bias), then softcap * tanh(logits / softcap) where there is a softcap."""
+
+    weight: Tensor  # [vocabulary, H]
+    bias: Tensor | None = None  # [vocabulary]
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenScores:
+    """What is known about N drawn tokens, each [N]."""
+
+    logprobs: Tensor  # nats
+    entropy: Tensor  # nats, of the whole distribution
+    sum_pi_squared: Tensor | None = None  # in (0, 1], see algos.logprobs; None: not asked for; never carries gradient
+    full_kl: Tensor | None = None  # nats, KL(policy || reference) over the whole vocabulary; None without a reference
+
+
+def score_tokens(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    *,
+    temperature: float,
+    entropy_gradient: bool = False,
+    sum_pi_squared: bool = False,
+    reference: tuple[Tensor, Head] | None = None,
+) -> TokenScores:
+    """Scores of ``targets`` under softmax(logits / temperature).
+
+    Gradients reach hidden, weight and bias, through the log-probs, the KL and, with ``entropy_gradient``, the entropy. Sums
+    run in float32 at least. bfloat16 inputs are multiplied exactly and added up in float32: their logits are not rounded to
+    bfloat16, as the model's own forward pass would; gradients are rounded to the dtype of what they belong to.
+
+    Args: hidden [N, H]; targets [N] int64; temperature > 0; reference: hidden states [N, H'] and head of another model over
+        the same vocabulary, which get no gradient.
+    Returns: float32 scores (float64 for float64 inputs); NaN where the hidden state is not finite.
+    Raises: ShapeError when the vocabularies differ.
+    """
+    if reference is not None and reference[1].weight.shape[0] != head.weight.shape[0]:
+        raise ShapeError(
+            f"vocabularies differ: policy {head.weight.shape[0]} tokens, reference {reference[1].weight.shape[0]}"
+        )
+    chosen, entropies, pi_squared, kl = _ScoreTokens.apply(
+        hidden, head.weight, head.bias, targets, head, temperature, entropy_gradient, sum_pi_squared, reference
+    )
+    return TokenScores(logprobs=chosen, entropy=entropies, sum_pi_squared=pi_squared, full_kl=kl)
+
+
+def score_logits(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    entropy_gradient: bool = False,
+    sum_pi_squared: bool = False,
+    reference_logits: Tensor | None = None,
+) -> TokenScores:
+    """The same from logits [N, vocabulary], by the plain formulas: for models whose head is not a ``Head``, and to compare."""
+    log_p = logprobs.log_probabilities(logits, temperature)
+    kl = None
+    if reference_logits is not None:
+        kl = vocabulary_kl(log_p, logprobs.log_probabilities(reference_logits.detach(), temperature))
+    return TokenScores(
+        logprobs=logprobs.token_logprobs(log_p, targets),
+        entropy=logprobs.entropy(log_p if entropy_gradient else log_p.detach()),
+        sum_pi_squared=logprobs.sum_pi_squared(log_p.detach()) if sum_pi_squared else None,
+        full_kl=kl,
+    )
+
+
+class _ScoreTokens(torch.autograd.Function):
+    """With x the logits / temperature, log p = x - logsumexp(x), and incoming gradients a, b, c of log-prob, entropy, KL:
+
+    d/dx_j = a (1[j is the target] - p_j) - b p_j (log p_j + entropy) + c p_j (log p_j - log q_j - KL).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        head: Head,
+        temperature: float,
+        entropy_gradient: bool,
+        wants_sum_pi_squared: bool,
+        reference: tuple[Tensor, Head] | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        # Per tile: its largest x, and sums of e, e x, e^2 and e (x - y), with e = exp(x) and x, y less their tile's largest.
+        # Written into tensors made beforehand: small ones made between the large tiles would leave holes too small for them.
+        tiles, rows = -(-weight.shape[0] // COLUMNS), hidden.shape[0]
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        top, total, product, square, ref_top, ref_total, difference = torch.empty(
+            (7, tiles, rows), dtype=dtype, device=hidden.device
+        )
+        chosen = torch.empty(rows, dtype=dtype, device=hidden.device)
+        for number in range(tiles):
+            x = _tile(hidden, head, temperature, number)
+            places, here = _places(targets, number, x)
+            torch.where(here, x.gather(1, places).squeeze(1), chosen, out=chosen)
+            top[number] = x.amax(dim=1)
+            e = x.sub_(top[number, :, None]).exp()
+            total[number] = e.sum(dim=1)
+            product[number] = torch.linalg.vecdot(e, x)
+            if wants_sum_pi_squared:
+                square[number] = torch.linalg.vecdot(e, e)
+            if reference is not None:
+                y = _tile(reference[0], reference[1], temperature, number)
+                ref_top[number] = y.amax(dim=1)
+                y.sub_(ref_top[number, :, None])
+                difference[number] = torch.linalg.vecdot(e, x.sub_(y))
+                ref_total[number] = y.exp_().sum(dim=1)
+                del y
+            del x, e
+        largest, rest = _logsumexp(top, total)
+        below = largest - top + rest  # logsumexp(x) - largest of the tile, at least 0
+        share = (-below).exp()
+        # Sums of terms that are not negative: an entropy near 0 keeps its digits.
+        entropies = (share * (below * total - product)).sum(dim=0)
+        pi_squared = (share.square() * square).sum(dim=0) if wants_sum_pi_squared else None
+        kl = ref_lse = None
+        if reference is not None:
+            ref_largest, ref_rest = _logsumexp(ref_top, ref_total)
+            ref_lse = ref_largest + ref_rest
+            shift = (ref_largest - ref_top + ref_rest) - below
+            kl = (share * (difference + total * shift)).sum(dim=0)
+        ctx.save_for_backward(hidden, weight, bias, targets, largest + rest, entropies, kl, ref_lse)
+        ctx.head, ctx.temperature, ctx.reference = head, temperature, reference
+        ctx.set_materialize_grads(False)
+        without_gradient = [pi_squared, None if entropy_gradient else entropies]
+        ctx.mark_non_differentiable(*(output for output in without_gradient if output is not None))
+        return (chosen - largest) - rest, entropies, pi_squared, kl
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None, _: None, of_kl: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, lse, entropies, kl, ref_lse = ctx.saved_tensors
+        head, temperature = ctx.head, ctx.temperature
+        of_logprobs = torch.zeros_like(lse) if of_logprobs is None else of_logprobs
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if for_hidden else None
+        grad_weight = torch.empty_like(weight) if for_weight else None
+        grad_bias = torch.empty_like(bias) if for_bias else None
+        for number in range(-(-weight.shape[0] // COLUMNS)):
+            tile = _columns(number)
+            x = _tile(hidden, head, temperature, number)
+            slope = None if head.softcap is None else 1 - (x * (temperature / head.softcap)).square()
+            x.sub_(lse[:, None])  # log p
+            factor = of_logprobs[:, None]  # gradient = -p * factor, and a at the target
+            if of_entropy is not None:
+                factor = factor + of_entropy[:, None] * (x + entropies[:, None])
+            if of_kl is not None:
+                ref_hidden, ref_head = ctx.reference
+                log_q = _tile(ref_hidden, ref_head, temperature, number).sub_(ref_lse[:, None])
+                factor = factor - of_kl[:, None] * (x - log_q - kl[:, None])
+            gradient = x.exp_().mul_(factor).neg_()
+            places, here = _places(targets, number, x)
+            gradient.scatter_add_(1, places, torch.where(here, of_logprobs, 0.0)[:, None])
+            if slope is not None:
+                gradient.mul_(slope)
+            if head.scale != temperature:
+                gradient.mul_(head.scale / temperature)
+            if grad_bias is not None:
+                grad_bias[tile] = gradient.sum(dim=0)
+            gradient = gradient.to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden += gradient @ weight[tile]
+            if grad_weight is not None:
+                torch.mm(gradient.T, hidden, out=grad_weight[tile])
+            del x, factor, gradient
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden.to(hidden.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
+
+
+def _columns(number: int) -> slice:
+    return slice(number * COLUMNS, (number + 1) * COLUMNS)
+
+
+def _tile(hidden: Tensor, head: Head, temperature: float, number: int) -> Tensor:
+    """logits / temperature of one tile, [N, COLUMNS or fewer]; free to be written over."""
+    x = _product(hidden, head.weight[_columns(number)].T)
+    if head.bias is not None:
+        x.add_(head.bias[_columns(number)])
+    if head.softcap is not None:
+        return x.mul_(head.scale / head.softcap).tanh_().mul_(head.softcap / temperature)
+    return x if head.scale == temperature else x.mul_(head.scale / temperature)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right with a float32 result (float64 for float64)."""
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    if left.device.type == "cuda":
+        return torch.mm(left, right, out_dtype=torch.float32)
+    # A CPU's product of bfloat16 matrices rounds its result. The same product of float32 copies does not, and may use the
+    # same instructions, as bfloat16 numbers lose nothing when their copies are rounded back.
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16" if left.dtype == torch.bfloat16 else before
+    try:
+        return left.float() @ right.float()
+    finally:
+        matmul.fp32_precision = before
+
+
+def _places(targets: Tensor, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The targets' columns in a tile, [N, 1], any column for those elsewhere; and who is here, [N] bool."""
+    places = targets - number * COLUMNS
+    return places.clamp(0, x.shape[1] - 1)[:, None], (places >= 0) & (places < x.shape[1])
+
+
+def _logsumexp(tops: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """log of the sum of sums * exp(tops) over the tiles [tiles, N], as the largest top and what is above it, both [N]."""
+    largest = tops.amax(dim=0)
+    return largest, ((tops - largest).exp() * sums).sum(dim=0).log()

@@ -1,0 +1,89 @@
+"""A reward model in this process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.models.loading import positions_of
+from posttrain.models.packed_attention import packed_layout
+from posttrain.models.value_head import token_values
+from posttrain.records.trajectories import Invalid, Outcome, Reward, Trajectory, TrajectoryGroup
+from posttrain.rewards.score import EXCEPTION, NOT_FINITE
+
+TOO_LONG = "too_long"  # word of Invalid.reason: the conversation has more tokens than the model has positions
+
+
+class LocalRewardModel:
+    """See interfaces.reward.RewardModel: the model's number at the last token of prompt and response.
+
+    Args: ``tokenizer`` writes the conversation again in the reward model's own words; None gives the model the policy's
+        token ids. ``max_tokens``: a longer conversation loses its beginning; None does not cut.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        sequences_per_micro_batch: int,
+        max_tokens: int | None = None,
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.sequences_per_micro_batch = sequences_per_micro_batch
+        self.max_tokens = max_tokens
+        self._positions = positions_of(model.config.get_text_config())
+
+    def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
+        rows = [(group, trajectory) for group in groups for trajectory in group.trajectories]
+        outcomes: list[Outcome | None] = [None] * len(rows)
+        conversations: dict[int, list[int]] = {}
+        for row, (group, trajectory) in enumerate(rows):
+            found = self._conversation(group, trajectory)
+            if isinstance(found, Invalid):
+                outcomes[row] = found
+            else:
+                conversations[row] = found
+        # Alike in length, so that attention pads little; a score does not depend on its neighbours but by rounding.
+        ordered = sorted(conversations, key=lambda row: (len(conversations[row]), row))
+        for start in range(0, len(ordered), self.sequences_per_micro_batch):
+            part = ordered[start : start + self.sequences_per_micro_batch]
+            for row, score in zip(part, self._scores([conversations[row] for row in part]), strict=True):
+                outcomes[row] = Reward(score) if math.isfinite(score) else Invalid(NOT_FINITE, f"model: scored {score}")
+        scored = iter(outcome for outcome in outcomes if outcome is not None)
+        return [tuple(next(scored) for _ in group.trajectories) for group in groups]
+
+    def _conversation(self, group: TrajectoryGroup, trajectory: Trajectory) -> list[int] | Invalid:
+        """Token ids of prompt and response, as the model reads them."""
+        if self.tokenizer is None:
+            ids = [*group.prompt.token_ids, *trajectory.token_ids]
+        else:
+            messages = [*map(dict, group.prompt.messages), {"role": "assistant", "content": trajectory.text}]
+            try:
+                text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+            except Exception as error:  # noqa: BLE001 - a template is a program from the model's folder: it may fail in any way
+                return Invalid(EXCEPTION, f"model: its chat template refuses it: {type(error).__name__}: {error}"[:500])
+            ids = list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        ids = ids[-self.max_tokens :] if self.max_tokens else ids
+        if len(ids) > self._positions:
+            what = f"model: {len(ids)} tokens, and it has {self._positions:.0f} positions; reward.model.max_tokens would cut"
+            return Invalid(TOO_LONG, what)
+        return ids or Invalid(EXCEPTION, "model: its chat template makes an empty text of it")
+
+    @torch.no_grad()
+    def _scores(self, conversations: Sequence[Sequence[int]]) -> list[float]:
+        device = self.model.device
+        lengths = torch.tensor([len(ids) for ids in conversations])
+        scores = token_values(
+            self.model,
+            (lengths.cumsum(0) - 1).to(device),
+            input_ids=torch.tensor([token for ids in conversations for token in ids], device=device)[None],
+            position_ids=torch.cat([torch.arange(length) for length in lengths.tolist()]).to(device)[None],
+            attention_layout=packed_layout(lengths.tolist(), device),
+            use_cache=False,
+        )
+        return [float(score) for score in scores]

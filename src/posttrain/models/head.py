@@ -1,0 +1,72 @@
+"""What a Hugging Face model does between its last hidden states and its logits, found by watching it do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.algos.fused_scoring import Head
+from posttrain.models.packed_attention import packed_layout
+
+PROBE_TOKENS = 2
+REACH = 100.0  # logits from -100 to 100 are tried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadForm:
+    """How a model makes its logits; see algos.fused_scoring.Head."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def of(self, model: PreTrainedModel) -> Head:
+        """The head with the model's weights as they are now."""
+        linear = model.get_output_embeddings()
+        return Head(weight=linear.weight, bias=linear.bias, scale=self.scale, softcap=self.softcap)
+
+
+@torch.no_grad()
+def head_form(model: PreTrainedModel) -> HeadForm | str:
+    """The form of ``model``'s head, or the reason why it has none that is known.
+
+    The model reads two tokens while its output layer is watched. What goes into that layer must be the last hidden state of
+    the model's body. What comes out is replaced by a ramp, and the logits that the model returns show what it does to it:
+    nothing, a multiplication (Cohere, Granite), or the soft cap of its configuration (Gemma).
+    """
+    linear = model.get_output_embeddings()
+    if type(linear) is not nn.Linear:
+        return f"its output layer is {type(linear).__name__}, not a plain linear layer"
+    ramp = torch.linspace(-REACH, REACH, linear.out_features, device=model.device).expand(1, PROBE_TOKENS, -1)
+    seen: list[Tensor] = []
+
+    def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        seen.append(inputs[0])
+        return ramp.clone()
+
+    tokens = torch.arange(PROBE_TOKENS, device=model.device)[None]
+    inputs = {"input_ids": tokens, "position_ids": tokens}
+    hook = linear.register_forward_hook(watch)
+    try:
+        logits = model(**inputs, attention_layout=packed_layout([PROBE_TOKENS], model.device), use_cache=False).logits
+    finally:
+        hook.remove()
+    if len(seen) != 1:
+        return f"its forward pass calls the output layer {len(seen)} times"
+    if not torch.allclose(seen[0], last_hidden_states(model, packed_layout([PROBE_TOKENS], model.device), **inputs)):
+        return "what enters its output layer is not the last hidden state of its body"
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    if softcap and torch.allclose(logits, softcap * torch.tanh(ramp / softcap), rtol=1e-5):
+        return HeadForm(softcap=softcap)
+    scale = float(logits[0, 0, -1] / REACH)
+    if torch.allclose(logits, scale * ramp, rtol=1e-5):
+        return HeadForm(scale=scale)
+    return "it changes its logits in a way that is not known here"
+
+
+def last_hidden_states(model: PreTrainedModel, layout: Any, **inputs: Tensor) -> Tensor:
+    """What the body of the model, all of it but the output layer, makes of its inputs, [1, N, H]."""
+    return model.base_model(**inputs, attention_layout=layout, use_cache=False).last_hidden_state

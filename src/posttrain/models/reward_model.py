@@ -1,0 +1,69 @@
+"""Reward models: classifiers with one label, whose number for the last token of a conversation is its score."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.config.model import ModelConfig
+from posttrain.config.reward import RewardModelConfig
+from posttrain.errors import ModelError, Problem
+from posttrain.models.loading import load_model_config, load_tokenizer
+from posttrain.models.value_head import CLASSIFIERS, load_value_model
+
+FIELD = "reward.model.path"
+
+
+def load_reward_model(
+    config: RewardModelConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """The classifier, frozen, with our attention, its body in ``dtype`` and its head in float32.
+
+    Sequence classification and token classification checkpoints differ in what transformers does with the head's numbers
+    (one at a padding token that it looks for, or one per token); here the number at the last token is taken of either.
+
+    Raises: ModelError when the folder holds no such model, or one with more than one label.
+    """
+    saved_as = getattr(load_model_config(config.path, config.trust_remote_code, field=FIELD), "architectures", None)
+    if not saved_as or not saved_as[0].endswith(CLASSIFIERS):
+        what = (
+            f"the model at {config.path} is not a classifier ({saved_as[0] if saved_as else 'no architecture named'})"
+        )
+        fix = "use a sequence or token classification model with one label"
+        raise ModelError(Problem(what, fix=fix, field=FIELD))
+    model = load_value_model(
+        config.path, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code, field=FIELD
+    )
+    return model.requires_grad_(False)
+
+
+def load_reward_tokenizer(
+    config: RewardModelConfig, policy_tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedTokenizerBase | None:
+    """The reward model's own tokenizer where it writes conversations again; None where it reads the policy's token ids.
+
+    Raises: ModelError when it has no tokenizer or chat template of its own and needs them, or reads the policy's ids and
+        its ids mean something else.
+    """
+    try:
+        own = load_tokenizer(ModelConfig(path=config.path, trust_remote_code=config.trust_remote_code))
+    except ModelError as error:
+        fix = "add tokenizer.json and tokenizer_config.json to its folder"
+        raise ModelError([replace(problem, field=FIELD, fix=fix) for problem in error.problems]) from error
+    if config.own_template:
+        if not own.chat_template:
+            what = f"the tokenizer of {config.path} has no chat template to write conversations with"
+            fix = "add one to its tokenizer_config.json, or set reward.model.own_template=false"
+            raise ModelError(Problem(what, fix=fix, field="reward.model.own_template"))
+        return own
+    if own.get_vocab() != policy_tokenizer.get_vocab():
+        raise ModelError(
+            Problem(
+                f"the reward model at {config.path} has another tokenizer than the policy, and would misread its token ids",
+                fix="set reward.model.own_template=true",
+                field="reward.model.own_template",
+            )
+        )
+    return None

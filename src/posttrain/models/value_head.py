@@ -1,0 +1,140 @@
+"""A critic: a language model whose head gives one number per token, the value of the text so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_layers import GenericForTokenClassification
+from transformers.utils import logging
+
+from posttrain.errors import ModelError, Problem
+from posttrain.models.attention import NAME, register_attention
+from posttrain.models.loading import expanded, first_line, load_model_config, refuse_unsupported
+
+CLASSIFIERS = ("ForTokenClassification", "ForSequenceClassification")  # ends of the class names that have a head
+HEADS = ("score", "classifier")  # what transformers' token classification models call their last layer
+
+
+def load_value_model(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+    field: str = "critic.path",
+) -> PreTrainedModel:
+    """The model in ``path`` with a value head, our attention, in eval mode (no dropout); its body in ``dtype``.
+
+    A causal language model gets a new head. A token classification model with one label keeps its own, and so does a
+    sequence classification model (a reward model) whose head has the same name.
+
+    A new head is 0. Every value is then 0, which is a fair first guess: advantages start as plain returns instead of
+    returns minus random numbers, no random draw decides about the run, and the body is left alone until the head has
+    learned which way to pull it (its gradient is exactly 0 in the first update only).
+
+    The head is float32 in either case and computes in float32: the differences between values that a critic has to tell
+    apart are smaller than bfloat16 resolves. The model is of transformers' own token classification class, so what it saves
+    is read by ``AutoModelForTokenClassification``. For an architecture without such a class, one is made here in the
+    same way; its folder is read by this function only.
+
+    Args: field is the setting that named the path, for messages.
+    Raises: ModelError when the folder holds no usable model, lacks weights other than a head, has a head with more than one
+        label, or is of an architecture whose attention cannot be replaced.
+    """
+    logging.disable_progress_bar()
+    register_attention()
+    path = expanded(path)
+    config = load_model_config(path, trust_remote_code, field=field)
+    refuse_unsupported(config, path, field=field)
+    saved_as = (getattr(config, "architectures", None) or [""])[0]
+    config.num_labels = 1
+    try:
+        with _quiet():
+            loaded: Any = _token_classifier(config, path, field).from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=NAME,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are reported below, like missing ones
+            )
+    except (OSError, ValueError, SafetensorError) as error:
+        what = f"no model could be loaded from {path}: {first_line(error)}"
+        raise ModelError(Problem(what, field=field)) from error
+    model, report = loaded
+    head_name = next(name for name in HEADS if hasattr(model, name))
+    head: nn.Linear = getattr(model, head_name)
+    missing, resized = set(report["missing_keys"]), {name for name, *_ in report["mismatched_keys"]}
+    head_weights = {f"{head_name}.{name}" for name, _ in head.named_parameters()}
+    if resized & head_weights or (saved_as.endswith(CLASSIFIERS) and f"{head_name}.weight" in missing):
+        what = f"the classification head of the model at {path} does not have exactly one label"
+        fix = "use one that was trained with num_labels=1, or a causal language model, which gets a new head"
+        raise ModelError(Problem(what, fix=fix, field=field))
+    if lacking := sorted((missing | resized) - head_weights):
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        what = f"the model at {path} has no weights of the right shape for {', '.join(lacking[:3])}{more}"
+        fix = "use the complete folder of a causal language or token classification model"
+        raise ModelError(Problem(what, fix=fix, field=field))
+    if not model._supports_attention_backend:
+        what = f"{type(model).__name__} at {path} does not use transformers' attention interface"
+        raise ModelError(Problem(what, fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model", field=field))
+    with torch.no_grad():
+        for name, weight in head.named_parameters():
+            if f"{head_name}.{name}" in missing:  # transformers has filled them with random numbers
+                weight.zero_()
+    model.to(torch.device(device))
+    head.float()
+    return model.eval()
+
+
+def token_values(model: PreTrainedModel, positions: Tensor, **inputs: Any) -> Tensor:
+    """Values at the given positions of one packed row, [M] float32, carrying gradient.
+
+    Args: a model of ``load_value_model``; positions [M] int64; inputs: what its body takes.
+    """
+    hidden = model.base_model(**inputs).last_hidden_state[0, positions]
+    head = value_head(model)
+    return linear(hidden.float(), head.weight, head.bias)[:, 0]
+
+
+def value_head(model: PreTrainedModel) -> nn.Linear:
+    """The last layer of a model of ``load_value_model``: from the hidden size to one number."""
+    head: nn.Linear = getattr(model, next(name for name in HEADS if hasattr(model, name)))
+    return head
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers warns of a new head; here it is what was asked for, and what is wrong is reported by us."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _token_classifier(config: PretrainedConfig, path: str, field: str) -> type[PreTrainedModel]:
+    """transformers' token classification class of an architecture, or one made like it from the causal model's parts."""
+    known: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
+    if known is not None:
+        return cast("type[PreTrainedModel]", known)
+    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if causal is None:
+        what = f"{config.model_type} at {path} is not a causal language model that transformers knows"
+        raise ModelError(Problem(what, fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model", field=field))
+    family = next(parent for parent in causal.__mro__ if PreTrainedModel in parent.__bases__)
+    name = causal.__name__.replace("ForCausalLM", "ForTokenClassification")
+    return type(name, (GenericForTokenClassification, family), {})

@@ -1,0 +1,72 @@
+"""Text from a model, a dataset or a checkpoint is data: nothing in the package evaluates, executes or unpickles it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import posttrain
+
+SOURCES = sorted(Path(posttrain.__file__).parent.rglob("*.py"))
+# By the last name of what is called: eval, builtins.eval, pickle.loads, sympy.sympify, …
+NAMES = {"eval", "exec", "parse_expr", "sympify", "unsafe_load", "full_load"}
+PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+SAFE_YAML = {"SafeLoader", "CSafeLoader", "BaseLoader"}
+# Methods of the same names that are something else: model.eval() switches dropout off.
+METHODS = {"eval"}
+
+
+def findings(source: str) -> list[str]:
+    """Calls that would evaluate or unpickle, as "line: call"."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            found += [f"{node.lineno}: import {each}" for each in modules if each and each.split(".")[0] in PICKLERS]
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+        named = {keyword.arg: keyword.value for keyword in node.keywords}
+        is_method = name in METHODS and owner not in ("", "builtins") and not node.args
+        unsafe = (
+            (name in NAMES and not is_method)
+            or (owner == "torch" and name == "load" and ast.unparse(named.get("weights_only", node)) != "True")
+            or (owner in ("np", "numpy") and name == "load" and "allow_pickle" in named)
+            or (
+                owner == "yaml"
+                and name == "load"
+                and not any(ast.unparse(each).split(".")[-1] in SAFE_YAML for each in [*node.args[1:], *named.values()])
+            )
+        )
+        if unsafe:
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_the_package_evaluates_and_unpickles_nothing(path: Path) -> None:
+    assert findings(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("eval(x)", "exec(x)", "builtins.eval(x)", "import pickle", "from pickle import loads", "torch.load(f)"),
+        *("torch.load(f, weights_only=False)", "yaml.load(f)", "yaml.load(f, yaml.Loader)", "yaml.unsafe_load(f)"),
+        *("np.load(f, allow_pickle=True)", "import cloudpickle as c", "sympy.sympify(x)", "sympy.parse_expr(x)"),
+    ],
+)
+def test_the_check_finds(source: str) -> None:
+    assert findings(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["model.eval()", "torch.load(f, weights_only=True)", "yaml.safe_load(f)", "yaml.load(f, Loader=yaml.SafeLoader)"],
+)
+def test_the_check_lets_pass(source: str) -> None:
+    assert findings(source) == []
