@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from posttrain import __version__
-from posttrain.cli import data, demo, export, keys, plan, report, schema, train, translate
+from posttrain.cli import data, demo, doctor, export, keys, plan, report, schema, train, translate
 from posttrain.cli.errors import run_guarded
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("report")(report.report)
 app.command("export")(export.export)
 app.add_typer(data.app, name="data")
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)
 
 

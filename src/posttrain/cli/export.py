@@ -12,7 +12,8 @@ def export(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            metavar="CHECKPOINT", help="A run folder (its newest checkpoint) or one of its global_step_N folders."
+            metavar="CHECKPOINT",
+            help="A run folder (its newest checkpoint), one of its global_step_N folders, or shards of verl or SkyRL.",
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="The folder to write.")],

@@ -11,7 +11,7 @@ from posttrain.errors import ConfigError, Problem, did_you_mean
 
 
 def keys(
-    dialect: Annotated[str, typer.Argument(help="native, verl, verl@0.2, skyrl or roll.")],
+    dialect: Annotated[str, typer.Argument(help="native, verl, verl@0.2, skyrl, skyrl@2025-08 or roll.")],
     key: Annotated[str | None, typer.Argument(help="A key, or the beginning of one; all when not given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page that docs/ holds.")] = False,

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 ARGUMENTS_HELP = "A YAML file, then overrides: policy.optimizer.lr=1e-5."
-DIALECT_HELP = "Whose keys the file uses: native, verl, verl@0.2, skyrl, roll. Seen from the keys when not given."
+DIALECT_HELP = (
+    "Whose keys the file uses: native, verl, verl@0.2, skyrl, skyrl@2025-08, roll. Seen from the keys when not given."
+)
 HERE_HELP = "Run a cluster's configuration on the one device at hand; every change is printed."
 
 

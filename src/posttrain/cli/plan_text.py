@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from posttrain.cli.box_text import box_text
 from posttrain.cli.plan_devices import devices_text, memory_text
 from posttrain.cli.request import Request
 from posttrain.config import RunConfig
@@ -47,12 +48,16 @@ def plan_text(request: Request) -> str:
         memory_text(memory, request.roles, config.model.path),
         _whole_run(request),
     ]
+    if box := box_text(config):
+        parts.append("\n".join(box))
     said = remarks(request.loaded)
     if said:
         parts.append("\n".join(said))
     if request.loaded.unsupported:
         lines = [f"  {number}. {problem}" for number, problem in enumerate(request.loaded.unsupported, start=1)]
         parts.append("\n".join(["Planned, not built yet; train refuses it:", *lines]))
+        if config.placement.devices > 1 or config.rollout.engine != "native":
+            parts.append("With --here it runs on the one device of this machine, and every change is printed.")
     if config.data.overlong_prompts == "filter" and request.training_prompts is not None:
         parts.append("Prompts that the overlong filter drops are still counted here: they are known once tokenized.")
     return "\n\n".join(parts)
@@ -164,8 +169,19 @@ def _advantage(config: RunConfig) -> str:
 
 def _loss(config: RunConfig) -> str:
     loss = config.loss
-    settings = [name for name in POLICY_LOSSES.settings(loss.name) if getattr(loss, name, None) is not None]
-    text = ", ".join([loss.name, *(f"{name} {getattr(loss, name):g}" for name in settings), loss.aggregation])
+    settings = {name: getattr(loss, name, None) for name in POLICY_LOSSES.settings(loss.name)}
+    numbers = [f"{name} {value:g}" for name, value in settings.items() if value is not None and value is not False]
+    text = ", ".join([loss.name, *numbers, loss.aggregation])
+    correction = loss.rollout_correction
+    if correction.use_rollout_logprobs:
+        text += f"\n{'':<11}old log-probs are the sampler's"
+    if correction.weights != "none":
+        low = f"0 below {correction.weight_low:g} and above" if correction.weight_low is not None else "at most"
+        text += f"\n{'':<11}x trainer / sampler, per {correction.weights}, {low} {correction.weight_high:g}"
+    if correction.reject:
+        text += f"\n{'':<11}without what breaks {', '.join(correction.reject)} ({', '.join(correction.reject_bounds)})"
+    if loss.sft_coef:
+        text += f"\n{'':<11}+ {loss.sft_coef:g} x SFT on responses with a score above 0"
     if loss.entropy_coef:
         text += f"\n{'':<11}- {loss.entropy_coef:g} x entropy"
     if loss.kl_coef:
@@ -228,14 +244,22 @@ def _step(request: Request) -> str:
         (f"|  x {plan.samples_per_prompt} samples of each", key("rollout.samples_per_prompt")),
         ("v", ""),
         (f"{plan.sequences_per_step} sequences", ""),
-        (f"|  / {plan.sequences_per_update} per mini-batch", key("policy.sequences_per_mini_batch")),
+        (f"|  / {_mini_batch(request)} per mini-batch", key("policy.sequences_per_mini_batch")),
         (f"|  x {_count(plan.epochs_per_step, 'pass', 'passes')}", key("policy.epochs_per_step")),
         ("v", ""),
         (f"{updates}{f', {per_pass} in each pass' if plan.epochs_per_step > 1 else ''}", "(optimizer steps)"),
         *_copies(request),
         *_micro_batches(request),
     ]
-    return "\n".join(["One step", *(f"  {number:<31}{key}".rstrip() for number, key in rows)])
+    return "\n".join(["One step", *(f"  {number:<30} {key}".rstrip() for number, key in rows)])
+
+
+def _mini_batch(request: Request) -> str:
+    """Its sequences; where the user's own key counts prompts, with that count."""
+    plan = request.batches
+    counts_prompts = request.loaded.words is not None and plan.sequences_per_update % plan.samples_per_prompt == 0
+    prompts = plan.sequences_per_update // plan.samples_per_prompt
+    return f"{f'{prompts} x {plan.samples_per_prompt} = ' if counts_prompts else ''}{plan.sequences_per_update}"
 
 
 def _copies(request: Request) -> list[tuple[str, str]]:

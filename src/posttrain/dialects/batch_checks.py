@@ -9,7 +9,7 @@ from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ReferenceConfig
 from posttrain.config.policy import PolicyConfig
 from posttrain.errors import Problem
-from posttrain.placement.batch import needs_values
+from posttrain.placement.batch import needs_old_logprobs, needs_values
 
 CHOOSE_IN_THE_MINI_BATCH = ("clip_cov", "kl_cov")  # losses that need all tokens of a mini-batch at once
 
@@ -19,12 +19,15 @@ def batch_problems(config: RunConfig) -> Iterator[Problem]:
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
     for role, section in _cut_roles(config):
         budget = section.max_tokens_per_micro_batch
-        if budget is not None and prompt + response > budget:
+        shared = (
+            config.critic if role == "critic" else config.policy
+        ).sequence_parallel  # devices that pool their budgets
+        if budget is not None and prompt + response > budget * shared:
             field = f"{role}.max_tokens_per_micro_batch"
             yield Problem(
                 f"a prompt and its response may have {prompt} + {response} = {prompt + response} tokens, and {field} is "
-                f"{budget}",
-                fix=f"use {field}={prompt + response} or more, or lower data.max_prompt_tokens or "
+                f"{budget}" + (f", on {shared} devices that share a sequence" if shared > 1 else ""),
+                fix=f"use {field}={-(-(prompt + response) // shared)} or more, or lower data.max_prompt_tokens or "
                 "rollout.max_response_tokens",
                 field=field,
             )
@@ -75,9 +78,11 @@ def _cut_roles(config: RunConfig) -> list[tuple[str, PolicyConfig | ReferenceCon
     mini_batch = config.policy.sequences_per_mini_batch
     sequences = config.data.prompts_per_step * config.rollout.samples_per_prompt
     several_updates = config.policy.epochs_per_step > 1 or (mini_batch is not None and mini_batch != sequences)
+    bypass = config.loss.rollout_correction.use_rollout_logprobs
     scores_reference = config.reward.kl.coef > 0 or (config.loss.kl_coef > 0 and config.loss.kl_estimator != "full")
     roles: list[tuple[str, PolicyConfig | ReferenceConfig | CriticConfig]] = [("policy", config.policy)]
-    if several_updates or scores_reference:
+    scores_policy = needs_old_logprobs(config) or (several_updates and not bypass)
+    if scores_policy or scores_reference:
         roles.append(("reference", config.reference))
     if needs_values(config.advantage.name):
         roles.append(("critic", config.critic))

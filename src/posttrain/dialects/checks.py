@@ -8,6 +8,7 @@ from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
 from posttrain.config.base import Section
 from posttrain.config.critic import CriticConfig
+from posttrain.dialects.algorithm_checks import algorithm_problems, algorithm_warnings
 from posttrain.dialects.batch_checks import batch_problems, batch_warnings
 from posttrain.dialects.reward_checks import reward_problems, reward_warnings
 from posttrain.errors import Problem
@@ -16,10 +17,8 @@ from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGIN
 
 # Advantage estimators that exist but need something this version's loop does not compute yet.
 NOT_YET_SUPPLIED = {
-    "gdpo": "the terms of the reward one by one",
-    "optimal_token_baseline": "the sum of squared probabilities at every token",
-    "remax": "the reward of a greedy response to every prompt",
-    "tir_optimal_token_baseline": "the sum of squared probabilities at every token",
+    "gigpo": "the steps and states of multi-turn environments",
+    "step_reinforce": "the steps of multi-turn environments",
 }
 SEQUENCE_MEAN_LOSSES = ("geo_mean", "gspo", "sapo")  # losses defined as a mean over responses
 
@@ -57,9 +56,6 @@ def unbuilt(config: RunConfig) -> list[Problem]:
     if config.placement.devices > 1:
         what = f"a run on {config.placement.devices} devices is planned; this version runs on one"
         problems.append(Problem(what, fix="use placement.devices=1", field="placement.devices"))
-    if config.critic.aggregation == "sequence_mean_token_sum_norm" and needs_values(config.advantage.name):
-        what = "the value loss cannot be aggregated as sequence_mean_token_sum_norm by this version"
-        problems.append(Problem(what, fix="use critic.aggregation=token_mean", field="critic.aggregation"))
     return problems
 
 
@@ -91,9 +87,21 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
             fix="use a temperature above 0, such as rollout.temperature=1.0",
             field="rollout.temperature",
         )
+    yield from _resuming_rules(config)
     yield from _algorithm_rules(config)
+    yield from algorithm_problems(config)
     yield from batch_problems(config)
     yield from reward_problems(config)
+
+
+def _resuming_rules(config: RunConfig) -> Iterator[Problem]:
+    if config.checkpoint.keep_best is not None and config.checkpoint.best_metric is None:
+        what = "checkpoint.keep_best needs the metric that says what is best"
+        fix = "name one of metrics.jsonl, such as checkpoint.best_metric=reward/mean"
+        yield Problem(what, fix=fix, field="checkpoint.keep_best")
+    if config.run.resume == "never" and config.run.resume_path is not None:
+        what = "run.resume=never and a path to go on from contradict each other"
+        yield Problem(what, fix="use run.resume=auto", field="run.resume_path")
 
 
 def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
@@ -156,12 +164,24 @@ def warnings_of(config: RunConfig) -> list[str]:
     ]
     return [
         *(text for applies, text in found if applies),
+        *_unused_retention(config),
+        *algorithm_warnings(config),
         *batch_warnings(config),
         *reward_warnings(config),
         *([] if uses_critic else _without_a_critic(config)),
         *_unread("advantage", config.advantage, ADVANTAGES),
         *_unread("loss", config.loss, POLICY_LOSSES),
     ]
+
+
+def _unused_retention(config: RunConfig) -> Iterator[str]:
+    rules = config.checkpoint
+    if rules.keep_last is None:
+        for name in ("keep_best", "keep_every"):
+            if getattr(rules, name) is not None:
+                yield f"checkpoint.{name} has no effect: checkpoint.keep_last is null, so all are kept"
+    if rules.keep_best is None and rules.best_metric is not None:
+        yield "checkpoint.best_metric has no effect: checkpoint.keep_best is null"
 
 
 def _without_a_critic(config: RunConfig) -> Iterator[str]:

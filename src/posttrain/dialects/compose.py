@@ -28,6 +28,9 @@ class Composed:
 
     values: dict[str, Any]  # nested, plain, every ${...} resolved
     sources: SourceMap
+    problems: tuple[
+        Problem, ...
+    ] = ()  # overrides that could not be applied, where keys are known; else they are raised
 
 
 def compose(
@@ -48,11 +51,13 @@ def compose(
         an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` nobody replaced.
     """
     values, places = (read or read_yaml)(path) if path is not None else ({}, {})
-    apply_overrides(values, places, parse_overrides(overrides), struct=struct, known=known)
+    problems = apply_overrides(values, places, parse_overrides(overrides), struct=struct, known=known)
+    if problems and known is None:
+        raise ConfigError(problems)
     sources = SourceMap(path, places)
     if base is not None:
         values = merged(copy.deepcopy(dict(base)), values)
-    return Composed(_resolve(values, sources), sources)
+    return Composed(_resolve(values, sources), sources, tuple(problems))
 
 
 def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.overrides import parse_overrides
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
-NAMES = ("native", "verl", "verl@0.2", "skyrl", "roll")
+NAMES = ("native", "verl", "verl@0.2", "skyrl", "skyrl@2025-06", "skyrl@2025-08", "roll")
 
 # Keys that only one dialect has, dotted where the first name alone is shared.
 MARKS: dict[str, tuple[str, ...]] = {
@@ -22,6 +22,11 @@ MARKS: dict[str, tuple[str, ...]] = {
         "model.partial_pretrain",
         "data.train_batch_size",
         "data.response_key",
+        "data.output_path",
+        "evaluation",
+        "数据",
+        "自定义奖励函数",
+        "优化器配置",
         "trainer.total_epochs",
         "trainer.n_gpus_per_node",
     ),
@@ -44,6 +49,15 @@ MARKS: dict[str, tuple[str, ...]] = {
         "train_env_manager",
     ),
 }
+# verl's other files: what they are, and the keys that only they have.
+OTHER_ENTRIES = {
+    "sft": ("verl's sft_trainer.yaml (supervised fine-tuning)", ("model.partial_pretrain", "optim", "优化器配置")),
+    "evaluate": (
+        "verl's evaluation.yaml (scoring responses in a file)",
+        ("data.response_key", "evaluation", "数据", "自定义奖励函数"),
+    ),
+    "generate": ("verl's generation.yaml (writing responses to a file)", ("data.output_path", "data.n_samples")),
+}
 PEER_FILES = {"ppo_trainer": "verl", "ppo_megatron_trainer": "verl", "sft_trainer": "verl", "ppo_base_config": "skyrl"}
 
 
@@ -61,8 +75,12 @@ def read_config(path: str | None, overrides: Sequence[str], dialect: str | None,
         from posttrain.dialects import native
 
         return native.read(path, overrides, here=here)
-    from posttrain.dialects.reading import read_dialect
+    from posttrain.dialects.reading import read_dialect, refuse_entry
 
+    for entry, (title, marks) in OTHER_ENTRIES.items() if name == "verl" else ():
+        keys = _keys(path, overrides)
+        if _present(marks, keys) and not _present(MARKS["verl"][:3], keys):
+            refuse_entry(load_dialect(name), path, overrides, version, entry, title)
     return read_dialect(load_dialect(name), path, overrides, version=version, here=here)
 
 
@@ -78,11 +96,9 @@ def detect(path: str | None, overrides: Sequence[str]) -> str:
 
     Raises: ConfigError when they could be of several, or of none.
     """
-    if path is None:
-        keys = {assignment.key for assignment in parse_overrides(overrides)}
-    else:
-        values, places = read_yaml(path)
-        keys = set(places)
+    keys = _keys(path, overrides)
+    if path is not None:
+        values, _ = read_yaml(path)
         listed = values.get("defaults") or []
         for name in listed if isinstance(listed, list) else []:
             if isinstance(name, str) and name.partition("@")[0].rpartition("/")[2] in PEER_FILES:
@@ -100,6 +116,13 @@ def detect(path: str | None, overrides: Sequence[str]) -> str:
             Problem(what, fix=f"say it with --dialect {'|'.join(NAMES)}", where=path or "the command line")
         )
     return best[0]
+
+
+def _keys(path: str | None, overrides: Sequence[str]) -> set[str]:
+    """Every dotted key of the file, or of the overrides where there is no file."""
+    if path is None:
+        return {assignment.key for assignment in parse_overrides(overrides)}
+    return set(read_yaml(path)[1])
 
 
 def _present(marks: Iterable[str], keys: Iterable[str]) -> set[str]:

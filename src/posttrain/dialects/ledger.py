@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -191,27 +191,68 @@ class Ledger:
     def nearest(self, key: str, limit: int = 1) -> list[str]:
         """Known keys most like one that is not known; empty when nothing is alike.
 
-        The last name counts most, then the whole key: people misspell the name far more often than the path, and they
-        remember the name where they forget the path.
+        First those that are one slip of the finger away. Then the last name counts most, then the whole key: people misspell
+        the name far more often than the path, and they remember the name where they forget the path. What the user chose
+        for a ``*`` stands in its place.
         """
-        leaf = key.rpartition(".")[2]
-        best = sorted(self._names, key=lambda name: (-_likeness(key, leaf, name), name))[:limit]
-        return [name for name in best if _likeness(key, leaf, name) >= 0.72]
+        parts = key.split(".")
+        names = [_filled_in(name, parts) for name in self._names]
+        slips = [name for name in names if _one_slip(key, name)]
+        if len(slips) >= limit:
+            return slips[:limit]
+        likeness = _likenesses(key, names)
+        best = sorted(likeness, key=lambda name: (-likeness[name], name))
+        return [*slips, *(name for name in best if name not in slips and likeness[name] >= 0.72)][:limit]
 
     @cached_property
     def _names(self) -> list[str]:
         names = {row.name.removesuffix(".**") for row in self.rows} | self.sections
-        return sorted(names)
+        return sorted(name for name in names if not name.endswith(".*"))
 
 
-def _likeness(key: str, leaf: str, name: str) -> float:
-    if abs(len(leaf) - len(name.rpartition(".")[2])) > 12 and abs(len(key) - len(name)) > 12:
-        return 0.0
-    whole = SequenceMatcher(None, key, name, autojunk=False)
-    last = SequenceMatcher(None, leaf, name.rpartition(".")[2], autojunk=False)
-    if max(whole.quick_ratio(), last.quick_ratio()) < 0.7:
-        return 0.0
-    return 0.5 * whole.ratio() + 0.5 * last.ratio()
+def _filled_in(name: str, parts: Sequence[str]) -> str:
+    """``rewards.*.worker_cls`` -> ``rewards.math.worker_cls`` for a key whose second part is math."""
+    if "*" not in name:
+        return name
+    pattern = name.split(".")
+    if len(pattern) != len(parts):
+        return name
+    return ".".join(part if own == "*" else own for own, part in zip(pattern, parts, strict=True))
+
+
+def _one_slip(key: str, name: str) -> bool:
+    """Whether one letter was left out, added, replaced, or swapped with its neighbour."""
+    if abs(len(key) - len(name)) > 1:
+        return False
+    shorter = min(len(key), len(name))
+    start = next((place for place in range(shorter) if key[place] != name[place]), shorter)
+    end = next((back for back in range(shorter - start) if key[-1 - back] != name[-1 - back]), shorter - start)
+    left, right = key[start : len(key) - end], name[start : len(name) - end]
+    return max(len(left), len(right)) == 1 or (len(left) == 2 and left == right[::-1])
+
+
+def _likenesses(key: str, names: Sequence[str]) -> dict[str, float]:
+    """Half the likeness of the last names, half that of the whole keys, 0 to 1; names whose last part is unlike are left out."""
+    leaf = key.rpartition(".")[2]
+    last = _ratios(leaf, {name.rpartition(".")[2] for name in names}, at_least=0.5)
+    worth = max(last.values(), default=0.0) - 0.3
+    alike = {name: ratio for name in names if (ratio := last.get(name.rpartition(".")[2], 0.0)) > worth}
+    whole = _ratios(key, alike, at_least=0.3)
+    found = {name: 0.5 * ratio + 0.5 * whole.get(name, 0.0) for name, ratio in alike.items()}
+    if leaf == key:  # a name without its path: where it is right, the path tells nothing
+        found |= {name: 0.9 for name, ratio in alike.items() if ratio == 1}
+    return found
+
+
+def _ratios(word: str, others: Iterable[str], *, at_least: float) -> dict[str, float]:
+    """difflib's likeness of a word to others, for those where it reaches a floor."""
+    matcher = SequenceMatcher(None, b=word, autojunk=False)  # b is what difflib prepares once
+    ratios = {}
+    for other in others:
+        matcher.set_seq1(other)
+        if matcher.real_quick_ratio() >= at_least and matcher.quick_ratio() >= at_least:
+            ratios[other] = matcher.ratio()
+    return ratios
 
 
 def _pattern(name: str) -> re.Pattern[str]:

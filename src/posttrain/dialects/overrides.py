@@ -96,20 +96,19 @@ def apply_overrides(
     *,
     struct: bool,
     known: KnownKeys | None = None,
-) -> None:
+) -> list[Problem]:
     """Change ``values`` and ``places`` in place, one assignment after the other. Mappings merge, lists are replaced.
 
     Args: ``struct`` is Hydra's rule that a key which is not there yet needs a ``+``; ``known`` keys count as there, with
         and without it. Deleting one of those sets it to null.
-    Raises: ConfigError with every assignment that cannot be done.
+    Returns: a problem for every assignment that cannot be done, and is left out.
     """
     problems = []
     for assignment in assignments:
         problem = _apply(values, places, assignment, struct, known)
         if problem is not None:
             problems.append(problem)
-    if problems:
-        raise ConfigError(problems)
+    return problems
 
 
 def _apply(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from posttrain.dialects.checks import check, unbuilt, warnings_of
@@ -15,7 +16,7 @@ from posttrain.dialects.ledger import ABSENT, Key, Ledger, choices, fits, leaves
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
 from posttrain.dialects.native.validate import show, validate
 from posttrain.dialects.sources import SourceMap, same_branch
-from posttrain.errors import Problem, nearest
+from posttrain.errors import ConfigError, Problem, nearest
 
 _NOTHING = object()
 
@@ -45,6 +46,7 @@ class Dialect:
     ]  # RunConfig fields that several keys decide together; complains through Reader
     unknown_keys: Literal["refuse", "warn"] = "refuse"
     built_in: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # what a defaults list may name
+    refers_to_defaults: bool = True  # whether ${...} may lead to a key that nobody wrote
 
 
 class Reader:
@@ -54,7 +56,7 @@ class Reader:
         self.ledger = ledger
         self.values = composed.values
         self.sources = composed.sources
-        self.problems: list[Problem] = []
+        self.problems: list[Problem] = list(composed.problems)
         self.unsupported: list[Problem] = []
         self.ignored: list[Ignored] = []
         self.warnings: list[str] = []
@@ -100,7 +102,9 @@ class Reader:
     def ignore(self, key: str, reason: str) -> None:
         """A key that has no effect in this configuration. Told only when it was written."""
         if self.written(key):
-            self.ignored.append(Ignored(key=key, reason=reason, where=self.sources.where(key)))
+            row = self.ledger.find(key)
+            asks = row is None or not any(_same(_at(self.values, key), one) for one in row.asks_nothing)
+            self.ignored.append(Ignored(key=key, reason=reason, where=self.sources.where(key), asks=asks))
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -120,7 +124,7 @@ def read_dialect(
         path,
         overrides,
         struct=dialect.unknown_keys == "refuse",
-        base=ledger.defaults(),
+        base=ledger.defaults() if dialect.refers_to_defaults else None,
         known=known,
         read=lambda file: read_with_defaults(file, dialect.built_in),
     )
@@ -141,7 +145,9 @@ def read_dialect(
     if not problems:
         warnings += [words.text(text) for text in warnings_of(config) if words.is_written(text)]
         problems += words.translate(check(config))
-        reader.unsupported += words.translate(unbuilt(config))
+        reader.unsupported += [
+            replace(problem, fix="--here runs without it") for problem in words.translate(unbuilt(config))
+        ]
     label = f"{dialect.name}@{version}" if version else dialect.name
     return LoadedConfig(
         config=config,
@@ -156,6 +162,23 @@ def read_dialect(
     )
 
 
+def refuse_entry(
+    dialect: Dialect, path: str | None, overrides: Sequence[str], version: str, entry: str, name: str
+) -> None:
+    """For a configuration of an entry point that is planned: everything wrong with its keys, and that it is planned.
+
+    Raises: ConfigError, always.
+    """
+    ledger = (dialect.ledger.at(version) if version else dialect.ledger).of(entry)
+    known = _Known(ledger)
+    read = partial(read_with_defaults, built_in={})
+    composed = compose(path, overrides, struct=True, base=ledger.defaults(), known=known, read=read)
+    reader = Reader(ledger, composed)
+    _look_at_every_key(dialect, reader, known, here=False)
+    what = f"this is {name}, which is planned; this version trains with reinforcement learning"
+    raise ConfigError([*reader.problems, Problem(what, where=path or "the command line")])
+
+
 def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here: bool) -> None:
     """Every key that was written is known, has the right type, and is mapped, ignored, planned or refused aloud."""
     ledger = reader.ledger
@@ -165,6 +188,7 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here:
         row = ledger.find(key)
         if row is None and (ledger.is_section(key) and isinstance(value, dict | None)):
             continue
+        inside = row is None  # a section whose names the user chooses; so are the types of what stands there
         if row is None:
             row = next((ledger.find(parent) for parent in _parents(key) if _holds_anything(ledger.find(parent))), None)
             if row is None:
@@ -172,7 +196,7 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here:
                 continue
         if not reader.written(key):
             continue
-        if not _right_type(reader, key, value, row):
+        if not inside and not _right_type(reader, key, value, row):
             continue
         _by_status(reader, key, value, row, here=here)
 
@@ -303,16 +327,18 @@ class Words:
         """The same sentence with our field names replaced by their keys; ours follows in brackets where units differ."""
 
         def theirs(match: re.Match[str]) -> str:
-            name = match[0]
+            name, value = match[1], match[2] or ""
             key = self._keys.get(name, "")
-            return key if key and name in self._plain else f"{name} ({key})" if key else name
+            if key and name in self._plain:
+                return f"{key}{value}"
+            return f"{name}{value} (by {key})" if key else f"{name}{value}"
 
         return _FIELD.sub(theirs, text)
 
     def is_written(self, text: str) -> bool:
         """Whether a warning that begins with one of our fields is about something the user wrote."""
         match = _FIELD.match(text)
-        return match is None or (bool(self._keys.get(match[0])) and self._reader.written(self._keys[match[0]]))
+        return match is None or (bool(self._keys.get(match[1])) and self._reader.written(self._keys[match[1]]))
 
     def translate(self, problems: Iterable[Problem]) -> list[Problem]:
         return [
@@ -328,8 +354,8 @@ class Words:
 
 
 _FIELD = re.compile(
-    r"\b(?:model|data|run|rollout|reward|group_filter|advantage|loss|policy|critic|reference|validation|checkpoint|"
-    r"tracking|placement)(?:\.[a-z_0-9]+)+\b"
+    r"\b((?:model|data|run|rollout|reward|group_filter|advantage|loss|policy|critic|reference|validation|checkpoint|"
+    r"tracking|placement)(?:\.[a-z_0-9]+)+)\b(=[\w.+-]*\w)?"
 )
 
 
@@ -363,6 +389,8 @@ class _Known:
     def absent(self, key: str, override: str) -> tuple[str, str]:
         row = self.ledger.find(key)
         peer = f"{self.ledger.dialect} {self.ledger.version}".strip()
+        if row is not None and row.status == "refused":
+            return f"{key} is refused: {row.reason}", ""
         if row is not None:
             return f"{key} is not in {peer}'s own file", f"a key that is not there yet needs a +: +{override}"
         return f"there is no key {key} in {peer}", self.fix(key)
@@ -402,7 +430,11 @@ def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
         node = tree
         *parents, leaf = name.split(".")
         for part in parents:
-            node = node.setdefault(part, {})
+            if not isinstance(
+                node.get(part), dict
+            ):  # not there yet, or a list, whose items cannot be named: refused later
+                node[part] = {}
+            node = node[part]
         value = fields[name]
         both = isinstance(value, dict) and isinstance(node.get(leaf), dict)
         node[leaf] = {**node[leaf], **value} if both else value

@@ -9,7 +9,9 @@ from posttrain.config import RunConfig
 from posttrain.config.group_filter import GroupFilterConfig
 from posttrain.errors import Problem, did_you_mean
 from posttrain.registry import ADVANTAGES
+from posttrain.rewards.where import WORKER_FIELDS, runs_here
 
+CODE_REWARDS = ("by_data_source", "code", "text2sql")
 BOUNDS = ("above_std", "above_mean", "below_mean")
 
 
@@ -28,6 +30,13 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
             fix="give the term's function another name",
             field="reward.terms",
         )
+    for index, term in enumerate(reward.terms):
+        if term.batched and term.path is None:
+            yield Problem(
+                f"{term.name} is asked about one response at a time: batched is for a function of your own",
+                fix="leave batched out, or name the function's file with path",
+                field=f"reward.terms.{index}.batched",
+            )
     limit = config.rollout.max_response_tokens
     if reward.overlong_buffer_tokens is not None and reward.overlong_buffer_tokens >= limit:
         yield Problem(
@@ -74,6 +83,10 @@ def _filter_problems(config: RunConfig) -> Iterator[Problem]:
 def reward_warnings(config: RunConfig) -> Iterator[str]:
     """What was asked for and has no effect, in sentences."""
     reward, advantage = config.reward, config.advantage
+    if runs_here(reward):
+        for name in WORKER_FIELDS:
+            if getattr(reward, name) != type(reward).model_fields[name].default:
+                yield f"reward.{name} has no effect: these rewards are scored in the process that trains (docs/rewards.md)"
     if reward.overlong_buffer_tokens is None and reward.overlong_penalty != 1:
         yield "reward.overlong_penalty has no effect: reward.overlong_buffer_tokens is not given"
     if reward.overlong_buffer_tokens is not None and reward.overlong_penalty == 0:
@@ -97,6 +110,9 @@ def reward_warnings(config: RunConfig) -> Iterator[str]:
     if advantage.whiten_rewards and known and "token_rewards" not in ADVANTAGES.inputs(advantage.name):
         readers = ", ".join(name for name in ADVANTAGES.names() if "token_rewards" in ADVANTAGES.inputs(name))
         yield f"advantage.whiten_rewards has no effect: {advantage.name} reads no token rewards ({readers} would)"
+    runs_code = any(term.name in CODE_REWARDS and term.path is None for term in reward.terms)
+    if reward.allow_unboxed_code and not runs_code:
+        yield f"reward.allow_unboxed_code has no effect: no term runs code ({', '.join(CODE_REWARDS)} may)"
     yield from _filter_warnings(config)
 
 

@@ -1,0 +1,21 @@
+"""What keeps model-written code in, said before a run that scores by running it."""
+
+from __future__ import annotations
+
+from posttrain.config import RunConfig
+from posttrain.dialects.reward_checks import CODE_REWARDS
+
+
+def box_text(config: RunConfig) -> list[str]:
+    """Lines for a person; none when no term runs code, or the rewards have not been checked (which looks for a box)."""
+    from posttrain.rewards.sandbox.layers import describe, probed
+
+    layers = probed()
+    if layers is None or not any(term.name in CODE_REWARDS and term.path is None for term in config.reward.terms):
+        return []
+    lines = describe(layers).splitlines()
+    if not layers.enough:
+        return [*lines, "It runs all the same, because reward.allow_unboxed_code is true"]
+    if config.reward.allow_unboxed_code:
+        lines.append("reward.allow_unboxed_code has no effect: the box holds")
+    return lines

@@ -1,0 +1,23 @@
+"""``posttrain doctor``: what this machine can run, and the install line for what it cannot. Never imports torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.util import find_spec
+
+import typer
+
+
+def doctor() -> None:
+    """Say what this machine can run, and how to install what is missing."""
+    from posttrain.registry import EXTRAS
+    from posttrain.rewards.sandbox.layers import describe, probe
+
+    typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {platform.machine()}")
+    typer.echo(f"{os.cpu_count()} processors\n")
+    typer.echo(describe(probe()))
+    typer.echo("\nOptional libraries:")
+    for library, extra in EXTRAS.items():
+        said = "installed" if find_spec(library) else f"not installed: pip install 'posttrain[{extra}]'"
+        typer.echo(f"  {library:<15}{said}")

@@ -1,0 +1,122 @@
+"""Rules between the keys of advantages, losses and rollout correction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from posttrain.config import RunConfig
+from posttrain.config.algorithm import RolloutCorrectionConfig
+from posttrain.errors import Problem, did_you_mean
+from posttrain.records.rejection import RULES, rejection_rules
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES
+
+SAMPLER_LOSSES = ("rollout_is",)  # the ratio is to the sampler's log-probs in any case
+WITHOUT_RATIO = ("cross_entropy", "gpg")
+_CORRECTION = "loss.rollout_correction"
+
+
+def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
+    """What cannot be run."""
+    yield from _correction_problems(config)
+    if config.advantage.name == "gdpo":
+        yield from _term_problems(config)
+    reward = config.reward
+    normalized = [name for name in ("normalize_mean", "normalize_std") if getattr(reward, name) != "none"]
+    if config.advantage.name == "remax" and normalized:
+        yield Problem(
+            f"remax compares rewards with that of a greedy response, and reward.{normalized[0]} changes the ones and not the "
+            "other",
+            fix=f"use reward.{normalized[0]}=none, or another estimator",
+            field=f"reward.{normalized[0]}",
+        )
+
+
+def _correction_problems(config: RunConfig) -> Iterator[Problem]:
+    correction, loss = config.loss.rollout_correction, config.loss.name
+    low, high = correction.weight_low, correction.weight_high
+    if low is not None and low > high:
+        yield Problem(
+            f"{_CORRECTION}.weight_low = {low:g} is above weight_high = {high:g}, so every weight would be 0",
+            fix=f"use a {_CORRECTION}.weight_low below weight_high",
+            field=f"{_CORRECTION}.weight_low",
+        )
+    if correction.reject and not correction.reject_bounds:
+        yield Problem(
+            f"{_CORRECTION}.reject has no bounds",
+            fix=f"give one bound for all rules or one for each, such as {_CORRECTION}.reject_bounds=['2.0']",
+            field=f"{_CORRECTION}.reject_bounds",
+        )
+    elif correction.reject:
+        try:
+            rejection_rules(correction.reject, correction.reject_bounds)
+        except ValueError as error:
+            unknown = [name for name in correction.reject if name not in RULES]
+            fix = did_you_mean(unknown[0], list(RULES), listed=True) if unknown else ""
+            yield Problem(
+                str(error),
+                fix=fix or "an upper bound above 0, or for k1 lower_upper with the lower one below, such as 0.5_2",
+                field=f"{_CORRECTION}.{'reject' if unknown else 'reject_bounds'}",
+            )
+    if correction.weights != "none" and loss in SAMPLER_LOSSES:
+        yield Problem(
+            f"the ratio of {loss} is to the sampler already, and {_CORRECTION}.weights would correct the gap twice",
+            fix=f"use {_CORRECTION}.weights=none, or another loss, such as ppo_clip or gpg",
+            field=f"{_CORRECTION}.weights",
+        )
+    elif correction.weights != "none" and correction.use_rollout_logprobs and loss not in WITHOUT_RATIO:
+        yield Problem(
+            f"with {_CORRECTION}.use_rollout_logprobs the ratio of {loss} is to the sampler, and {_CORRECTION}.weights would "
+            "correct the gap twice",
+            fix=f"use one of them, or a loss without a ratio: loss.name={WITHOUT_RATIO[1]}",
+            field=f"{_CORRECTION}.weights",
+        )
+
+
+def _term_problems(config: RunConfig) -> Iterator[Problem]:
+    advantage, reward = config.advantage, config.reward
+    known = [term.name for term in reward.terms]
+    known += [*(["model"] if reward.model else []), *(["overlong"] if reward.overlong_buffer_tokens else [])]
+    for name in advantage.terms:
+        base = name.split("/")[0]  # a term may give further numbers, as name/key
+        if base not in known and re.sub(r"_\d+$", "", base) not in known:  # a name used again is name_2
+            yield Problem(
+                f"advantage.terms names {name}, which is no term of the reward (known: {', '.join(known)})",
+                fix=did_you_mean(name, known, listed=True),
+                field="advantage.terms",
+            )
+    terms = len(advantage.terms or known)
+    if advantage.term_weights and len(advantage.term_weights) != terms:
+        yield Problem(
+            f"advantage.term_weights has {len(advantage.term_weights)} numbers for {terms} terms",
+            fix="give one for each term, in their order",
+            field="advantage.term_weights",
+        )
+
+
+def algorithm_warnings(config: RunConfig) -> Iterator[str]:
+    """What was asked for and has no effect, in sentences."""
+    correction, default = config.loss.rollout_correction, RolloutCorrectionConfig()
+    if correction.weights == "none":
+        for name in ("weight_high", "weight_low", "normalize"):
+            if getattr(correction, name) != getattr(default, name):
+                yield f"{_CORRECTION}.{name} has no effect: {_CORRECTION}.weights is none"
+    if correction.reject_bounds and not correction.reject:
+        yield f"{_CORRECTION}.reject_bounds has no effect: {_CORRECTION}.reject names no rule"
+    if config.loss.norm_tokens is not None and config.loss.aggregation != "sequence_mean_token_sum_norm":
+        yield f"loss.norm_tokens has no effect: loss.aggregation is {config.loss.aggregation}"
+    name = config.advantage.name
+    if config.loss.name in POLICY_LOSSES.names() and "advantages" not in POLICY_LOSSES.inputs(config.loss.name):
+        yield f"advantage.name has no effect: {config.loss.name} does not read advantages"
+    elif name in ADVANTAGES.names() and not {"rewards", "token_rewards"} & set(ADVANTAGES.inputs(name)):
+        yield from _unshaped(config)
+
+
+def _unshaped(config: RunConfig) -> Iterator[str]:
+    """What shapes the sum of the reward, for an estimator that reads its terms."""
+    reward, default = config.reward, type(config.reward)()
+    for name in ("zero_unless_stopped", "normalize_mean", "normalize_std", "clip"):
+        if getattr(reward, name) != getattr(default, name):
+            yield f"reward.{name} has no effect: {config.advantage.name} reads the terms of the reward, not their sum"
+    if reward.kl.coef:
+        yield f"reward.kl.coef has no effect: {config.advantage.name} reads the terms of the reward, not their sum"

@@ -1,0 +1,13 @@
+"""ROLL's configuration language."""
+
+from __future__ import annotations
+
+from posttrain.dialects.reading import Dialect
+from posttrain.dialects.roll.keys import LEDGER
+from posttrain.dialects.roll.presets import PRESETS
+from posttrain.dialects.roll.rules import rules
+
+# ROLL's defaults stand in its classes, which see a file after its references are resolved.
+DIALECT = Dialect(
+    name="roll", ledger=LEDGER, rules=rules, unknown_keys="warn", built_in=PRESETS, refers_to_defaults=False
+)

@@ -1,0 +1,40 @@
+"""What several keys of ROLL decide together, and what does not go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.keys.roles import CRITIC
+from posttrain.dialects.roll.rules.agentic import agentic
+from posttrain.dialects.roll.rules.batches import batches
+from posttrain.dialects.roll.rules.look import is_agentic, plain, uses_critic, uses_reference
+from posttrain.dialects.roll.rules.objective import advantage, correction, critic, kl, loss, template
+from posttrain.dialects.roll.rules.placement import layout
+from posttrain.dialects.roll.rules.rewards import rewards
+from posttrain.dialects.roll.rules.run import cadence, data, lengths, model, sampling, validation
+
+
+def rules(keys: Reader) -> dict[str, Any]:
+    """The RunConfig fields of all rows by rule."""
+    has_critic, has_reference = uses_critic(keys), uses_reference(keys)
+    sizes, placed = layout(keys, has_critic=has_critic, has_reference=has_reference)
+    fields = placed | model(keys) | cadence(keys) | lengths(keys) | sampling(keys) | template(keys)
+    fields |= advantage(keys) | kl(keys) | loss(keys) | correction(keys) | critic(keys)
+    fields["policy.optimizer.betas"] = _betas(keys, "actor_train")
+    if has_critic:
+        fields |= plain(keys, CRITIC) | {"critic.optimizer.betas": _betas(keys, "critic")}
+    else:
+        keys.ignore("critic", f"there is no critic: adv_estimator is {keys['adv_estimator']}")
+    if not has_reference:
+        keys.ignore("reference", "no KL is asked for (add_token_level_kl, use_kl_loss), so no reference is loaded")
+    if keys["is_pure_opd"] and keys["use_opd"]:
+        keys.problem("is_pure_opd and use_opd are both true", key="is_pure_opd", fix="keep one of them")
+    if is_agentic(keys):
+        return fields | agentic(keys)
+    fields |= batches(keys, sizes, has_reference=has_reference)
+    return fields | data(keys) | validation(keys) | rewards(keys)
+
+
+def _betas(keys: Reader, section: str) -> list[float]:
+    return [keys[f"{section}.training_args.adam_beta1"], keys[f"{section}.training_args.adam_beta2"]]

@@ -1,0 +1,67 @@
+"""Small questions that several rules ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.ledger import ABSENT, leaves
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.keys.role import Role
+
+CONFIG = "strategy_args.strategy_config"
+
+
+def uses_critic(keys: Reader) -> bool:
+    """gae, and nothing else, has a critic."""
+    return bool(keys["adv_estimator"] == "gae")
+
+
+def uses_reference(keys: Reader) -> bool:
+    """Whether a KL is asked for. (ROLL also loads a reference whenever init_kl_coef is above 0, and does not use it.)"""
+    in_reward = keys["add_token_level_kl"] and keys["init_kl_coef"] > 0
+    return bool(in_reward or (keys["use_kl_loss"] and keys["kl_loss_coef"] > 0))
+
+
+def is_agentic(keys: Reader) -> bool:
+    return any(keys.written(key) for key in ("custom_envs", "train_env_manager", "val_env_manager"))
+
+
+def plain(keys: Reader, role: Role) -> dict[str, Any]:
+    """The fields of a role's keys that need no more than a change of value."""
+    fields = {}
+    for name, here in role.mapped.items():
+        if here.plain:
+            value = keys[f"{role.section}.{name}"]
+            fields[here.fields] = here.to(value) if here.to else value
+    return {field: value for field, value in fields.items() if value is not None or field.endswith("warmup_updates")}
+
+
+def text_none(value: Any) -> Any:
+    """ROLL's files write None, which YAML reads as a text."""
+    return None if value == "None" else value
+
+
+def count(keys: Reader, key: str) -> int:
+    """A size that must be at least 1; complains and gives 1 when it is not."""
+    value = keys[key]
+    if value < 1:
+        keys.problem(f"{key} is {value}", key=key, fix=f"use at least 1, such as {key}={_default(keys, key)}")
+        return 1
+    return int(value)
+
+
+def _default(keys: Reader, key: str) -> Any:
+    row = keys.ledger.find(key)
+    shipped = row.default if row is not None else None
+    return shipped if shipped is not ABSENT and isinstance(shipped, int) and shipped >= 1 else 1
+
+
+def written_config(keys: Reader, section: str) -> dict[str, Any]:
+    """What was written in a role's strategy_config, by dotted name below it."""
+    at = f"{section}.{CONFIG}"
+    values = dict(leaves(keys.section(at)))
+    return {
+        name: value
+        for name, value in values.items()
+        if name and keys.written(f"{at}.{name}") and f"{at}.{name}" not in keys.bad
+    }

@@ -1,0 +1,272 @@
+"""Advantages, KL, the policy loss, masks, the correction of the sampler's gap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.ledger import fits
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.rules.look import text_none, uses_critic
+from posttrain.dialects.roll.rules.normalization import normalization
+from posttrain.errors import did_you_mean
+
+AGGREGATIONS = {
+    "token-mean": "token_mean",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
+}
+KL = {"kl": "k1", "abs": "abs", "mse": "k2"}
+PG_WORKERS = ("roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker",)
+PPO_WORKERS = (
+    "roll.pipeline.rlvr.actor_worker.ActorWorker",
+    "roll.pipeline.agentic.agentic_actor_worker.ActorWorker",
+    "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker",
+)
+_VALUE_KEYS = ("value_clip", "critic_warmup", "lambd")
+_LOSS_KEYS = {
+    "pg_clip": ("ppo_clip", "gspo"),
+    "use_pg_clip_range": ("ppo_clip", "gspo"),
+    "pg_clip_low": ("ppo_clip", "gspo"),
+    "pg_clip_high": ("ppo_clip", "gspo"),
+    "dual_clip_loss": ("ppo_clip",),
+    "importance_sampling": ("ppo_clip", "gspo"),
+}
+
+
+def advantage(keys: Reader) -> dict[str, Any]:
+    """The estimator, and what is done to rewards before and to advantages after it."""
+    name = keys["adv_estimator"]
+    if name == "agentic_reinforce":
+        keys.problem("agentic_reinforce is about turns, and this pipeline has single answers", key="adv_estimator",
+                     fix="use adv_estimator=reinforce")  # fmt: skip
+    elif name in ("gigpo", "step_reinforce"):
+        keys.warn(
+            f"adv_estimator={name} is reinforce in this pipeline, as in ROLL: its turns are those of environments"
+        )
+    samples = keys["num_return_sequences_in_group"]
+    if name == "grpo" and samples == 1:
+        keys.problem(
+            "grpo compares the responses to a prompt, and there is 1 (ROLL gets NaN rewards)",
+            key="num_return_sequences_in_group", fix="use num_return_sequences_in_group=8, or another number above 1",
+        )  # fmt: skip
+    norms = normalization(keys)
+    clip, whiten = keys["reward_clip"] or None, keys["whiten_advantages"]
+    fields: dict[str, Any] = {"advantage.clip": keys["advantage_clip"] or None}
+    if name == "grpo" and not _looks_at_tokens(keys) and clip is None:
+        by_std = norms["reward.normalize_std"] != "none"
+        fields |= {"advantage.name": "grpo", "advantage.normalize_by_std": by_std, "advantage.whiten": whiten}
+        return fields
+    if name == "gae":
+        fields |= {
+            "advantage.name": "gae", "advantage.gae_lambda": keys["lambd"], "advantage.estimator_whitens": whiten,
+        }  # fmt: skip
+    else:
+        fields |= {"advantage.name": "reinforce", "advantage.whiten": whiten}
+    return fields | norms | {
+        "reward.clip": clip,
+        "advantage.gamma": keys["gamma"],
+        "advantage.whiten_rewards": keys["whiten_rewards"],
+    }  # fmt: skip
+
+
+def _looks_at_tokens(keys: Reader) -> bool:
+    """Whether the tokens of a response can have different advantages, so that grpo is a sum of token rewards as in ROLL."""
+    return bool(keys["gamma"] != 1 or keys["add_token_level_kl"] or keys["whiten_rewards"])
+
+
+def kl(keys: Reader) -> dict[str, Any]:
+    """In the reward, in the loss, in both, or empty."""
+    fields: dict[str, Any] = {}
+    if keys["add_token_level_kl"] and keys["init_kl_coef"]:
+        kind = keys["kl_penalty"]
+        if kind == "full":
+            keys.problem("kl_penalty=full sums over an axis that a step's log-probs do not have; ROLL fails with it",
+                         key="kl_penalty", fix="use kl_penalty=kl, abs or mse")  # fmt: skip
+        fields |= {"reward.kl.coef": keys["init_kl_coef"], "reward.kl.estimator": KL.get(kind, "k1")}
+        if keys["target_kl"] is not None:
+            fields |= {"reward.kl.target": keys["target_kl"], "reward.kl.horizon_sequences": keys["kl_horizon"]}
+        else:
+            keys.ignore("kl_horizon", "the weight is fixed: there is no target_kl")
+    else:
+        reason = "init_kl_coef is 0" if keys["add_token_level_kl"] else "add_token_level_kl is false"
+        for key in ("init_kl_coef", "kl_penalty", "target_kl", "kl_horizon"):
+            keys.ignore(key, f"no KL is taken from the reward: {reason}")
+    if keys["use_kl_loss"] and keys["kl_loss_coef"]:
+        fields |= {"loss.kl_coef": keys["kl_loss_coef"], "loss.kl_estimator": "k3"}
+    elif keys["use_kl_loss"]:
+        keys.warn("use_kl_loss has no effect: kl_loss_coef is 0")
+    else:
+        keys.ignore("kl_loss_coef", "use_kl_loss is false")
+    return fields
+
+
+def critic(keys: Reader) -> dict[str, Any]:
+    """Settings of the top level that only a critic reads."""
+    if not uses_critic(keys):
+        for key in _VALUE_KEYS:
+            keys.ignore(key, f"there is no critic: adv_estimator is {keys['adv_estimator']}")
+        return {}
+    return {
+        "critic.value_clip": keys["value_clip"] or None,
+        "critic.aggregation": "sequence_mean_token_mean",
+        "critic.warmup_steps": keys["critic_warmup"],
+        "critic.optimizer.max_grad_norm": keys["max_grad_norm"] or None,
+    }
+
+
+def loss(keys: Reader) -> dict[str, Any]:
+    """The policy loss: its name, clipping, aggregation."""
+    fields = _variant(keys)
+    mode = keys["loss_agg_mode"]
+    fields["loss.aggregation"] = AGGREGATIONS[mode]
+    if mode == "seq-mean-token-sum-norm":
+        longest = keys["sequence_length"] or (keys["response_length"] or 0) + keys["prompt_length"]
+        fields["loss.norm_tokens"] = max(1, longest - 1)  # the width of ROLL's log-probs
+        keys.warn(
+            "loss_agg_mode=seq-mean-token-sum-norm is divided by the number of sequences here and not in ROLL: losses and "
+            "gradient norms are smaller by that, which AdamW levels out and max_grad_norm does not"
+        )
+    fields["policy.optimizer.max_grad_norm"] = keys["max_grad_norm"] or None
+    return fields
+
+
+def _variant(keys: Reader) -> dict[str, Any]:
+    """loss.name and the settings that this loss reads."""
+    worker, variant = keys["actor_train.worker_cls"], keys["actor_train.pg_variant"] or "vanilla"
+    is_pg = worker in PG_WORKERS or (worker or "").endswith("agentic_actor_pg_worker.ActorWorker")
+    if worker is not None and worker not in (*PG_WORKERS, *PPO_WORKERS):
+        keys.plan_only(f"actor_train.worker_cls={worker} is planned: workers of your own", key="actor_train.worker_cls",
+                       fix=f"remove it, or use {PG_WORKERS[0]}")  # fmt: skip
+    if not is_pg:
+        for key in (
+            "pg_variant",
+            "tis_lower_bound",
+            "tis_upper_bound",
+            "cispo_epsilon_low",
+            "cispo_epsilon_high",
+            "kimi15_tau",
+        ):
+            keys.ignore(f"actor_train.{key}", "read by the PG worker classes only (actor_train.worker_cls)")
+        return _clipped(keys)
+    for key, variants in (("tis_lower_bound", "tis"), ("tis_upper_bound", "tis"), ("cispo_epsilon_low", "cispo"),
+                          ("cispo_epsilon_high", "cispo"), ("kimi15_tau", "kimi15")):  # fmt: skip
+        if variant != variants:
+            keys.ignore(f"actor_train.{key}", f"pg_variant is {variant}")
+    if variant == "ppo":
+        return _clipped(keys)
+    for key in _LOSS_KEYS:
+        keys.ignore(key, f"pg_variant={variant} does not use it")
+    match variant:
+        case "tis":
+            low, high = keys["actor_train.tis_lower_bound"], keys["actor_train.tis_upper_bound"]
+            if not 0 <= low <= 1 <= high:
+                keys.problem(f"tis bounds {low:g} and {high:g} do not hold 1", key="actor_train.tis_lower_bound",
+                             fix="use bounds around 1, such as 0 and 1")  # fmt: skip
+                low, high = 0.0, 1.0
+            return {"loss.name": "cispo", "loss.clip_ratio_low": 1 - low, "loss.clip_ratio_high": high - 1}
+        case "cispo":
+            return {
+                "loss.name": "cispo",
+                "loss.clip_ratio_low": keys["actor_train.cispo_epsilon_low"],
+                "loss.clip_ratio_high": keys["actor_train.cispo_epsilon_high"],
+            }
+        case "kimi15":
+            return {"loss.name": "dro", "loss.dro_beta": keys["actor_train.kimi15_tau"]}
+        case "topr":
+            keys.plan_only("actor_train.pg_variant=topr is planned: a loss that is not there yet", key="actor_train.pg_variant",
+                           fix="use pg_variant=tis, which clips the same ratio for all samples")  # fmt: skip
+    return {"loss.name": "gpg"}
+
+
+def _clipped(keys: Reader) -> dict[str, Any]:
+    """PPO's clipping, with one ratio per token or per response."""
+    name = "gspo" if keys["importance_sampling"] == "seq" else "ppo_clip"
+    low = high = keys["pg_clip"]
+    if keys["use_pg_clip_range"]:
+        low, high = keys["pg_clip_low"], keys["pg_clip_high"]
+        if not keys["dual_clip_loss"]:
+            keys.ignore("pg_clip", "use_pg_clip_range is true: pg_clip_low and pg_clip_high count")
+    else:
+        for key in ("pg_clip_low", "pg_clip_high"):
+            keys.ignore(key, "use_pg_clip_range is false: pg_clip counts")
+    fields = {"loss.name": name, "loss.clip_ratio_low": low, "loss.clip_ratio_high": high}
+    if keys["dual_clip_loss"] and name == "ppo_clip":
+        fields["loss.dual_clip"] = 1 + 2 * keys["pg_clip"]
+    elif keys["dual_clip_loss"]:
+        keys.ignore("dual_clip_loss", "importance_sampling=seq has no dual clip here")
+    return fields
+
+
+_RULES = {"token": "token_k1", "geometric": "sequence_mean_k1", "sequence": "sequence_sum_k1"}
+_FILTER_KEYS: dict[str, Any] = {
+    "enabled": bool, "agg_type": str, "ratio_enabled": bool, "ratio_low": float, "ratio_high": float, "diff_enabled": bool,
+    "diff_low": float, "diff_high": float,
+}  # fmt: skip
+
+
+def correction(keys: Reader) -> dict[str, Any]:
+    """Weights and filters for a sampler whose log-probs are not the trainer's. Empty without."""
+    at, ours = "train_infer_correction", "loss.rollout_correction"
+    fields: dict[str, Any] = {}
+    kind, key = keys[f"{at}.is_weight.weight_type"], f"{at}.is_weight.weight_type"
+    if not keys[f"{at}.is_weight.enabled"]:
+        for name in ("weight_type", "upper_bound"):
+            keys.ignore(f"{at}.is_weight.{name}", "is_weight.enabled is false")
+    elif kind not in ("token", "sequence"):
+        keys.plan_only(f"{key}={kind} is planned: weights of turns or geometric means", key=key, fix=f"use {key}=token")
+    else:
+        bound = keys[f"{at}.is_weight.upper_bound"]
+        if bound is None:
+            bound = 1e9  # ROLL's null does not cut; a ratio is never larger, as log-ratios are clamped to 20
+        fields = {f"{ours}.weights": kind, f"{ours}.weight_high": bound}
+    rules, bounds = [], []
+    for index, item in enumerate(keys[f"{at}.filters"] or []):
+        found = _filter(keys, f"{at}.filters.{index}", item)
+        if found:
+            rules.append(found[0])
+            bounds.append(found[1])
+    return fields | ({f"{ours}.reject": rules, f"{ours}.reject_bounds": bounds} if rules else {})
+
+
+def _filter(keys: Reader, key: str, item: Any) -> tuple[str, str] | None:
+    """Our rule and its bounds, which are on sampler / trainer where ROLL's are on trainer / sampler."""
+    if not isinstance(item, dict) or any(
+        name not in _FILTER_KEYS or not fits(value, _FILTER_KEYS[name]) for name, value in item.items()
+    ):
+        keys.problem(f"{key} is {item!r}", key=key, fix=f"write a section of {', '.join(_FILTER_KEYS)}")
+        return None
+    kind = item.get("agg_type", "token")
+    if not item.get("enabled", False):
+        return None
+    if item.get("diff_enabled", False) or kind == "segment":
+        keys.plan_only(f"{key} is planned: filters by the difference of probabilities, or of turns", key=key,
+                       fix="use ratio_low and ratio_high, of token, geometric or sequence")  # fmt: skip
+        return None
+    low, high = item.get("ratio_low", 0.8), item.get("ratio_high", 1.2)
+    if kind not in _RULES or not 0 < low < high:
+        keys.problem(f"{key} keeps {kind} ratios from {low:g} to {high:g}", key=key,
+                     fix="use agg_type token, geometric or sequence, and 0 < ratio_low < ratio_high")  # fmt: skip
+        return None
+    return (_RULES[kind], f"{1 / high:.6g}_{1 / low:.6g}") if item.get("ratio_enabled", True) else None
+
+
+def template(keys: Reader) -> dict[str, Any]:
+    """Chat template of the prompts."""
+    key = "global_template" if text_none(keys["global_template"]) else "actor_train.data_args.template"
+    name = keys[key]
+    if key == "global_template":
+        keys.ignore("actor_train.data_args.template", "global_template goes before it")
+    if name in ("native", "qwen2_5"):
+        return {}
+    if name == "qwen3":
+        return {"data.chat_template_options.enable_thinking": True}
+    known = ("chatml", "base", "empty", "longCOT_qwen2.5", "longcot_V3")
+    if name in known:
+        keys.plan_only(f"{key}={name} is planned: templates besides the tokenizer's own", key=key,
+                       fix=f"use {key}=native, with a Jinja file in posttrain.model.chat_template_file if need be")  # fmt: skip
+        return {}
+    every = ("native", "qwen2_5", "qwen3", *known)
+    keys.problem(f"there is no template {name!r} (known: {', '.join(every)})", key=key,
+                 fix=did_you_mean(name, every, listed=True))  # fmt: skip
+    return {}

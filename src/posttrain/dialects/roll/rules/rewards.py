@@ -1,0 +1,191 @@
+"""Domains: which reward scores which rows, and which groups are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.keys.rewards import PLANNED_WORKERS, WORKERS
+from posttrain.errors import did_you_mean, nearest
+from posttrain.registry import REWARDS
+
+_PROBS = "actor_train.data_args.domain_interleave_probs"
+
+
+def rewards(keys: Reader) -> dict[str, Any]:
+    """reward.terms: one or two for every domain."""
+    domains = [name for name, section in keys.section("rewards").items() if isinstance(section, dict)]
+    for name, section in keys.section("rewards").items():
+        if not isinstance(section, dict):
+            keys.problem(f"rewards.{name} must be a section, not {section!r}", key=f"rewards.{name}",
+                         fix="give it a worker_cls")  # fmt: skip
+    if not domains:
+        keys.problem(
+            "there is no reward: rewards is empty", key="rewards",
+            fix="add one, such as rewards: {math_rule: {worker_cls: "
+            "roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker}}",
+        )  # fmt: skip
+        return {}
+    trained = _trained_domains(keys, domains)
+    terms = [term for name in domains for term in _terms(keys, name, alone=len(domains) == 1)]
+    fields: dict[str, Any] = {"reward.terms": terms} if terms else {}
+    return fields | _group_filter(keys, trained)
+
+
+def _trained_domains(keys: Reader, domains: list[str]) -> list[str]:
+    """The domains that a step draws from."""
+    shares = keys[_PROBS]
+    if not shares:
+        if len(domains) > 1:
+            keys.warn(f"without {_PROBS} a step draws from all rows as they come, and each is scored by its own domain's "
+                      "reward; ROLL refuses that")  # fmt: skip
+        return domains
+    unknown = [name for name in shares if name not in domains]
+    for name in unknown:
+        keys.problem(f"the domain {name} has no reward", key=f"{_PROBS}.{name}",
+                     fix=did_you_mean(name, domains) or f"add rewards.{name}")  # fmt: skip
+    strange = [name for name, share in shares.items() if isinstance(share, bool) or not isinstance(share, int | float)]
+    for name in strange:
+        keys.problem(
+            f"the share of {name} must be a number, not {shares[name]!r}", key=f"{_PROBS}.{name}", fix="such as 0.5"
+        )
+    if unknown or strange:
+        return domains
+    step = keys["rollout_batch_size"]
+    counts = prompts_by_domain(shares, step)
+    empty = [name for name, count in counts.items() if count < 1]
+    if empty:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        keys.problem(
+            f"{step} prompts are shared out as {told}: shares are of the step, and the last domain gets what is left",
+            key=_PROBS, fix="use shares that add up to 1 and give every domain a prompt",
+        )  # fmt: skip
+    elif len(shares) > 1:
+        keys.plan_only(f"{_PROBS} with {len(shares)} domains is planned: fixed shares of several tasks in a step", key=_PROBS,
+                       fix="remove it to draw from all rows as they come")  # fmt: skip
+    elif len(domains) > 1:
+        keys.warn(f"{_PROBS} names one of {len(domains)} domains: rows of the others in the training files are drawn too "
+                  "(ROLL leaves them out)")  # fmt: skip
+    return list(shares)
+
+
+def prompts_by_domain(shares: dict[str, float], prompts: int) -> dict[str, int]:
+    """Prompts of a step from each domain: the share, cut down; the last gets the rest."""
+    names = list(shares)
+    counts = {name: int(shares[name] * prompts) for name in names[:-1]}
+    return counts | {names[-1]: prompts - sum(counts.values())}
+
+
+def _terms(keys: Reader, domain: str, *, alone: bool) -> list[dict[str, Any]]:
+    at = f"rewards.{domain}"
+    worker, tags, options = keys[f"{at}.worker_cls"], keys[f"{at}.tag_included"], keys.section(f"{at}.options")
+    # Rows whose tag no domain includes belong to math_rule, so a single math_rule scores everything.
+    sources = [] if alone and (domain == "math_rule" or not tags) else list(tags)
+    if not sources and not alone:
+        keys.problem(f"{at} includes no tag, and there are several domains", key=f"{at}.tag_included",
+                     fix=f"use {at}.tag_included=[TAG, ...]")  # fmt: skip
+    if worker is None:
+        keys.problem(f"{at} has no worker_cls", key=f"{at}.worker_cls",
+                     fix=f"use one of {', '.join(WORKERS)}, or a reward of this program, such as exact_match")  # fmt: skip
+        return []
+    path, _, function = worker.rpartition(":")
+    name = worker.rpartition(".")[2]
+    if path.endswith(".py") or path.startswith("pkg://"):
+        found: tuple[tuple[str, dict[str, Any]], ...] = ((function, {}),)
+    elif worker in REWARDS.names():
+        path, found = "", ((worker, {}),)
+    elif name in WORKERS:
+        path, found = "", WORKERS[name]
+        if options:
+            keys.ignore(f"{at}.options", f"read with a reward of this program or a file, and {name} is ROLL's")
+            options = {}
+    elif name in PLANNED_WORKERS:
+        keys.plan_only(f"{at}.worker_cls={name} is planned: {PLANNED_WORKERS[name]}", key=f"{at}.worker_cls")
+        return []
+    else:
+        return _unknown_worker(keys, f"{at}.worker_cls", worker, name)
+    kind = keys[f"{at}.reward_type"]
+    if name == "CrossThinkQARuleRewardWorker" and kind is None:
+        keys.problem(
+            f"{at} needs a reward_type", key=f"{at}.reward_type", fix=f"use {at}.reward_type=loose, soft or strict"
+        )
+    if name != "CrossThinkQARuleRewardWorker":
+        keys.ignore(f"{at}.reward_type", "read by crossthinkqa only")
+    terms = []
+    for term, settings in found:
+        given = {"reward_type": kind} if term == "crossthinkqa" and name in WORKERS and kind else {}
+        one: dict[str, Any] = {"name": term, "options": {**settings, **given, **options}, "data_sources": sources}
+        terms.append(one | ({"path": path} if path else {}))
+    return terms
+
+
+def _unknown_worker(keys: Reader, key: str, worker: str, name: str) -> list[dict[str, Any]]:
+    guess = nearest(name, [*WORKERS, *PLANNED_WORKERS, *REWARDS.names()])
+    instead = f"did you mean {guess}?" if guess else "write your reward as a function and name it FILE.py:FUNCTION"
+    if "." in worker and guess is None:
+        keys.plan_only(f"{key}={worker} is planned: reward workers of your own", key=key, fix=instead)
+    else:
+        keys.problem(f"there is no reward {worker!r}", key=key, fix=instead)
+    return []
+
+
+def _group_filter(keys: Reader, domains: list[str]) -> dict[str, Any]:
+    """Dynamic sampling by query_filter_config, or leaving groups out by difficulty_mask."""
+    filters = {name: _query_filter(keys, name) for name in domains}
+    chosen = next(iter(filters.values()))
+    if any(other != chosen for other in filters.values()):
+        name = next(name for name, other in filters.items() if other != chosen)
+        keys.plan_only("different filters for different domains are planned", key=f"rewards.{name}.query_filter_config.type",
+                       fix="give all domains the same filter")  # fmt: skip
+    mask = keys["difficulty_mask"]
+    for key in ("difficulty_low_threshold", "difficulty_high_threshold"):
+        if not mask:
+            keys.ignore(key, "difficulty_mask is false")
+    if not mask:
+        return chosen
+    if chosen:
+        keys.plan_only(
+            "difficulty_mask beside a query filter is planned", key="difficulty_mask", fix="keep one of the two"
+        )
+        return chosen
+    if keys["num_return_sequences_in_group"] == 1:
+        keys.ignore("difficulty_mask", "with 1 response per prompt it masks nothing, in ROLL too")
+        return {}
+    return {
+        "group_filter.strategy": "drop",
+        "group_filter.above_std": None,
+        "group_filter.above_mean": keys["difficulty_low_threshold"],
+        "group_filter.below_mean": keys["difficulty_high_threshold"],
+    }
+
+
+def _query_filter(keys: Reader, domain: str) -> dict[str, Any]:
+    at = f"rewards.{domain}.query_filter_config"
+    kind = keys[f"{at}.type"]
+    down, up, std = (keys[f"{at}.filter_args.{name}"] for name in ("threshold_down", "threshold_up", "std_threshold"))
+    readers = {"mean_filter": ("threshold_down", "threshold_up"), "std_filter": ("std_threshold",)}.get(kind, ())
+    for name in ("threshold_down", "threshold_up", "std_threshold"):
+        if name not in readers:
+            keys.ignore(f"{at}.filter_args.{name}", f"{kind} does not read it")
+    if kind == "no_filter":
+        return {}
+    if keys["num_return_sequences_in_group"] == 1:
+        keys.ignore(f"{at}.type", "groups of 1 response are never filtered, in ROLL too")
+        return {}
+    if kind == "std_filter":
+        if std < 0:
+            keys.warn(
+                f"{at} keeps every group: no standard deviation is below {std:g}; 0 drops groups of equal rewards"
+            )
+            return {}
+        return {"group_filter.strategy": "refill", "group_filter.above_std": std}
+    if up is not None and down >= up:
+        keys.problem(f"no group has a mean above {down:g} and below {up:g}", key=f"{at}.filter_args.threshold_down",
+                     fix="use threshold_down below threshold_up, such as 0 and 1")  # fmt: skip
+        return {}
+    return {
+        "group_filter.strategy": "refill",
+        "group_filter.above_std": None,
+        "group_filter.above_mean": down,
+        "group_filter.below_mean": up,
+    }

@@ -1,0 +1,36 @@
+"""What several keys of SkyRL decide together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.skyrl.rules import algorithm, run
+from posttrain.dialects.skyrl.rules.batches import batches
+from posttrain.dialects.skyrl.rules.look import two_names
+from posttrain.dialects.skyrl.rules.loss import loss
+from posttrain.dialects.skyrl.rules.placement import placement
+from posttrain.dialects.skyrl.rules.roles import roles
+from posttrain.dialects.skyrl.rules.sampling import sampling
+
+
+def rules(keys: Reader) -> dict[str, Any]:
+    """RunConfig fields by dotted name. Roles that a run does without keep our defaults, so that equal runs are equal."""
+    fields = two_names(keys)
+    has_critic = algorithm.uses_critic(keys)
+    kl = algorithm.kl(keys)
+    places, copies = placement(keys, has_critic=has_critic, has_reference=bool(kl))
+    fields |= places | kl
+    fields |= algorithm.advantages(keys)
+    fields |= algorithm.dynamic_sampling(keys)
+    fields |= loss(keys)
+    fields |= batches(keys, copies, has_critic=has_critic)
+    fields |= roles(keys, has_critic=has_critic, has_reference=bool(kl))
+    fields |= sampling(keys)
+    for part in (run.data, run.reward, run.validation, run.checkpoints, run.trackers):
+        fields |= part(keys)
+    run.precision(keys)
+    return fields
+
+
+__all__ = ["rules"]

@@ -1,0 +1,134 @@
+"""Advantages, KL and dynamic sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.skyrl.rules.look import get
+from posttrain.errors import did_you_mean
+from posttrain.placement.batch import needs_values
+from posttrain.registry import ADVANTAGES
+
+_ALGORITHM = "trainer.algorithm"
+ESTIMATORS = {"reinforce++": "reinforce_plus_plus"}
+THEIR_ESTIMATORS = ("grpo", "gae", "rloo", "reinforce++", "maxrl")
+# Settings of estimators: their key -> our field, and its name among the estimator's settings.
+_SETTINGS = {
+    "grpo_norm_by_std": ("advantage.normalize_by_std", "normalize_by_std"),
+    "gamma": ("advantage.gamma", "gamma"),
+    "lambd": ("advantage.gae_lambda", "gae_lambda"),
+}
+
+
+def estimator_name(keys: Reader) -> str:
+    """Our name of the advantage estimator."""
+    name = keys[f"{_ALGORITHM}.advantage_estimator"]
+    return ESTIMATORS.get(name, name)
+
+
+def uses_critic(keys: Reader) -> bool:
+    """Whether the estimator needs values; it must have a critic then."""
+    needed = needs_values(estimator_name(keys))
+    if needed and not keys["trainer.critic.model.path"]:
+        key, path = "trainer.critic.model.path", keys["trainer.policy.model.path"]
+        name = keys[f"{_ALGORITHM}.advantage_estimator"]
+        keys.problem(f"{name} needs a critic, and {key} is null", key=key, fix=f"use {key}={path}")
+    return needed
+
+
+def advantages(keys: Reader) -> dict[str, Any]:
+    """The estimator and its settings."""
+    key = f"{_ALGORITHM}.advantage_estimator"
+    name, ours = keys[key], estimator_name(keys)
+    if ours not in ADVANTAGES.names():
+        known = [*THEIR_ESTIMATORS, *(own for own in ADVANTAGES.names() if own not in THEIR_ESTIMATORS)]
+        what = f"there is no advantage estimator {name!r} (known: {', '.join(known)})"
+        keys.problem(what, key=key, fix=did_you_mean(name, known, listed=True) or f"use {key}=grpo")
+        return {}
+    fields: dict[str, Any] = {"advantage.name": ours}
+    read = ADVANTAGES.settings(ours)
+    for setting, (field, argument) in _SETTINGS.items():
+        if argument in read:
+            fields[field] = get(keys, f"{_ALGORITHM}.{setting}")
+        else:
+            keys.ignore(f"{_ALGORITHM}.{setting}", f"{name} does not use it")
+    if ours == "grpo" and keys["generator.n_samples_per_prompt"] == 1:
+        fields["advantage.lone_sample_keeps_reward"] = True
+    return fields
+
+
+def kl(keys: Reader) -> dict[str, Any]:
+    """KL in the loss or in the reward; empty without. SkyRL has one at a time."""
+    in_loss, in_reward = keys[f"{_ALGORITHM}.use_kl_loss"], keys[f"{_ALGORITHM}.use_kl_in_reward"]
+    coef = keys[f"{_ALGORITHM}.kl_loss_coef"]
+    if in_loss and in_reward:
+        key = f"{_ALGORITHM}.use_kl_in_reward"
+        fix = f"use {_ALGORITHM}.use_kl_loss=false with {key}=true, or {key}=false"
+        keys.problem("the KL goes into the loss (use_kl_loss) or into the reward, not both", key=key, fix=fix)
+    if not in_reward:
+        for name in ("type", "kl_target", "horizon"):
+            keys.ignore(f"{_ALGORITHM}.kl_ctrl.{name}", "use_kl_in_reward is false")
+    if not in_loss and not in_reward:
+        for name in ("kl_loss_coef", "use_kl_estimator_k3", "use_abs_kl", "kl_estimator_type"):
+            keys.ignore(f"{_ALGORITHM}.{name}", "neither use_kl_loss nor use_kl_in_reward")
+        return {}
+    if in_loss:
+        return {"loss.kl_coef": coef, "loss.kl_estimator": _estimator(keys, in_loss=True)}
+    fields = {"reward.kl.coef": max(0.0, coef), "reward.kl.estimator": _estimator(keys, in_loss=False)}
+    return fields | _controller(keys)
+
+
+def _controller(keys: Reader) -> dict[str, Any]:
+    """Steering of the KL's weight; only with KL in the reward."""
+    kind, target, horizon = (get(keys, f"{_ALGORITHM}.kl_ctrl.{name}") for name in ("type", "kl_target", "horizon"))
+    if kind == "fixed":
+        for name in ("kl_target", "horizon"):
+            keys.ignore(f"{_ALGORITHM}.kl_ctrl.{name}", "kl_ctrl.type is fixed")
+        return {}
+    if horizon < 1 or horizon != int(horizon):
+        key = f"{_ALGORITHM}.kl_ctrl.horizon"
+        what = f"{key} must be a whole number of sequences above 0, not {horizon}"
+        keys.problem(what, key=key, fix=f"use {key}=10000")
+        return {"reward.kl.target": target}
+    return {"reward.kl.target": target, "reward.kl.horizon_sequences": int(horizon)}
+
+
+def _estimator(keys: Reader, *, in_loss: bool) -> str:
+    """Which estimate: by kl_estimator_type, or by the two switches that it took the place of."""
+    k3, absolute, kind = (f"{_ALGORITHM}.{name}" for name in ("use_kl_estimator_k3", "use_abs_kl", "kl_estimator_type"))
+    switches = [key for key in (k3, absolute) if keys.written(key)]
+    of_august = get(keys, kind) is not None
+    if of_august and keys.written(kind):
+        for key in switches:
+            keys.problem(f"{kind} took the place of {key}, and both are written", key=key, fix=f"remove {key}")
+        return str(get(keys, kind))
+    if of_august:  # August 2025, nothing written about the type: the switches go first
+        return "abs" if keys[absolute] else "k3" if keys[k3] else str(keys[kind])
+    if keys[k3]:
+        keys.ignore(absolute, "use_kl_estimator_k3 goes first")
+        return "k3"
+    if in_loss:
+        keys.ignore(absolute, "the KL in the loss does not read it (kl_estimator_type=abs does that)")
+        return "k1"
+    return "abs" if keys[absolute] else "k1"
+
+
+def dynamic_sampling(keys: Reader) -> dict[str, Any]:
+    """What happens to prompts without a signal; empty when nothing does."""
+    section = f"{_ALGORITHM}.dynamic_sampling"
+    kind, batches, share = (
+        get(keys, f"{section}.{name}") for name in ("type", "max_sample_batches", "min_replace_ratio")
+    )
+    drop = f"{_ALGORITHM}.zero_variance_filter"
+    if kind != "replace":
+        keys.ignore(f"{section}.min_replace_ratio", "dynamic_sampling.type is not replace")
+    if kind is None:
+        keys.ignore(f"{section}.max_sample_batches", "dynamic_sampling.type is null")
+        return {"group_filter.strategy": "drop"} if get(keys, drop) else {}
+    keys.ignore(drop, "dynamic sampling leaves no such prompts")
+    fields: dict[str, Any] = {
+        "group_filter.strategy": "refill" if kind == "filter" else "replace",
+        "group_filter.max_batches": batches if batches > 0 else None,
+    }
+    return fields | ({"group_filter.min_kept_share": share} if kind == "replace" else {})

@@ -1,0 +1,164 @@
+"""Policy, critic and reference: weights, optimizers, learning rates, and what their engines are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.ledger import leaves
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.skyrl.rules.look import get, ignore_all, joined
+from posttrain.errors import did_you_mean
+
+SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "inverse_sqrt": "inverse_square_root",
+    "warmup_stable_decay": "warmup_stable_decay",
+}
+PLANNED_SCHEDULES = (
+    "cosine_with_restarts",
+    "polynomial",
+    "reduce_lr_on_plateau",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+)
+_FSDP = ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy", "mixed_precision")
+_KINDS = {"policy": "train", "critic": "train", "ref": "eval"}
+_OURS = {"policy": "policy", "critic": "critic", "ref": "reference"}
+
+
+def roles(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:
+    """The fields of the models that the run has; what was written about the others is told."""
+    _check_strategy(keys)
+    fields = _trained(keys, "policy")
+    fields["model.gradient_checkpointing"] = keys["trainer.gradient_checkpointing"]
+    if has_critic:
+        path = keys["trainer.critic.model.path"]
+        fields |= _trained(keys, "critic")
+        fields["critic.path"] = None if path == keys["trainer.policy.model.path"] else path
+        fields["critic.gradient_checkpointing"] = keys["trainer.gradient_checkpointing"]
+        fields["critic.value_clip"] = keys["trainer.algorithm.value_clip"]
+        fields["critic.aggregation"] = "sequence_mean_token_mean"
+    else:
+        estimator = keys["trainer.algorithm.advantage_estimator"]
+        sections = ("trainer.critic", "trainer.critic_mini_batch_size", "trainer.algorithm.value_clip")
+        ignore_all(keys, sections, f"no critic: {estimator} needs no values (gae does)")
+    if has_reference:
+        fields |= _reference(keys)
+    else:
+        ignore_all(keys, ("trainer.ref",), "no reference: neither use_kl_loss nor use_kl_in_reward")
+    _tell_unread_sections(keys, [role for role in _OURS if role != "critic" or has_critic])
+    return fields
+
+
+def _reference(keys: Reader) -> dict[str, Any]:
+    fields = {f"reference.engine_options.{name}": value for name, value in _engine_options(keys, "ref").items()}
+    shared = keys["trainer.ref.sequence_parallel_size"]
+    if shared != 1:
+        fields["reference.engine_options.sequence_parallel_size"] = shared
+    path = get(keys, "trainer.ref.model.path")
+    if path is not None and path != keys["trainer.policy.model.path"]:
+        fields["reference.path"] = path
+    return fields
+
+
+def _trained(keys: Reader, role: str) -> dict[str, Any]:
+    """Optimizer, schedule and engine options of policy or critic."""
+    section, norm = f"trainer.{role}.optimizer_config", keys[f"trainer.{role}.optimizer_config.max_grad_norm"]
+    betas = keys[f"{section}.adam_betas"]
+    if len(betas) != 2:
+        what = f"{section}.adam_betas has {len(betas)} numbers, and AdamW takes two"
+        keys.problem(what, key=f"{section}.adam_betas", fix="write [0.9, 0.999]")
+        betas = [0.9, 0.999]
+    fields = {
+        f"{role}.optimizer.lr": keys[f"{section}.lr"],
+        f"{role}.optimizer.betas": betas,
+        f"{role}.optimizer.weight_decay": keys[f"{section}.weight_decay"],
+        f"{role}.optimizer.max_grad_norm": norm if norm > 0 else None,
+    }
+    options = {"offload_after_step": keys[f"{section}.offload_after_step"], **_engine_options(keys, role)}
+    fields |= {f"{role}.engine_options.{name}": value for name, value in options.items()}
+    return fields | _schedule(keys, role)
+
+
+def _schedule(keys: Reader, role: str) -> dict[str, Any]:
+    section = f"trainer.{role}.optimizer_config"
+    name = get(keys, f"{section}.scheduler")
+    warmup = _warmup(keys, role)
+    fields: dict[str, Any] = {}
+    if name in PLANNED_SCHEDULES:
+        keys.plan_only(f"the scheduler {name} is planned", key=f"{section}.scheduler", fix="use cosine, or linear")
+    elif name not in SCHEDULES:
+        known = [*SCHEDULES, *PLANNED_SCHEDULES]
+        what = f"there is no scheduler {name!r} (known: {', '.join(known)})"
+        keys.problem(what, key=f"{section}.scheduler", fix=did_you_mean(name, known, listed=True) or "use cosine")
+    else:
+        fields[f"{role}.schedule.name"] = SCHEDULES[name]
+    if name == "constant":
+        for key in (f"{section}.num_warmup_steps", "trainer.num_warmup_steps"):
+            keys.ignore(key, "the scheduler constant has no warm-up (constant_with_warmup has)")
+    elif warmup:
+        fields[f"{role}.schedule.warmup_updates"] = warmup
+    return fields
+
+
+def _warmup(keys: Reader, role: str) -> int:
+    """Updates of warm-up, under the name of June or of August 2025."""
+    june, august = "trainer.num_warmup_steps", f"trainer.{role}.optimizer_config.num_warmup_steps"
+    if august not in keys.ledger.by_name or not keys.written(august):
+        return int(keys[june])
+    if keys.written(june):
+        keys.problem(f"{august} took the place of {june}, and both are written", key=august, fix="keep one of them")
+    return int(keys[august])
+
+
+def _engine_options(keys: Reader, role: str) -> dict[str, Any]:
+    """What the role's engine is told in its own words, by dotted name: FSDP's section or DeepSpeed's, none for Megatron."""
+    strategy = keys["trainer.strategy"]
+    if strategy == "deepspeed":
+        return dict(leaves(_deepspeed(keys, role)))
+    if strategy == "megatron":
+        return {}
+    given = {name: keys[f"trainer.{role}.fsdp_config.{name}"] for name in _FSDP}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _deepspeed(keys: Reader, role: str) -> dict[str, Any]:
+    """The tree of deepspeed_config.train or .eval, with what was written about this role alone laid upon it."""
+    shared, own = keys.section(f"deepspeed_config.{_KINDS[role]}"), keys.section(f"trainer.{role}.deepspeed_config")
+    tree = joined(shared, own)
+    tree.pop("gradient_clipping", None)  # the optimizer's max_grad_norm
+    return tree
+
+
+def _tell_unread_sections(keys: Reader, present: list[str]) -> None:
+    strategy = keys["trainer.strategy"]
+    for role in present:
+        if strategy in ("deepspeed", "megatron"):
+            ignore_all(keys, (f"trainer.{role}.fsdp_config",), f"trainer.strategy is {strategy}")
+        if strategy != "deepspeed":
+            keys.ignore(f"trainer.{role}.deepspeed_config", f"trainer.strategy is {strategy}")
+    if strategy != "deepspeed":
+        ignore_all(keys, ("deepspeed_config",), f"trainer.strategy is {strategy}")
+
+
+def _check_strategy(keys: Reader) -> None:
+    """Checks i, j and q. SkyRL makes those about the critic without a critic too."""
+    strategy = keys["trainer.strategy"]
+    for role in ("policy", "critic"):
+        offload = f"trainer.{role}.fsdp_config.cpu_offload"
+        if strategy == "fsdp" and keys[offload]:
+            what = f"FSDP1 cannot train with weights in CPU memory ({offload}=true)"
+            keys.problem(what, key=offload, fix=f"use {offload}=false, or trainer.strategy=fsdp2")
+        if strategy != "deepspeed":
+            continue
+        after = f"trainer.{role}.optimizer_config.offload_after_step"
+        if not keys[after]:
+            keys.problem(f"DeepSpeed offloads after every step: {after} is false", key=after, fix=f"use {after}=true")
+    if strategy == "deepspeed":
+        stage = _deepspeed(keys, "policy").get("zero_optimization", {}).get("stage")
+        if stage != 3:
+            key = "deepspeed_config.train.zero_optimization.stage"
+            keys.problem(f"SkyRL runs DeepSpeed at ZeRO stage 3, not {stage}", key=key, fix=f"use {key}=3")

@@ -1,0 +1,181 @@
+"""Data, scoring, validation, checkpoints and trackers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.skyrl.keys.records import TRACKERS
+from posttrain.dialects.skyrl.rules.look import get
+from posttrain.errors import did_you_mean
+from posttrain.registry import REWARDS
+
+_FILES = (".parquet", ".json", ".jsonl")
+_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+# SkyRL's environments that are a scorer: the reward term that scores as they do.
+SCORERS: dict[str, dict[str, Any]] = {
+    "gsm8k": {"name": "gsm8k", "options": {"which": "first"}},
+    "aime": {"name": "math_dapo", "options": {"box_fallback": False, "stop_at_tag": True}},
+}
+PLANNED_ENVIRONMENTS = (
+    "gsm8k_multi_turn",
+    "text2sql",
+    "search",
+    "searchcode",
+    "lcb",
+    "multiply",
+    "llm_as_a_judge",
+    "rlm",
+)
+
+
+def data(keys: Reader) -> dict[str, Any]:
+    """Files; prompts that are too long are dropped."""
+    files = _files(keys, "data.train_data")
+    if not files and "data.train_data" not in keys.bad:
+        keys.problem("data.train_data names no file", key="data.train_data", fix="use data.train_data=[FILE.parquet]")
+    return {
+        "data.train_files": files,
+        "data.max_prompt_tokens": keys["trainer.max_prompt_length"],
+        "data.overlong_prompts": "filter",
+    }
+
+
+def _files(keys: Reader, key: str) -> list[str]:
+    given = keys[key]
+    files = [given] if isinstance(given, str) and given else given or []
+    for file in files:
+        ending = PurePosixPath(file).suffix
+        if ending in _FILES:
+            continue
+        if _HUB.fullmatch(file) and not Path(file).exists():
+            keys.plan_only(f"reading {file} from the Hugging Face hub is planned", key=key, fix="name a .parquet file")
+        else:
+            what = f"{file} is no data file: SkyRL reads {', '.join(_FILES)}"
+            keys.problem(what, key=key, fix="convert it to .parquet, or .jsonl with one row per line")
+    return list(files)
+
+
+def reward(keys: Reader) -> dict[str, Any]:
+    """The scorer that an environment stands for, and the buffer of SkyRL's DAPO example."""
+    section = "trainer.algorithm.overlong_buffer"
+    length, factor = keys[f"{section}.len"], keys[f"{section}.penalty_factor"]
+    fields: dict[str, Any] = {"reward.terms": [_term(keys)]}
+    if length is not None:
+        fields["reward.overlong_buffer_tokens"] = length
+        fields["reward.overlong_penalty"] = 1.0 if factor is None else factor
+    else:
+        keys.ignore(f"{section}.penalty_factor", "there is no overlong_buffer.len")
+    return fields
+
+
+def _term(keys: Reader) -> dict[str, Any]:
+    key = "environment.env_class"
+    name = keys[key]
+    if keys.written("posttrain.reward.terms"):
+        keys.ignore(key, "posttrain.reward.terms says what scores responses")
+        return SCORERS["gsm8k"]
+    options = _env_config(keys, name)
+    if name in SCORERS:
+        return {"name": SCORERS[name]["name"], "options": SCORERS[name]["options"] | options}
+    known = [*SCORERS, *PLANNED_ENVIRONMENTS, *(own for own in REWARDS.names() if own not in (*SCORERS, "search"))]
+    if name in PLANNED_ENVIRONMENTS:
+        fix = "use gsm8k, aime, or a scorer of this program, such as exact_match"
+        keys.plan_only(f"the environment {name} is planned", key=key, fix=fix)
+    elif name not in known:
+        guess = did_you_mean(name, known, listed=True)
+        own = "a function of yours goes into +posttrain.reward.terms=[{path: FILE, name: FUNCTION}]"
+        what = f"there is no environment {name!r} (known: {', '.join(known)})"
+        keys.problem(what, key=key, fix=guess or own)
+    else:
+        return {"name": name, "options": options}
+    return SCORERS["gsm8k"]  # so that the rest can be planned
+
+
+def _env_config(keys: Reader, name: str) -> dict[str, Any]:
+    """What is written for the environment called ``name``; what is written for others of the user's is told."""
+    section = "environment.skyrl_gym"
+    for other in keys.section(section):
+        if other != name and not any(row.startswith(f"{section}.{other}") for row in keys.ledger.by_name):
+            keys.ignore(f"{section}.{other}", f"environment.env_class is {name}")
+    config = keys.section(f"{section}.{name}")
+    return {} if name in PLANNED_ENVIRONMENTS else config
+
+
+def validation(keys: Reader) -> dict[str, Any]:
+    """When held-out prompts are scored; eval_interval <= 0 switches all of it off, and no file is read."""
+    every = keys["trainer.eval_interval"]
+    if every <= 0:
+        off = "trainer.eval_interval is 0 or less: no validation"
+        for key in ("data.val_data", "generator.eval_sampling_params", "generator.eval_n_samples_per_prompt"):
+            keys.ignore(key, off)
+        if keys["trainer.eval_before_train"]:
+            keys.ignore("trainer.eval_before_train", off)
+        return {
+            "data.validation_files": [],
+            "validation.every_steps": None,
+            "validation.before_training": False,
+            "validation.after_training": False,
+        }
+    files = _files(keys, "data.val_data")
+    return {
+        "data.validation_files": files,
+        "validation.every_steps": every if files else None,
+        "validation.before_training": keys["trainer.eval_before_train"],
+        "validation.after_training": True,
+    }
+
+
+def checkpoints(keys: Reader) -> dict[str, Any]:
+    """What is saved and kept, and where the run goes on from."""
+    every, kept = keys["trainer.ckpt_interval"], keys["trainer.max_ckpts_to_keep"]
+    if kept == 0:
+        key = "trainer.max_ckpts_to_keep"
+        keys.problem(f"{key}=0 would keep no checkpoint", key=key, fix=f"use {key}=-1 for all, or {key}=1")
+    fields: dict[str, Any] = {
+        "checkpoint.every_steps": every if every > 0 else None,
+        "checkpoint.at_end": every > 0,
+        "checkpoint.keep_last": kept if kept > 0 else None,
+    }
+    return fields | _resume(keys)
+
+
+def _resume(keys: Reader) -> dict[str, Any]:
+    mode, path = keys["trainer.resume_mode"], keys["trainer.resume_path"]
+    key = "trainer.resume_path"
+    if mode != "from_path":
+        keys.ignore(key, f"trainer.resume_mode is {mode or 'null'}, not from_path")
+        return {"run.resume": "auto" if mode == "latest" else "never"}
+    if not path or not PurePosixPath(path).name.startswith("global_step_"):
+        what = (
+            f"resume_mode=from_path needs {key}, which is null"
+            if not path
+            else f"{path} is no checkpoint: the folder's name must be global_step_N"
+        )
+        keys.problem(what, key=key, fix=f"use {key}=FOLDER/global_step_10, or trainer.resume_mode=latest")
+        return {}
+    return {"run.resume": "auto", "run.resume_path": path}
+
+
+def trackers(keys: Reader) -> dict[str, Any]:
+    """Where metrics go."""
+    key = "trainer.logger"
+    given = keys[key]
+    names = []
+    for name in [given] if isinstance(given, str) else given:
+        if name == "vemlp_wandb":
+            keys.plan_only("the tracker vemlp_wandb is planned", key=key, fix=f"use {key}=wandb")
+        elif name in TRACKERS:
+            names.append(name)
+        else:
+            what = f"there is no tracker {name!r} (known: {', '.join(TRACKERS)})"
+            keys.problem(what, key=key, fix=did_you_mean(name, TRACKERS, listed=True) or f"use {key}=console")
+    return {"tracking.trackers": list(dict.fromkeys(names))}
+
+
+def precision(keys: Reader) -> None:
+    """Tell that what FSDP computes in follows trainer.bf16 here."""
+    if not get(keys, "trainer.bf16") and keys["trainer.strategy"] in ("fsdp", "fsdp2"):
+        keys.warn("trainer.bf16=false computes in float32 here; SkyRL's FSDP would still compute in bfloat16")

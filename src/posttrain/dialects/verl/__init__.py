@@ -1,0 +1,31 @@
+"""verl's configuration language: ppo_trainer.yaml, sft_trainer.yaml, evaluation.yaml, generation.yaml, of 0.2 and 0.4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Dialect
+from posttrain.dialects.verl.keys import LEDGER
+from posttrain.dialects.verl.rules import rules
+
+
+def _ppo_trainer() -> dict[str, Any]:
+    return LEDGER.of("train").defaults()
+
+
+def _ppo_megatron_trainer() -> dict[str, Any]:
+    """What verl's Megatron file says otherwise."""
+    tree = _ppo_trainer()
+    tree["actor_rollout_ref"]["actor"]["strategy"] = "megatron"
+    tree["actor_rollout_ref"]["model"]["enable_gradient_checkpointing"] = False
+    tree["actor_rollout_ref"]["rollout"]["load_format"] = "dummy_megatron"
+    tree["critic"]["model"]["enable_gradient_checkpointing"] = False
+    return tree
+
+
+DIALECT = Dialect(
+    name="verl",
+    ledger=LEDGER,
+    rules=rules,
+    built_in={"ppo_trainer": _ppo_trainer, "ppo_megatron_trainer": _ppo_megatron_trainer},
+)

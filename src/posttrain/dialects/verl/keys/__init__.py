@@ -1,0 +1,39 @@
+"""The key ledger of verl, by section of its configuration."""
+
+from __future__ import annotations
+
+from posttrain.dialects.ledger import Ledger
+from posttrain.dialects.verl.keys import (
+    actor,
+    algorithm,
+    critic,
+    data,
+    entries,
+    model,
+    ref,
+    reward,
+    rollout,
+    trainer,
+    translated,
+    turns,
+)
+
+LEDGER = Ledger(
+    dialect="verl",
+    version="0.4",
+    versions=("0.2", "0.4"),
+    rows=(
+        *data.ROWS,
+        *model.ROWS,
+        *actor.ROWS,
+        *ref.ROWS,
+        *rollout.ROWS,
+        *turns.ROWS,
+        *critic.ROWS,
+        *reward.ROWS,
+        *algorithm.ROWS,
+        *trainer.ROWS,
+        *entries.ROWS,
+        *translated.ROWS,
+    ),
+)

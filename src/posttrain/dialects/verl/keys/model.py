@@ -1,0 +1,135 @@
+"""Keys of actor_rollout_ref.model: the weights and how they are loaded."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
+from posttrain.dialects.verl.keys.words import ALWAYS_FUSED, ALWAYS_PACKED, IMAGES, LORA, MODEL
+
+_WEIGHTS: tuple[Key, ...] = (
+    refused(
+        "actor_rollout_ref.hybrid_engine",
+        bool,
+        True,
+        "actor and rollout share their devices here, as in verl, which has no other way either",
+        "actor and rollout share their devices",
+    ),
+    ignored("actor_rollout_ref.nccl_timeout", int, ABSENT, "one device has no collectives to wait for", "seconds"),
+    mapped(
+        f"{MODEL}.path",
+        str,
+        "~/models/deepseek-llm-7b-chat",
+        "model.path",
+        "folder or hub id of weights and tokenizer, for actor, rollout and reference",
+    ),
+    mapped(
+        f"{MODEL}.external_lib",
+        list[str] | str | None,
+        None,
+        "model.external_modules",
+        "Python modules imported before the model is loaded",
+        by_rule=True,
+        change="one list with those of the critic and the reward model",
+        note="verl's page calls it external_libs in one place; the key is external_lib.",
+    ),
+    mapped(
+        f"{MODEL}.override_config",
+        dict,
+        {},
+        "model.config_overrides",
+        "fields of the model's config.json to set",
+        by_rule=True,
+        change="for megatron, those below model_config",
+        note="The nested form that verl's page shows is that of the Megatron file; the FSDP file's is flat. Both are read.",
+    ),
+    mapped(
+        f"{MODEL}.override_config.**",
+        Any,
+        ABSENT,
+        "model.config_overrides",
+        "one field of the model's config.json",
+        by_rule=True,
+    ),
+    mapped(
+        f"{MODEL}.override_config.model_config",
+        dict,
+        ABSENT,
+        "model.config_overrides",
+        "the same, as the Megatron file nests them",
+        by_rule=True,
+    ),
+    planned(
+        f"{MODEL}.override_config.moe_config.freeze_moe_router",
+        bool,
+        ABSENT,
+        "mixtures of experts",
+        "Megatron: the router is not trained",
+        off=(False,),
+    ),
+    mapped(
+        f"{MODEL}.trust_remote_code",
+        bool,
+        False,
+        "model.trust_remote_code",
+        "let code from the model's folder run",
+        since="0.4",
+    ),
+    planned(
+        f"{MODEL}.custom_chat_template",
+        str | None,
+        None,
+        "chat templates given as text (a file works: posttrain.model.chat_template_file)",
+        "chat template, as text",
+        since="0.4",
+    ),
+    ignored(f"{MODEL}.use_shm", bool, False, "weights are loaded once", "copy the weights to /dev/shm", since="0.4"),
+)
+
+_COMPUTE: tuple[Key, ...] = (
+    mapped(
+        f"{MODEL}.enable_gradient_checkpointing",
+        bool,
+        True,
+        "model.gradient_checkpointing",
+        "recompute activations in the actor's backward pass",
+        note="verl's page shows False; the FSDP file says True, the Megatron file False.",
+    ),
+    planned(
+        f"{MODEL}.enable_activation_offload",
+        bool,
+        False,
+        "activations kept on the CPU",
+        "move activations to the CPU between forward and backward",
+        since="0.4",
+        cluster=True,
+    ),
+    ignored(
+        f"{MODEL}.use_remove_padding",
+        bool,
+        False,
+        ALWAYS_PACKED,
+        "pack sequences instead of padding them; must be true with sequence parallelism",
+    ),
+    ignored(f"{MODEL}.use_liger", bool, False, ALWAYS_FUSED, "Liger kernels", since="0.4"),
+    ignored(f"{MODEL}.use_fused_kernels", bool, False, ALWAYS_FUSED, "log-probs without keeping logits", since="0.4"),
+    ignored(
+        f"{MODEL}.fused_kernel_options.impl_backend",
+        Literal["torch", "triton"],
+        "torch",
+        ALWAYS_FUSED,
+        "which implementation of the fused kernels",
+        since="0.4",
+    ),
+    ignored(
+        f"{MODEL}.tiled_mlp.**", Any, ABSENT, "it saves memory and changes no number", "MLP in tiles", since="later"
+    ),
+    planned(f"{MODEL}.lora_rank", int, 0, LORA, "rank of the adapters; 0 trains all weights", since="0.4"),
+    planned(f"{MODEL}.lora_alpha", int | float, 16, LORA, "scale of the adapters", since="0.4"),
+    planned(f"{MODEL}.target_modules", list[str] | str, "all-linear", LORA, "modules that get an adapter", since="0.4"),
+    planned(f"{MODEL}.exclude_modules", list[str] | str | None, None, LORA, "modules that get none", since="0.4"),
+    planned(f"{MODEL}.lora_adapter_path", str | None, ABSENT, LORA, "adapter to start from", since="later"),
+    planned(f"{MODEL}.freeze_vision_tower", bool, ABSENT, IMAGES, "do not train it", off=(False,), since="later"),
+)
+
+ROWS: tuple[Key, ...] = (*_WEIGHTS, *_COMPUTE)

@@ -1,0 +1,224 @@
+"""Rows that several roles have alike: sharding, precision, checkpoint contents, profilers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
+from posttrain.dialects.verl.keys.words import CONTENTS, PRECISION, PROFILERS
+
+_EVERYTHING = ("model", "optimizer", "extra")
+SAVED = tuple(list(order) for order in permutations(_EVERYTHING))  # the order says nothing
+
+
+def sharding_rows(section: str, options: str, *, trained: bool, since: str = "") -> tuple[Key, ...]:
+    """``section`` is a fsdp_config; ``options`` our engine_options of the role."""
+    later = since or "0.4"
+    rows: list[Key] = [
+        mapped(
+            f"{section}.wrap_policy.min_num_params",
+            int,
+            0,
+            f"{options}.wrap_policy.min_num_params",
+            "shard modules of at least so many parameters; 0: by layer",
+            since=since,
+        ),
+        mapped(
+            f"{section}.wrap_policy.transformer_layer_cls_to_wrap",
+            list[str] | str,
+            ABSENT,
+            f"{options}.wrap_policy.transformer_layer_cls_to_wrap",
+            "classes of the layers to shard",
+            since=since,
+        ),
+        mapped(
+            f"{section}.wrap_policy.disable",
+            bool,
+            ABSENT,
+            f"{options}.wrap_policy.disable",
+            "shard the model as one",
+            since=since,
+        ),
+        mapped(
+            f"{section}.param_offload",
+            bool,
+            False,
+            f"{options}.param_offload",
+            "keep parameters on the CPU between phases",
+            since=since,
+        ),
+        mapped(
+            f"{section}.reshard_after_forward",
+            bool,
+            True,
+            f"{options}.reshard_after_forward",
+            "FSDP2: free gathered parameters after the forward pass",
+            since=later,
+        ),
+        mapped(
+            f"{section}.forward_prefetch",
+            bool,
+            False,
+            f"{options}.forward_prefetch",
+            "gather the next layer early",
+            since=later,
+        ),
+        mapped(
+            f"{section}.use_orig_params",
+            bool,
+            ABSENT,
+            f"{options}.use_orig_params",
+            "keep parameter views",
+            since=since,
+        ),
+        mapped(
+            f"{section}.mixed_precision.reduce_dtype",
+            str,
+            ABSENT,
+            f"{options}.mixed_precision.reduce_dtype",
+            "precision in which gradients are summed",
+            since=since,
+        ),
+        mapped(
+            f"{section}.mixed_precision.buffer_dtype",
+            str,
+            ABSENT,
+            f"{options}.mixed_precision.buffer_dtype",
+            "precision of buffers",
+            since=since,
+        ),
+    ]
+    if trained:
+        rows += [
+            mapped(
+                f"{section}.grad_offload",
+                bool,
+                ABSENT,
+                f"{options}.grad_offload",
+                "keep gradients on the CPU",
+                earlier={"0.2": False},
+                until="0.2",
+                since=since,
+            ),
+            mapped(
+                f"{section}.optimizer_offload",
+                bool,
+                False,
+                f"{options}.optimizer_offload",
+                "keep optimizer states on the CPU outside updates",
+                since=since,
+            ),
+            mapped(
+                f"{section}.offload_policy",
+                bool,
+                False,
+                f"{options}.offload_policy",
+                "FSDP2: offload everything",
+                since=later,
+            ),
+            mapped(
+                f"{section}.fsdp_size",
+                int,
+                -1,
+                f"{options}.fsdp_size",
+                "devices that share one copy of the weights; -1: all",
+                since=since,
+                note="verl 0.2 raises an error for anything but -1.",
+            ),
+            refused(
+                f"{section}.model_dtype",
+                str | None,
+                ABSENT,
+                "master weights are float32 here",
+                "precision of the master weights",
+                off=("fp32", "float32", "torch.float32"),
+                since=since,
+            ),
+        ]
+    # Which of these an engine gets depends on the strategy, so that a rule decides about all of them.
+    return tuple(replace(row, by_rule=True) if row.status == "mapped" else row for row in rows)
+
+
+def precision_rows(section: str, *, decides: bool) -> tuple[Key, ...]:
+    """The precision of forward and backward passes in a fsdp_config; only the actor's decides ours."""
+    names = (("mixed_precision.param_dtype", ""), ("dtype", "later"))
+    what = "precision of forward and backward passes: bf16 or fp32"
+    if not decides:
+        return tuple(ignored(f"{section}.{name}", str, ABSENT, PRECISION, what, since=since) for name, since in names)
+    return tuple(
+        mapped(
+            f"{section}.{name}",
+            str,
+            ABSENT,
+            "model.compute_dtype",
+            what,
+            by_rule=True,
+            change="bf16: bfloat16, fp32: float32; fp16 is refused",
+            since=since,
+        )
+        for name, since in names
+    )
+
+
+def checkpoint_rows(section: str) -> tuple[Key, ...]:
+    """What a checkpoint of ``section`` holds."""
+    return (
+        planned(
+            f"{section}.checkpoint.save_contents",
+            list[str],
+            list(_EVERYTHING),
+            CONTENTS,
+            "what is saved: model, optimizer, extra, hf_model",
+            off=SAVED,
+            since="0.4",
+            note="hf_model needs no key here: posttrain export makes a Hugging Face folder of any checkpoint.",
+        ),
+        planned(
+            f"{section}.checkpoint.load_contents",
+            list[str],
+            f"${{{section}.checkpoint.save_contents}}",
+            CONTENTS,
+            "what is restored",
+            off=SAVED,
+            since="0.4",
+        ),
+        planned(
+            f"{section}.checkpoint.contents",
+            list[str],
+            ABSENT,
+            CONTENTS,
+            "save_contents and load_contents by the name they had in 0.3",
+            off=SAVED,
+            since="0.4",
+        ),
+        planned(
+            f"{section}.checkpoint.async_save",
+            bool,
+            ABSENT,
+            "saving while training goes on",
+            "save in the background",
+            off=(False,),
+            since="later",
+        ),
+    )
+
+
+def profiler_rows(section: str) -> tuple[Key, ...]:
+    """The profiler of a role."""
+    return (
+        planned(f"{section}.profiler.discrete", bool, False, PROFILERS, "a file per phase", since="0.4", cluster=True),
+        planned(f"{section}.profiler.all_ranks", bool, False, PROFILERS, "all devices", since="0.4", cluster=True),
+        planned(
+            f"{section}.profiler.ranks",
+            list[int] | None,
+            None,
+            PROFILERS,
+            "these devices",
+            off=([],),
+            since="0.4",
+            cluster=True,
+        ),
+        planned(f"{section}.profiler.**", Any, ABSENT, PROFILERS, "further settings", since="later", cluster=True),
+    )

@@ -1,0 +1,21 @@
+"""What keys wait for, in the same words everywhere; and the sections whose keys begin alike."""
+
+from __future__ import annotations
+
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+REF = "actor_rollout_ref.ref"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+IMAGES = "models that see images"
+CUSTOM_DATA = "dataset classes of your own"
+MULTI_TURN = "multi-turn rollouts with tools and environments"
+SERVERS = "rollout servers that work while the trainer does"
+LORA = "LoRA"
+PROFILERS = "profilers"
+CONTENTS = "checkpoints with other contents than everything that is needed to go on"
+SANDBOX = "running code that a model wrote"
+REMOTE = "checkpoints in remote folders"
+PRECISION = "one precision for all models: that of actor_rollout_ref.actor.fsdp_config"
+ALWAYS_FUSED = "log-probs and entropy are always computed in chunks, without keeping the logits"
+ALWAYS_PACKED = "sequences are always packed without padding; padded or not, the numbers are the same"

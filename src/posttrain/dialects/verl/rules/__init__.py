@@ -1,0 +1,57 @@
+"""What several keys of verl decide together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.keys.words import ACTOR
+from posttrain.dialects.verl.rules import algorithm, records
+from posttrain.dialects.verl.rules.batches import batches
+from posttrain.dialects.verl.rules.layout import layout
+from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.optimizer import optimizers
+from posttrain.dialects.verl.rules.reward import reward
+from posttrain.dialects.verl.rules.sampling import sampling
+
+
+def rules(keys: Reader) -> dict[str, Any]:
+    """RunConfig fields by dotted name. Roles that a run does without keep our defaults, so that equal runs are equal."""
+    _check_version(keys)
+    has_critic = algorithm.uses_critic(keys)
+    kl = algorithm.kl_in_loss(keys) | algorithm.kl_in_reward(keys)
+    has_reference = bool(kl)
+    places, fields = layout(keys, has_critic=has_critic)
+    scoring, scorer = reward(keys, places)
+    loss = algorithm.loss(keys)
+    fields |= scoring | loss | kl
+    fields |= algorithm.estimator(keys)
+    fields |= algorithm.group_filter(keys, scorer)
+    fields |= algorithm.rollout_correction(keys)
+    fields |= batches(keys, places, has_critic=has_critic, has_reference=has_reference)
+    fields |= optimizers(keys, has_critic=has_critic)
+    fields |= sampling(keys)
+    fields |= records.data(keys)
+    fields |= records.model(keys, has_critic=has_critic, has_reference=has_reference)
+    fields |= records.trainer(keys)
+    if has_critic:
+        mode = get(keys, "critic.loss_agg_mode", "token-mean")
+        fields |= records.critic(keys, algorithm.AGGREGATIONS[mode])
+    else:
+        records.without_critic(keys)
+    return fields
+
+
+def _check_version(keys: Reader) -> None:
+    """What verl 0.2 has and does not read, and this program reads."""
+    if keys.ledger.version != "0.2":
+        return
+    for key, default, does in (
+        (f"{ACTOR}.ppo_epochs", 1, "makes one pass over a step"),
+        (f"{ACTOR}.optim.warmup_style", "constant", "keeps the learning rate constant after warm-up"),
+    ):
+        if keys[key] != default:
+            keys.warn(f"{key}={keys[key]} counts here; verl 0.2 itself {does} whatever it says")
+
+
+__all__ = ["rules"]

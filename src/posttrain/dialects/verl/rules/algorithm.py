@@ -1,0 +1,236 @@
+"""Advantages, losses, KL, dynamic sampling, rollout correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.keys.words import ACTOR, ROLLOUT
+from posttrain.dialects.verl.rules.look import get
+from posttrain.errors import did_you_mean
+
+ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+ESTIMATORS_OF_0_2 = ("gae", "grpo", "reinforce_plus_plus", "remax")
+KL = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "kl+": "k1+", "mse+": "k2", "k2+": "k2", "low_var_kl+": "k3+"}
+AGGREGATIONS = {
+    "token-mean": "token_mean",
+    "token-sum": "token_sum",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
+}
+SEQUENCE_LOSSES = ("gspo", "sapo", "geo_mean")  # verl averages these over sequences whatever loss_agg_mode says
+_KEEP_LONE_REWARD = ("grpo", "reinforce_plus_plus_baseline", "rloo", "opo", "gpg", "grpo_vectorized")
+
+
+def estimator(keys: Reader) -> dict[str, Any]:
+    """advantage.name, and what a group of one gets."""
+    name, samples = keys["algorithm.adv_estimator"], keys[f"{ROLLOUT}.n"]
+    if keys.ledger.version == "0.2" and name not in ESTIMATORS_OF_0_2:
+        keys.problem(
+            f"verl 0.2 has no estimator {name} (it has {', '.join(ESTIMATORS_OF_0_2)})",
+            key="algorithm.adv_estimator",
+            fix="use one of these, or a later verl: --dialect verl",
+        )
+    if name == "grpo_passk" and samples == 1:
+        what = "grpo_passk compares the best two responses of a prompt, and there is 1"
+        keys.problem(what, key=f"{ROLLOUT}.n", fix=f"use {ROLLOUT}.n=8, or another number above 1")
+    fields: dict[str, Any] = {"advantage.name": ESTIMATORS.get(name, name)}
+    if samples == 1 and name in _KEEP_LONE_REWARD:
+        fields["advantage.lone_sample_keeps_reward"] = True
+    return fields
+
+
+def uses_critic(keys: Reader) -> bool:
+    """Whether verl builds a critic: gae needs one, and critic.enable cannot add or take it here."""
+    needed = bool(keys["algorithm.adv_estimator"] == "gae")
+    asked = get(keys, "critic.enable")
+    if asked is not None and asked != needed:
+        name = keys["algorithm.adv_estimator"]
+        what = (
+            f"critic.enable is {str(asked).lower()}, and {name} {'needs' if needed else 'reads no values of'} a critic"
+        )
+        keys.problem(what, key="critic.enable", fix="remove it: a critic is there where the estimator needs one")
+    return needed
+
+
+def loss(keys: Reader) -> dict[str, Any]:
+    """The policy loss: its name, clipping, aggregation."""
+    mode = get(keys, f"{ACTOR}.policy_loss.loss_mode", "vanilla")
+    name = "ppo_clip" if mode in ("vanilla", "bypass_mode") else mode
+    fields: dict[str, Any] = {"loss.name": name} | _clip(keys, name) | _covariance(keys, name)
+    aggregation = get(keys, f"{ACTOR}.loss_agg_mode", "token-mean")
+    if name in SEQUENCE_LOSSES and not keys.written(f"{ACTOR}.loss_agg_mode"):
+        aggregation = "seq-mean-token-mean"
+    fields["loss.aggregation"] = AGGREGATIONS[aggregation]
+    return fields
+
+
+def _clip(keys: Reader, name: str) -> dict[str, Any]:
+    key, low, high = f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"
+    both = keys[key]
+    sides: dict[str, Any] = {}
+    for side, field in ((low, "loss.clip_ratio_low"), (high, "loss.clip_ratio_high")):
+        known = keys.ledger.find(side) is not None
+        given = keys[side] if known and (keys.written(side) or not keys.written(key)) else None
+        sides[field] = both if given is None else given
+    if keys.ledger.find(low) and keys.written(key):
+        unwritten = [side for side in (low, high) if not keys.written(side)]
+        if unwritten and both != 0.2:
+            names = " and ".join(side.rpartition(".")[2] for side in unwritten)
+            keys.warn(f"{key}={both:g} counts for {names} too; verl 0.4 itself would keep its 0.2 there")
+        elif not unwritten and keys[low] is not None and keys[high] is not None:
+            keys.ignore(key, "clip_ratio_low and clip_ratio_high are given")
+    bound = get(keys, f"{ACTOR}.clip_ratio_c")
+    if name == "ppo_clip" and keys.ledger.find(f"{ACTOR}.clip_ratio_c"):
+        return sides | {"loss.dual_clip": bound}
+    if name in ("dppo_tv", "dppo_kl") and bound is not None:
+        return sides | {"loss.weight_limit": bound}
+    keys.ignore(f"{ACTOR}.clip_ratio_c", f"{name} does not use it")
+    return sides
+
+
+def _covariance(keys: Reader, name: str) -> dict[str, Any]:
+    readers = {
+        "clip_cov_ratio": ("clip_cov", "loss.covariance_share"),
+        "clip_cov_lb": ("clip_cov", "loss.covariance_low"),
+        "clip_cov_ub": ("clip_cov", "loss.covariance_high"),
+        "kl_cov_ratio": ("kl_cov", "loss.covariance_share"),
+        "ppo_kl_coef": ("kl_cov", "loss.covariance_kl_coef"),
+    }
+    fields = {}
+    for setting, (reader, field) in readers.items():
+        key = f"{ACTOR}.policy_loss.{setting}"
+        if name == reader:
+            fields[field] = keys[key]
+        else:
+            keys.ignore(key, f"{name} does not use it ({reader} would)")
+    return fields
+
+
+def kl_in_loss(keys: Reader) -> dict[str, Any]:
+    """Empty without."""
+    if not keys[f"{ACTOR}.use_kl_loss"]:
+        for name in ("kl_loss_coef", "kl_loss_type"):
+            keys.ignore(f"{ACTOR}.{name}", "use_kl_loss is false")
+        return {}
+    kind = keys[f"{ACTOR}.kl_loss_type"]
+    return {"loss.kl_coef": keys[f"{ACTOR}.kl_loss_coef"], "loss.kl_estimator": KL.get(kind, kind)}
+
+
+def kl_in_reward(keys: Reader) -> dict[str, Any]:
+    """Empty without. verl 0.2 has it wherever there is none in the loss."""
+    of_its_own = keys.ledger.find("algorithm.use_kl_in_reward")
+    used = keys["algorithm.use_kl_in_reward"] if of_its_own else not keys[f"{ACTOR}.use_kl_loss"]
+    if not used:
+        off = "algorithm.use_kl_in_reward is false" if of_its_own else "use_kl_loss is true, which switches it off"
+        for key in ("algorithm.kl_penalty", "algorithm.kl_ctrl"):
+            keys.ignore(key, off)
+        return {}
+    if keys[f"{ACTOR}.use_kl_loss"]:
+        keys.warn(
+            "the KL to the reference counts twice: in the reward (use_kl_in_reward) and in the loss (use_kl_loss)"
+        )
+    kind = keys["algorithm.kl_penalty"]
+    fields = {"reward.kl.coef": keys["algorithm.kl_ctrl.kl_coef"], "reward.kl.estimator": KL.get(kind, kind)}
+    if keys["algorithm.kl_ctrl.type"] == "adaptive":
+        fields["reward.kl.target"] = get(keys, "algorithm.kl_ctrl.target_kl", 0.1)
+        fields["reward.kl.horizon_sequences"] = get(keys, "algorithm.kl_ctrl.horizon", 10000)
+    else:
+        for name in ("target_kl", "horizon"):
+            keys.ignore(f"algorithm.kl_ctrl.{name}", "the weight is fixed (kl_ctrl.type)")
+    return fields
+
+
+def group_filter(keys: Reader, scorer: str) -> dict[str, Any]:
+    """Dynamic sampling. ``scorer`` is the reward term whose further numbers the metric may name; "" where there is none."""
+    section = "algorithm.filter_groups"
+    if not get(keys, f"{section}.enable"):
+        for name in ("metric", "max_num_gen_batches"):
+            keys.ignore(f"{section}.{name}", "filter_groups.enable is not true")
+        return {}
+    metric = get(keys, f"{section}.metric", "reward")
+    of_the_reward = metric in ("reward", "score", "seq_reward", "seq_final_reward")
+    if not of_the_reward and not scorer:
+        what = f"{metric} is a number of a reward function, and a reward model scores alone"
+        keys.problem(what, key=f"{section}.metric", fix=f"use {section}.metric=reward")
+    return {
+        "group_filter.strategy": "refill",
+        "group_filter.metric": "reward" if of_the_reward or not scorer else f"{scorer}/{metric}",
+        "group_filter.max_batches": get(keys, f"{section}.max_num_gen_batches") or None,
+    }
+
+
+_STATISTICS = ("k1", "k2", "k3")
+_RULES = {
+    **{f"token_{one}": f"token_{one}" for one in _STATISTICS},
+    **{f"seq_{how}_{one}": f"sequence_{how}_{one}" for how in ("sum", "mean") for one in _STATISTICS},
+    **{f"seq_max_{one}": f"sequence_max_{one}" for one in ("k2", "k3")},
+}
+
+
+def rollout_correction(keys: Reader) -> dict[str, Any]:
+    """Weights and rejections for a sampler whose log-probs are not the trainer's. Empty without."""
+    section, ours = "algorithm.rollout_correction", "loss.rollout_correction"
+    fields: dict[str, Any] = {}
+    bypass = get(keys, f"{section}.bypass_mode") or get(keys, f"{ACTOR}.policy_loss.loss_mode") == "bypass_mode"
+    if bypass or get(keys, f"{ACTOR}.use_rollout_log_probs"):
+        fields[f"{ours}.use_rollout_logprobs"] = True
+    level, cap = get(keys, f"{section}.rollout_is"), get(keys, f"{ACTOR}.tis_imp_ratio_cap", -1)
+    if level is not None and bypass:
+        keys.ignore(f"{section}.rollout_is", "bypass_mode: the ratio itself starts from the sampler's log-probs")
+    elif level is not None:
+        fields[f"{ours}.weights"] = level
+        fields |= _weight_bounds(keys, section, ours)
+        fields[f"{ours}.normalize"] = bool(get(keys, f"{section}.rollout_is_batch_normalize"))
+    elif cap > 0:
+        fields |= {f"{ours}.weights": "token", f"{ours}.weight_high": cap}
+    if level is None or bypass:
+        for name in ("rollout_is_threshold", "rollout_is_batch_normalize"):
+            keys.ignore(f"{section}.{name}", "read with rollout_is only")
+    return fields | _rejections(keys, section, ours)
+
+
+def _weight_bounds(keys: Reader, section: str, ours: str) -> dict[str, Any]:
+    """2.0 cuts weights to 2; 0.5_2.0 sets those outside to 0."""
+    given = str(get(keys, f"{section}.rollout_is_threshold", 2.0))
+    low, _, high = given.rpartition("_")
+    try:
+        bounds = [float(bound) for bound in (low, high) if bound]
+    except ValueError:
+        what = f"{section}.rollout_is_threshold is {given!r}"
+        keys.problem(
+            what,
+            key=f"{section}.rollout_is_threshold",
+            fix=f"write a number, or two: {section}.rollout_is_threshold=0.5_2.0",
+        )
+        return {}
+    fields = {f"{ours}.weight_high": bounds[-1]}
+    return fields | ({f"{ours}.weight_low": bounds[0]} if low else {})
+
+
+def _rejections(keys: Reader, section: str, ours: str) -> dict[str, Any]:
+    names = _listed(get(keys, f"{section}.rollout_rs"))
+    bounds = _listed(get(keys, f"{section}.rollout_rs_threshold"))
+    if not names:
+        keys.ignore(f"{section}.rollout_rs_threshold", "read with rollout_rs only")
+        return {}
+    unknown = [name for name in names if name not in _RULES]
+    if unknown:
+        what = f"there is no rule {unknown[0]!r} (known: {', '.join(_RULES)})"
+        keys.problem(what, key=f"{section}.rollout_rs", fix=did_you_mean(unknown[0], list(_RULES), listed=True))
+        return {}
+    if len(bounds) not in (1, len(names)):
+        what = f"{len(names)} rules have {len(bounds)} bounds" if bounds else "rollout_rs needs rollout_rs_threshold"
+        key = f"{section}.rollout_rs_threshold"
+        keys.problem(
+            what, key=key, fix=f"give one bound for all, such as {key}=2.0, or {len(names)} with commas between"
+        )
+        return {}
+    return {f"{ours}.reject": [_RULES[name] for name in names], f"{ours}.reject_bounds": bounds}
+
+
+def _listed(value: Any) -> list[str]:
+    """A number, a text with commas, or a list, as texts."""
+    items = value if isinstance(value, list) else str(value).split(",") if value is not None else []
+    return [str(item).strip() for item in items if str(item).strip()]

@@ -1,0 +1,252 @@
+"""Batch sizes: verl's prompts, sequences on all devices and sequences per device become our sequences."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.keys.words import ACTOR, REF, ROLLOUT
+from posttrain.dialects.verl.rules.layout import Layout
+from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, get
+
+_BY_TOKENS = "micro-batches are cut by tokens (use_dynamic_bsz)"
+_BY_COUNT = "read with use_dynamic_bsz only"
+
+
+def batches(keys: Reader, layout: Layout, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:
+    """All sizes of a step, its updates and their micro-batches."""
+    _check_step(keys, layout)
+    fields = _updates(keys, "policy", ACTOR, layout.actor_copies, layout.sequence_parallel, layout)
+    if has_critic:
+        fields |= _updates(keys, "critic", "critic", layout.critic_copies, layout.critic_sequence_parallel, layout)
+    return fields | _forward_only(keys, layout, has_reference=has_reference)
+
+
+def updates_per_step(keys: Reader, section: str) -> int:
+    """Optimizer steps of an iteration, for sizes that divide."""
+    prompts, mini = keys["data.train_batch_size"], keys[f"{section}.ppo_mini_batch_size"]
+    return int(max(1, prompts // max(1, mini)) * max(1, keys[f"{section}.ppo_epochs"]))
+
+
+def _check_step(keys: Reader, layout: Layout) -> None:
+    """The sequences of a step are shared out among all devices."""
+    prompts, samples = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"]
+    if not all_are_counts(prompts, samples):
+        return
+    size = keys["data.gen_batch_size"]
+    if size not in (None, prompts) and not get(keys, "algorithm.filter_groups.enable"):
+        keys.problem(
+            f"generations of {size} prompts for iterations of {prompts} take algorithm.filter_groups, which is off",
+            key="data.gen_batch_size",
+            fix=f"remove it, or use data.train_batch_size={size}, or +algorithm.filter_groups.enable=True",
+        )
+    if prompts * samples % layout.devices:
+        stride = layout.devices // math.gcd(layout.devices, samples)
+        below, above = prompts // stride * stride, -(-prompts // stride) * stride
+        keys.problem(
+            f"{prompts} prompts x {samples} samples = {prompts * samples} sequences do not split over "
+            f"{layout.devices} devices",
+            key="data.train_batch_size",
+            fix="use " + " or ".join(_step_of(keys, layout, count) for count in (above, below) if count),
+        )
+
+
+def _step_of(keys: Reader, layout: Layout, prompts: int) -> str:
+    """The change to so many prompts, and to mini-batches that they split into."""
+    mini, samples = keys[f"{ACTOR}.ppo_mini_batch_size"], keys[f"{ROLLOUT}.n"]
+    change = f"data.train_batch_size={prompts}"
+    if prompts % max(1, mini) == 0:
+        return change
+    fits = [count for count in range(1, prompts + 1) if prompts % count == count * samples % layout.actor_copies == 0]
+    return f"{change} with {ACTOR}.ppo_mini_batch_size={min(fits, key=lambda count: abs(count - mini))}"
+
+
+def _updates(
+    keys: Reader, role: str, section: str, copies: int, sequence_parallel: int, layout: Layout
+) -> dict[str, Any]:
+    """Mini-batches and micro-batches of the actor or the critic."""
+    samples = keys[f"{ROLLOUT}.n"]
+    mini = _mini_batch(keys, section, copies, layout)
+    fields: dict[str, Any] = {}
+    if mini is not None:
+        fields[f"{role}.sequences_per_mini_batch"] = mini * samples
+    by_tokens = keys[f"{section}.use_dynamic_bsz"]
+    budget = f"{section}.ppo_max_token_len_per_gpu"
+    name = f"{section}.ppo_micro_batch_size"
+    if section == "critic" and not by_tokens and (size := _like_the_actor(keys, layout)) is not None:
+        return fields | {f"{role}.sequences_per_micro_batch_per_device": size}
+    size = per_device(keys, name, copies, needed=not by_tokens, mini=mini, sequence_parallel=sequence_parallel)
+    if size is not None and mini is not None and size >= 1:
+        _check_micro_batch(keys, section, mini, size, copies, layout)
+    if not by_tokens:
+        keys.ignore(budget, _BY_COUNT)
+        return fields | ({f"{role}.sequences_per_micro_batch_per_device": size} if size is not None else {})
+    for name in ("ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu"):
+        if keys[f"{section}.{name}"] is not None:
+            keys.ignore(f"{section}.{name}", _BY_TOKENS)
+    _check_budget(keys, budget, sequence_parallel)
+    return fields | {f"{role}.max_tokens_per_micro_batch": keys[budget]}
+
+
+def _like_the_actor(keys: Reader, layout: Layout) -> int | None:
+    """The actor's size, for a configuration without a word about the critic (as the blocks of verl's page are)."""
+    each, total = (keys[f"{ACTOR}.ppo_micro_batch_size{end}"] for end in ("_per_gpu", ""))
+    if keys.written("critic") or (each is None) == (total is None):
+        return None
+    keys.warn(
+        "critic.ppo_micro_batch_size_per_gpu is not given, which verl refuses; nothing is said about the critic, and it takes "
+        "the actor's size"
+    )
+    return int(each or max(1, total // layout.critic_copies))
+
+
+def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int | None:
+    """Prompts per update; None where they are refused."""
+    key = f"{section}.ppo_mini_batch_size"
+    prompts, samples, mini = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"], keys[key]
+    if not all_are_counts(prompts, samples, mini):
+        return int(mini)  # refused as a RunConfig
+    if mini > prompts and keys[f"{ACTOR}.use_dynamic_bsz"]:
+        keys.warn(f"{key}={mini} is more than the {prompts} prompts of an iteration, which are one mini-batch then")
+        mini = prompts
+    if mini > prompts:
+        what = f"a mini-batch of {mini} prompts is more than an iteration has (data.train_batch_size={prompts})"
+        keys.problem(what, key=key, fix=f"use {key}={prompts}, or data.train_batch_size={mini}")
+        return None
+    if prompts % mini:
+        below, above = divisors_around(prompts, mini)
+        what = f"{prompts} prompts do not split into mini-batches of {mini} ({prompts} / {mini} = {prompts / mini:.4g})"
+        keys.problem(what, key=key, fix=f"use {key}={above} or {below}")
+        return None
+    if mini * samples % copies:
+        if prompts * samples % layout.devices:  # told: the step itself does not split
+            return None
+        stride = copies // math.gcd(copies, samples)
+        fits = next((count for count in range(mini, prompts + 1) if prompts % count == 0 and count % stride == 0), 0)
+        keys.problem(
+            f"{mini} prompts x {samples} samples = {mini * samples} sequences of a mini-batch do not split over "
+            f"{copies} devices{_shared(copies, layout)}",
+            key=key,
+            fix=f"use {key}={fits}"
+            if fits
+            else f"use {key}={stride} with data.train_batch_size={stride}, or a multiple",
+        )
+        return None
+    return int(mini)
+
+
+def _shared(copies: int, layout: Layout) -> str:
+    return f" ({layout.devices} that hold {copies} copies of the model)" if copies != layout.devices else ""
+
+
+def per_device(
+    keys: Reader, name: str, copies: int, *, needed: bool, mini: int | None = None, sequence_parallel: int = 1
+) -> int | None:
+    """The size of a micro-batch on one device, from ``name`` (deprecated, all devices together) or ``name``_per_gpu."""
+    total, each = keys[name], keys[f"{name}_per_gpu"]
+    if total is not None and each is not None:
+        if needed:
+            what = f"{name} and {name}_per_gpu are both given"
+            keys.problem(what, key=name, fix=f"remove {name}, which is deprecated")
+        return int(each)
+    if each is not None:
+        return int(each)
+    if total is None:
+        if needed and name not in keys.bad and f"{name}_per_gpu" not in keys.bad:
+            keys.problem(
+                f"the size of micro-batches is not given: {name}_per_gpu is null, in verl's own file too",
+                key=f"{name}_per_gpu",
+                fix=f"use {name}_per_gpu=8, or another number of sequences per device",
+            )
+        return None
+    if not all_are_counts(total):
+        return int(total)
+    fix = f"use {name}={-(-total // copies) * copies}, or {name}_per_gpu={max(1, total // copies)} in its place"
+    if total % copies:
+        few = " (fewer than one each)" if total * sequence_parallel < copies else ""
+        keys.problem(
+            f"{name} is {total} sequences on all devices together, and {copies} devices share them{few}",
+            key=name,
+            fix=fix,
+        )
+        return None
+    if mini is not None and mini % total:
+        below, above = divisors_around(mini, min(total, mini))
+        keys.problem(
+            f"{name} is {total}, which does not divide the mini-batch of {mini}",
+            key=name,
+            fix=f"use {name}={below if below % copies == 0 else above}, or {name}_per_gpu={max(1, total // copies)} in its place",
+        )
+        return None
+    keys.warn(
+        f"{name} is deprecated: {total} sequences on {copies} device{'s' * (copies > 1)} are {name}_per_gpu={total // copies}"
+    )
+    return int(total // copies)
+
+
+def _check_micro_batch(keys: Reader, section: str, mini: int, size: int, copies: int, layout: Layout) -> None:
+    """A mini-batch's share on one device must be whole micro-batches."""
+    prompts, samples = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"]
+    each, rest = divmod(mini * samples, copies)
+    if rest or not all_are_counts(prompts, samples, mini) or each % size == 0:
+        return
+    key = f"{section}.ppo_mini_batch_size"
+    fitting = divisors_around(each, min(size, each))[0]
+    stride = copies * size // math.gcd(copies * size, samples)
+    more = -(-mini // stride) * stride
+    together = math.lcm(more, layout.devices // math.gcd(layout.devices, samples))
+    enough = -(-prompts // together) * together
+    step = "" if enough == prompts else f" with data.train_batch_size={enough}"
+    keys.problem(
+        f"{mini} prompts x {samples} samples = {mini * samples} sequences do not split over {copies} "
+        f"device{'s' * (copies > 1)} in micro-batches of {size}",
+        key=key,
+        fix=f"use {key}={more}{step}, or {section}.ppo_micro_batch_size_per_gpu={fitting}",
+    )
+
+
+def _check_budget(keys: Reader, key: str, sequence_parallel: int) -> None:
+    """A prompt and its response must fit into a micro-batch."""
+    prompt, response = keys["data.max_prompt_length"], keys[f"{ROLLOUT}.response_length"]
+    if keys[key] >= 1 and keys[key] * sequence_parallel < prompt + response:
+        least = -(-(prompt + response) // sequence_parallel)
+        on = f" x {sequence_parallel} devices that share a sequence" if sequence_parallel > 1 else ""
+        keys.problem(
+            f"{keys[key]} tokens{on} cannot hold a prompt and its response of {prompt} + {response} = {prompt + response}",
+            key=key,
+            fix=f"use {key}={least} or more, or shorter prompts and responses",
+        )
+
+
+def _forward_only(keys: Reader, layout: Layout, *, has_reference: bool) -> dict[str, Any]:
+    """Log-probs without gradient: of the actor before the update (rollout.log_prob_*), and of the reference (ref.log_prob_*).
+    They share one size here, the smaller of the two, since it changes memory and speed only."""
+    by_tokens = keys[f"{ACTOR}.use_dynamic_bsz"]
+    sizes, budgets = [], []
+    # verl 0.2 asks for the reference's sizes in any case.
+    sections = [ROLLOUT] + ([REF] if has_reference or keys.ledger.version == "0.2" else [])
+    for section in sections:
+        own = keys[f"{section}.log_prob_use_dynamic_bsz"]
+        size = per_device(
+            keys, f"{section}.log_prob_micro_batch_size", layout.actor_copies, needed=not (by_tokens and own)
+        )
+        if own:
+            _check_budget(keys, f"{section}.log_prob_max_token_len_per_gpu", layout.sequence_parallel)
+            budgets.append(keys[f"{section}.log_prob_max_token_len_per_gpu"])
+        else:
+            keys.ignore(f"{section}.log_prob_max_token_len_per_gpu", "read with log_prob_use_dynamic_bsz only")
+        if size is not None and own:
+            keys.ignore(f"{section}.log_prob_micro_batch_size_per_gpu", "these passes are cut by tokens")
+        elif size is not None:
+            sizes.append(size)
+    if not has_reference:
+        for name in ("log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu"):
+            if REF not in sections and keys[f"{REF}.{name}"] is not None:
+                keys.ignore(f"{REF}.{name}", "there is no reference: no KL is asked for")
+    fields: dict[str, Any] = {}
+    if sizes:
+        fields["reference.sequences_per_micro_batch_per_device"] = min(sizes)
+    if len(budgets) == len(sections):
+        fields["reference.max_tokens_per_micro_batch"] = min(budgets)
+    return fields

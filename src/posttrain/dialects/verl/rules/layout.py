@@ -1,0 +1,138 @@
+"""Devices: how many, which engines, how many share a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.keys.words import ACTOR, MODEL, ROLLOUT
+from posttrain.dialects.verl.rules.look import engine_options, get
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Devices of the run, and how many copies of a model they hold (data-parallel size)."""
+
+    devices: int
+    actor_copies: int
+    critic_copies: int
+    sequence_parallel: int  # of the actor
+    critic_sequence_parallel: int
+
+
+def layout(keys: Reader, *, has_critic: bool) -> tuple[Layout, dict[str, Any]]:
+    """Complains about devices that cannot be shared out."""
+    nodes, per_node = keys["trainer.nnodes"], keys["trainer.n_gpus_per_node"]
+    devices = max(1, nodes * per_node)
+    fields: dict[str, Any] = {"placement.nodes": nodes, "placement.devices": nodes * per_node}
+    if keys.ledger.find("trainer.device") and keys.written("trainer.device"):
+        fields["placement.device"] = keys["trainer.device"]
+    _check_strategies(keys, has_critic=has_critic)
+    actor_split = _role(keys, fields, "policy", ACTOR, MODEL, devices)
+    critic_split = (1, 1)
+    if has_critic:
+        critic_split = _role(keys, fields, "critic", "critic", "critic.model", devices)
+    fields |= _sampler(keys, devices)
+    return Layout(
+        devices=devices,
+        actor_copies=max(1, devices // actor_split[0]),
+        critic_copies=max(1, devices // critic_split[0]),
+        sequence_parallel=actor_split[1],
+        critic_sequence_parallel=critic_split[1],
+    ), fields
+
+
+def _check_strategies(keys: Reader, *, has_critic: bool) -> None:
+    actor, critic = keys[f"{ACTOR}.strategy"], keys["critic.strategy"]
+    if keys.ledger.version == "0.2" and actor == "fsdp2":
+        what = "verl 0.2 has no strategy fsdp2"
+        keys.problem(what, key=f"{ACTOR}.strategy", fix="use fsdp, or a later verl: --dialect verl")
+    if has_critic and (actor == "megatron") != (critic == "megatron"):
+        keys.problem(
+            f"actor and critic must be trained by engines of one family, and they are {actor} and {critic}",
+            key="critic.strategy" if keys.written("critic.strategy") else f"{ACTOR}.strategy",
+            fix=f"use critic.strategy={actor}",
+        )
+
+
+def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: str, devices: int) -> tuple[int, int]:
+    """Sets the engine and parallel sizes of a trained role. Returns devices per copy, and those that share a sequence."""
+    strategy = keys[f"{section}.strategy"]
+    fields[f"{role}.engine"] = "local" if devices == 1 else "fsdp" if strategy == "fsdp2" else strategy
+    ulysses = f"{section}.ulysses_sequence_parallel_size"
+    if strategy == "megatron":
+        sizes = {
+            "tensor_parallel": f"{section}.megatron.tensor_model_parallel_size",
+            "pipeline_parallel": f"{section}.megatron.pipeline_model_parallel_size",
+            "sequence_parallel": f"{section}.megatron.context_parallel_size",
+        }
+        keys.ignore(
+            f"{section if role == 'policy' else model}.fsdp_config", "read by the strategies fsdp and fsdp2 only"
+        )
+        keys.ignore(ulysses, "read by the strategies fsdp and fsdp2 only; Megatron's is megatron.context_parallel_size")
+        others = {
+            name: value
+            for name, value in keys.section(f"{section}.megatron").items()
+            if f"{section}.megatron.{name}" not in sizes.values() and value is not None
+        }
+        fields[f"{role}.engine_options"] = others
+        _check_shuffle(keys, section)
+    else:
+        sizes = {"sequence_parallel": ulysses}
+        sharding = f"{section}.fsdp_config" if role == "policy" else f"{model}.fsdp_config"
+        fields |= engine_options(keys, sharding, f"{role}.engine_options")
+        size = f"{sharding}.fsdp_size"
+        if keys.ledger.version == "0.2" and keys[size] != -1:
+            keys.problem("verl 0.2 cannot shard over a part of the devices", key=size, fix=f"use {size}=-1")
+        for key in (f"{section}.megatron", f"{section}.optim.clip_grad"):
+            keys.ignore(key, f"read by the strategy megatron only, and this is {strategy}")
+    split = 1
+    for name, key in sizes.items():
+        size = keys[key]
+        fields[f"{role}.{name}"] = size
+        split *= max(1, size)
+    shared = keys[sizes["sequence_parallel"]]
+    if devices % split:
+        product = " x ".join(str(keys[key]) for key in sizes.values())
+        key = next(key for key in sizes.values() if keys[key] > 1)
+        fits = [size for size in range(split, 0, -1) if devices % size == 0]
+        keys.problem(
+            f"{devices} devices do not split into groups of {product if len(sizes) > 1 else split} that share a model",
+            key=key,
+            fix=f"use {key}={fits[0]}"
+            if len(sizes) == 1
+            else f"use sizes whose product divides {devices}, such as {fits[0]}",
+        )
+        split = shared = 1
+    if shared > 1 and strategy != "megatron" and not keys[f"{model}.use_remove_padding"]:
+        keys.problem(
+            f"{shared} devices share a sequence, which needs packed sequences",
+            key=ulysses,
+            fix=f"use {model}.use_remove_padding=True, or {ulysses}=1",
+        )
+    return split, shared
+
+
+def _check_shuffle(keys: Reader, section: str) -> None:
+    """Megatron's mini-batches can be shuffled, which asks for a seed."""
+    key, seed = f"{section}.shuffle", f"{section}.data_loader_seed"
+    if not keys[key]:
+        return
+    if get(keys, seed) is None and keys.ledger.find(seed):
+        keys.problem("shuffled mini-batches need a seed", key=key, fix=f"give {seed}=1, or use {key}=False")
+    elif keys.written(key):
+        keys.plan_only("shuffled mini-batches are planned", key=key, fix=f"use {key}=False")
+
+
+def _sampler(keys: Reader, devices: int) -> dict[str, Any]:
+    key = f"{ROLLOUT}.tensor_model_parallel_size"
+    engine, size = keys[f"{ROLLOUT}.name"], keys[key]
+    if engine in ("native", "hf"):
+        keys.ignore(key, f"{engine} does not split the model; vllm and sglang do")
+        return {}
+    if size >= 1 and devices % size:
+        fits = next(count for count in range(size, 0, -1) if devices % count == 0)
+        what = f"{devices} {'device does' if devices == 1 else 'devices do'} not split into samplers of {size} devices each"
+        keys.problem(what, key=key, fix=f"use {key}={fits}, or a number of devices that {size} divides")
+    return {"rollout.tensor_parallel": size}

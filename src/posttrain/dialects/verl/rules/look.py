@@ -1,0 +1,32 @@
+"""How the rules read verl's keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+
+
+def get(keys: Reader, name: str, otherwise: Any = None) -> Any:
+    """The value of a key; ``otherwise`` where this version does not have the key, or it is null."""
+    value = keys[name] if keys.ledger.find(name) else None
+    return otherwise if value is None else value
+
+
+def all_are_counts(*values: int) -> bool:
+    """Whether arithmetic can be done: numbers below 1 are told where RunConfig refuses them."""
+    return all(value >= 1 for value in values)
+
+
+def engine_options(keys: Reader, section: str, options: str) -> dict[str, Any]:
+    """The sharding settings of a role, by their names in engine_options."""
+    rows = [row for row in keys.ledger.rows if row.name.startswith(f"{section}.") and row.status == "mapped"]
+    wanted = [(row.name, field) for row in rows for field in row.fields if field.startswith(f"{options}.")]
+    return {field: keys[name] for name, field in wanted if keys[name] is not None}
+
+
+def divisors_around(number: int, near: int) -> tuple[int, int]:
+    """The largest divisor of ``number`` that is at most ``near``, and the smallest that is at least it (near <= number)."""
+    below = next(candidate for candidate in range(near, 0, -1) if number % candidate == 0)
+    above = next(candidate for candidate in range(near, number + 1) if number % candidate == 0)
+    return below, above

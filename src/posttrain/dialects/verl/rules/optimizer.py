@@ -1,0 +1,124 @@
+"""Optimizer and learning rate of actor and critic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.keys.words import ACTOR
+from posttrain.dialects.verl.rules.batches import updates_per_step
+from posttrain.dialects.verl.rules.look import get
+
+_OURS = {
+    "constant": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "inverse-square-root": "inverse_square_root",
+    "WSD": "warmup_stable_decay",
+}
+_MEGATRON_ONLY = ("lr_decay_style", "min_lr", "lr_wsd_decay_steps")
+_FSDP_ONLY = ("warmup_style", "lr_scheduler_type", "min_lr_ratio", "num_cycles")
+
+
+def optimizers(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
+    """The settings of the actor, and of the critic where there is one."""
+    fields = _schedule(keys, ACTOR, "policy") | _clipping(keys, ACTOR, "policy")
+    if has_critic:
+        fields |= _schedule(keys, "critic", "critic") | _clipping(keys, "critic", "critic")
+        for name in ("lr", "weight_decay", "betas"):
+            value = get(keys, f"critic.optim.{name}")
+            if value is not None:
+                fields[f"critic.optimizer.{name}"] = value
+    return fields
+
+
+def _clipping(keys: Reader, section: str, role: str) -> dict[str, Any]:
+    """Megatron clips by optim.clip_grad, FSDP by grad_clip."""
+    megatron = keys[f"{section}.strategy"] == "megatron" and keys.ledger.find(f"{section}.optim.clip_grad")
+    key = f"{section}.optim.clip_grad" if megatron else f"{section}.grad_clip"
+    if megatron:
+        keys.ignore(f"{section}.grad_clip", "Megatron clips by optim.clip_grad")
+    return {f"{role}.optimizer.max_grad_norm": keys[key]}
+
+
+def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
+    optim, ours = f"{section}.optim", f"{role}.schedule"
+    megatron = keys[f"{section}.strategy"] == "megatron" and keys.ledger.find(f"{optim}.lr_decay_style")
+    fields: dict[str, Any] = _warmup(keys, section, ours, zero_counts=not megatron)
+    for name in _FSDP_ONLY if megatron else _MEGATRON_ONLY:
+        other = "the strategies fsdp and fsdp2" if megatron else "the strategy megatron"
+        keys.ignore(f"{optim}.{name}", f"read by {other} only")
+    if megatron:
+        return fields | _decay(keys, section, ours)
+    name = _style(keys, optim)
+    fields[f"{ours}.name"] = name
+    if name == "cosine":
+        fields[f"{ours}.min_lr_ratio"] = get(keys, f"{optim}.min_lr_ratio", 0.0)
+        fields[f"{ours}.cycles"] = get(keys, f"{optim}.num_cycles", 0.5)
+    else:
+        for setting in ("min_lr_ratio", "num_cycles"):
+            keys.ignore(f"{optim}.{setting}", "the learning rate is constant after warm-up")
+    return fields
+
+
+def _style(keys: Reader, optim: str) -> str:
+    """warmup_style, or the name it has later."""
+    old, new = keys[f"{optim}.warmup_style"], get(keys, f"{optim}.lr_scheduler_type")
+    if new is not None and new != old and keys.written(f"{optim}.warmup_style"):
+        what = f"{optim}.warmup_style is {old}, and lr_scheduler_type, its later name, is {new}"
+        keys.problem(
+            what, key=f"{optim}.lr_scheduler_type", fix=f"keep one of them, such as {optim}.lr_scheduler_type={old}"
+        )
+    return str(new or old)
+
+
+def _warmup(keys: Reader, section: str, ours: str, *, zero_counts: bool) -> dict[str, Any]:
+    """Iterations of warm-up become updates. Megatron takes 0 for not given."""
+    optim = f"{section}.optim"
+    steps = get(keys, f"{optim}.lr_warmup_steps", -1)
+    if steps > 0 or (steps == 0 and zero_counts):
+        if keys[f"{optim}.lr_warmup_steps_ratio"]:
+            keys.ignore(f"{optim}.lr_warmup_steps_ratio", "lr_warmup_steps is given, and counts")
+        return {f"{ours}.warmup_updates": steps * updates_per_step(keys, section)}
+    return {f"{ours}.warmup_ratio": keys[f"{optim}.lr_warmup_steps_ratio"]}
+
+
+def _decay(keys: Reader, section: str, ours: str) -> dict[str, Any]:
+    """Megatron's schedule after warm-up."""
+    optim = f"{section}.optim"
+    style, lr, floor = keys[f"{optim}.lr_decay_style"], keys[f"{optim}.lr"], keys[f"{optim}.min_lr"]
+    fields: dict[str, Any] = {f"{ours}.name": _OURS[style]}
+    if style in ("linear", "cosine", "WSD") and lr > 0:
+        fields[f"{ours}.min_lr_ratio"] = floor / lr
+    elif floor:
+        keys.ignore(f"{optim}.min_lr", f"lr_decay_style={style} has no floor here")
+    if style == "WSD":
+        return fields | _stable_share(keys, optim, ours)
+    keys.ignore(f"{optim}.lr_wsd_decay_steps", "read with lr_decay_style=WSD only")
+    return fields
+
+
+def _stable_share(keys: Reader, optim: str, ours: str) -> dict[str, Any]:
+    decay, total = keys[f"{optim}.lr_wsd_decay_steps"], keys["trainer.total_training_steps"]
+    if keys[f"{optim}.lr_wsd_decay_style"] == "exponential":  # the default, which asks for nothing in other schedules
+        what = "a decay of shape exponential is planned; this version has cosine"
+        keys.plan_only(what, key=f"{optim}.lr_wsd_decay_style", fix=f"use {optim}.lr_wsd_decay_style=cosine")
+    if decay is None:
+        what = "lr_decay_style=WSD needs the iterations of its decay"
+        keys.problem(what, key=f"{optim}.lr_wsd_decay_steps", fix=f"give it, such as {optim}.lr_wsd_decay_steps=100")
+        return {}
+    if total is None:
+        what = "the share of a decay of so many iterations is known only where trainer.total_training_steps is given"
+        keys.problem(what, key=f"{optim}.lr_wsd_decay_steps", fix="give trainer.total_training_steps")
+        return {}
+    steps = get(keys, f"{optim}.lr_warmup_steps", 0)
+    warmup = steps if steps > 0 else int(keys[f"{optim}.lr_warmup_steps_ratio"] * total)
+    if not 0 <= decay <= total - warmup:
+        what = f"a decay of {decay} iterations does not fit into {total} - {warmup} of warm-up"
+        keys.problem(
+            what,
+            key=f"{optim}.lr_wsd_decay_steps",
+            fix=f"use {optim}.lr_wsd_decay_steps={max(0, total - warmup)} or fewer",
+        )
+        return {}
+    return {f"{ours}.stable_ratio": 1 - decay / (total - warmup) if total > warmup else 1.0}

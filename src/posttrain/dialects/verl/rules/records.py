@@ -1,0 +1,170 @@
+"""Data columns, model loading, trackers, checkpoints, validation cadence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.keys.words import ACTOR, MODEL, REF
+from posttrain.dialects.verl.rules.look import engine_options, get
+
+_UNKNOWN_HERE = ("vemlp_wandb", "clearml", "trackio")  # verl's trackers that no version of this program names
+_PRECISIONS = {
+    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bfloat16"),
+    **dict.fromkeys(("fp32", "float32", "torch.float32"), "float32"),
+}
+
+
+def data(keys: Reader) -> dict[str, Any]:
+    """Columns, overlong prompts, template variables, order."""
+    fields: dict[str, Any] = {}
+    for key, field in (("data.prompt_key", "data.prompt_column"), ("data.reward_fn_key", "data.data_source_column")):
+        if keys.ledger.find(key) and keys.written(key):
+            fields[field] = keys[key]
+    cut = keys["data.truncation"]
+    filters = keys["data.filter_overlong_prompts"] if keys.ledger.find("data.filter_overlong_prompts") else True
+    if filters:
+        off = "filter_overlong_prompts leaves out" if keys.ledger.version != "0.2" else "verl 0.2 leaves out"
+        keys.ignore("data.truncation", f"{off} prompts that are too long")
+    fields["data.overlong_prompts"] = "filter" if filters else cut if cut == "error" else f"truncate_{cut}"
+    if keys["data.seed"] is not None:
+        fields["data.seed"] = keys["data.seed"]
+    options = keys.section("data.apply_chat_template_kwargs")
+    return fields | ({"data.chat_template_options": options} if options else {})
+
+
+def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:
+    """How weights are loaded, for all roles."""
+    overrides = dict(keys[f"{MODEL}.override_config"] or {})
+    overrides.pop("moe_config", None)
+    overrides |= overrides.pop("model_config", None) or {}
+    fields: dict[str, Any] = {
+        "model.config_overrides": overrides,
+        "model.external_modules": _modules(keys, has_critic=has_critic),
+    }
+    fields |= _precision(keys)
+    if has_critic:
+        path = keys["critic.model.path"]
+        fields |= {
+            "critic.path": None if path == keys[f"{MODEL}.path"] else path,
+            "critic.gradient_checkpointing": keys["critic.model.enable_gradient_checkpointing"],
+        }
+    if has_reference:
+        if keys[f"{ACTOR}.strategy"] == "megatron":
+            fields["reference.engine_options"] = keys.section(f"{REF}.megatron")
+        else:
+            fields |= engine_options(keys, f"{REF}.fsdp_config", "reference.engine_options")
+        if (path := get(keys, f"{REF}.model.path")) is not None:
+            fields["reference.path"] = path
+    return fields
+
+
+def _modules(keys: Reader, *, has_critic: bool) -> list[str]:
+    """Of the actor, the critic and the reward model, each once, in this order."""
+    places = [f"{MODEL}.external_lib"]
+    places += ["critic.model.external_lib"] if has_critic else []
+    places += ["reward_model.model.external_lib"] if keys["reward_model.enable"] else []
+    found: list[str] = []
+    for place in places:
+        value = keys[place]
+        found += [value] if isinstance(value, str) else value or []
+    return list(dict.fromkeys(found))
+
+
+def _precision(keys: Reader) -> dict[str, Any]:
+    section = f"{ACTOR}.fsdp_config"
+    for name in ("dtype", "mixed_precision.param_dtype"):
+        key = f"{section}.{name}"
+        given = get(keys, key)
+        if given in _PRECISIONS:
+            return {"model.compute_dtype": _PRECISIONS[given]}
+        if given is not None:
+            what = f"{key} is {given!r}; forward and backward passes are in bf16 or fp32"
+            keys.problem(what, key=key, fix=f"use {key}=bf16")
+    return {}
+
+
+def critic(keys: Reader, aggregation: str) -> dict[str, Any]:
+    """The critic's loss and length."""
+    epochs = keys["critic.ppo_epochs"]
+    fields = {
+        "critic.value_clip": keys["critic.cliprange_value"],
+        "critic.aggregation": aggregation,
+        "critic.warmup_steps": max(0, keys["trainer.critic_warmup"] - 1),
+    }
+    return fields | ({} if epochs == keys[f"{ACTOR}.ppo_epochs"] else {"critic.epochs_per_step": epochs})
+
+
+def without_critic(keys: Reader) -> None:
+    """Tells what is written about a critic that is not there."""
+    name = keys["algorithm.adv_estimator"]
+    for row in keys.ledger.rows:
+        if (
+            row.name.startswith("critic.")
+            and row.status == "mapped"
+            and "*" not in row.name
+            and row.name != "critic.enable"
+        ):
+            keys.ignore(row.name, f"no critic: {name} needs no values (gae would)")
+    if keys["trainer.critic_warmup"] > 1:
+        keys.ignore("trainer.critic_warmup", f"no critic: {name} needs no values (gae would)")
+
+
+def trainer(keys: Reader) -> dict[str, Any]:
+    """Trackers, cadences, checkpoints."""
+    save, test = keys["trainer.save_freq"], keys["trainer.test_freq"]
+    fields = {
+        "tracking.trackers": _trackers(keys),
+        "checkpoint.every_steps": save if save > 0 else None,
+        "checkpoint.at_end": save > 0,
+        "validation.every_steps": test if test > 0 else None,
+        "validation.after_training": test > 0 or keys.ledger.version == "0.2",
+    }
+    if keys["trainer.total_training_steps"] is None:
+        fields["run.total_epochs"] = keys["trainer.total_epochs"]
+    else:
+        keys.ignore("trainer.total_epochs", "trainer.total_training_steps is given")
+    kept = get(keys, "trainer.max_actor_ckpt_to_keep")
+    if keys["trainer.remove_previous_ckpt_in_save"]:
+        key = "trainer.remove_previous_ckpt_in_save"
+        if kept not in (None, 1):
+            what = f"{key} keeps 1 checkpoint, and trainer.max_actor_ckpt_to_keep is {kept}"
+            keys.problem(what, key=key, fix="remove it, it is deprecated")
+        elif keys.ledger.version != "0.2":
+            keys.warn(f"{key} is deprecated: write trainer.max_actor_ckpt_to_keep=1")
+        kept = 1
+    if kept is not None:
+        fields["checkpoint.keep_last"] = kept
+    return fields | _resume(keys)
+
+
+def _trackers(keys: Reader) -> list[str]:
+    given = keys["trainer.logger"]
+    names = []
+    for name in [given] if isinstance(given, str) else given:
+        if name in _UNKNOWN_HERE:
+            keys.plan_only(f"the tracker {name} is planned", key="trainer.logger", fix="leave it out")
+        elif name != "file":  # metrics.jsonl is written in any case
+            names.append("wandb" if name == "tracking" else name)
+    return list(dict.fromkeys(names))
+
+
+def _resume(keys: Reader) -> dict[str, Any]:
+    mode, path = keys["trainer.resume_mode"], keys["trainer.resume_from_path"]
+    key = "trainer.resume_mode"
+    if mode in ("auto", "disable"):
+        return {"run.resume": "auto" if mode == "auto" else "never"}
+    if mode != "resume_path":
+        if keys.ledger.version != "0.2":
+            what = f"{key} must be auto, disable or resume_path, not {mode!r}"
+            keys.problem(what, key=key, fix="a path stands in trainer.resume_from_path, with resume_mode=resume_path")
+            return {}
+        path = mode
+    else:
+        key = "trainer.resume_from_path"
+    if not isinstance(path, str) or "global_step_" not in path:
+        what = f"{key} names no checkpoint: {path!r} is no folder global_step_N"
+        keys.problem(what, key=key, fix=f"use {key}=FOLDER/global_step_100, or trainer.resume_mode=auto")
+        return {}
+    keys.plan_only("going on from a checkpoint that is named is planned", key=key, fix="use trainer.resume_mode=auto")
+    return {}

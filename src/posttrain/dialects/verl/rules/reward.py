@@ -1,0 +1,84 @@
+"""Scoring: the data source's scorer, a function of the user's, or a reward model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.keys.words import ROLLOUT
+from posttrain.dialects.verl.rules.batches import per_device
+from posttrain.dialects.verl.rules.layout import Layout
+from posttrain.dialects.verl.rules.look import get
+
+_FUNCTION = "custom_reward_function"
+_MODEL = "reward_model"
+
+
+def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
+    """The fields, and the name of the reward term; "" where a reward model scores alone."""
+    if keys[f"{_MODEL}.enable"]:
+        keys.ignore(_FUNCTION, "the reward model's score takes the place of all others, as in verl")
+        return {"reward.terms": []} | _model(keys, layout) | _overlong(keys), ""
+    for name in ("model", "micro_batch_size", "micro_batch_size_per_gpu", "max_length"):
+        keys.ignore(f"{_MODEL}.{name}", "reward_model.enable is false")
+    term = _term(keys)
+    return {"reward.terms": [term]} | _overlong(keys), term["name"]
+
+
+def _term(keys: Reader) -> dict[str, Any]:
+    path, name, options = None, "compute_score", {}
+    if keys.ledger.find(f"{_FUNCTION}.path"):
+        path = keys[f"{_FUNCTION}.path"] or get(keys, f"reward.{_FUNCTION}.path")
+        renamed = get(keys, f"reward.{_FUNCTION}.name")
+        name = renamed if renamed is not None and not keys.written(f"{_FUNCTION}.name") else keys[f"{_FUNCTION}.name"]
+        options = keys.section(f"{_FUNCTION}.reward_kwargs")
+    if path is not None:
+        term = {"name": name, "path": path}
+    else:
+        term = {"name": "by_data_source" if name == "compute_score" else name}
+    return term | ({"options": options} if options else {})
+
+
+def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
+    ours = "reward.model"
+    by_tokens = get(keys, f"{_MODEL}.use_dynamic_bsz", False)
+    size = per_device(keys, f"{_MODEL}.micro_batch_size", layout.devices, needed=not by_tokens)
+    fields = {
+        f"{ours}.path": keys[f"{_MODEL}.model.path"],
+        f"{ours}.own_template": keys[f"{_MODEL}.model.input_tokenizer"] is not None,
+        f"{ours}.max_tokens": keys[f"{_MODEL}.max_length"],
+        f"{ours}.trust_remote_code": get(keys, f"{_MODEL}.model.trust_remote_code", False),
+    }
+    return fields | ({f"{ours}.sequences_per_micro_batch_per_device": size} if size is not None else {})
+
+
+def _overlong(keys: Reader) -> dict[str, Any]:
+    """DAPO's penalty for long responses. Empty without."""
+    renamed = get(keys, "reward.reward_manager.name")
+    manager = (
+        renamed
+        if renamed is not None and not keys.written(f"{_MODEL}.reward_manager")
+        else keys[f"{_MODEL}.reward_manager"]
+    )
+    if manager == "batch":
+        what = "the reward manager batch, whose function takes lists, is planned"
+        keys.plan_only(what, key=f"{_MODEL}.reward_manager", fix="use naive, with a function for one response")
+    places = (f"{_MODEL}.reward_kwargs.overlong_buffer_cfg", f"{_MODEL}.overlong_buffer")
+    section = next((place for place in places if get(keys, f"{place}.enable")), None)
+    if manager != "dapo" or section is None:
+        off = "overlong_buffer.enable is not true" if manager == "dapo" else "read by reward_manager=dapo only"
+        for place in places:
+            keys.ignore(place, off)
+        return {}
+    response, length = keys[f"{ROLLOUT}.response_length"], get(keys, f"{section}.len")
+    limit = get(keys, f"{_MODEL}.reward_kwargs.max_resp_len", response)
+    if limit != response:
+        key = f"{_MODEL}.reward_kwargs.max_resp_len"
+        what = f"{key} is {limit}, and responses have up to {response} tokens"
+        keys.problem(what, key=key, fix=f"use {key}={response}")
+    if length is None:
+        what = "the penalty for long responses needs the length of its buffer"
+        keys.problem(what, key=f"{section}.enable", fix=f"give it, such as +{section}.len={max(1, response // 4)}")
+        return {}
+    factor = get(keys, f"{section}.penalty_factor", 1.0)
+    return {"reward.overlong_buffer_tokens": length, "reward.overlong_penalty": factor}

@@ -1,0 +1,100 @@
+"""Sampling, in training and in validation, and the settings of the sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.keys.rollout import off_is_zero
+from posttrain.dialects.verl.keys.words import ROLLOUT
+from posttrain.dialects.verl.rules.look import get
+
+# Arguments of the sampler that verl gives itself: once more in engine_kwargs is one time too many.
+_GIVEN = {
+    "dtype": "dtype",
+    "enforce_eager": "enforce_eager",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "load_format": "load_format",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_model_len": "max_model_len",
+    "enable_chunked_prefill": "enable_chunked_prefill",
+    "disable_log_stats": "disable_log_stats",
+    "tensor_parallel_size": "tensor_model_parallel_size",
+    "mem_fraction_static": "gpu_memory_utilization",
+    "tp_size": "tensor_model_parallel_size",
+}
+
+
+def sampling(keys: Reader) -> dict[str, Any]:
+    """Lengths, seed, validation and engine settings."""
+    engine = keys[f"{ROLLOUT}.name"]
+    fields: dict[str, Any] = {"rollout.max_response_tokens": keys[f"{ROLLOUT}.response_length"]}
+    if keys[f"{ROLLOUT}.seed"] is not None:
+        fields |= {"run.seed": keys[f"{ROLLOUT}.seed"], "data.seed": 1}
+    if engine == "hf" and not keys[f"{ROLLOUT}.do_sample"]:
+        what = "greedy responses of a prompt are all the same, and teach nothing"
+        keys.problem(what, key=f"{ROLLOUT}.do_sample", fix=f"use {ROLLOUT}.do_sample=True")
+    _check_engine(keys, engine)
+    _check_turns(keys)
+    return fields | _validation(keys) | _engine_kwargs(keys, engine)
+
+
+def _validation(keys: Reader) -> dict[str, Any]:
+    section = f"{ROLLOUT}.val_kwargs"
+    if not get(keys, f"{section}.do_sample", False):
+        for name in ("temperature", "top_p", "top_k"):
+            keys.ignore(f"{section}.{name}", "validation is greedy: val_kwargs.do_sample is false")
+        return {"validation.temperature": 0.0}
+    fields = {
+        "validation.temperature": keys[f"{section}.temperature"],
+        "validation.top_p": keys[f"{section}.top_p"],
+        "validation.top_k": off_is_zero(keys[f"{section}.top_k"]),
+    }
+    return fields | ({"validation.min_p": keys[f"{ROLLOUT}.min_p"]} if keys[f"{ROLLOUT}.min_p"] is not None else {})
+
+
+def _engine_kwargs(keys: Reader, engine: str) -> dict[str, Any]:
+    """What stands below engine_kwargs.vllm or .sglang, of the engine that is chosen; nulls are left out."""
+    for other in {"vllm", "sglang"} - {engine}:
+        keys.ignore(f"{ROLLOUT}.engine_kwargs.{other}", f"rollout.name is {engine}")
+    options: dict[str, Any] = {}
+    for name, value in keys.section(f"{ROLLOUT}.engine_kwargs.{engine}").items():
+        key = f"{ROLLOUT}.engine_kwargs.{engine}.{name}"
+        if name in _GIVEN:
+            what = f"{key} gives the sampler an argument that {ROLLOUT}.{_GIVEN[name]} gives it already"
+            keys.problem(what, key=key, fix=f"remove it, and use {ROLLOUT}.{_GIVEN[name]}")
+        elif value is not None:
+            options[f"rollout.engine_options.{name}"] = value
+    return options
+
+
+def _check_engine(keys: Reader, engine: str) -> None:
+    summon = f"{ROLLOUT}.layered_summon"
+    if get(keys, summon, False) and keys[f"{ROLLOUT}.load_format"].startswith("dummy"):
+        what = f"layered_summon needs weights that the sampler loads itself, and load_format is {keys[f'{ROLLOUT}.load_format']}"
+        keys.problem(what, key=summon, fix=f"use {ROLLOUT}.load_format=safetensors, or {summon}=False")
+    longest = get(keys, f"{ROLLOUT}.max_model_len", keys["data.max_prompt_length"] + keys[f"{ROLLOUT}.response_length"])
+    key = f"{ROLLOUT}.max_num_batched_tokens"
+    if engine == "vllm" and keys[f"{ROLLOUT}.enable_chunked_prefill"] and keys[key] < longest:
+        keys.problem(
+            f"with enable_chunked_prefill, {keys[key]} tokens in one pass are fewer than the {longest} of the longest sequence",
+            key=key,
+            fix=f"use {key}={longest}, or {ROLLOUT}.enable_chunked_prefill=False",
+        )
+    server = f"{ROLLOUT}.agent.custom_async_server"
+    given = [name for name in ("path", "name") if get(keys, f"{server}.{name}") is not None]
+    if len(given) == 1:
+        other = "name" if given == ["path"] else "path"
+        what = f"{server}.{given[0]} is given without its {other}"
+        keys.problem(what, key=f"{server}.{given[0]}", fix=f"give {server}.{other} too")
+
+
+def _check_turns(keys: Reader) -> None:
+    section = f"{ROLLOUT}.multi_turn"
+    files = ("tool_config_path", "interaction_config_path")
+    if get(keys, f"{section}.enable", False) and not any(get(keys, f"{section}.{name}") for name in files):
+        keys.problem(
+            "a conversation of several turns needs tools or another side",
+            key=f"{section}.enable",
+            fix=f"give {section}.tool_config_path or {section}.interaction_config_path",
+        )

@@ -1,0 +1,48 @@
+"""What a request says about its checkpoints that cannot be, or does nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import RunConfig
+from posttrain.dialects.checks import check, warnings_of
+from posttrain.placement.files import check_run_files
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"model": {"path": "x"}, "data": {"train_files": ["x"]}, **sections})
+
+
+def test_the_best_by_no_metric() -> None:
+    (problem,) = check(config(checkpoint={"keep_last": 1, "keep_best": 1}))
+    assert problem.field == "checkpoint.keep_best"
+    assert "such as checkpoint.best_metric=reward/mean" in str(problem)
+    assert check(config(checkpoint={"keep_last": 1, "keep_best": 1, "best_metric": "reward/mean"})) == []
+
+
+def test_never_resuming_from_a_path() -> None:
+    (problem,) = check(config(run={"resume": "never", "resume_path": "x"}))
+    assert problem.field == "run.resume_path"
+
+
+def test_rules_without_effect_are_told() -> None:
+    rules = {"keep_every": 5, "keep_best": 2, "best_metric": "reward/mean"}
+    said = [line for line in warnings_of(config(checkpoint=rules)) if line.startswith("checkpoint.")]
+    assert said == [
+        "checkpoint.keep_best has no effect: checkpoint.keep_last is null, so all are kept",
+        "checkpoint.keep_every has no effect: checkpoint.keep_last is null, so all are kept",
+    ]
+    (line,) = [line for line in warnings_of(config(checkpoint={"best_metric": "m"})) if line.startswith("checkpoint.")]
+    assert line == "checkpoint.best_metric has no effect: checkpoint.keep_best is null"
+
+
+def test_folders_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    request = config(
+        run={"folder": str(tmp_path / "run"), "resume_path": str(tmp_path / "gone")},
+        checkpoint={"folder": str(tmp_path / "file")},
+    )
+    problems = {problem.field: str(problem) for problem in check_run_files(request)}
+    assert problems["run.resume_path"] == f"there is no folder {tmp_path / 'gone'}"
+    assert problems["checkpoint.folder"].endswith("a run writes into a folder; name another checkpoint.folder")

@@ -1,0 +1,333 @@
+# ruff: noqa: E501  # messages stand as they are printed, in one line
+"""What ROLL's keys decide together: batch sizes, devices, domains; and one message for everything that cannot be."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.config import RunConfig
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.roll import DIALECT
+from posttrain.dialects.roll.devices import devices_of
+from posttrain.dialects.roll.rules.rewards import prompts_by_domain
+from posttrain.placement.batch import plan_batches
+
+BASE = (
+    "pretrain=m", "response_length=100", "actor_train.data_args.file_name=a.jsonl", "rewards.d.worker_cls=exact_match",
+    "adv_estimator=grpo", "num_return_sequences_in_group=8",
+)  # fmt: skip
+TRAIN, INFER, CONFIG = "actor_train.training_args", "actor_infer", "strategy_args.strategy_config"
+VAL = "validation.data_args.file_name=v.jsonl"
+PG = "actor_train.worker_cls=roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
+SIXTEEN = ("actor_train.device_mapping='list(range(0,16))'", "actor_infer.device_mapping='list(range(0,16))'")
+MEGATRON = "actor_train.strategy_args.strategy_name=megatron_train"
+
+
+def load(*overrides: str, base: tuple[str, ...] = BASE) -> LoadedConfig:
+    return read_dialect(DIALECT, None, (*base, *overrides))
+
+
+def config_of(*overrides: str) -> RunConfig:
+    loaded = load(*overrides)
+    assert [str(problem) for problem in loaded.problems] == []
+    return loaded.config
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("list(range(0,8))", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("[0,1]", [0, 1]),
+        ("range(2, 8, 2)", [2, 4, 6]),
+        ("list(range(0,2)) + list(range(8,10))", [0, 1, 8, 9]),
+        (" list(range(0, 2*2)) ", [0, 1, 2, 3]),
+        ("[3] + [0]", [3, 0]),
+        ([4, 5], [4, 5]),
+    ],
+)
+def test_device_mappings_are_read(text, ids) -> None:
+    assert devices_of(text) == ids
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "__import__('os').getcwd()",
+            "holds __import__('os').getcwd(), which is not read: nothing in a device mapping is run",
+        ),
+        ("[i for i in range(4)]", "which is not read"),
+        ("list(range(10**9))", "which is not read"),
+        ("list(range(0, 1000000000))", "more than 100000 devices"),
+        ("range(0,8", "is no Python expression"),
+        ("8", "is one number and no list"),
+        ("[]", "names no device"),
+        ("[0, 0]", "names device 0 twice"),
+        ("[-1, 0]", "ids count from 0"),
+        ("[True]", "which is not read"),
+        (["0"], "no device id"),
+    ],
+)
+def test_nothing_else_is_run(text, why) -> None:
+    with pytest.raises(ValueError) as caught:
+        devices_of(text)
+    assert why in str(caught.value)
+
+
+# The guide's sizes: 64 prompts x 8 samples = 512 sequences.
+GUIDE = (
+    *SIXTEEN,
+    "rollout_batch_size=64",
+    f"{TRAIN}.per_device_train_batch_size=1",
+    f"{TRAIN}.gradient_accumulation_steps=32",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "per_update", "updates", "accumulation"),
+    [
+        ((), 512, 1, 32),  # 1 x 32 x 16 ranks
+        ((MEGATRON, f"actor_train.{CONFIG}.tensor_model_parallel_size=2"), 256, 2, 32),  # 1 x 32 x 8 ranks
+        ((MEGATRON, f"actor_train.{CONFIG}.expert_model_parallel_size=2"), 512, 1, 32),  # experts do not divide the ranks
+        (("actor_train.model_args.ulysses_size=4",), 128, 4, 32),  # 1 x 32 x 4 ranks
+        (("actor_train.strategy_args.strategy_name=deepspeed_train", "ppo_epochs=2"), 512, 2, 32),
+        # one update per step: 64 x 8 x tp 2 x pp 2 / (1 x 16) = 128
+        ((MEGATRON, f"actor_train.{CONFIG}.tensor_model_parallel_size=2", f"actor_train.{CONFIG}.pipeline_model_parallel_size=2",
+          f"{TRAIN}.gradient_accumulation_steps=128"), 512, 1, 128),
+    ],
+)  # fmt: skip
+def test_worked_examples_of_batch_sizes(overrides, per_update, updates, accumulation) -> None:
+    plan, problems = plan_batches(config_of(*GUIDE, *overrides), None)
+    assert not problems and plan is not None
+    assert (plan.sequences_per_step, plan.sequences_per_update, plan.updates_per_step) == (512, per_update, updates)
+    assert (plan.sequences_per_micro_batch_per_device, plan.gradient_accumulation_steps) == (1, accumulation)
+
+
+def of_sizes(problems: object) -> list[str]:
+    return [str(problem) for problem in problems if "do not split" in str(problem)]  # type: ignore[attr-defined]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 40), st.integers(2, 9), st.integers(1, 12), st.integers(1, 7), st.integers(1, 9), st.sampled_from([1, 2, 3]),
+    st.booleans(),
+)  # fmt: skip
+def test_any_sizes_are_planned_or_refused_once_with_a_fix_that_works(
+    prompts, samples, devices, micro, steps, tensor, megatron
+) -> None:
+    chosen = {
+        "rollout_batch_size": prompts,
+        "num_return_sequences_in_group": samples,
+        f"{TRAIN}.per_device_train_batch_size": micro,
+        f"{TRAIN}.gradient_accumulation_steps": steps,
+    }
+    place = [f"actor_train.device_mapping='list(range(0,{devices * tensor}))'"]
+    copies = devices if megatron else devices * tensor
+    if megatron:
+        place += [MEGATRON, f"actor_train.{CONFIG}.tensor_model_parallel_size={tensor}"]
+    for _ in range(3):  # a step that cannot be shared out hides updates that do not divide it
+        loaded = load(*(f"{key}={value}" for key, value in chosen.items()), *place)
+        found = of_sizes(loaded.problems)
+        assert len(found) == len(loaded.problems) <= 1
+        if not found:
+            break
+        changes = dict(re.findall(r"(?:use|with) ([\w.]+)=(\d+)", found[0]))
+        assert changes
+        chosen |= changes
+    assert not loaded.problems
+    plan, problems = plan_batches(loaded.config, None)
+    assert not problems and plan is not None
+    sizes = {key: int(value) for key, value in chosen.items()}
+    product = sizes[f"{TRAIN}.per_device_train_batch_size"] * sizes[f"{TRAIN}.gradient_accumulation_steps"] * copies
+    assert plan.sequences_per_update == product
+    assert plan.updates_per_step * product == sizes["rollout_batch_size"] * samples
+
+
+def test_here_keeps_the_sizes() -> None:
+    there = config_of(*GUIDE)
+    here = read_dialect(DIALECT, None, (*BASE, *GUIDE), here=True).config
+    assert (here.placement.devices, here.policy.engine, here.policy.sequences_per_mini_batch) == (1, "local", 512)
+    assert here.data == there.data and here.policy.optimizer == there.policy.optimizer
+
+
+def test_shares_are_of_the_step_and_the_last_domain_gets_the_rest() -> None:
+    assert prompts_by_domain({"a": 0.5, "b": 0.5, "c": 0.5}, 10) == {"a": 5, "b": 5, "c": 0}
+    assert prompts_by_domain({"a": 0.34, "b": 0.33, "c": 0.33}, 10) == {"a": 3, "b": 3, "c": 4}
+
+
+BAD = [
+    (("async_generation_ratio=0.5",), "async_generation_ratio is 0.5, at override async_generation_ratio=0.5; use 0, or at least 1"),
+    (("num_return_sequences_in_group=1",), "grpo compares the responses to a prompt, and there is 1 (ROLL gets NaN rewards), at override num_return_sequences_in_group=1; use num_return_sequences_in_group=8, or another number above 1"),
+    (("adv_estimator=agentic_reinforce",), "agentic_reinforce is about turns, and this pipeline has single answers, at override adv_estimator=agentic_reinforce; use adv_estimator=reinforce"),
+    (("adv_estimator=gpo",), "adv_estimator must be one of gae, reinforce, grpo, gigpo, step_reinforce, agentic_reinforce, not 'gpo', at override adv_estimator=gpo; did you mean grpo?"),
+    (("response_length=null",), "neither response_length nor sequence_length is given, at override response_length=null; use response_length=1024, or another number of tokens"),
+    (("sequence_length=1024",), "sequence_length=1024 leaves no room beside prompts of 1024 tokens, at override sequence_length=1024; use sequence_length=2048, or shorter prompts"),
+    ((VAL, "val_prompt_length=10"), "val_prompt_length is given and val_sequence_length is not, at override val_prompt_length=10; give both, or remove val_prompt_length"),
+    ((VAL, "val_sequence_length=10"), "val_sequence_length is given and val_prompt_length is not, at override val_sequence_length=10; give both, or remove val_sequence_length"),
+    ((VAL, "eval_steps=0"), "eval_steps is 0, and there are validation files (ROLL fails with 0), at override eval_steps=0; use eval_steps=10, or remove validation.data_args"),
+    (("max_steps=0",), "max_steps is 0, at override max_steps=0; use at least 1, such as max_steps=500"),
+    (("logging_steps=0",), "logging_steps is 0, at override logging_steps=0; use at least 1, such as logging_steps=1"),
+    (("track_with=wanbd",), "track_with must be one of tensorboard, wandb, swanlab, trackio, stdout, , not 'wanbd', at override track_with=wanbd; did you mean wandb?"),
+    (("model_download_type=HUB",), "model_download_type must be one of MODELSCOPE, HUGGINGFACE_HUB | null, not 'HUB', at override model_download_type=HUB"),
+    (("model_download_type=MODELSCOPE",), "model_download_type is refused: models are read from a folder or from the Hugging Face hub, at override model_download_type=MODELSCOPE"),
+    (("profiler_timeline=true", "profiler_memory=true"), "profiler_timeline and profiler_memory are both true, at override profiler_timeline=true; keep one of them"),
+    (("system_envs={A: 1}",), "system_envs.A must be text, not 1, at override system_envs={A: 1}; write A: \"1\""),
+    (("checkpoint_config={type: s3}",), "checkpoint_config.type must be one of file_system | null, not 's3', at override checkpoint_config={type: s3}"),
+    (("is_use_additional_prompts=true", "max_additional_running_prompts=0"), "is_use_additional_prompts needs max_additional_running_prompts above 0, at override max_additional_running_prompts=0; use max_additional_running_prompts=16"),
+    (("async_generation_ratio=1", "generate_opt_level=0"), "asynchronous rollouts need generate_opt_level=1, and it is 0, at override generate_opt_level=0; use generate_opt_level=1"),
+    (("is_pure_opd=true", "use_opd=true"), "is_pure_opd and use_opd are both true, at override is_pure_opd=true; keep one of them"),
+    (("add_token_level_kl=true", "kl_penalty=full"), "kl_penalty=full sums over an axis that a step's log-probs do not have; ROLL fails with it, at override kl_penalty=full; use kl_penalty=kl, abs or mse"),
+    (("actor_train.data_args.prompt=a", "actor_train.data_args.messages=b"), "prompt and messages are both given, at override actor_train.data_args.prompt=a; keep messages for a column of chat messages, prompt for a column of texts"),
+    (("actor_train.data_args.template=qwn3",), "there is no template 'qwn3' (known: native, qwen2_5, qwen3, chatml, base, empty, longCOT_qwen2.5, longcot_V3), at override actor_train.data_args.template=qwn3; did you mean qwen3?"),
+    (("actor_train.model_args.dtype=fp16",), "training in fp16 is not supported, at override actor_train.model_args.dtype=fp16; use bf16, which needs no loss scale, or fp32"),
+    (("actor_train.model_args.dtype=float32",), "actor_train.model_args.dtype must be one of bf16, fp32, fp16 | null, not 'float32', at override actor_train.model_args.dtype=float32"),
+    (("actor_train.device_mapping='range(x)'",), "actor_train.device_mapping='range(x)' holds x, which is not read: nothing in a device mapping is run, at override actor_train.device_mapping='range(x)'; write it as list(range(0,8)), [0,1,2,3], or list(range(0,4)) + list(range(8,12))"),
+    (("actor_infer.device_mapping=[0,1]",), "actor_train has no device_mapping, and actor_infer.device_mapping has one: a CPU worker cannot train beside devices, at actor_train.device_mapping (a default; the command line does not set it); use actor_train.device_mapping='list(range(0,2))'"),
+    ((*SIXTEEN, MEGATRON, f"actor_train.{CONFIG}.tensor_model_parallel_size=3"), "16 devices of actor_train do not split into groups of tensor_model_parallel_size 3, at override actor_train.strategy_args.strategy_config.tensor_model_parallel_size=3; use sizes whose product divides 16, such as 2, or 18 devices"),
+    ((*SIXTEEN, MEGATRON, "rollout_batch_size=60", f"{TRAIN}.gradient_accumulation_steps=1", f"{TRAIN}.per_device_train_batch_size=1"), "60 prompts do not split over 16 data-parallel ranks (16 devices), at override rollout_batch_size=60; use rollout_batch_size=64 or 48"),
+    ((*SIXTEEN, "rollout_batch_size=61", f"{TRAIN}.per_device_train_batch_size=1"), "61 prompts x 8 samples = 488 sequences do not split over 16 data-parallel ranks (16 devices), at override rollout_batch_size=61; use rollout_batch_size=62 or 60"),
+    ((*GUIDE, f"{TRAIN}.gradient_accumulation_steps=24"), "512 sequences of a step / 16 data-parallel ranks (16 devices) = 32 do not split into updates of 1 x 24 = 24 (per_device_train_batch_size x gradient_accumulation_steps), at override actor_train.training_args.gradient_accumulation_steps=24; use actor_train.training_args.gradient_accumulation_steps=32 or 16 (32 is one update per step)"),
+    ((*GUIDE, f"{TRAIN}.per_device_train_batch_size=3"), "512 sequences of a step / 16 data-parallel ranks (16 devices) = 32 do not split into updates of 3 x 32 = 96 (per_device_train_batch_size x gradient_accumulation_steps), at override actor_train.training_args.per_device_train_batch_size=3; use actor_train.training_args.per_device_train_batch_size=2 with actor_train.training_args.gradient_accumulation_steps=16 (one update per step)"),
+    (("rollout_batch_size=5", f"{TRAIN}.gradient_accumulation_steps=3"), "the 40 sequences of a step do not split into updates of 8 x 3 = 24 (per_device_train_batch_size x gradient_accumulation_steps), at override actor_train.training_args.gradient_accumulation_steps=3; use actor_train.training_args.gradient_accumulation_steps=5 or 1 (5 is one update per step)"),
+    (("adv_estimator=gae", "critic.training_args.gradient_accumulation_steps=3"), "the 1024 sequences of a step do not split into updates of 8 x 3 = 24 (per_device_train_batch_size x gradient_accumulation_steps), at override critic.training_args.gradient_accumulation_steps=3; use critic.training_args.gradient_accumulation_steps=4 or 2 (128 is one update per step)"),
+    (("actor_train.use_dynamic_batching_in_train=true",), "use_dynamic_batching_in_train needs a number of tokens, at actor_train.max_tokens_per_microbatch_in_train (a default; the command line does not set it); use actor_train.max_tokens_per_microbatch_in_train=1124 or more"),
+    ((*SIXTEEN, f"{INFER}.strategy_args.strategy_name=vllm", f"{INFER}.{CONFIG}.tensor_parallel_size=3"), "the 16 devices of actor_infer do not split into workers of 3, at override actor_infer.strategy_args.strategy_config.tensor_parallel_size=3; use actor_infer.strategy_args.strategy_config.tensor_parallel_size=2, or 18 devices"),
+    ((*SIXTEEN, f"{INFER}.strategy_args.strategy_name=vllm", f"{INFER}.{CONFIG}.data_parallel_size=4"), "actor_infer.strategy_args.strategy_config.data_parallel_size is 4, and actor_infer has 16 workers, at override actor_infer.strategy_args.strategy_config.data_parallel_size=4; use 16, or remove it"),
+    ((*SIXTEEN, f"{INFER}.strategy_args.strategy_name=sglang", f"{INFER}.num_gpus_per_worker=2", f"{INFER}.{CONFIG}.tensor_parallel_size=3"), "SGLang's 3 x 1 devices of one copy are no multiple of num_gpus_per_worker=2, at override actor_infer.num_gpus_per_worker=2; use actor_infer.num_gpus_per_worker=3"),
+    ((f"{INFER}.strategy_args.strategy_name=megatron_train",), "actor_infer.strategy_args.strategy_name must be one of vllm, sglang, hf_infer, native | null, not 'megatron_train', at override actor_infer.strategy_args.strategy_name=megatron_train"),
+    ((*SIXTEEN, MEGATRON, f"actor_train.{CONFIG}.overlap_param_gather=true"), "actor_train.strategy_args.strategy_config.overlap_param_gather is refused: ROLL does not support it either, at override actor_train.strategy_args.strategy_config.overlap_param_gather=true"),
+    ((*SIXTEEN, MEGATRON, f"actor_train.{CONFIG}.variable_seq_lengths=true", f"actor_train.{CONFIG}.moe_token_dispatcher_type=allgather"), "variable_seq_lengths does not go with moe_token_dispatcher_type=allgather, at override actor_train.strategy_args.strategy_config.variable_seq_lengths=true; use actor_train.strategy_args.strategy_config.moe_token_dispatcher_type=alltoall"),
+    ((*SIXTEEN, "actor_train.strategy_args.strategy_name=deepspeed_train", f"actor_train.{CONFIG}.zero_optimization.stage=0"), "deepspeed_train needs a ZeRO stage above 0, and it is 0, at override actor_train.strategy_args.strategy_config.zero_optimization.stage=0; use stage 2 or 3, such as strategy_config: ${deepspeed_zero2}"),
+    ((*SIXTEEN, "use_kl_loss=true", "kl_loss_coef=0.1", "reference.strategy_args.strategy_name=deepspeed_infer", f"reference.{CONFIG}.zero_optimization.stage=2"), "deepspeed_infer needs ZeRO stage 3, and it is 2, at override reference.strategy_args.strategy_config.zero_optimization.stage=2; use strategy_config: ${deepspeed_zero3}"),
+    ((*SIXTEEN, "actor_train.model_args.ulysses_size=4", f"actor_train.{CONFIG}.fsdp_size=2"), "fsdp_size is 2, less than ulysses_size=4, at override actor_train.strategy_args.strategy_config.fsdp_size=2; use actor_train.strategy_args.strategy_config.fsdp_size=4"),
+    (("~rewards.d.worker_cls",), "rewards.d has no worker_cls, at override ~rewards.d.worker_cls; use one of MathRuleRewardWorker, GeneralRuleRewardWorker, CrossThinkQARuleRewardWorker, MultipleChoiceBoxedRuleRewardWorker, GeneralValRuleRewardWorker, or a reward of this program, such as exact_match"),
+    (("~rewards",), "there is no reward: rewards is empty, at override ~rewards; add one, such as rewards: {math_rule: {worker_cls: roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker}}"),
+    (("rewards.d.worker_cls=x.MathRulRewardWorker",), "there is no reward 'x.MathRulRewardWorker', at override rewards.d.worker_cls=x.MathRulRewardWorker; did you mean MathRuleRewardWorker?"),
+    (("rewards.d.worker_cls=roll.CrossThinkQARuleRewardWorker",), "rewards.d needs a reward_type, at rewards.d.reward_type (a default; the command line does not set it); use rewards.d.reward_type=loose, soft or strict"),
+    (("rewards.d.judge_model_type=cloud",), "rewards.d.judge_model_type must be one of api, inference, cluster | null, not 'cloud', at override rewards.d.judge_model_type=cloud"),
+    (("actor_train.data_args.domain_interleave_probs={dd: 1.0}",), "the domain dd has no reward, at override actor_train.data_args.domain_interleave_probs={dd: 1.0}; did you mean d?"),
+    (("rewards.e={worker_cls: gsm8k, tag_included: [e]}", "rewards.f={worker_cls: gsm8k, tag_included: [f]}", "rewards.d.tag_included=[d]", "rollout_batch_size=10", f"{TRAIN}.per_device_train_batch_size=1", "actor_train.data_args.domain_interleave_probs={d: 0.5, e: 0.5, f: 0.5}"), "10 prompts are shared out as d 5, e 5, f 0: shares are of the step, and the last domain gets what is left, at override actor_train.data_args.domain_interleave_probs={d: 0.5, e: 0.5, f: 0.5}; use shares that add up to 1 and give every domain a prompt"),
+    (("rewards.d.query_filter_config={type: mean_filter, filter_args: {threshold_down: 1, threshold_up: 0}}",), "no group has a mean above 1 and below 0, at override rewards.d.query_filter_config={type: mean_filter, filter_args: {threshold_down: 1, threshold_up: 0}}; use threshold_down below threshold_up, such as 0 and 1"),
+    (("adv_estimator=reinforce", "reward_norm=batch", "norm_mean_type=group"), "reward_norm of mid-2025 and norm_mean_type of today both say how rewards are normalised, at override reward_norm=batch; keep one of them"),
+    (("adv_estimator=reinforce", "norm_std_type=group", "num_return_sequences_in_group=1"), "norm_std_type=group compares the responses to a prompt, and there is 1, at override norm_std_type=group; use norm_std_type=batch, or num_return_sequences_in_group=8"),
+    (("adv_estimator=reinforce", "reward_norm=running", "reward_shift=true", "reward_scale=true"), "reward_shift and reward_scale together leave nothing out, at override reward_shift=true; keep one of them, or none for both the mean and the deviation"),
+    ((PG, "actor_train.pg_variant=tops"), "actor_train.pg_variant must be one of vanilla, ppo, tis, topr, cispo, kimi15 | null, not 'tops', at override actor_train.pg_variant=tops; did you mean topr?"),
+    ((PG, "actor_train.pg_variant=tis", "actor_train.tis_lower_bound=2"), "tis bounds 2 and 1 do not hold 1, at override actor_train.tis_lower_bound=2; use bounds around 1, such as 0 and 1"),
+    (("train_infer_correction.filters=[{enabled: true, ratio_lo: 1.0}]",), "train_infer_correction.filters.0 is {'enabled': True, 'ratio_lo': 1.0}, at override train_infer_correction.filters=[{enabled: true, ratio_lo: 1.0}]; write a section of enabled, agg_type, ratio_enabled, ratio_low, ratio_high, diff_enabled, diff_low, diff_high"),
+    (("train_infer_correction.filters=[{enabled: true, ratio_low: 2.0}]",), "train_infer_correction.filters.0 keeps token ratios from 2 to 1.2, at override train_infer_correction.filters=[{enabled: true, ratio_low: 2.0}]; use agg_type token, geometric or sequence, and 0 < ratio_low < ratio_high"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "message"), BAD, ids=lambda value: value[-1] if isinstance(value, tuple) else "")
+def test_what_cannot_be_is_said_once_with_its_place_and_a_fix(overrides, message) -> None:
+    assert [str(problem) for problem in load(*overrides).problems] == [message]
+
+
+@pytest.mark.parametrize("key", ["pretrain", "actor_train.data_args.file_name"])
+def test_what_must_be_given_is_asked_for(key) -> None:
+    base = tuple(one for one in BASE if not one.startswith(f"{key}="))
+    assert [problem.field for problem in load(base=base).problems] == [key]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        (("rewards.d.worker_cls=roll.CodeSandboxRewardWorker",), "running code that a model wrote"),
+        (("rewards.d.worker_cls=roll.LLMJudgeRewardWorker",), "a model that judges responses"),
+        (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
+        (("async_generation_ratio=1",), "asynchronous rollouts"),
+        (("actor_train.model_args.lora_target=all",), "LoRA"),
+        (("actor_train.data_args.template=chatml",), "templates besides the tokenizer's own"),
+        (("resume_from_checkpoint=/ck/checkpoint-5",), "going on from a named checkpoint"),
+        ((PG, "actor_train.pg_variant=topr"), "a loss that is not there yet"),
+        (("rl_loss_coef=0.5",), "a weight on the loss"),
+        (("difficulty_loss_weight=true",), "weights of samples"),
+        (("rewards.d.tag_included=[d]", "rewards.e={worker_cls: gsm8k, tag_included: [e]}",
+          "actor_train.data_args.domain_interleave_probs={d: 0.5, e: 0.5}"), "fixed shares of several tasks"),
+        (("chosen_key=chosen",), "preference tuning (DPO)"),
+        (("student.device_mapping=[0]",), "distillation"),
+        (("track_with=trackio",), "trackio"),
+    ],
+)  # fmt: skip
+def test_what_is_planned_can_be_planned_for_and_not_run(overrides, word) -> None:
+    loaded = load(*overrides)
+    assert [str(problem) for problem in loaded.problems if "nothing to score" not in str(problem)] == []
+    assert any("planned" in str(problem) and word in str(problem) for problem in loaded.unsupported)
+
+
+def test_grpo_is_a_sum_of_token_rewards_where_tokens_can_differ() -> None:
+    plain = config_of()
+    assert (plain.advantage.name, plain.advantage.normalize_by_std, plain.reward.normalize_mean) == (
+        "grpo",
+        True,
+        "none",
+    )
+    for override in ("gamma=0.9", "whiten_rewards=true", "reward_clip=1", "add_token_level_kl=true"):
+        config = config_of(override)
+        assert (config.advantage.name, config.advantage.whiten) == ("reinforce", False)
+        assert (config.reward.normalize_mean, config.reward.normalize_std) == ("group", "group")
+    shifted = config_of("reward_norm=group", "reward_shift=true")
+    assert (shifted.advantage.name, shifted.advantage.normalize_by_std) == ("grpo", False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shift", "scale", "mean", "std"),
+    [
+        ("batch", False, False, "batch", "batch"),
+        ("batch", True, False, "batch", "none"),
+        ("batch", False, True, "batch", "batch"),  # reward_scale has no effect with batch and group
+        ("group", False, False, "group", "group"),
+        ("group", True, False, "group", "none"),
+        ("running", False, False, "running", "running"),
+        ("running", True, False, "running", "none"),
+        ("running", False, True, "none", "running"),
+        ("None", True, False, "none", "none"),
+    ],
+)
+def test_names_of_2025_for_reward_normalisation(kind, shift, scale, mean, std) -> None:
+    config = config_of(
+        "adv_estimator=reinforce", f"reward_norm={kind}", f"reward_shift={shift}", f"reward_scale={scale}"
+    )
+    assert (config.reward.normalize_mean, config.reward.normalize_std) == (mean, std)
+
+
+def test_the_reference_is_there_only_for_a_kl() -> None:
+    loaded = load("reference.infer_batch_size=2", "init_kl_coef=0.2")
+    assert {one.key for one in loaded.ignored} == {"reference", "init_kl_coef"}
+    assert loaded.config.reward.kl.coef == 0 and loaded.config.reference.sequences_per_micro_batch_per_device == 16
+
+
+def test_a_model_is_filled_in_only_where_none_is_named() -> None:
+    config = config_of("use_kl_loss=true", "kl_loss_coef=0.1", "actor_train.model_args.model_name_or_path=mine")
+    assert (config.model.path, config.reference.path) == ("mine", "m")
+    assert config_of("use_kl_loss=true", "kl_loss_coef=0.1").reference.path is None  # the policy's own
+
+
+def test_roles_on_devices_of_their_own() -> None:
+    config = config_of("actor_train.device_mapping='list(range(0,4))'", "actor_infer.device_mapping='list(range(4,8))'",
+                       "num_gpus_per_node=4")  # fmt: skip
+    assert (config.placement.devices, config.placement.nodes) == (8, 2)
+    assert (config.policy.devices, config.rollout.devices) == ([0, 1, 2, 3], [4, 5, 6, 7])
+
+
+def test_the_highest_id_counts_as_a_device() -> None:
+    config = config_of("actor_train.device_mapping='list(range(0,16))'", "actor_infer.device_mapping=[8]")
+    assert (config.placement.devices, config.placement.nodes, config.policy.devices) == (16, 2, None)
+
+
+def test_several_domains_are_scored_by_their_tags() -> None:
+    loaded = load("rewards.d.tag_included=[d]", "rewards.e={worker_cls: gsm8k, tag_included: [e1, e2]}")
+    assert [(term.name, term.data_sources) for term in loaded.config.reward.terms] == [
+        ("exact_match", ["d"]), ("gsm8k", ["e1", "e2"])
+    ]  # fmt: skip
+    assert any("a step draws from all rows as they come" in warning for warning in loaded.warnings)
+
+
+def test_the_temperature_is_told_where_it_matters() -> None:
+    assert any("at temperature 1" in text for text in load("actor_infer.generating_args.temperature=0.6").warnings)
+    assert not load("actor_infer.generating_args.temperature=1.0").warnings

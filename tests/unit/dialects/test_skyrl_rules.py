@@ -1,0 +1,739 @@
+"""What SkyRL's keys decide together: batch sizes, devices, aliases; and one clear message for everything that cannot be."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from posttrain.dialects.detect import read_config
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.skyrl import DIALECT
+from posttrain.placement.batch import plan_batches
+
+T, P, AL, G, E = "trainer", "trainer.placement", "trainer.algorithm", "generator", "generator.inference_engine"
+OPC = f"{AL}.off_policy_correction"
+GAE = (f"{AL}.advantage_estimator=gae", f"{T}.critic.model.path=c")
+NO_KL = (f"{AL}.use_kl_loss=false",)
+APART = (f"{P}.colocate_all=false",)
+ADAPTIVE = (*NO_KL, f"{AL}.use_kl_in_reward=true", f"{AL}.kl_ctrl.type=adaptive")
+SGLANG = (f"{G}.backend=sglang", f"{G}.inference_engine_tensor_parallel_size=1", f"{G}.num_inference_engines=4")
+TIS = (f"{AL}.use_tis=true", f"{AL}.tis_imp_ratio_cap=2.0")
+
+
+@cache
+def read(*overrides: str, version: str = "", here: bool = False) -> LoadedConfig:
+    """SkyRL's defaults with overrides: 4 devices, 1024 prompts x 5 samples, mini-batches of 256, micro-batches of 1."""
+    return read_dialect(DIALECT, None, overrides, version=version, here=here)
+
+
+Bad = tuple[tuple[str, ...], str, str, str]
+
+SIZES: list[Bad] = [
+    # overrides, key, what is said (a part), the fix
+    (
+        (f"{T}.train_batch_size=128",),
+        f"{T}.policy_mini_batch_size",
+        "a mini-batch of 256 prompts is more than the 128 of a step (trainer.train_batch_size)",
+        f"use {T}.policy_mini_batch_size=128, or {T}.train_batch_size=256",
+    ),
+    (
+        (f"{T}.policy_mini_batch_size=0",),
+        f"{T}.policy_mini_batch_size",
+        "must be at least 1, not 0",
+        f"use {T}.policy_mini_batch_size=1024",
+    ),
+    (
+        (*GAE, f"{T}.critic_mini_batch_size=2048"),
+        f"{T}.critic_mini_batch_size",
+        "a mini-batch of 2048 prompts is more than the 1024 of a step",
+        f"use {T}.critic_mini_batch_size=1024, or {T}.train_batch_size=2048",
+    ),
+    (
+        (*GAE, f"{T}.critic_mini_batch_size=-1"),
+        f"{T}.critic_mini_batch_size",
+        "must be at least 1, not -1",
+        f"use {T}.critic_mini_batch_size=1024",
+    ),
+    # SkyRL checks the critic's sizes wherever it has a path
+    (
+        (f"{T}.critic.model.path=c", f"{T}.critic_mini_batch_size=0"),
+        f"{T}.critic_mini_batch_size",
+        "must be at least 1, not 0",
+        f"use {T}.critic_mini_batch_size=1024",
+    ),
+    (
+        (f"{T}.micro_train_batch_size_per_gpu=0",),
+        f"{T}.micro_train_batch_size_per_gpu",
+        "must be at least 1, not 0",
+        f"use {T}.micro_train_batch_size_per_gpu=1, or more",
+    ),
+    (
+        (f"{T}.micro_forward_batch_size_per_gpu=0",),
+        f"{T}.micro_forward_batch_size_per_gpu",
+        "must be at least 1, not 0",
+        f"use {T}.micro_forward_batch_size_per_gpu=1, or more",
+    ),
+    # 100 / 32; of the divisors of 100, x 5 samples is a multiple of 4 for 4, 20, 100
+    (
+        (f"{T}.train_batch_size=100", f"{T}.policy_mini_batch_size=32"),
+        f"{T}.policy_mini_batch_size",
+        "trainer.train_batch_size=100 prompts do not split into mini-batches of 32 (100 / 32 = 3.125)",
+        f"use {T}.policy_mini_batch_size=100 or {T}.policy_mini_batch_size=20",
+    ),
+    # 1 prompt x 1 sample over 4 devices
+    (
+        (f"{T}.policy_mini_batch_size=1", f"{G}.n_samples_per_prompt=1"),
+        f"{T}.policy_mini_batch_size",
+        "1 prompts x 1 sample = 1 sequences do not split over 4 devices, which gives some of them nothing",
+        f"use {T}.policy_mini_batch_size=4",
+    ),
+    # 2 prompts x 5 samples = 10 sequences, 2.5 each
+    (
+        (f"{T}.policy_mini_batch_size=2",),
+        f"{T}.policy_mini_batch_size",
+        "2 prompts x 5 samples = 10 sequences do not split over 4 devices, which is 2.5 each",
+        f"use {T}.policy_mini_batch_size=4",
+    ),
+    # no divisor of 10 prompts does: 5 samples take a multiple of 4 prompts
+    (
+        (f"{T}.train_batch_size=10", f"{T}.policy_mini_batch_size=5"),
+        f"{T}.policy_mini_batch_size",
+        "5 prompts x 5 samples = 25 sequences do not split over 4 devices",
+        f"use {T}.policy_mini_batch_size=8 with {T}.train_batch_size=16",
+    ),
+    # 8 x 5 / 4 = 10 each; micro-batches of 4 would take 16 prompts (16 x 5 / 4 = 20)
+    (
+        (f"{T}.train_batch_size=16", f"{T}.policy_mini_batch_size=8", f"{T}.micro_train_batch_size_per_gpu=4"),
+        f"{T}.micro_train_batch_size_per_gpu",
+        "8 prompts x 5 samples = 40 sequences over 4 devices are 10 each, which micro-batches of 4 do not divide",
+        f"use {T}.micro_train_batch_size_per_gpu=2, or {T}.policy_mini_batch_size=16",
+    ),
+    # larger than what a device gets
+    (
+        (f"{T}.train_batch_size=4", f"{T}.policy_mini_batch_size=4", f"{T}.micro_train_batch_size_per_gpu=8"),
+        f"{T}.micro_train_batch_size_per_gpu",
+        "4 prompts x 5 samples = 20 sequences over 4 devices are 5 each, which micro-batches of 8 do not divide",
+        f"use {T}.micro_train_batch_size_per_gpu=5, or {T}.policy_mini_batch_size=32 with {T}.train_batch_size=32",
+    ),
+    (
+        (*GAE, *NO_KL, f"{T}.critic_mini_batch_size=2"),
+        f"{T}.critic_mini_batch_size",
+        "2 prompts x 5 samples = 10 sequences do not split over 4 devices",
+        f"use {T}.critic_mini_batch_size=4",
+    ),
+    # 1 prompt x 2 samples: enough for the policy's 2 copies, not for the reference's 4
+    (
+        (*APART, f"{P}.colocate_policy_ref=false", f"{P}.policy_num_gpus_per_node=2", f"{T}.train_batch_size=1",
+         f"{T}.policy_mini_batch_size=1", f"{G}.n_samples_per_prompt=2"),
+        f"{T}.train_batch_size",
+        "a step of 2 sequences cannot be shared among 2 copies of the policy and 4 of the reference, which takes 4",
+        f"use {T}.train_batch_size=2",
+    ),
+]  # fmt: skip
+DEVICES: list[Bad] = [
+    (
+        (f"{G}.num_inference_engines=2",),
+        f"{P}.colocate_all",
+        "colocate_all puts policy and sampler on the same devices: the policy has 1 node x 4 = 4, the sampler 2 copies x 4 "
+        "tensor = 8",
+        f"use {G}.num_inference_engines=1, or {P}.policy_num_gpus_per_node=8, or {P}.colocate_all=false",
+    ),
+    (
+        (f"{P}.ref_num_gpus_per_node=2",),
+        f"{P}.ref_num_gpus_per_node",
+        "colocate_all puts policy and reference on the same devices: the policy has 1 node x 4 = 4, the reference 1 node x 2 = 2",
+        f"use {P}.ref_num_gpus_per_node=4 with {P}.ref_num_nodes=1",
+    ),
+    (
+        (*GAE, f"{P}.critic_num_nodes=2"),
+        f"{P}.critic_num_gpus_per_node",
+        "policy has 1 node x 4 = 4, the critic 2 nodes x 4 = 8",
+        f"use {P}.critic_num_gpus_per_node=4 with {P}.critic_num_nodes=1",
+    ),
+    (
+        (*APART, f"{P}.ref_num_gpus_per_node=2", f"{P}.ref_num_nodes=2"),
+        f"{P}.colocate_policy_ref",
+        "colocate_policy_ref puts policy and reference on the same devices: the policy has 1 node x 4 = 4, the reference "
+        "2 nodes x 2 = 4",
+        f"use {P}.ref_num_gpus_per_node=4 with {P}.ref_num_nodes=1, or {P}.colocate_policy_ref=false",
+    ),
+    (
+        (f"{P}.policy_num_nodes=0",),
+        f"{P}.policy_num_nodes",
+        "must be at least 1, not 0",
+        f"use {P}.policy_num_nodes=1, or more",
+    ),
+    (
+        (f"{T}.policy.sequence_parallel_size=3",),
+        f"{T}.policy.sequence_parallel_size",
+        "4 devices of the policy (1 node x 4 = 4) do not split into groups of 3",
+        f"use {T}.policy.sequence_parallel_size=2",
+    ),
+    (
+        (f"{T}.policy.sequence_parallel_size=2", f"{T}.use_sample_packing=false"),
+        f"{T}.use_sample_packing",
+        "2 devices share a sequence (trainer.policy.sequence_parallel_size), which needs packed sequences",
+        f"use {T}.use_sample_packing=true, or {T}.policy.sequence_parallel_size=1",
+    ),
+]
+CHECKS: list[Bad] = [
+    (
+        (f"{G}.max_input_length=1000",),
+        f"{G}.max_input_length",
+        "with one turn the longest input is the longest prompt, and generator.max_input_length is 1000, not 512",
+        f"use {G}.max_input_length=512, or {T}.max_prompt_length=1000",
+    ),
+    (
+        (f"{G}.max_turns=3", f"{G}.max_input_length=100"),
+        f"{G}.max_input_length",
+        "the longest input of a turn (generator.max_input_length=100) is shorter than the longest prompt of 512",
+        f"use {G}.max_input_length=512, or more",
+    ),
+    (
+        (*APART, f"{G}.run_engines_locally=false", f"{G}.num_inference_engines=2"),
+        f"{G}.num_inference_engines",
+        "there are 1 addresses (generator.remote_inference_engine_urls) for 2 samplers",
+        f"use {G}.num_inference_engines=1",
+    ),
+    (
+        (f"{G}.async_engine=false", f"{G}.batched=false"),
+        f"{G}.async_engine",
+        "generator.async_engine=false takes all prompts in one call, and generator.batched is false",
+        f"use {G}.batched=true, or {G}.async_engine=true",
+    ),
+    (
+        (f"{G}.backend=sglang",),
+        f"{G}.inference_engine_tensor_parallel_size",
+        "SkyRL runs sglang locally on one device per copy, not on 4",
+        f"use {G}.inference_engine_tensor_parallel_size=1",
+    ),
+    (
+        (f"{T}.sequence_parallel_backend=ring",),
+        f"{T}.sequence_parallel_backend",
+        "must be one of ulysses, not 'ring'",
+        "",
+    ),
+    (
+        (f"{AL}.advantage_estimator=gpro",),
+        f"{AL}.advantage_estimator",
+        "there is no advantage estimator 'gpro'",
+        "did you mean grpo?",
+    ),
+    (
+        (f"{AL}.advantage_estimator=gae",),
+        f"{T}.critic.model.path",
+        "gae needs a critic, and trainer.critic.model.path is null",
+        f"use {T}.critic.model.path=Qwen/Qwen2.5-1.5B-Instruct",
+    ),
+    (
+        (f"{AL}.use_kl_in_reward=true",),
+        f"{AL}.use_kl_in_reward",
+        "the KL goes into the loss (use_kl_loss) or into the reward, not both",
+        f"use {AL}.use_kl_loss=false with {AL}.use_kl_in_reward=true, or {AL}.use_kl_in_reward=false",
+    ),
+    (
+        (f"{T}.strategy=fsdp", f"{T}.policy.fsdp_config.cpu_offload=true"),
+        f"{T}.policy.fsdp_config.cpu_offload",
+        "FSDP1 cannot train with weights in CPU memory",
+        f"use {T}.policy.fsdp_config.cpu_offload=false, or {T}.strategy=fsdp2",
+    ),
+    (
+        (f"{T}.strategy=fsdp", f"{T}.critic.fsdp_config.cpu_offload=true"),
+        f"{T}.critic.fsdp_config.cpu_offload",
+        "FSDP1 cannot train with weights in CPU memory",
+        f"use {T}.critic.fsdp_config.cpu_offload=false, or {T}.strategy=fsdp2",
+    ),
+    (
+        (f"{T}.strategy=deepspeed", "deepspeed_config.train.zero_optimization.stage=2"),
+        "deepspeed_config.train.zero_optimization.stage",
+        "SkyRL runs DeepSpeed at ZeRO stage 3, not 2",
+        "use deepspeed_config.train.zero_optimization.stage=3",
+    ),
+    (
+        (f"{T}.strategy=zero",),
+        f"{T}.strategy",
+        "must be one of fsdp, fsdp2, deepspeed, megatron, not 'zero'",
+        "",
+    ),
+    (
+        (f"{T}.strategy=deepspeed", f"{T}.policy.optimizer_config.offload_after_step=false"),
+        f"{T}.policy.optimizer_config.offload_after_step",
+        "DeepSpeed offloads after every step",
+        f"use {T}.policy.optimizer_config.offload_after_step=true",
+    ),
+    (
+        (f"{T}.strategy=deepspeed", f"{T}.critic.optimizer_config.offload_after_step=false"),
+        f"{T}.critic.optimizer_config.offload_after_step",
+        "DeepSpeed offloads after every step",
+        f"use {T}.critic.optimizer_config.offload_after_step=true",
+    ),
+    (
+        (f"{T}.max_ckpts_to_keep=0",),
+        f"{T}.max_ckpts_to_keep",
+        "trainer.max_ckpts_to_keep=0 would keep no checkpoint",
+        f"use {T}.max_ckpts_to_keep=-1 for all, or {T}.max_ckpts_to_keep=1",
+    ),
+    (
+        (f"{AL}.ppo_loss_type=dual-clip",),
+        f"{AL}.ppo_loss_type",
+        "there is no policy loss 'dual-clip'",
+        "did you mean dual_clip?",
+    ),
+    (
+        (f"{AL}.loss_reduction=sequence_means",),
+        f"{AL}.loss_reduction",
+        "must be one of token_mean, sequence_mean, seq_mean_token_sum_norm, token_mean_legacy, prompt_mean, not "
+        "'sequence_means'",
+        "did you mean sequence_mean?",
+    ),
+    (
+        (f"{AL}.loss_reduction=token_mean_legacy",),
+        f"{AL}.loss_reduction",
+        "token_mean_legacy is a mean of micro-batch means",
+        f"use {AL}.loss_reduction=token_mean, the mean over the whole mini-batch",
+    ),
+    (
+        (*SGLANG, f"{G}.use_conversation_multi_turn=false"),
+        f"{G}.use_conversation_multi_turn",
+        "SkyRL's sglang continues conversations by messages only",
+        f"use {G}.use_conversation_multi_turn=true",
+    ),
+    (
+        (*SGLANG, f"{G}.sampling_params.stop=[END]"),
+        f"{G}.sampling_params.stop",
+        "SkyRL's sglang has no stop texts",
+        f"use {G}.backend=vllm, or {G}.sampling_params.stop=null",
+    ),
+    (
+        (*SGLANG, f"+{G}.eval_sampling_params.min_new_tokens=4"),
+        f"{G}.eval_sampling_params.min_new_tokens",
+        "SkyRL's sglang has no generator.eval_sampling_params.min_new_tokens",
+        f"use {G}.backend=vllm, or remove it",
+    ),
+    (
+        (f"{AL}.use_tis=true",),
+        f"{AL}.tis_imp_ratio_cap",
+        "use_tis cuts weights at trainer.algorithm.tis_imp_ratio_cap, which must be above 0, not -1",
+        f"use {AL}.tis_imp_ratio_cap=2.0",
+    ),
+    (
+        (*TIS, *SGLANG),
+        f"{AL}.use_tis",
+        "use_tis needs the sampler's log-probs, which SkyRL does not get from sglang",
+        f"use {G}.backend=vllm, or {AL}.use_tis=false",
+    ),
+    (
+        (*TIS, f"{G}.batched=false"),
+        f"{G}.batched",
+        "use_tis needs generator.batched=true in SkyRL, and it is false",
+        f"use {G}.batched=true",
+    ),
+    (
+        (*TIS, f"{AL}.policy_loss_type=gspo"),
+        f"{AL}.use_tis",
+        "use_tis goes with the losses regular and dual_clip, not with gspo",
+        f"use {AL}.use_tis=false",
+    ),
+    (
+        (f"{G}.sampling_params.logprobs=5",),
+        f"{G}.sampling_params.logprobs",
+        "generator.sampling_params.logprobs must be null or 0 (the sampled token's alone), not 5",
+        f"use {G}.sampling_params.logprobs=0",
+    ),
+    (
+        (f"{G}.sampling_params.logprobs=0.5",),
+        f"{G}.sampling_params.logprobs",
+        "must be int | null, not 0.5",
+        "",
+    ),
+    (
+        (f"{G}.sampling_params.logprobs=0", f"{G}.batched=false"),
+        f"{G}.sampling_params.logprobs",
+        "generator.sampling_params.logprobs needs generator.batched=true in SkyRL",
+        f"remove it (log-probs are kept here in any case), or use {G}.sampling_params.logprobs=null",
+    ),
+    (
+        (*APART, f"{G}.sampling_params.logprobs=0", f"{G}.run_engines_locally=false"),
+        f"{G}.sampling_params.logprobs",
+        "generator.sampling_params.logprobs needs samplers that run locally",
+        f"use {G}.sampling_params.logprobs=null",
+    ),
+    (
+        (*ADAPTIVE, f"{AL}.kl_ctrl.horizon=0"),
+        f"{AL}.kl_ctrl.horizon",
+        "trainer.algorithm.kl_ctrl.horizon must be a whole number of sequences above 0, not 0",
+        f"use {AL}.kl_ctrl.horizon=10000",
+    ),
+    (
+        (f"{AL}.dynamic_sampling.type=drop",),
+        f"{AL}.dynamic_sampling.type",
+        "must be one of filter, replace | null, not 'drop'",
+        "",
+    ),
+    (
+        (f"{T}.resume_mode=newest",),
+        f"{T}.resume_mode",
+        "must be one of none, latest, from_path | null, not 'newest'",
+        "",
+    ),
+    (
+        (f"{T}.resume_mode=from_path",),
+        f"{T}.resume_path",
+        "resume_mode=from_path needs trainer.resume_path, which is null",
+        f"use {T}.resume_path=FOLDER/global_step_10, or {T}.resume_mode=latest",
+    ),
+    (
+        (f"{T}.resume_mode=from_path", f"{T}.resume_path=/ckpts/step_7"),
+        f"{T}.resume_path",
+        "/ckpts/step_7 is no checkpoint: the folder's name must be global_step_N",
+        f"use {T}.resume_path=FOLDER/global_step_10, or {T}.resume_mode=latest",
+    ),
+    (
+        ("data.train_data=[a.txt]",),
+        "data.train_data",
+        "a.txt is no data file: SkyRL reads .parquet, .json, .jsonl",
+        "convert it to .parquet, or .jsonl with one row per line",
+    ),
+    (("data.train_data=",), "data.train_data", "data.train_data names no file", "use data.train_data=[FILE.parquet]"),
+    (
+        (f"{T}.reward.model.path=rm",),
+        f"{T}.reward.model.path",
+        "trainer.reward.model.path is refused: SkyRL never had a reward model behind this key; this program's own is "
+        "+posttrain.reward.model={path: FOLDER}",
+        "",
+    ),
+    ((f"{T}.logger=[wandb,wanbd]",), f"{T}.logger", "there is no tracker 'wanbd'", "did you mean wandb?"),
+    (("environment.env_class=gsm8",), "environment.env_class", "there is no environment 'gsm8'", "did you mean gsm8k?"),
+    (
+        (f"{T}.policy.optimizer_config.scheduler=cosin",),
+        f"{T}.policy.optimizer_config.scheduler",
+        "there is no scheduler 'cosin'",
+        "did you mean cosine?",
+    ),
+    (
+        (f"{T}.policy.optimizer_config.adam_betas=[0.9]",),
+        f"{T}.policy.optimizer_config.adam_betas",
+        "trainer.policy.optimizer_config.adam_betas has 1 numbers, and AdamW takes two",
+        "write [0.9, 0.999]",
+    ),
+    (
+        (f"{T}.train_batch_size=many",),
+        f"{T}.train_batch_size",
+        "trainer.train_batch_size must be int, not 'many'",
+        "",
+    ),
+    (
+        (f"{OPC}.token_mask_is_threshold_high=2",),
+        f"{OPC}.token_mask_is_threshold_low",
+        "token_mask_is_threshold_low and _high go together, and one of them is null",
+        f"give {OPC}.token_mask_is_threshold_low too, such as {OPC}.token_mask_is_threshold_low=0.0001",
+    ),
+]  # fmt: skip
+ALIASES: list[Bad] = [
+    (
+        (f"{AL}.ppo_loss_type=regular", f"{AL}.policy_loss_type=dual_clip"),
+        f"{AL}.policy_loss_type",
+        "trainer.algorithm.policy_loss_type is the later name of trainer.algorithm.ppo_loss_type, and both are written",
+        "keep one of them",
+    ),
+    (
+        (f"{G}.num_inference_engines=1", f"{E}.num_engines=1"),
+        f"{E}.num_engines",
+        "generator.inference_engine.num_engines is the later name of generator.num_inference_engines, and both are written",
+        "keep one of them",
+    ),
+    (
+        (f"{T}.use_sample_packing=true", f"{T}.remove_microbatch_padding=true"),
+        f"{T}.remove_microbatch_padding",
+        "trainer.remove_microbatch_padding is the later name of trainer.use_sample_packing, and both are written",
+        "keep one of them",
+    ),
+    (
+        (f"{T}.num_warmup_steps=2", f"{T}.policy.optimizer_config.num_warmup_steps=2"),
+        f"{T}.policy.optimizer_config.num_warmup_steps",
+        "trainer.policy.optimizer_config.num_warmup_steps took the place of trainer.num_warmup_steps, and both are written",
+        "keep one of them",
+    ),
+    (
+        (f"{AL}.kl_estimator_type=k2", f"{AL}.use_abs_kl=true"),
+        f"{AL}.use_abs_kl",
+        "trainer.algorithm.kl_estimator_type took the place of trainer.algorithm.use_abs_kl, and both are written",
+        f"remove {AL}.use_abs_kl",
+    ),
+    (
+        (*TIS, f"{OPC}.tis_ratio_type=token"),
+        f"{AL}.use_tis",
+        "tis_ratio_type took the place of trainer.algorithm.use_tis, and both are given",
+        f"use {AL}.use_tis=false",
+    ),
+]
+
+
+@pytest.mark.parametrize("bad", [*SIZES, *DEVICES, *CHECKS, *ALIASES], ids=lambda bad: f"{bad[1]}-{bad[0][-1]}")
+def test_what_cannot_be_gets_one_message_with_key_place_and_fix(bad: Bad) -> None:
+    overrides, key, what, fix = bad
+    problems = read(*overrides).problems
+    assert len(problems) == 1, [str(problem) for problem in problems]
+    problem = problems[0]
+    assert what in problem.what
+    assert problem.fix == fix
+    assert problem.field == key
+    written = [override for override in overrides if override.lstrip("+").split("=")[0] == key]
+    assert problem.where == (
+        f"override {written[0]}" if written else f"{key} (a default; the command line does not set it)"
+    )
+
+
+def test_all_problems_at_once_in_the_order_in_which_they_were_written() -> None:
+    found = read(f"{AL}.use_kl_in_reward=true", f"{T}.max_ckpts_to_keep=0", f"{T}.policy_mini_batch_size=100").problems
+    assert [problem.field for problem in found] == [
+        f"{AL}.use_kl_in_reward",
+        f"{T}.max_ckpts_to_keep",
+        f"{T}.policy_mini_batch_size",
+    ]
+
+
+# prompts, mini-batch, samples, devices, sequence parallel, micro-batch -> sequences, updates, per update, accumulation
+BATCHES = [
+    # the defaults: 1024 x 5; 256 x 5 = 1280 per update, 320 per device, 320 micro-batches of 1
+    ((1024, 256, 5, 4, 1, 1), (5120, 4, 1280, 320)),
+    # 4 prompts in mini-batches of 2 are 2 updates, as the page says
+    ((4, 2, 4, 4, 1, 1), (16, 2, 8, 2)),
+    # 8 devices in pairs that share a sequence are 4 copies: 64 x 8 / 4 = 128 each, 16 micro-batches of 8
+    ((128, 64, 8, 8, 2, 8), (1024, 2, 512, 16)),
+    ((8, 8, 8, 1, 1, 64), (64, 1, 64, 1)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "counts"), BATCHES)
+def test_the_batch_flow(sizes: tuple[int, ...], counts: tuple[int, ...]) -> None:
+    prompts, mini, samples, devices, shared, micro = sizes
+    loaded = read(
+        *NO_KL,
+        f"{T}.train_batch_size={prompts}",
+        f"{T}.policy_mini_batch_size={mini}",
+        f"{G}.n_samples_per_prompt={samples}",
+        f"{P}.policy_num_gpus_per_node={devices}",
+        f"{G}.inference_engine_tensor_parallel_size={devices}",
+        f"{T}.policy.sequence_parallel_size={shared}",
+        f"{T}.micro_train_batch_size_per_gpu={micro}",
+    )
+    assert loaded.problems == ()
+    plan, problems = plan_batches(loaded.config, None)
+    assert plan and not problems
+    found = (
+        plan.sequences_per_step,
+        plan.updates_per_step,
+        plan.sequences_per_update,
+        plan.gradient_accumulation_steps,
+    )
+    assert found == counts
+    assert plan.prompts_per_step == prompts
+
+
+def test_the_critic_has_mini_batches_of_its_own() -> None:
+    """1024 / 64 = 16 updates of the critic beside 4 of the policy."""
+    config = read(*GAE, f"{T}.critic_mini_batch_size=64").config
+    plan, _ = plan_batches(config, None)
+    assert plan and plan.critic
+    assert (plan.updates_per_step, plan.critic.updates_per_step) == (4, 16)
+
+
+def test_an_epoch_leaves_out_the_last_incomplete_step() -> None:
+    """7473 // 1024 = 7 steps, 3 epochs: 21."""
+    plan, _ = plan_batches(read(f"{T}.epochs=3").config, 7473)
+    assert plan and plan.total_steps == 21
+
+
+# overrides -> policy, reference, critic, sampler, all
+GROUPS: list[tuple[tuple[str, ...], Any]] = [
+    ((), (None, None, None, None, 4)),
+    (APART, ([0, 1, 2, 3], [0, 1, 2, 3], None, [4, 5, 6, 7], 8)),
+    ((*APART, *NO_KL), ([0, 1, 2, 3], None, None, [4, 5, 6, 7], 8)),
+    (
+        (
+            *APART,
+            *GAE,
+            f"{P}.colocate_policy_ref=false",
+            *(f"{P}.{role}_num_gpus_per_node=1" for role in ("ref", "critic")),
+        ),
+        ([0, 1, 2, 3], [4], [5], [6, 7, 8, 9], 10),
+    ),
+    # servers elsewhere take no devices of the run
+    ((*APART, f"{G}.run_engines_locally=false"), (None, None, None, None, 4)),
+    # 2 copies x 2 devices
+    (
+        (*APART, *NO_KL, f"{G}.num_inference_engines=2", f"{G}.inference_engine_tensor_parallel_size=2"),
+        ([0, 1, 2, 3], None, None, [4, 5, 6, 7], 8),
+    ),
+    ((*APART, f"{G}.backend=native"), (None, None, None, None, 4)),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), GROUPS)
+def test_which_model_stands_where(overrides: tuple[str, ...], expected: Any) -> None:
+    loaded = read(*overrides)
+    assert loaded.problems == ()
+    config = loaded.config
+    groups = (config.policy.devices, config.reference.devices, config.critic.devices, config.rollout.devices)
+    assert (*groups, config.placement.devices) == expected
+
+
+# what is written -> estimator in the loss, in the reward
+ESTIMATORS: list[tuple[str, tuple[str, ...], str, str]] = [
+    ("", (), "k3", "k3"),
+    ("", (f"{AL}.use_kl_estimator_k3=false",), "k1", "k1"),
+    ("", (f"{AL}.use_kl_estimator_k3=false", f"{AL}.use_abs_kl=true"), "k1", "abs"),
+    ("", (f"{AL}.use_abs_kl=true",), "k3", "k3"),
+    ("", (f"{AL}.kl_estimator_type=abs",), "abs", "abs"),
+    ("2025-06", (f"{AL}.use_kl_estimator_k3=false",), "k1", "k1"),
+    ("2025-08", (), "k3", "k3"),
+    ("2025-08", (f"{AL}.use_abs_kl=true",), "abs", "abs"),
+    ("2025-08", (f"{AL}.use_abs_kl=true", f"{AL}.use_kl_estimator_k3=true"), "abs", "abs"),
+    ("2025-08", (f"{AL}.kl_estimator_type=k2",), "k2", "k2"),
+]
+
+
+@pytest.mark.parametrize(("version", "overrides", "in_loss", "in_reward"), ESTIMATORS)
+def test_the_estimator_of_the_kl(version: str, overrides: tuple[str, ...], in_loss: str, in_reward: str) -> None:
+    loss = read(*overrides, version=version)
+    reward = read(*NO_KL, f"{AL}.use_kl_in_reward=true", *overrides, version=version)
+    assert loss.problems == reward.problems == ()
+    assert loss.config.loss.kl_estimator == in_loss
+    assert reward.config.reward.kl.estimator == in_reward
+    assert reward.config.loss.kl_coef == 0 and loss.config.reward.kl.coef == 0
+
+
+def test_a_negative_weight_of_the_kl_in_the_reward_counts_as_0() -> None:
+    assert read(*NO_KL, f"{AL}.use_kl_in_reward=true", f"{AL}.kl_loss_coef=-1").config.reward.kl.coef == 0
+
+
+def test_later_names_say_the_same() -> None:
+    early = read(
+        *NO_KL, f"{G}.max_num_seqs=7", f"{G}.num_inference_engines=2", f"{G}.inference_engine_tensor_parallel_size=2"
+    )
+    late = read(*NO_KL, f"{E}.max_num_seqs=7", f"{E}.num_engines=2", f"{E}.tensor_parallel_size=2")
+    assert early.problems == late.problems == ()
+    assert early.config == late.config
+    assert late.key("rollout.max_concurrent_sequences") == f"{E}.max_num_seqs"
+
+
+def test_settings_that_nothing_reads_are_told() -> None:
+    written = (
+        f"{T}.critic.optimizer_config.lr=1e-5",
+        f"{T}.critic_mini_batch_size=128",
+        f"{AL}.value_clip=0.5",
+        f"{T}.ref.sequence_parallel_size=1",
+        f"{AL}.kl_loss_coef=0.1",
+        f"{AL}.clip_ratio_c=4",
+        f"{AL}.lambd=0.9",
+        f"{AL}.dynamic_sampling.max_sample_batches=3",
+        f"{AL}.kl_ctrl.horizon=5",
+        f"{AL}.entropy_loss_coef=0.1",
+        f"{AL}.max_seq_len=9",
+        f"{AL}.tis_imp_ratio_cap=4",
+        "deepspeed_config.train.zero_optimization.stage=2",
+        f"{T}.export_path=/x",
+        f"{T}.resume_path=/x/global_step_3",
+        f"{G}.remote_inference_engine_urls=[h:1]",
+    )
+    loaded = read(*NO_KL, *written)
+    assert loaded.problems == ()
+    assert [one.key for one in loaded.ignored] == [override.split("=")[0] for override in written]
+    assert all(
+        one.reason and one.where == f"override {override}"
+        for one, override in zip(loaded.ignored, written, strict=True)
+    )
+
+
+def test_engine_settings_are_told_on_one_device() -> None:
+    one = tuple(f"{P}.{role}_num_gpus_per_node=1" for role in ("policy", "ref"))
+    loaded = read(*one, f"{G}.backend=native", f"{G}.gpu_memory_utilization=0.5", f"{T}.policy.fsdp_config.fsdp_size=2",
+                  f"{G}.num_inference_engines=3")  # fmt: skip
+    assert loaded.problems == ()
+    assert [one.key for one in loaded.ignored] == [
+        f"{G}.gpu_memory_utilization",
+        f"{T}.policy.fsdp_config.fsdp_size",
+        f"{G}.num_inference_engines",
+    ]
+    assert loaded.config.rollout.engine_options == loaded.config.policy.engine_options == {}
+
+
+PLANNED = [
+    (f"{G}.max_turns=3", f"{G}.max_turns", ()),
+    (f"{T}.update_ref_every_epoch=true", f"{T}.update_ref_every_epoch", ()),
+    (f"{T}.hf_save_interval=10", f"{T}.hf_save_interval", ()),
+    (f"{T}.dump_data_batch=true", f"{T}.dump_data_batch", ()),
+    (f"{T}.policy.record_memory=true", f"{T}.policy.record_memory", ()),
+    (f"{T}.policy.model.lora.rank=16", f"{T}.policy.model.lora.rank", ()),
+    (f"{G}.run_engines_locally=false", f"{G}.run_engines_locally", APART),
+    (f"{G}.step_wise_trajectories=true", f"{G}.step_wise_trajectories", ()),
+    (f"{G}.enable_http_endpoint=true", f"{G}.enable_http_endpoint", ()),
+    (f"{T}.fully_async.max_staleness_steps=2", f"{T}.fully_async.max_staleness_steps", ()),
+    ("environment.env_class=text2sql", "environment.env_class", ()),
+    ("environment.env_class=search", "environment.env_class", ()),
+    ("environment.skyrl_gym.search.topk=5", "environment.skyrl_gym.search.topk", ()),
+    ("data.train_data=[openai/gsm8k:train]", "data.train_data", ()),
+    (f"{T}.logger=vemlp_wandb", f"{T}.logger", ()),
+    (f"{T}.policy.optimizer_config.scheduler=polynomial", f"{T}.policy.optimizer_config.scheduler", ()),
+    (f"{G}.chat_template.name_or_path=qwen3_without_thinking", f"{G}.chat_template.name_or_path", ()),
+]
+
+
+@pytest.mark.parametrize(("override", "key", "around"), PLANNED)
+def test_what_is_planned_can_be_planned_for(override: str, key: str, around: tuple[str, ...]) -> None:
+    loaded = read(*around, override)
+    assert loaded.problems == ()
+    told = [problem for problem in loaded.unsupported if problem.field == key]
+    assert len(told) == 1 and "planned" in told[0].what and told[0].fix
+    assert told[0].where == f"override {override}"
+
+
+def test_values_that_ask_for_nothing_are_no_plans() -> None:
+    asked = read(
+        f"{T}.hf_save_interval=0", f"{G}.max_turns=1", f"{T}.policy.model.lora.rank=0", f"{T}.dump_data_batch=false"
+    )
+    assert {problem.field for problem in asked.unsupported} == {problem.field for problem in read().unsupported}
+
+
+def test_scorers_by_environment() -> None:
+    term = read("environment.env_class=gsm8k").config.reward.terms[0]
+    assert (term.name, term.options) == ("gsm8k", {"which": "first"})
+    assert read("environment.env_class=exact_match").config.reward.terms[0].name == "exact_match"
+    config = ("+environment.skyrl_gym.exact_match.extract=tag", "+environment.skyrl_gym.mine.level=5")
+    ours = read("environment.env_class=exact_match", *config)
+    assert ours.config.reward.terms[0].options == {"extract": "tag"}
+    assert [one.key for one in ours.ignored] == ["environment.skyrl_gym.mine"]
+    own = read("environment.env_class=mine", "+posttrain.reward.terms=[{path: mine.py, name: score}]")
+    assert own.problems == ()
+    assert own.config.reward.terms[0].path == "mine.py"
+    assert [one.key for one in own.ignored] == ["environment.env_class"]
+
+
+def test_here_runs_a_cluster_s_configuration_on_one_device() -> None:
+    loaded = read(here=True)
+    assert loaded.problems == loaded.unsupported == ()
+    assert loaded.config.policy.sequences_per_mini_batch == 1280  # as on the cluster
+    assert (loaded.config.placement.devices, loaded.config.rollout.engine) == (1, "native")
+    elsewhere = read(*APART, f"{G}.run_engines_locally=false", here=True)
+    assert elsewhere.unsupported == ()
+
+
+def test_float32_is_told_where_skyrl_would_not_compute_in_it() -> None:
+    assert read(f"{T}.bf16=false").warnings == (
+        "trainer.bf16=false computes in float32 here; SkyRL's FSDP would still compute in bfloat16",
+    )
+
+
+def test_an_item_of_a_list_of_ours_cannot_be_named() -> None:
+    problems = read("+posttrain.reward.terms.0.name=gsm8k").problems
+    assert [problem.what for problem in problems] == ["terms must be a list, not a section"]
+
+
+def test_the_versions_by_name() -> None:
+    assert read_config(None, [], "skyrl@2025-08").config.loss.aggregation == "token_mean"
+    assert read_config(None, [], "skyrl").config.loss.aggregation == "sequence_mean_token_mean"
+    assert read_config(None, ["generator.batched=true"], None).dialect == "skyrl"

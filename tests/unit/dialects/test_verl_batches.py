@@ -1,0 +1,144 @@
+"""verl's batch arithmetic in our units: its worked example, and sizes in every form they can be written in."""
+
+from __future__ import annotations
+
+import pytest
+
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.verl import DIALECT
+from posttrain.placement.batch import plan_batches
+from posttrain.records.plans import BatchPlan
+
+A, M, R = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+FILES = ("data.train_files=train.parquet", "data.val_files=val.parquet")
+# 1024 prompts x 5 samples on 8 devices
+EXAMPLE = (
+    *FILES,
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=1024",
+    f"{R}.n=5",
+    f"{A}.ppo_mini_batch_size=256",
+    f"{A}.ppo_micro_batch_size_per_gpu=40",
+    f"{R}.log_prob_micro_batch_size_per_gpu=40",
+)
+
+
+def read(*overrides: str) -> LoadedConfig:
+    return read_dialect(DIALECT, None, overrides)
+
+
+def plan(*overrides: str) -> BatchPlan:
+    loaded = read(*overrides)
+    assert loaded.problems == ()
+    found, problems = plan_batches(loaded.config, None)
+    assert found is not None, problems
+    return found
+
+
+def test_the_worked_example() -> None:
+    """1024 x 5 = 5120 sequences; an update has 256 x 5 = 1280, 160 on each of 8 devices, in 4 micro-batches of 40."""
+    found = plan(*EXAMPLE)
+    assert found.sequences_per_step == 5120
+    assert found.sequences_per_update == 1280
+    assert found.updates_per_step == 4
+    assert found.sequences_per_micro_batch_per_device == 40
+    assert found.gradient_accumulation_steps == 4
+
+
+def test_two_devices_share_a_sequence() -> None:
+    """8 / 2 = 4 copies of the model, so that 256 x 5 / 4 = 320 sequences of an update on each, in 8 micro-batches of 40."""
+    found = plan(*EXAMPLE, f"{A}.ulysses_sequence_parallel_size=2", f"{M}.use_remove_padding=True")
+    assert found.sequences_per_update == 1280
+    assert found.gradient_accumulation_steps == 8
+    assert found.updates_per_step == 4
+
+
+def test_one_update_where_the_mini_batch_is_the_step() -> None:
+    found = plan(*EXAMPLE, f"{A}.ppo_mini_batch_size=1024")
+    assert found.updates_per_step == 1
+    assert found.sequences_per_update == 5120
+
+
+def test_passes_multiply_updates() -> None:
+    assert plan(*EXAMPLE, f"{A}.ppo_epochs=3").updates_per_step == 12
+
+
+def test_the_deprecated_size_counts_all_devices() -> None:
+    """64 sequences on 8 devices are 8 each; with sequences shared by 2 devices, on 4 copies, 16 each."""
+    sizes = (f"{A}.ppo_micro_batch_size=64", f"{A}.ppo_micro_batch_size_per_gpu=null")
+    assert plan(*EXAMPLE, *sizes).sequences_per_micro_batch_per_device == 8
+    shared = (f"{A}.ulysses_sequence_parallel_size=2", f"{M}.use_remove_padding=True")
+    assert plan(*EXAMPLE, *sizes, *shared).sequences_per_micro_batch_per_device == 16
+
+
+def test_both_sizes_and_none_under_a_token_budget() -> None:
+    """With use_dynamic_bsz neither size is needed, and both are without effect."""
+    by_tokens = (f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=4096")
+    without = (f"{A}.ppo_micro_batch_size_per_gpu=null", f"{R}.log_prob_micro_batch_size_per_gpu=null")
+    found = plan(*EXAMPLE, *by_tokens, *without)
+    assert found.max_tokens_per_micro_batch == 4096
+    assert found.sequences_per_micro_batch_per_device is None
+    assert found.gradient_accumulation_steps is None
+    both = read(*EXAMPLE, *by_tokens, f"{A}.ppo_micro_batch_size=64")
+    assert both.problems == ()
+    told = {one.key for one in both.ignored}
+    assert {f"{A}.ppo_micro_batch_size", f"{A}.ppo_micro_batch_size_per_gpu"} <= told
+
+
+def test_a_shared_sequence_has_the_budget_of_both_devices() -> None:
+    """512 + 512 = 1024 tokens do not fit into 600, and fit into 2 x 600."""
+    sizes = (
+        *EXAMPLE,
+        f"{A}.use_dynamic_bsz=True",
+        f"{A}.ppo_max_token_len_per_gpu=600",
+        f"{M}.use_remove_padding=True",
+    )
+    [alone, old] = read(*sizes).problems
+    assert (alone.field, old.field) == (f"{A}.ppo_max_token_len_per_gpu", f"{R}.log_prob_max_token_len_per_gpu")
+    shared = read(*sizes, f"{A}.ulysses_sequence_parallel_size=2")
+    assert shared.problems == ()
+    assert shared.config.policy.max_tokens_per_micro_batch == 600
+    [problem] = [
+        problem
+        for problem in read(
+            *sizes, f"{A}.ulysses_sequence_parallel_size=2", f"{A}.ppo_max_token_len_per_gpu=500"
+        ).problems
+        if problem.field == alone.field
+    ]
+    assert "500 tokens x 2 devices that share a sequence" in problem.what
+    assert problem.fix.startswith(f"use {A}.ppo_max_token_len_per_gpu=512 or more")
+
+
+def test_the_critic_has_sizes_of_its_own() -> None:
+    """512 x 5 = 2560 sequences per update of the critic: 2 updates; 320 on a device, in 5 micro-batches of 64."""
+    critic = ("critic.ppo_mini_batch_size=512", "critic.ppo_micro_batch_size_per_gpu=64", "critic.ppo_epochs=2")
+    found = plan(*EXAMPLE, "algorithm.adv_estimator=gae", *critic)
+    assert found.critic is not None
+    assert found.critic.sequences_per_update == 2560
+    assert found.critic.updates_per_step == 4  # 2 passes
+    assert found.critic.gradient_accumulation_steps == 5
+    assert found.updates_per_step == 4
+
+
+def test_warm_up_in_iterations_becomes_updates() -> None:
+    """10 iterations x 4 updates x 2 passes; 0 iterations are no warm-up, whatever the ratio says; -1 leaves it to the ratio."""
+    schedule = read(*EXAMPLE, f"{A}.ppo_epochs=2", f"{A}.optim.lr_warmup_steps=10").config.policy.schedule
+    assert schedule.warmup_updates == 80
+    none = read(*EXAMPLE, f"{A}.optim.lr_warmup_steps=0", f"{A}.optim.lr_warmup_steps_ratio=0.1").config.policy.schedule
+    assert (none.warmup_updates, none.warmup_ratio) == (0, 0.0)
+    ratio = read(*EXAMPLE, f"{A}.optim.lr_warmup_steps_ratio=0.1").config.policy.schedule
+    assert (ratio.warmup_updates, ratio.warmup_ratio) == (None, 0.1)
+
+
+@pytest.mark.parametrize(("written", "steps"), [(0, 0), (1, 0), (2, 1), (20, 19)])
+def test_critic_warmup_counts_the_iterations_before_the_actors_first(written: int, steps: int) -> None:
+    critic = ("algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=40")
+    assert read(*EXAMPLE, *critic, f"trainer.critic_warmup={written}").config.critic.warmup_steps == steps
+
+
+def test_a_configuration_without_a_word_about_the_critic_gives_it_the_actors_size() -> None:
+    loaded = read(*EXAMPLE, "algorithm.adv_estimator=gae")
+    assert loaded.problems == ()
+    assert loaded.config.critic.sequences_per_micro_batch_per_device == 40
+    assert any("it takes the actor's size" in text for text in loaded.warnings)

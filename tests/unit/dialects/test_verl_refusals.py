@@ -1,0 +1,597 @@
+"""What verl refuses, and what cannot be: one message each, with the key, the place and a fix that works."""
+
+from __future__ import annotations
+
+import pytest
+
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.verl import DIALECT
+
+A, M, R, F = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+# 8 prompts x 8 samples = 64 sequences, 2 updates of 4 x 8 = 32, micro-batches of 8; one device.
+BASE = (
+    "data.train_files=train.parquet",
+    "data.val_files=val.parquet",
+    "data.train_batch_size=8",
+    "algorithm.adv_estimator=grpo",
+    f"{A}.ppo_mini_batch_size=4",
+    f"{A}.ppo_micro_batch_size_per_gpu=8",
+    f"{R}.name=native",
+    f"{R}.n=8",
+    f"{R}.log_prob_micro_batch_size_per_gpu=8",
+    "trainer.n_gpus_per_node=1",
+    "trainer.logger=console",
+)
+PPO = ("algorithm.adv_estimator=gae",)
+CRITIC = (*PPO, "critic.ppo_micro_batch_size_per_gpu=8")
+KL = f"{A}.use_kl_loss=True"
+VLLM = (f"{R}.name=vllm", f"{R}.tensor_model_parallel_size=1")
+MEGATRON_WSD = (
+    f"{A}.strategy=megatron",
+    f"{A}.optim.lr_decay_style=WSD",
+    f"{A}.optim.lr_wsd_decay_style=cosine",
+)
+CORRECTION = "algorithm.rollout_correction"
+
+
+def read(*overrides: str, version: str = "") -> LoadedConfig:
+    return read_dialect(DIALECT, None, [*BASE, *overrides], version=version)
+
+
+# overrides; the key that the message is about; words of the message; the overrides of its fix ("" where it needs a choice)
+REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
+    # batch sizes
+    (
+        (f"{A}.ppo_micro_batch_size=8",),
+        f"{A}.ppo_micro_batch_size",
+        "are both given",
+        f"{A}.ppo_micro_batch_size=null",
+    ),
+    (
+        (f"{A}.ppo_micro_batch_size_per_gpu=null",),
+        f"{A}.ppo_micro_batch_size_per_gpu",
+        "is not given",
+        f"{A}.ppo_micro_batch_size_per_gpu=8",
+    ),
+    (
+        (f"{R}.log_prob_micro_batch_size=8",),
+        f"{R}.log_prob_micro_batch_size",
+        "are both given",
+        f"{R}.log_prob_micro_batch_size=null",
+    ),
+    (
+        (f"{R}.log_prob_micro_batch_size_per_gpu=null",),
+        f"{R}.log_prob_micro_batch_size_per_gpu",
+        "is not given",
+        f"{R}.log_prob_micro_batch_size_per_gpu=8",
+    ),
+    ((KL,), f"{F}.log_prob_micro_batch_size_per_gpu", "is not given", f"{F}.log_prob_micro_batch_size_per_gpu=8"),
+    (
+        (KL, f"{F}.log_prob_micro_batch_size=8", f"{F}.log_prob_micro_batch_size_per_gpu=8"),
+        f"{F}.log_prob_micro_batch_size",
+        "are both given",
+        f"{F}.log_prob_micro_batch_size=null",
+    ),
+    (
+        (*CRITIC, "critic.ppo_micro_batch_size=8"),
+        "critic.ppo_micro_batch_size",
+        "are both given",
+        "critic.ppo_micro_batch_size=null",
+    ),
+    (
+        (*PPO, "critic.optim.lr=1e-5"),
+        "critic.ppo_micro_batch_size_per_gpu",
+        "is not given",
+        "critic.ppo_micro_batch_size_per_gpu=8",
+    ),
+    (
+        ("reward_model.enable=True",),
+        "reward_model.micro_batch_size_per_gpu",
+        "is not given",
+        "reward_model.micro_batch_size_per_gpu=8",
+    ),
+    (
+        ("reward_model.enable=True", "reward_model.micro_batch_size=8", "reward_model.micro_batch_size_per_gpu=8"),
+        "reward_model.micro_batch_size",
+        "are both given",
+        "reward_model.micro_batch_size=null",
+    ),
+    (
+        (f"{A}.ppo_mini_batch_size=16",),
+        f"{A}.ppo_mini_batch_size",
+        "a mini-batch of 16 prompts is more than an iteration has (data.train_batch_size=8)",
+        f"{A}.ppo_mini_batch_size=8",
+    ),
+    (
+        (*CRITIC, "critic.ppo_mini_batch_size=16"),
+        "critic.ppo_mini_batch_size",
+        "more than an iteration has",
+        "critic.ppo_mini_batch_size=8",
+    ),
+    (
+        (f"{A}.ppo_mini_batch_size=3",),
+        f"{A}.ppo_mini_batch_size",
+        "8 prompts do not split into mini-batches of 3 (8 / 3 = 2.667)",
+        f"{A}.ppo_mini_batch_size=4",
+    ),
+    (
+        ("data.train_batch_size=9", f"{A}.ppo_mini_batch_size=9", f"{R}.n=4", "trainer.n_gpus_per_node=8"),
+        "data.train_batch_size",
+        "9 prompts x 4 samples = 36 sequences do not split over 8 devices",
+        "",
+    ),
+    (
+        ("trainer.n_gpus_per_node=8", f"{R}.n=2", f"{A}.ppo_mini_batch_size=2", f"{A}.ppo_micro_batch_size_per_gpu=1"),
+        f"{A}.ppo_mini_batch_size",
+        "2 prompts x 2 samples = 4 sequences of a mini-batch do not split over 8 devices",
+        f"{A}.ppo_mini_batch_size=4",
+    ),
+    (
+        (f"{A}.ppo_micro_batch_size_per_gpu=12",),
+        f"{A}.ppo_mini_batch_size",
+        "4 prompts x 8 samples = 32 sequences do not split over 1 device in micro-batches of 12",
+        f"{A}.ppo_micro_batch_size_per_gpu=8",
+    ),
+    (
+        (f"{A}.ppo_micro_batch_size_per_gpu=64",),  # more than the mini-batch
+        f"{A}.ppo_mini_batch_size",
+        "in micro-batches of 64",
+        f"{A}.ppo_micro_batch_size_per_gpu=32",
+    ),
+    (
+        (f"{A}.use_dynamic_bsz=True", f"{A}.ppo_micro_batch_size_per_gpu=12"),  # verl's workers look at it even so
+        f"{A}.ppo_mini_batch_size",
+        "in micro-batches of 12",
+        f"{A}.ppo_micro_batch_size_per_gpu=8",
+    ),
+    (
+        (f"{A}.ppo_micro_batch_size_per_gpu=null", f"{A}.ppo_micro_batch_size=2", "trainer.n_gpus_per_node=4"),
+        f"{A}.ppo_micro_batch_size",
+        "2 sequences on all devices together, and 4 devices share them (fewer than one each)",
+        f"{A}.ppo_micro_batch_size=4",
+    ),
+    (
+        (f"{A}.ppo_micro_batch_size_per_gpu=null", f"{A}.ppo_micro_batch_size=3"),
+        f"{A}.ppo_micro_batch_size",
+        "is 3, which does not divide the mini-batch of 4",
+        f"{A}.ppo_micro_batch_size=2",
+    ),
+    (
+        (
+            f"{A}.use_dynamic_bsz=True",
+            f"{A}.ppo_max_token_len_per_gpu=1000",
+            f"{R}.log_prob_max_token_len_per_gpu=2000",
+        ),
+        f"{A}.ppo_max_token_len_per_gpu",
+        "cannot hold a prompt and its response of 512 + 512 = 1024",
+        f"{A}.ppo_max_token_len_per_gpu=1024",
+    ),
+    (
+        (*CRITIC, "critic.use_dynamic_bsz=True", "critic.ppo_max_token_len_per_gpu=1000"),
+        "critic.ppo_max_token_len_per_gpu",
+        "cannot hold",
+        "critic.ppo_max_token_len_per_gpu=1024",
+    ),
+    (
+        (f"{R}.log_prob_use_dynamic_bsz=True", f"{R}.log_prob_max_token_len_per_gpu=1000"),
+        f"{R}.log_prob_max_token_len_per_gpu",
+        "cannot hold",
+        f"{R}.log_prob_max_token_len_per_gpu=1024",
+    ),
+    (
+        ("+data.gen_batch_size=16",),
+        "data.gen_batch_size",
+        "generations of 16 prompts for iterations of 8",
+        "data.train_batch_size=16",
+    ),
+    # devices
+    (
+        (f"{A}.ulysses_sequence_parallel_size=3", f"{M}.use_remove_padding=True", "trainer.n_gpus_per_node=4"),
+        f"{A}.ulysses_sequence_parallel_size",
+        "4 devices do not split into groups of 3",
+        f"{A}.ulysses_sequence_parallel_size=2",
+    ),
+    (
+        (f"{A}.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=2"),
+        f"{A}.ulysses_sequence_parallel_size",
+        "2 devices share a sequence, which needs packed sequences",
+        f"{M}.use_remove_padding=True",
+    ),
+    (
+        (*CRITIC, "critic.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=2"),
+        "critic.ulysses_sequence_parallel_size",
+        "needs packed sequences",
+        "critic.model.use_remove_padding=True",
+    ),
+    (
+        (f"{R}.name=vllm",),  # and tensor_model_parallel_size is 2 by default
+        f"{R}.tensor_model_parallel_size",
+        "1 device does not split into samplers of 2 devices each",
+        f"{R}.tensor_model_parallel_size=1",
+    ),
+    (
+        (*CRITIC, f"{A}.strategy=megatron", "critic.strategy=fsdp"),
+        "critic.strategy",
+        "must be trained by engines of one family, and they are megatron and fsdp",
+        "critic.strategy=megatron",
+    ),
+    (("actor_rollout_ref.hybrid_engine=False",), "actor_rollout_ref.hybrid_engine", "is refused", ""),
+    (
+        (f"{A}.strategy=megatron", f"{A}.shuffle=True"),
+        f"{A}.shuffle",
+        "shuffled mini-batches need a seed",
+        f"{A}.data_loader_seed=1",
+    ),
+    # names
+    ((f"{A}.strategy=fsdp3",), f"{A}.strategy", "must be one of fsdp, fsdp2, megatron", f"{A}.strategy=fsdp2"),
+    (
+        (f"{R}.name=vlm", f"{R}.tensor_model_parallel_size=1"),
+        f"{R}.name",
+        "must be one of vllm, sglang, hf, native",
+        "",
+    ),
+    (
+        ("algorithm.adv_estimator=GRPO",),
+        "algorithm.adv_estimator",
+        "must be one of gae, grpo",
+        "",
+    ),
+    (
+        (f"{A}.loss_agg_mode=token_mean",),
+        f"{A}.loss_agg_mode",
+        "must be one of token-mean",
+        f"{A}.loss_agg_mode=token-mean",
+    ),
+    (
+        (f"{A}.policy_loss.loss_mode=clip-cov",),
+        f"{A}.policy_loss.loss_mode",
+        "must be one of vanilla",
+        "",
+    ),
+    ((f"{A}.optim.warmup_style=linear",), f"{A}.optim.warmup_style", "must be one of constant, cosine", ""),
+    (
+        (f"{A}.optim.lr_decay_style=inverse_square_root",),
+        f"{A}.optim.lr_decay_style",
+        "must be one of constant, linear",
+        f"{A}.optim.lr_decay_style=inverse-square-root",
+    ),
+    (
+        (KL, f"{A}.kl_loss_type=k4", f"{F}.log_prob_micro_batch_size_per_gpu=8"),
+        f"{A}.kl_loss_type",
+        "must be one of kl, k1",
+        "",
+    ),
+    (("algorithm.kl_ctrl.type=adaptative",), "algorithm.kl_ctrl.type", "must be one of fixed, adaptive", ""),
+    (("data.truncation=center",), "data.truncation", "must be one of error, left, right, middle", ""),
+    (
+        ("reward_model.reward_manager=Naive",),
+        "reward_model.reward_manager",
+        "must be one of naive, prime, dapo, batch",
+        "",
+    ),
+    (("trainer.logger=[console,wandbb]",), "trainer.logger", "wandbb", ""),
+    # values
+    ((f"{A}.grad_clip=null",), f"{A}.grad_clip", "must be float, not null", ""),
+    ((f"{A}.clip_ratio_c=1.0",), f"{A}.clip_ratio_c", "must be above 1", ""),
+    (
+        (f"{A}.optim.warmup_style=cosine", f"{A}.optim.min_lr_ratio=1.5"),
+        f"{A}.optim.min_lr_ratio",
+        "at most 1",
+        "",
+    ),
+    (
+        (
+            "algorithm.use_kl_in_reward=True",
+            f"{F}.log_prob_micro_batch_size_per_gpu=8",
+            "algorithm.kl_ctrl.type=adaptive",
+            "algorithm.kl_ctrl.horizon=0",
+        ),
+        "algorithm.kl_ctrl.horizon",
+        "at least 1",
+        "",
+    ),
+    (
+        ("algorithm.use_kl_in_reward=True", "algorithm.kl_penalty=full", f"{F}.log_prob_micro_batch_size_per_gpu=8"),
+        "algorithm.kl_penalty",
+        "full is the KL over the vocabulary",
+        "",
+    ),
+    (
+        ("algorithm.adv_estimator=grpo_passk", f"{R}.n=1", f"{A}.ppo_micro_batch_size_per_gpu=4"),
+        f"{R}.n",
+        "there is 1",
+        f"{R}.n=8",
+    ),
+    (
+        (f"{R}.name=hf", f"{R}.do_sample=False"),
+        f"{R}.do_sample",
+        "greedy responses of a prompt are all the same",
+        f"{R}.do_sample=True",
+    ),
+    (
+        (f"{R}.temperature=0", f"{R}.val_kwargs.do_sample=True"),
+        f"{R}.temperature",
+        "temperature 0",
+        f"{R}.temperature=1.0",
+    ),
+    (
+        (f"+{A}.fsdp_config.mixed_precision.param_dtype=fp16",),
+        f"{A}.fsdp_config.mixed_precision.param_dtype",
+        "are in bf16 or fp32",
+        f"{A}.fsdp_config.mixed_precision.param_dtype=bf16",
+    ),
+    (
+        (*VLLM, f"{R}.max_num_batched_tokens=1000"),
+        f"{R}.max_num_batched_tokens",
+        "1000 tokens in one pass are fewer than the 1024 of the longest sequence",
+        f"{R}.max_num_batched_tokens=1024",
+    ),
+    (
+        (*VLLM, f"{R}.layered_summon=True"),
+        f"{R}.layered_summon",
+        "load_format is dummy_dtensor",
+        f"{R}.load_format=safetensors",
+    ),
+    (
+        (*VLLM, f"+{R}.engine_kwargs.vllm.dtype=half"),
+        f"{R}.engine_kwargs.vllm.dtype",
+        f"that {R}.dtype gives it already",
+        f"~{R}.engine_kwargs.vllm.dtype",
+    ),
+    (
+        (f"{R}.agent.custom_async_server.path=my.py",),
+        f"{R}.agent.custom_async_server.path",
+        "without its name",
+        f"{R}.agent.custom_async_server.name=Server",
+    ),
+    (
+        (f"{R}.multi_turn.enable=True",),
+        f"{R}.multi_turn.enable",
+        "needs tools or another side",
+        f"{R}.multi_turn.tool_config_path=tools.yaml",
+    ),
+    (
+        ("+critic.enable=True",),
+        "critic.enable",
+        "critic.enable is true, and grpo reads no values of a critic",
+        "~critic.enable",
+    ),
+    # resuming
+    (("trainer.resume_mode=always",), "trainer.resume_mode", "must be auto, disable or resume_path", ""),
+    (("trainer.resume_mode=resume_path",), "trainer.resume_from_path", "names no checkpoint: None", ""),
+    (
+        ("trainer.resume_mode=resume_path", "trainer.resume_from_path=out/latest"),
+        "trainer.resume_from_path",
+        "'out/latest' is no folder global_step_N",
+        "",
+    ),
+    (
+        ("+trainer.remove_previous_ckpt_in_save=True", "trainer.max_actor_ckpt_to_keep=3"),
+        "trainer.remove_previous_ckpt_in_save",
+        "keeps 1 checkpoint, and trainer.max_actor_ckpt_to_keep is 3",
+        "trainer.remove_previous_ckpt_in_save=False",
+    ),
+    # schedules and later features
+    (
+        (f"{A}.optim.warmup_style=cosine", f"+{A}.optim.lr_scheduler_type=constant"),
+        f"{A}.optim.lr_scheduler_type",
+        "its later name, is constant",
+        f"{A}.optim.lr_scheduler_type=cosine",
+    ),
+    (MEGATRON_WSD, f"{A}.optim.lr_wsd_decay_steps", "needs the iterations of its decay", ""),
+    (
+        (*MEGATRON_WSD, f"{A}.optim.lr_wsd_decay_steps=10"),
+        f"{A}.optim.lr_wsd_decay_steps",
+        "only where trainer.total_training_steps is given",
+        "trainer.total_training_steps=100",
+    ),
+    (
+        (*MEGATRON_WSD, f"{A}.optim.lr_wsd_decay_steps=200", "trainer.total_training_steps=100"),
+        f"{A}.optim.lr_wsd_decay_steps",
+        "a decay of 200 iterations does not fit into 100 - 0 of warm-up",
+        f"{A}.optim.lr_wsd_decay_steps=100",
+    ),
+    (
+        (f"+{CORRECTION}.rollout_rs=token_k1",),
+        f"{CORRECTION}.rollout_rs_threshold",
+        "needs rollout_rs_threshold",
+        f"+{CORRECTION}.rollout_rs_threshold=2.0",
+    ),
+    (
+        (f"+{CORRECTION}.rollout_rs='token_k1,token_k2,token_k3'", f"+{CORRECTION}.rollout_rs_threshold='1.0,2.0'"),
+        f"{CORRECTION}.rollout_rs_threshold",
+        "3 rules have 2 bounds",
+        f"{CORRECTION}.rollout_rs_threshold=2.0",
+    ),
+    (
+        (f"+{CORRECTION}.rollout_rs=seq_max_k1", f"+{CORRECTION}.rollout_rs_threshold=2.0"),
+        f"{CORRECTION}.rollout_rs",
+        "there is no rule 'seq_max_k1'",
+        f"{CORRECTION}.rollout_rs=seq_max_k2",
+    ),
+    (
+        (f"+{CORRECTION}.rollout_is=token", f"+{CORRECTION}.rollout_is_threshold=two"),
+        f"{CORRECTION}.rollout_is_threshold",
+        "rollout_is_threshold is 'two'",
+        f"{CORRECTION}.rollout_is_threshold=0.5_2.0",
+    ),
+    (
+        (
+            "reward_model.reward_manager=dapo",
+            "+reward_model.overlong_buffer.enable=True",
+            "+reward_model.overlong_buffer.len=64",
+            "+reward_model.reward_kwargs.max_resp_len=100",
+        ),
+        "reward_model.reward_kwargs.max_resp_len",
+        "is 100, and responses have up to 512 tokens",
+        "reward_model.reward_kwargs.max_resp_len=512",
+    ),
+    (
+        ("reward_model.reward_manager=dapo", "+reward_model.overlong_buffer.enable=True"),
+        "reward_model.overlong_buffer.enable",
+        "needs the length of its buffer",
+        "+reward_model.overlong_buffer.len=64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key", "words", "fix"), REFUSED, ids=lambda value: str(value)[:60])
+def test_one_message_with_key_and_place_and_a_fix_that_works(
+    overrides: tuple[str, ...], key: str, words: str, fix: str
+) -> None:
+    problems = read(*overrides).problems
+    assert len(problems) == 1, [str(problem) for problem in problems]
+    [problem] = problems
+    assert words in problem.what
+    assert problem.field == key
+    place = next(
+        (f"override {text}" for text in (*reversed(overrides), *BASE) if text.lstrip("+~").split("=")[0] == key), key
+    )
+    assert problem.where.startswith(place)
+    if fix:
+        name = fix.lstrip("+~").split("=")[0]
+        suggested = "did you mean" in problem.fix or "remove" in problem.fix
+        assert suggested or name in problem.fix or name.rpartition(".")[0] in problem.fix
+        assert read(*overrides, fix).problems == ()
+
+
+def test_a_larger_step_comes_with_mini_batches_that_fit() -> None:
+    """9 x 4 = 36 sequences and 8 devices: 10 prompts make 40, and mini-batches of 10 prompts 5 sequences per device."""
+    sizes = (f"{R}.n=4", "trainer.n_gpus_per_node=8", f"{A}.ppo_micro_batch_size_per_gpu=1")
+    [problem] = read("data.train_batch_size=9", f"{A}.ppo_mini_batch_size=9", *sizes).problems
+    assert problem.fix == (
+        f"use data.train_batch_size=10 with {A}.ppo_mini_batch_size=10 or "
+        f"data.train_batch_size=8 with {A}.ppo_mini_batch_size=8"
+    )
+    assert read("data.train_batch_size=10", f"{A}.ppo_mini_batch_size=10", *sizes).problems == ()
+
+
+def test_files_are_named_with_their_lines(tmp_path: object) -> None:
+    file = f"{tmp_path}/run.yaml"
+    with open(file, "w") as out:
+        out.write("data: {train_batch_size: 8}\nactor_rollout_ref:\n  actor:\n    ppo_mini_batch_size: 3\n")
+    rest = [text for text in BASE if not text.startswith(("data.train_batch", f"{A}.ppo_mini"))]
+    [problem] = read_dialect(DIALECT, file, rest).problems
+    assert str(problem) == (
+        f"8 prompts do not split into mini-batches of 3 (8 / 3 = 2.667), at {file}:4 {A}.ppo_mini_batch_size; "
+        f"use {A}.ppo_mini_batch_size=4 or 2"
+    )
+
+
+def test_all_problems_come_together() -> None:
+    overrides = (f"{A}.ppo_mini_batch_size=3", f"{R}.name=vllm", "algorithm.gamma=high", "data.truncation=none")
+    assert {problem.field for problem in read(*overrides).problems} == {
+        f"{A}.ppo_mini_batch_size",
+        f"{R}.tensor_model_parallel_size",
+        "algorithm.gamma",
+        "data.truncation",
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (f"{A}.ppo_minibatch_size=4", f"did you mean {A}.ppo_mini_batch_size?"),
+        (f"{A}.tau_pos=2.0", "a key that is not there yet needs a +"),  # of a later version's file
+        ("trainer.total_training_step=3", "did you mean trainer.total_training_steps?"),
+    ],
+)
+def test_struct_rules(override: str, words: str) -> None:
+    [problem] = read(override).problems
+    assert words in problem.fix
+    assert problem.where == f"override {override}"
+
+
+def test_0_2_refuses_what_it_does_not_have() -> None:
+    old = ("data.val_batch_size=8", f"{F}.log_prob_micro_batch_size_per_gpu=8", f"{A}.use_kl_loss=True")
+    [problem] = read(*old, "algorithm.adv_estimator=rloo", version="0.2").problems
+    assert "verl 0.2 has no estimator rloo" in problem.what
+    [problem] = read(*old, f"{A}.strategy=fsdp2", version="0.2").problems
+    assert "verl 0.2 has no strategy fsdp2" in problem.what
+    [problem] = read(*old, f"{A}.fsdp_config.fsdp_size=2", version="0.2").problems
+    assert "verl 0.2 cannot shard over a part of the devices" in problem.what
+    [problem] = read(*old, f"{A}.clip_ratio_c=3.0", version="0.2").problems
+    assert f"there is no key {A}.clip_ratio_c in verl 0.2" in problem.what
+
+
+# What is told and not refused: overrides, and words of a warning or of an ignored key's reason.
+TOLD: list[tuple[tuple[str, ...], str]] = [
+    ((f"{A}.clip_ratio=0.3",), "verl 0.4 itself would keep its 0.2 there"),
+    ((f"{A}.use_dynamic_bsz=True", f"{A}.ppo_mini_batch_size=16"), "is more than the 8 prompts of an iteration"),
+    (
+        (KL, "algorithm.use_kl_in_reward=True", f"{F}.log_prob_micro_batch_size_per_gpu=8"),
+        "the KL to the reference counts twice",
+    ),
+    (
+        (f"{A}.ppo_micro_batch_size=4", f"{A}.ppo_micro_batch_size_per_gpu=null"),
+        "is deprecated: 4 sequences on 1 device",
+    ),
+    ((f"{A}.kl_loss_coef=0.1",), "use_kl_loss is false"),
+    (("critic.optim.lr=1e-4",), "no critic: grpo needs no values"),
+    (("trainer.critic_warmup=5",), "no critic: grpo needs no values"),
+    ((f"{R}.val_kwargs.temperature=0.7",), "validation is greedy"),
+    ((f"{R}.gpu_memory_utilization=0.7",), "the native engine has no such setting"),
+    (("+trainer.remove_previous_ckpt_in_save=True",), "write trainer.max_actor_ckpt_to_keep=1"),
+    (("reward_model.max_length=100",), "reward_model.enable is false"),
+    ((f"{A}.policy_loss.clip_cov_lb=2.0",), "ppo_clip does not use it (clip_cov would)"),
+    (("data.filter_overlong_prompts=True", "data.truncation=left"), "leaves out prompts that are too long"),
+    ((*CRITIC, "algorithm.adv_estimator=rloo"), "no critic: rloo needs no values"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), TOLD, ids=lambda value: str(value)[:60])
+def test_what_has_no_effect_or_another_one_is_told(overrides: tuple[str, ...], words: str) -> None:
+    loaded = read(*overrides)
+    assert loaded.problems == ()
+    assert any(words in text for text in (*loaded.warnings, *(one.reason for one in loaded.ignored)))
+
+
+PLANNED = [
+    "data.image_key=pictures",
+    "data.custom_cls.path=my.py",
+    f"{M}.lora_rank=32",
+    f"{M}.enable_activation_offload=True",
+    f"{A}.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+    f"{R}.mode=async",
+    "trainer.default_hdfs_dir=hdfs://here",
+    "trainer.profile_steps=[1,2]",
+    "reward_model.sandbox_fusion.url=http://here",
+    "reward_model.reward_manager=batch",
+    "algorithm.use_pf_ppo=True",
+    "trainer.logger=[console,clearml]",
+]
+
+
+@pytest.mark.parametrize("override", PLANNED)
+def test_what_is_planned_can_be_planned_and_is_said_to_be(override: str) -> None:
+    loaded = read(override)
+    assert loaded.problems == ()
+    [problem] = loaded.unsupported
+    assert "is planned" in problem.what
+    assert problem.field == override.split("=")[0]
+
+
+def test_defaults_of_planned_keys_ask_for_nothing() -> None:
+    rows = [row for row in DIALECT.ledger.of("train").rows if row.status == "planned" and "*" not in row.name]
+    for row in rows:
+        for value in row.asks_nothing:
+            if value is None or isinstance(value, dict) or (isinstance(value, str) and "$" in value):
+                continue
+            text = str(value).replace("'", "").replace(" ", "")
+            assert read(f"++{row.name}={text}").unsupported == (), (row.name, text)
+
+
+def test_shuffled_mini_batches_of_megatron_are_planned() -> None:
+    shuffled = (f"{A}.shuffle=True", f"{A}.data_loader_seed=1")
+    [problem] = read(f"{A}.strategy=megatron", *shuffled).unsupported
+    assert problem.what == "shuffled mini-batches are planned"
+    assert read(*shuffled).unsupported == ()  # verl's FSDP actor does not read it
+
+
+def test_named_checkpoints_are_planned_in_both_versions() -> None:
+    [problem] = read("trainer.resume_mode=resume_path", "trainer.resume_from_path=out/global_step_5").unsupported
+    assert "is planned" in problem.what
+    old = ("data.val_batch_size=8", f"{F}.log_prob_micro_batch_size_per_gpu=8")
+    [problem] = read(*old, "trainer.resume_mode=out/global_step_5", version="0.2").unsupported
+    assert problem.field == "trainer.resume_mode"
