@@ -3,9 +3,9 @@
     python benchmarks/scoring.py [--tokens 4096] [--rounds 3]
 
 Every number comes from a process of its own, so that one cannot profit from the memory another holds; the two ways take
-turns. Peak memory is the process's largest resident set (Linux with glibc: VmHWM, set back once the inputs are there) above
-what it held with the inputs; the gradients that come out are part of it. Plain is what the model's own forward pass and the formulas do:
-logits in the compute dtype, log_softmax in float32.
+turns. Peak memory is the process's largest resident set (Linux with glibc: VmHWM, set back once the inputs are there)
+above what it held with the inputs; the gradients that come out are part of it. Plain is what the model's own forward pass
+and the formulas do: logits in the compute dtype, log_softmax in float32.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python benchmarks/scoring_rewards.py [--answers 10000] [--rounds 3]
 
 The answers are seeded: a few hundred characters of reasoning, then a boxed number, fraction, root, tuple or polynomial; half
-are right, and a part of the right ones is written in another way (0.5 for a half). One process, one thread; the
+are right, and a part of the right ones is written in another way (0.5 for a half). One process, one thread, but for the
+last rows, which are scored in workers: exact_match does nearly nothing there, so its row is what a worker costs. The
 median of the rounds. "right" is what each rule found right: they differ in which ways of writing they see through.
 """
 
@@ -18,8 +19,11 @@ from importlib.metadata import version
 
 from common import median, print_table
 
+from posttrain.config.reward import RewardConfig
 from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import Reward, StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.built_in import built_in
+from posttrain.rewards.scorer import ScorerInWorkers
 
 WORDS = "so we get the sum of both sides and then divide by x which gives with the first step that follows"
 
@@ -63,6 +67,22 @@ def by_rule(name: str) -> Callable[[Prompt, str], bool]:
     return right
 
 
+def as_group(prompt: Prompt, response: str) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        prompt=prompt,
+        trajectories=(
+            Trajectory(
+                sample_id=f"{prompt.prompt_id}/0",
+                token_ids=(1,),
+                logprobs=(0.0,),
+                text=response,
+                stop_reason=StopReason.EOS,
+                policy_version=0,
+            ),
+        ),
+    )
+
+
 def in_a_loop(prompt: Prompt, response: str) -> bool:
     """What math-verify's own page shows, time limits as they are."""
     from math_verify import parse, verify
@@ -74,6 +94,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--answers", type=int, default=10_000)
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--workers", type=int, default=2)
     given = arguments.parse_args()
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     pairs = make(given.answers)
@@ -90,6 +111,19 @@ def main() -> None:
             right = sum(scorer(prompt, response) for prompt, response in pairs)
             times.append(time.perf_counter() - start)
         rows.append((name, f"{given.answers / median(times):,.0f}", f"{median(times):.2f}", f"{right:,}"))
+    for name in ("exact_match", "math_verify"):
+        times, right = [], 0
+        scorer = ScorerInWorkers(RewardConfig(terms=[{"name": name}], workers=given.workers))
+        groups = [as_group(prompt, response) for prompt, response in pairs]
+        scorer.score(groups[: 8 * given.workers])  # imports
+        for _ in range(given.rounds):
+            start = time.perf_counter()
+            outcomes = [outcome for (outcome,) in scorer.score(groups)]
+            times.append(time.perf_counter() - start)
+            right = sum(isinstance(outcome, Reward) and outcome.value > 0.5 for outcome in outcomes)
+        scorer.close()
+        said = f"{name}, in {given.workers} workers"
+        rows.append((said, f"{given.answers / median(times):,.0f}", f"{median(times):.2f}", f"{right:,}"))
     print(f"math-verify {version('math-verify')}")
     print_table(["rule", "answers/s", f"{given.answers:,} answers, s", "right"], rows)
 

@@ -26,6 +26,11 @@ def check_installed(needed_by: str) -> None:
         raise MissingDependency(missing_library("math_verify", needed_by))
 
 
+def preload() -> None:
+    """Import it now: it takes seconds. Raises: MissingDependency."""
+    _library()
+
+
 def parse(text: str) -> Any | None:
     r"""The expression that a text with LaTeX ($…$, \boxed{…}) gives: the first result of math-verify; None when it finds
     none that it understands."""

@@ -140,6 +140,11 @@ def verify(task: str, options: str, answer: str, entry: Mapping[str, Any]) -> fl
     return float(_verifier(task, options).score_answer(answer, dict(entry)))
 
 
+def preload() -> None:
+    """Import it now: it takes seconds. Raises: MissingDependency."""
+    _library()
+
+
 def entry_to_text(entry: Mapping[str, Any]) -> str:
     """An entry as JSON text from which ``entry_from_text`` makes an equal one.
 

@@ -12,10 +12,14 @@ from pydantic import TypeAdapter, ValidationError
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.reward import RewardFn
 from posttrain.registry import REWARDS
+from posttrain.rewards.options import RunWide
+
+# The parameter for what is no option of one term.
+_RUN_WIDE = "run_wide"
 
 
-def built_in(name: str, options: Mapping[str, Any]) -> RewardFn:
-    """The registered factory called ``name``, called with the options.
+def built_in(name: str, options: Mapping[str, Any], run_wide: RunWide | None = None) -> RewardFn:
+    """The registered factory called ``name``, called with the options, and with ``run_wide`` where it asks for it.
 
     Raises: ConfigError for a name or options that do not exist, and options of the wrong type; RequestError as the factory
         does.
@@ -27,12 +31,13 @@ def built_in(name: str, options: Mapping[str, Any]) -> RewardFn:
     factory = REWARDS.get(name)
     if problems := list(_wrong_options(name, factory, options)):
         raise ConfigError(problems)
-    reward: RewardFn = factory(**options)
+    more = {_RUN_WIDE: run_wide or RunWide()} if _RUN_WIDE in inspect.signature(factory).parameters else {}
+    reward: RewardFn = factory(**options, **more)
     return reward
 
 
 def _wrong_options(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Iterator[Problem]:
-    known = list(inspect.signature(factory).parameters)
+    known = [parameter for parameter in inspect.signature(factory).parameters if parameter != _RUN_WIDE]
     types = get_type_hints(factory)
     for option, value in options.items():
         if option not in known:
@@ -43,5 +48,8 @@ def _wrong_options(name: str, factory: Callable[..., Any], options: Mapping[str,
             try:
                 TypeAdapter(types[option]).validate_python(value, strict=True)
             except ValidationError as error:
-                what = f"{option} is {value!r}"
+                # What belongs into the environment may have been written here: it is not repeated.
+                what = (
+                    f"{option} is {value!r}" if "env" not in option.split("_") else f"{option} is not what it should be"
+                )
                 yield Problem(what, fix=error.errors()[0]["msg"].lower(), field=f"options.{option}")

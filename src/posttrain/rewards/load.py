@@ -5,35 +5,41 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from posttrain.config.reward import RewardConfig, RewardTerm
 from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
-from posttrain.interfaces.reward import RewardFn
+from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
 from posttrain.rewards.built_in import built_in
+from posttrain.rewards.options import RunWide
 from posttrain.rewards.score import RewardTerms, Term
-from posttrain.rewards.user import check_function, load_function
+from posttrain.rewards.user import check_function, load_batched_function, load_function
 
 
 def check_rewards(config: RewardConfig) -> list[Problem]:
     """Everything wrong with the reward terms that can be seen without running a user's file. Nothing is raised."""
-    return _try_all(config, _check)[1]
+    return _try_all(config, partial(_check, run_wide=_run_wide(config)))[1]
 
 
 def load_rewards(config: RewardConfig) -> RewardTerms:
-    """The scorer of a run.
+    """The functions of a run's terms, in this process.
 
     Raises: ConfigError with the problems of all terms.
     """
-    rewards, problems = _try_all(config, _load)
+    rewards, problems = _try_all(config, partial(_load, run_wide=_run_wide(config)))
     if problems:
         raise ConfigError(problems)
-    names = _names(config.terms)
-    terms = [
-        Term(name, term.weight, reward, frozenset(term.data_sources))
-        for name, term, reward in zip(names, config.terms, rewards, strict=True)
-    ]
+    terms = [replace(term, reward=reward) for term, reward in zip(terms_of(config), rewards, strict=True)]
     return RewardTerms(terms, may_be_none=config.model is not None)
+
+
+def terms_of(config: RewardConfig) -> list[Term]:
+    """The terms without their functions."""
+    return [
+        Term(name, term.weight, None, frozenset(term.data_sources), term.batched)
+        for name, term in zip(_names(config.terms), config.terms, strict=True)
+    ]
 
 
 def check_data_sources(config: RewardConfig, sources: Mapping[str, str]) -> list[Problem]:
@@ -54,7 +60,7 @@ def check_data_sources(config: RewardConfig, sources: Mapping[str, str]) -> list
             fix = did_you_mean(term.data_sources[0], list(sources), listed=True)
             problems.append(Problem(what, fix=fix, field=f"{place}.data_sources"))
         if term.name == "by_data_source" and term.path is None:
-            problems += _unroutable(term, place, sources)
+            problems += _unroutable(term, place, sources, _run_wide(config))
     return problems
 
 
@@ -63,13 +69,17 @@ def needs_data_sources(config: RewardConfig) -> bool:
     return any(term.data_sources or (term.name == "by_data_source" and term.path is None) for term in config.terms)
 
 
+def _run_wide(config: RewardConfig) -> RunWide:
+    return RunWide(allow_unboxed_code=config.allow_unboxed_code, timeout_s=config.timeout_s)
+
+
 def _counts_for(term: RewardTerm, source: str) -> bool:
     return not term.data_sources or source in term.data_sources
 
 
-def _unroutable(term: RewardTerm, place: str, sources: Mapping[str, str]) -> list[Problem]:
+def _unroutable(term: RewardTerm, place: str, sources: Mapping[str, str], run_wide: RunWide) -> list[Problem]:
     try:
-        dispatch: Any = built_in(term.name, term.options)
+        dispatch: Any = built_in(term.name, term.options, run_wide)
     except RequestError:  # reported by check_rewards
         return []
     problems = []
@@ -84,15 +94,17 @@ def _unroutable(term: RewardTerm, place: str, sources: Mapping[str, str]) -> lis
     return problems
 
 
-def _load(term: RewardTerm) -> RewardFn:
-    return load_function(term.path, term.name, term.options) if term.path else built_in(term.name, term.options)
+def _load(term: RewardTerm, *, run_wide: RunWide) -> RewardFn | BatchedRewardFn:
+    if term.path:
+        return (load_batched_function if term.batched else load_function)(term.path, term.name, term.options)
+    return built_in(term.name, term.options, run_wide)
 
 
-def _check(term: RewardTerm) -> None:
+def _check(term: RewardTerm, *, run_wide: RunWide) -> None:
     if term.path:
         check_function(term.path, term.name)
     else:
-        built_in(term.name, term.options)
+        built_in(term.name, term.options, run_wide)
 
 
 def _try_all(config: RewardConfig, make: Callable[[RewardTerm], Any]) -> tuple[list[Any], list[Problem]]:

@@ -1,10 +1,32 @@
-"""Checks of a reward's options."""
+"""A reward's options: checks, and what is said once for all of them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunWide:
+    """What the reward section says for all terms, for rewards that run code: they take it as ``run_wide``."""
+
+    allow_unboxed_code: bool = False
+    timeout_s: float = 10.0  # for scoring one response
+
+
+# Of reward.timeout_s, what a reward that runs code takes for the programs: when they hang they fail before it does.
+OWN_SHARE = 0.8
+
+
+def too_slow(option: str, total_s: float, run_wide: RunWide) -> list[Problem]:
+    """A problem when programs may take ``total_s`` for a response, and scoring it may not."""
+    if total_s < run_wide.timeout_s:
+        return []
+    what = f"{option} lets programs run for {total_s:g} s, and scoring a response may take {run_wide.timeout_s:g} s: one that "
+    fix = f"use a smaller {option}, or a longer reward.timeout_s"
+    return [Problem(f"{what}hangs would count as not scored instead of as failed", fix=fix, field=f"options.{option}")]
 
 
 def check_choice(option: str, value: Any, choices: Any) -> None:

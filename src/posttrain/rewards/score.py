@@ -1,10 +1,14 @@
-"""All reward terms together: a weighted sum, or a typed failure. Nothing that cannot be scored is scored 0."""
+"""All reward terms together: a weighted sum, or a typed failure. Nothing that cannot be scored is scored 0.
+
+A response is scored in two halves that may run in different processes: ``RewardTerms`` asks the functions, ``combine`` makes
+one outcome of their answers.
+"""
 
 from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -12,15 +16,16 @@ from typing import Any
 import numpy as np
 
 from posttrain.errors import PosttrainError
-from posttrain.interfaces.reward import RewardFn
+from posttrain.interfaces.reward import BatchedRewardFn, NotScored, RewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
 from posttrain.rewards.sources import NO_REWARD, NoRewardForSource
+from posttrain.rewards.workers.limits import EXCEPTION, MEMORY
 
-# The words of Invalid.reason, besides NO_REWARD.
-EXCEPTION = "exception"  # a term raised
+# The words of Invalid.reason, besides NO_REWARD and those of workers.limits.
 NOT_A_NUMBER = "not_a_number"  # a term returned nothing, a text, a list, …
 NOT_FINITE = "not_finite"  # a term or the sum is NaN, infinite, or beyond float32, in which rewards are kept
+WRONG_LENGTH = "wrong_length"  # a batched term returned no list, or one of another length than that of the responses
 
 _NO_SCORE = object()
 LARGEST = float(np.finfo(np.float32).max)
@@ -30,20 +35,56 @@ LARGEST = float(np.finfo(np.float32).max)
 class Term:
     name: str
     weight: float
-    reward: RewardFn
+    reward: RewardFn | BatchedRewardFn | None  # None: it lives in another process
     data_sources: frozenset[str] = frozenset()  # it counts for prompts of these only; empty means all
+    batched: bool = False  # reward is a BatchedRewardFn
 
     def counts_for(self, data_source: str) -> bool:
         return not self.data_sources or data_source in self.data_sources
 
 
-class RewardTerms:
-    """A GroupScorer: the reward of a response is the sum of weight x value over the terms, in their order.
+@dataclass(frozen=True, slots=True)
+class TermValue:
+    """What a term gave: a finite number, and the finite numbers beside it by name."""
 
-    A term's value is a number (True and False count as 1 and 0), or a mapping with the number under "score", whose
-    other numbers are kept beside it under "<term>/<key>" and do not enter the sum. The first term without a finite
-    value makes the response Invalid, and so does a data source that no term counts for, unless ``may_be_none``: then the
-    reward is 0, and something else (a reward model) is added to it. ``Reward.terms`` holds the values before their weights.
+    value: float
+    extras: tuple[tuple[str, float], ...] = ()
+
+
+TermAnswer = TermValue | Invalid
+
+
+def combine(
+    terms: Sequence[Term], answers: Mapping[int, TermAnswer], data_source: str, *, may_be_none: bool = False
+) -> Outcome:
+    """The sum of weight x value over the terms that count for a data source, in their order; the first failure among them
+    makes it Invalid, and so does a data source that no term counts for, unless ``may_be_none``: then the sum is 0.
+
+    Args: ``answers`` by the term's place; those behind a failure may be missing. ``Reward.terms`` holds the values before
+    their weights.
+    """
+    counting = [index for index, term in enumerate(terms) if term.counts_for(data_source)]
+    if not counting and not may_be_none:
+        return Invalid(NO_REWARD, f"no reward term counts for data source {data_source!r}")
+    total = 0.0
+    values: list[tuple[str, float]] = []
+    for index in counting:
+        term, answer = terms[index], answers[index]
+        if isinstance(answer, Invalid):
+            return answer
+        total += term.weight * answer.value
+        values.append((term.name, answer.value))
+        values += [(f"{term.name}/{key}", value) for key, value in answer.extras]
+    if not abs(total) <= LARGEST:  # written so that NaN (inf - inf) fails too
+        return Invalid(NOT_FINITE, f"the weighted sum is {total}")
+    return Reward(total, tuple(values))
+
+
+class RewardTerms:
+    """The functions behind the terms.
+
+    A term's value is a number (True and False count as 1 and 0), or a mapping with the number under "score", whose other
+    numbers are kept beside it under "<term>/<key>" and do not enter the sum.
     """
 
     def __init__(self, terms: Sequence[Term], *, may_be_none: bool = False):
@@ -51,33 +92,85 @@ class RewardTerms:
         self._may_be_none = may_be_none
 
     def score(self, group: TrajectoryGroup) -> tuple[Outcome, ...]:
-        """An outcome per response, in order. Never raises for what a response or a grader does."""
-        return tuple(self.score_response(group.prompt, trajectory.text) for trajectory in group.trajectories)
+        """An outcome per response, in order; a batched term is asked about this group at once. Never raises for what a
+        response or a grader does."""
+        prompt, responses = group.prompt, [trajectory.text for trajectory in group.trajectories]
+        asked = {
+            index: self.ask_batched(index, [prompt] * len(responses), responses)
+            for index, term in enumerate(self.terms)
+            if term.batched and term.counts_for(prompt.data_source)
+        }
+        return tuple(
+            self._outcome(prompt, response, {index: answers[number] for index, answers in asked.items()})
+            for number, response in enumerate(responses)
+        )
 
     def score_response(self, prompt: Prompt, response: str) -> Outcome:
-        """The outcome of one response to a prompt."""
-        total = 0.0
-        values: list[tuple[str, float]] = []
-        terms = [term for term in self.terms if term.counts_for(prompt.data_source)]
-        if not terms and not self._may_be_none:
-            return Invalid(NO_REWARD, f"no reward term counts for data source {prompt.data_source!r}")
-        for term in terms:
-            try:
-                result = term.reward(prompt, response)
-            except NoRewardForSource as error:
-                return Invalid(NO_REWARD, f"{term.name}: {error}")
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a grader may fail in any way; it is counted and shown
-                return Invalid(EXCEPTION, f"{term.name}: {_describe(error)}")
-            score = result.get("score", _NO_SCORE) if isinstance(result, Mapping) else result
-            value = _number(score, term.name)
-            if isinstance(value, Invalid):
-                return value
-            total += term.weight * value
-            values.append((term.name, value))
-            values += _extras(result, term.name)
-        if not abs(total) <= LARGEST:  # written so that NaN (inf - inf) fails too
-            return Invalid(NOT_FINITE, f"the weighted sum is {total}")
-        return Reward(total, tuple(values))
+        """The outcome of one response to a prompt, where no term is batched."""
+        return self._outcome(prompt, response, {})
+
+    def _outcome(self, prompt: Prompt, response: str, batched: Mapping[int, TermAnswer]) -> Outcome:
+        try:
+            answers = self.ask(prompt, response)
+        except MemoryError as error:
+            return Invalid(MEMORY, str(error))
+        return combine(self.terms, {**answers, **batched}, prompt.data_source, may_be_none=self._may_be_none)
+
+    def ask(self, prompt: Prompt, response: str) -> dict[int, TermAnswer]:
+        """What the terms that are not batched say, by their place, up to the first failure.
+
+        Raises: MemoryError, after which the process may be short of memory for what comes next. Nothing else that is the
+            fault of a response or a grader.
+        """
+        answers: dict[int, TermAnswer] = {}
+        for index, term in enumerate(self.terms):
+            if term.batched or not term.counts_for(prompt.data_source):
+                continue
+            reward: Any = term.reward
+            found = _tried(term.name, lambda reward=reward: reward(prompt, response))  # type: ignore[misc]
+            answers[index] = answer = found if isinstance(found, Invalid) else _value(found[0], term.name)
+            if isinstance(answer, Invalid):
+                break
+        return answers
+
+    def ask_batched(self, index: int, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[TermAnswer]:
+        """What a batched term says of these responses: one answer each. Raises: MemoryError, as ``ask``."""
+        term = self.terms[index]
+        reward: Any = term.reward
+        found = _tried(term.name, lambda: reward(prompts, responses))
+        if isinstance(found, Invalid):
+            return [found] * len(responses)
+        results = found[0].tolist() if isinstance(found[0], np.ndarray) else found[0]
+        if not isinstance(results, (list, tuple)):
+            what = f"{term.name}: returned {_shown(results)}; a list of {len(responses)} is expected"
+            return [Invalid(WRONG_LENGTH, what)] * len(responses)
+        if len(results) != len(responses):
+            what = f"{term.name}: returned {len(results)} values for {len(responses)} responses"
+            return [Invalid(WRONG_LENGTH, what)] * len(responses)
+        return [_value(result, term.name) for result in results]
+
+
+def _tried(name: str, ask: Callable[[], Any]) -> tuple[Any] | Invalid:
+    """What a term returned, or why it did not. Raises: MemoryError."""
+    try:
+        return (ask(),)
+    except NoRewardForSource as error:
+        return Invalid(NO_REWARD, f"{name}: {error}")
+    except NotScored as error:
+        return Invalid(error.reason, f"{name}: {error}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a grader may fail in any way; it is counted and shown
+        described = f"{name}: {_describe(error)}"
+        if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+            raise MemoryError(described) from None  # without the frames that hold the memory
+        return Invalid(EXCEPTION, described)
+
+
+def _value(result: Any, name: str) -> TermAnswer:
+    score = result.get("score", _NO_SCORE) if isinstance(result, Mapping) else result
+    value = _number(score, name)
+    if isinstance(value, Invalid):
+        return value
+    return TermValue(value, tuple(_extras(result, name)))
 
 
 def _number(value: Any, name: str) -> float | Invalid:
@@ -96,7 +189,7 @@ def _extras(result: Any, name: str) -> list[tuple[str, float]]:
     """The finite numbers beside "score"; texts and the rest are left out."""
     if not isinstance(result, Mapping):
         return []
-    numbers = [(f"{name}/{key}", _number(value, name)) for key, value in result.items() if key != "score"]
+    numbers = [(str(key), _number(value, name)) for key, value in result.items() if key != "score"]
     return [(key, value) for key, value in numbers if isinstance(value, float)]
 
 

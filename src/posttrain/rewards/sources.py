@@ -9,6 +9,7 @@ from typing import Any
 from posttrain.errors import Problem, did_you_mean
 
 NO_REWARD = "no_reward_for_data_source"  # the word of Invalid.reason
+ASK_A_SERVER = ("http", "llm_judge")  # terms of their own: they are asked about many responses at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +40,21 @@ TABLE: dict[str, Route] = {
         f"searchR1_{part}": Route(scorer="search")
         for part in ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
     },
+    # verl scores by the first ten tests alone: when all tests do not pass, by the share of those.
+    **dict.fromkeys(
+        ("codecontests", "apps", "codeforces", "taco"),
+        Route(scorer="code", options={"continuous": True, "max_tests": 10}),
+    ),
     # SkyRL's environments, where env_class is what names the task
     "gsm8k": Route(scorer="gsm8k", options={"which": "first"}),
     "aime": Route(scorer="math_dapo", options={"box_fallback": False, "stop_at_tag": True}),
     "search": Route(scorer="search", options={"max_answer_tags": None}),
+    "lcb": Route(scorer="code", options={"block": "last", "tolerance": 0.0}),
+    "text2sql": Route(scorer="text2sql"),
     "reasoning_gym/*": Route(scorer="reasoning_gym"),
 }
-# Data sources whose scorers run code or a database, which a later version can.
-PLANNED = ("codecontests", "apps", "codeforces", "taco", "lcb", "text2sql", "searchcode")
+# Data sources whose scorers need several turns with tools, which a later version can.
+PLANNED = ("searchcode",)
 
 
 def find_route(data_source: str, more: Mapping[str, Route]) -> Route | None:
@@ -64,8 +72,7 @@ def no_route(data_source: str, more: Mapping[str, Route]) -> Problem:
     """What to tell where ``find_route`` finds nothing."""
     if data_source in PLANNED:
         return Problem(
-            f"the scorer of data source {data_source!r} is planned; this version cannot run the code or the database that it "
-            "needs",
+            f"the scorer of data source {data_source!r} is planned; this version cannot run the tools that it needs",
             fix="leave these rows out, or score them with a function of your own (a term with path and data_sources)",
         )
     known = [*more, *TABLE]

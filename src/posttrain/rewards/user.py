@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -19,11 +19,13 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.errors import ConfigError, PosttrainError, Problem, did_you_mean
-from posttrain.interfaces.reward import RewardFn
+from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
 from posttrain.records.prompts import Prompt
 
 # What a function is called with, by keyword: verl's compute_score.
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
+# And one that is asked about many responses at once.
+BATCH_KEYWORDS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
 # How a path says that it is a module's name, or a file's.
@@ -100,14 +102,56 @@ def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
     Raises: ConfigError when the file or function is missing, the file fails on import, or the function cannot be
     called so.
     """
+    function, file = _find(path, name)
+    by_position = _called_by_position(function, path, name, options)
+    return partial(_score, function=function, file=str(file), options=dict(options), by_position=by_position)
+
+
+def load_batched_function(path: str, name: str, options: Mapping[str, Any]) -> BatchedRewardFn:
+    """The reward made of a function that is called once with lists, by the keywords BATCH_KEYWORDS and ``options`` (which
+    win), and returns a list with what ``load_function``'s returns for one response. It may be async, and gets copies.
+
+    Raises: ConfigError, as ``load_function``.
+    """
+    function, file = _find(path, name)
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**{**dict.fromkeys(BATCH_KEYWORDS), **options})
+    except TypeError as error:
+        called = ", ".join([*BATCH_KEYWORDS, *(option for option in options if option not in BATCH_KEYWORDS)])
+        what = f"{name}{signature} in {path} cannot be called with the keywords {called}: {error}"
+        fix = "take these names, or **kwargs; a function of one response is called with batched: false"
+        raise ConfigError(Problem(what, fix=fix)) from error
+    return partial(_score_batch, function=function, file=str(file), options=dict(options))
+
+
+def _score_batch(
+    prompts: Sequence[Prompt],
+    responses: Sequence[str],
+    *,
+    function: Callable[..., Any],
+    file: str,
+    options: Mapping[str, Any],
+) -> Any:
+    arguments = {
+        "data_sources": [prompt.data_source for prompt in prompts],
+        "solution_strs": list(responses),
+        "ground_truths": [copy.deepcopy(prompt.ground_truth) for prompt in prompts],
+        "extra_infos": [copy.deepcopy(dict(prompt.extra_info)) for prompt in prompts],
+        **options,
+    }
+    return _called(function, (), arguments, file)
+
+
+def _find(path: str, name: str) -> tuple[Callable[..., Any], Path]:
+    """A function and the file that it stands in. Raises: ConfigError."""
     check_function(path, name)
     file = source_file(path)
     module = _import_module(path, file) if path.startswith(PACKAGE) else _import_file(file)
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(Problem(f"{name!r} in {path} is not a function"))
-    by_position = _called_by_position(function, path, name, options)
-    return partial(_score, function=function, file=str(file), options=dict(options), by_position=by_position)
+    return function, file
 
 
 def _called_by_position(function: Callable[..., Any], path: str, name: str, options: Mapping[str, Any]) -> bool:
@@ -150,6 +194,11 @@ def _score(
         **options,
     }
     positional = [arguments.pop(name) for name in KEYWORDS] if by_position else []
+    return _called(function, positional, arguments, file)
+
+
+def _called(function: Callable[..., Any], positional: Sequence[Any], arguments: Mapping[str, Any], file: str) -> Any:
+    """Raises: UserRewardError."""
     try:
         result = function(*positional, **arguments)
         return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result

@@ -60,15 +60,15 @@ def test_wrong_sources_are_all_reported():
 
 def test_an_unknown_source_is_refused_before_the_run_and_never_scored():
     terms = config({"name": "by_data_source"})
-    files = {"openai/gsm8k": "a.parquet", "openai/gsm8": "b.parquet", "codecontests": "c.parquet"}
+    files = {"openai/gsm8k": "a.parquet", "openai/gsm8": "b.parquet", "searchcode": "c.parquet"}
 
     problems = check_data_sources(terms, files)
 
     assert [problem.field for problem in problems] == ["reward.terms.0.name"] * 2
     assert "no scorer for data source 'openai/gsm8' (docs/rewards.md has the table), in b.parquet" in problems[0].what
     assert problems[0].fix == "did you mean openai/gsm8k?"
-    assert "the scorer of data source 'codecontests' is planned" in problems[1].what
-    for source in ("openai/gsm8", "codecontests"):
+    assert "the scorer of data source 'searchcode' is planned" in problems[1].what
+    for source in ("openai/gsm8", "searchcode"):
         outcome = load_rewards(terms).score_response(prompt(source), "#### 5")
         assert isinstance(outcome, Invalid)
         assert outcome.reason == "no_reward_for_data_source"

@@ -10,25 +10,27 @@ from posttrain.interfaces.reward import RewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.built_in import built_in
-from posttrain.rewards.sources import NoRewardForSource, Route, find_route, no_route
+from posttrain.rewards.options import RunWide
+from posttrain.rewards.sources import ASK_A_SERVER, NoRewardForSource, Route, find_route, no_route
 
 
 @REWARDS.register("by_data_source")
-def by_data_source(*, sources: Mapping[str, Any] | None = None) -> RewardFn:
+def by_data_source(*, sources: Mapping[str, Any] | None = None, run_wide: RunWide | None = None) -> RewardFn:
     """A reward that asks the scorer of the prompt's data source, by the table of ``posttrain.rewards.sources``.
 
     Args: ``sources`` adds to the table or changes it: a data source (a name ending in * stands for all that begin so) and
         the name of a scorer, or a mapping with its ``name`` and ``options``.
     Raises: ConfigError for a scorer in ``sources`` that does not exist.
     """
-    return Dispatch(routes_of(sources))
+    return Dispatch(routes_of(sources), run_wide)
 
 
 class Dispatch:
     """The scorers by data source, each made when it is first needed."""
 
-    def __init__(self, more: Mapping[str, Route]):
+    def __init__(self, more: Mapping[str, Route], run_wide: RunWide | None):
         self._more = dict(more)
+        self._run_wide = run_wide
         self._made: dict[str, RewardFn] = {}
 
     def __call__(self, prompt: Prompt, response: str) -> float | Mapping[str, object]:
@@ -48,7 +50,7 @@ class Dispatch:
         route = find_route(data_source, self._more)
         assert route is not None
         if data_source not in self._made:
-            self._made[data_source] = built_in(route.scorer, route.options)
+            self._made[data_source] = built_in(route.scorer, route.options, self._run_wide)
         return self._made[data_source]
 
 
@@ -66,6 +68,9 @@ def routes_of(sources: Mapping[str, Any] | None) -> dict[str, Route]:
             problems.append(Problem(what, fix="write the name of a scorer, or {name: …, options: {…}}", field=field))
         elif name not in REWARDS.names() or name == "by_data_source":
             problems.append(REWARDS.problem(name, field))
+        elif name in ASK_A_SERVER:
+            fix = f"add a term with name: {name} and data_sources: [{source}]"
+            problems.append(Problem(f"{name} cannot be one of the sources of by_data_source", fix=fix, field=field))
         else:
             routes[source] = Route(scorer=name, options=dict(options))
     if problems:

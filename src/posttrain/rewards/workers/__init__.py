@@ -13,6 +13,8 @@ twice or opened a session of its own, becomes the keeper's child, and killing go
 a call starts ends with the call. A worker dies with its keeper (PR_SET_PDEATHSIG), a keeper ends when the trainer does (its
 input ends); should a call kill its keeper, the trainer kills what carries that keeper's mark in its environment.
 
+A fork bomb is stopped before it goes off: whoever forks waits until the keeper has counted (``fork_gate.py``).
+
 What crosses between processes is JSON behind a length that is checked before anything is read; never pickle.
 
 Why not pebble's ProcessPool (read in version 5.2.3): it stops the worker process alone, not what that started; with SIGTERM

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.rewards.workers import processes, wire
+from posttrain.rewards.workers import fork_gate, processes, wire
 from posttrain.rewards.workers.limits import CRASHED, MEMORY, OUTPUT_LIMIT, PROCESS_LIMIT, TIMEOUT, Limits
 from posttrain.rewards.workers.worker import (
     CANNOT_FORK,
@@ -31,7 +32,7 @@ from posttrain.rewards.workers.worker import (
 )
 
 LOOK_EVERY_S = 0.02  # how often a call's processes and memory are counted
-TAIL_CHARACTERS = 600  # of the last output, shown where a worker ends without an answer
+SHOWN_CHARACTERS = 600  # of the last output, shown where a worker ends without an answer
 
 
 @dataclass(slots=True, eq=False)
@@ -42,12 +43,17 @@ class Worker:
     requests: int  # file descriptor to write to
     replies: int  # and to read from
     output: int  # its stdout and stderr
-    spared: frozenset[int] = frozenset()  # processes that loading has started: they end with the worker, not with a call
+    gate: int | None = None  # where its forks ask for leave
+    measure_again_at: float = 0.0  # when its processes' memory is worth another exact look
+    most_processes: int = 1  # there are at most so many, itself counted
+    spared: frozenset[int] = (
+        frozenset()
+    )  # processes that loading has started: they end with the worker, not with a call
     received: bytearray = field(default_factory=bytearray)
     printed: int = 0  # bytes, in this call
     tail: bytes = b""
     ended: int | None = None  # wait status
-    cpu_before_s: float = 0.0
+    cpu_before_s: float | None = None  # CPU time of it all when this call was first looked at
 
 
 class Passed(Exception):
@@ -126,15 +132,17 @@ class Keeper:
         request_end, requests = os.pipe()
         replies, reply_end = os.pipe()
         output, output_end = os.pipe()
+        gate, gate_end = socket.socketpair()
         keeper = os.getpid()
         pid = os.fork()
         if pid == 0:
             for fd in (requests, replies, output, self._requests, self._replies):
                 os.close(fd)
-            make = (lambda: self._handler) if self._handler else (lambda: load(self._factory, self._setup))
-            serve(make, request_end, reply_end, output_end, self._limits, keeper)  # type: ignore[arg-type]
+            gate.close()
+            serve(self._make, request_end, reply_end, output_end, gate_end, self._limits, keeper)
         for fd in (request_end, reply_end, output_end):
             os.close(fd)
+        gate_end.close()
         for fd in (requests, replies, output):
             os.set_blocking(fd, False)
         worker = self._worker = Worker(pid, requests, replies, output)
@@ -144,9 +152,14 @@ class Keeper:
             self._end()
             reason, detail = passed.args
             return PROBLEMS + wire.to_bytes([[f"loading in a worker failed: {reason}: {detail}", "", "", ""]])
+        if reply == READY:
+            worker.gate = fork_gate.receive(gate)
         worker.spared = frozenset(processes.descendants(os.getpid())) - {pid}
-        worker.cpu_before_s = processes.usage([pid]).cpu_s
+        worker.most_processes += len(worker.spared)
         return reply
+
+    def _make(self) -> Handler:
+        return self._handler or load(self._factory, self._setup)
 
     def _call(self, request: bytes) -> bytes:
         """The answer to a request, or the failure that ended it."""
@@ -155,7 +168,7 @@ class Keeper:
             return FAILURE + wire.to_bytes([CRASHED, "a new worker could not be made: " + reply[1:].decode()[:500]])
         worker = self._worker
         assert worker is not None
-        worker.printed, worker.tail = 0, b""
+        worker.printed, worker.tail, worker.cpu_before_s = 0, b"", None
         try:
             reply = self._exchange(worker, wire.frame(request), self._limits.wall_s, counted=True)
         except Passed as passed:
@@ -174,6 +187,8 @@ class Keeper:
         poller = select.poll()
         poller.register(worker.replies, select.POLLIN)
         poller.register(worker.output, select.POLLIN)
+        if worker.gate is not None:
+            poller.register(worker.gate, select.POLLIN)
         if request:
             poller.register(worker.requests, select.POLLOUT)
         while True:
@@ -183,10 +198,14 @@ class Keeper:
             ready = poller.poll(max(min(start + wall_s, look) - now, 0.0) * 1000 + 1)
             for fd, _ in ready:
                 if fd == worker.output:
-                    self._drain(worker, poller if counted else None)
+                    if not self._drain(worker, counted):
+                        poller.unregister(fd)
                 elif fd == worker.replies:
                     if (reply := self._receive(worker, poller)) is not None:
+                        self._drain(worker, False)  # what this call printed is not the next one's
                         return reply
+                elif fd == worker.gate:
+                    self._ask_to_fork(worker)
                 elif fd == worker.requests:
                     request = _send(fd, request)
                     if not request:
@@ -195,16 +214,16 @@ class Keeper:
                 look = time.monotonic() + LOOK_EVERY_S
                 self._look(worker, counted)
 
-    def _drain(self, worker: Worker, poller: select.poll | None) -> None:
-        """Read what was printed. Raises: Passed when it is too much."""
+    def _drain(self, worker: Worker, counted: bool) -> bool:
+        """Read what was printed. False when nothing more will come. Raises: Passed when it is too much."""
         with suppress(BlockingIOError):
             got = os.read(worker.output, 1 << 16)
-            if not got and poller:  # closed by the call: nothing more will come
-                poller.unregister(worker.output)
             worker.printed += len(got)
-            worker.tail = (worker.tail + got)[-4 * TAIL_CHARACTERS :]
-        if poller and worker.printed > self._limits.output_bytes:
-            raise Passed(OUTPUT_LIMIT, f"printed more than {self._limits.output_bytes} bytes")
+            worker.tail = (worker.tail + got)[-(1 << 14) :]
+            if counted and worker.printed > self._limits.output_bytes:
+                raise Passed(OUTPUT_LIMIT, f"printed more than {self._limits.output_bytes} bytes")
+            return bool(got)
+        return True
 
     def _receive(self, worker: Worker, poller: select.poll) -> bytes | None:
         """The reply, when it is whole. Raises: Passed."""
@@ -213,29 +232,51 @@ class Keeper:
             if not got:
                 poller.unregister(worker.replies)
                 self._wait_for_end(worker)
-                raise Passed(CRASHED, f"{_how(worker.ended)}{_with_output(worker)}")
+                raise _ended(worker)
             worker.received += got
         try:
             return wire.take_frame(worker.received, self._limits.answer_bytes)
         except wire.TooLong as error:
             raise Passed(OUTPUT_LIMIT, f"the answer is too long: {error}") from None
 
+    def _ask_to_fork(self, worker: Worker) -> None:
+        """Let a process pass that wants to fork. Raises: Passed when there are enough, which leaves it waiting to be killed."""
+        assert worker.gate is not None
+        number = fork_gate.waiting(worker.gate)
+        if number is None:
+            return
+        worker.most_processes += 1
+        if worker.most_processes > self._limits.processes:  # if none had ended; now they are counted
+            worker.most_processes = processes.usage(processes.descendants(os.getpid())).processes + 1
+            self._count(worker.most_processes)
+        fork_gate.let_pass(worker.gate, number)
+
+    def _count(self, count: int) -> None:
+        """Raises: Passed when these are too many processes."""
+        if count > self._limits.processes:
+            raise Passed(PROCESS_LIMIT, f"{count} processes, and {self._limits.processes} are allowed")
+
     def _look(self, worker: Worker, counted: bool) -> None:
         """Count what the call uses. Raises: Passed when it is too much, or the worker has ended."""
         self._reap(worker)
         if worker.ended is not None:
-            self._drain(worker, None)
-            raise Passed(CRASHED, f"{_how(worker.ended)}{_with_output(worker)}")
+            self._drain(worker, False)
+            raise _ended(worker)
         if not counted:
             return
         limits, pids = self._limits, processes.descendants(os.getpid())
         used = processes.usage(pids)
-        if used.processes > limits.processes:
-            raise Passed(PROCESS_LIMIT, f"{used.processes} processes, and {limits.processes} are allowed")
+        if worker.cpu_before_s is None:
+            worker.cpu_before_s = used.cpu_s
+        self._count(used.processes)
         if used.cpu_s - worker.cpu_before_s > limits.wall_s:
             raise Passed(TIMEOUT, f"its processes used more than {limits.wall_s:g} s of CPU time")
-        if used.memory_bytes > limits.memory_bytes and processes.shared_out_bytes(pids) > limits.memory_bytes:
-            raise Passed(MEMORY, f"its processes hold more than {limits.memory_bytes / 2**30:g} GiB")
+        start = time.monotonic()
+        if used.memory_bytes > limits.memory_bytes and start >= worker.measure_again_at:
+            if processes.shared_out_bytes(pids) > limits.memory_bytes:
+                raise Passed(MEMORY, f"its processes hold more than {limits.memory_bytes / 2**30:g} GiB")
+            now = time.monotonic()
+            worker.measure_again_at = now + 10 * (now - start)  # it is slow: no more than a tenth of the time
 
     def _reap(self, worker: Worker) -> None:
         for pid, status in processes.ended_children():
@@ -248,7 +289,7 @@ class Keeper:
         while worker.ended is None and time.monotonic() < deadline:
             self._reap(worker)
             time.sleep(0.001)
-        self._drain(worker, None)
+        self._drain(worker, False)
 
     def _end_what_was_left(self, worker: Worker) -> None:
         """Kill what the call has started and not waited for; the worker stays."""
@@ -256,6 +297,7 @@ class Keeper:
         while left := set(processes.descendants(os.getpid())) - {worker.pid} - worker.spared:
             alive = processes.usage(left).processes
             processes.kill(left)
+            time.sleep(0.0005)
             self._reap(worker)
             if not alive and not left & set(processes.children(os.getpid())):
                 return  # ended, and the worker has not waited for them yet
@@ -270,8 +312,9 @@ class Keeper:
             processes.kill_group(worker.pid)
             processes.kill([worker.pid])
             processes.kill_all_descendants()
-            for fd in (worker.requests, worker.replies, worker.output):
-                os.close(fd)
+            for fd in (worker.requests, worker.replies, worker.output, worker.gate):
+                if fd is not None:
+                    os.close(fd)
 
 
 def _send(fd: int, data: bytes) -> bytes:
@@ -291,10 +334,16 @@ def _threads() -> int:
         return threading.active_count()
 
 
+def _ended(worker: Worker) -> Passed:
+    if worker.ended is not None and os.WIFSIGNALED(worker.ended) and os.WTERMSIG(worker.ended) == signal.SIGXCPU:
+        return Passed(TIMEOUT, "the kernel's limit of CPU time was reached")
+    return Passed(CRASHED, f"{_how(worker.ended)}{_with_output(worker)}")
+
+
 def _how(status: int | None) -> str:
     """How a process ended, from its wait status."""
     if status is None:
-        return "the worker closed its pipe"
+        return "the process closed its pipe"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
@@ -303,7 +352,9 @@ def _how(status: int | None) -> str:
 
 
 def _with_output(worker: Worker) -> str:
-    text = worker.tail.decode(errors="replace").strip()[-TAIL_CHARACTERS:]
+    text = worker.tail.decode(errors="replace").strip()
+    fault = text.find("Fatal Python error")  # faulthandler's report: what was called last comes first
+    text = text[fault:][:SHOWN_CHARACTERS] if fault >= 0 else text[-SHOWN_CHARACTERS:]
     return f"; it printed: {text}" if text else ""
 
 

@@ -34,8 +34,9 @@ def put_limits(limits: Limits, held_bytes: int) -> None:
     CPU time stands here as a second line behind the keeper's count, for processes that outlive a killed keeper; it is raised
     call by call (``more_cpu``).
     """
+    memory = [(resource.RLIMIT_AS, held_bytes + limits.memory_bytes)] if held_bytes else []  # 0: unknown
     for kind, value in (
-        (resource.RLIMIT_AS, held_bytes + limits.memory_bytes),
+        *memory,
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
         (resource.RLIMIT_CORE, 0),

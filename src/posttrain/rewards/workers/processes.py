@@ -116,10 +116,15 @@ def kill_all_descendants(patience_s: float = 10.0) -> None:
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        found = descendants(os.getpid())
-        for group in {group for pid in found for group in _group_of(pid)}:
-            kill_group(group)
-        kill(found)
+        found = children(os.getpid())
+        groups: set[int] = set()
+        for pid in found:  # grows while it is walked
+            for group in _group_of(pid):
+                if group not in groups:
+                    groups.add(group)
+                    kill_group(group)
+            kill([pid])  # before its children are listed: from now on it can have no more of them
+            found += children(pid)
         if not list(ended_children()) and not has_children():
             return
         time.sleep(0.0005)

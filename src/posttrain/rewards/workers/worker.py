@@ -9,14 +9,16 @@ import importlib
 import os
 import random
 import signal
+import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, Never
 
 from posttrain.errors import RequestError
-from posttrain.rewards.workers import processes, wire
-from posttrain.rewards.workers.limits import CRASHED, EXCEPTION, MEMORY, Limits, more_cpu, put_limits
+from posttrain.rewards.workers import fork_gate, processes, wire
+from posttrain.rewards.workers.limits import EXCEPTION, MEMORY, Limits, more_cpu, put_limits
 
 Handler = Callable[[Any], Any]  # from a request to an answer, both made of what wire.py can write
 
@@ -53,12 +55,20 @@ def said(error: BaseException) -> str:
     return text if len(text) <= 500 else f"{text[:500]}…"
 
 
-def serve(make: Callable[[], Handler], requests: int, replies: int, output: int, limits: Limits, keeper: int) -> Never:
+def serve(
+    make: Callable[[], Handler],
+    requests: int,
+    replies: int,
+    output: int,
+    gate: socket.socket,
+    limits: Limits,
+    keeper: int,
+) -> Never:
     """Answer requests from one pipe into another until killed. ``make`` gives the handler: loaded already, or loaded now.
 
     Does not return: the stack below belongs to the keeper.
     """
-    with contextlib.suppress(BaseException):
+    try:
         os.setsid()  # a group of its own, to be killed at once
         processes.die_with_parent(keeper)
         processes.be_killed_first()
@@ -66,13 +76,20 @@ def serve(make: Callable[[], Handler], requests: int, replies: int, output: int,
         faulthandler.enable()
         try:
             handler = make()
+            if begin := getattr(handler, "after_fork", None):  # what it starts stays until the worker ends
+                begin()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - reported; the keeper ends this process
             wire.write_frame(replies, problems_of(error))
         else:
             put_limits(limits, processes.address_space_bytes())
+            fork_gate.hand_over(gate, fork_gate.close_gate())
             wire.write_frame(replies, READY)
             _serve(handler, requests, replies, limits)
-    os._exit(0)
+    except wire.Ended:  # the keeper has gone
+        pass
+    except BaseException:  # noqa: BLE001 - nothing may get into the keeper's code below
+        traceback.print_exc()
+    os._exit(1)
 
 
 def _serve(handler: Handler, requests: int, replies: int, limits: Limits) -> None:
@@ -117,6 +134,3 @@ def _use_as_output(output: int) -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - they stay open as long as the process lives
     sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-
-
-__all__ = ["CRASHED", "Handler", "load", "problems_of", "serve"]

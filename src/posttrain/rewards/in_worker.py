@@ -1,0 +1,76 @@
+"""Scoring inside a worker: what ``rewards.workers`` loads there, and what goes in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from posttrain.config.reward import RewardConfig
+from posttrain.libraries import math_verify, reasoning_gym
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import Invalid
+from posttrain.rewards.load import load_rewards
+from posttrain.rewards.sandbox import boxes
+from posttrain.rewards.score import RewardTerms, TermAnswer, TermValue
+
+FACTORY = "posttrain.rewards.in_worker:make"
+
+# Libraries that take seconds to import: done once, not in the first call of every worker.
+_PRELOAD = {
+    "math_verify": math_verify.preload,
+    "math_rule": math_verify.preload,
+    "reasoning_gym": reasoning_gym.preload,
+}
+_RUN_CODE = ("code", "text2sql", "by_data_source")
+
+
+def make(setup: Mapping[str, Any]) -> Scoring:
+    """The handler of calls, for ``RewardConfig`` as plain values. Raises: ConfigError."""
+    config = RewardConfig.model_validate(setup)
+    scoring = Scoring(load_rewards(config), runs_code=any(term.name in _RUN_CODE for term in config.terms))
+    for term in config.terms:
+        if term.path is None and term.name in _PRELOAD:
+            _PRELOAD[term.name]()
+    return scoring
+
+
+class Scoring:
+    """Answers two calls: {"prompt", "response"}, and {"term", "prompts", "responses"} for a batched term."""
+
+    def __init__(self, terms: RewardTerms, *, runs_code: bool):
+        self._terms = terms
+        self._runs_code = runs_code
+
+    def after_fork(self) -> None:
+        """The process that watches boxes is started before the first call, so that it may outlive calls."""
+        if self._runs_code:
+            boxes.prepare()
+
+    def __call__(self, call: Mapping[str, Any]) -> list[Any]:
+        if "term" in call:
+            prompts = [prompt_of(prompt) for prompt in call["prompts"]]
+            return [plain(answer) for answer in self._terms.ask_batched(call["term"], prompts, call["responses"])]
+        answers = self._terms.ask(prompt_of(call["prompt"]), call["response"])
+        return [[index, plain(answer)] for index, answer in answers.items()]
+
+
+def plain_prompt(prompt: Prompt) -> dict[str, Any]:
+    return {field.name: getattr(prompt, field.name) for field in fields(prompt)}
+
+
+def prompt_of(values: Mapping[str, Any]) -> Prompt:
+    return Prompt(**values)
+
+
+def plain(answer: TermAnswer) -> dict[str, Any]:
+    if isinstance(answer, Invalid):
+        return {"reason": answer.reason, "detail": answer.detail}
+    return {"value": answer.value, "extras": [list(extra) for extra in answer.extras]}
+
+
+def answer_of(values: Any) -> TermAnswer:
+    """What ``plain`` made. Raises: KeyError, TypeError, ValueError for anything else."""
+    if "reason" in values:
+        return Invalid(str(values["reason"]), str(values["detail"]))
+    return TermValue(float(values["value"]), tuple((str(key), float(value)) for key, value in values["extras"]))

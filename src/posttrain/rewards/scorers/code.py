@@ -1,0 +1,118 @@
+"""Programs with test cases: run in a box, and what they print or return compared outside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from posttrain.errors import ConfigError, Problem
+from posttrain.interfaces.reward import RewardFn
+from posttrain.records.prompts import Prompt
+from posttrain.registry import REWARDS
+from posttrain.rewards.code_tests import Block, Case, Form, cases_of, code_of, returned, same_output, same_value
+from posttrain.rewards.options import OWN_SHARE, RunWide, check_choice, too_slow
+from posttrain.rewards.sandbox.boxes import Program, Run, run
+from posttrain.rewards.sandbox.layers import walls_for
+from posttrain.rewards.sandbox.walls import Limits
+
+
+@REWARDS.register("code")
+def code(
+    *,
+    form: Form = "auto",
+    block: Block = "last_python",
+    timeout_s: float = 5.0,
+    time_limit_s: float | None = None,
+    memory_mib: int = 1024,
+    max_tests: int | None = None,
+    continuous: bool = False,
+    tolerance: float = 1e-5,
+    run_wide: RunWide | None = None,
+) -> RewardFn:
+    """A reward of 1 when the program passes all tests, else 0; with ``continuous``, the share of tests that it passes.
+
+    Args: ``form`` auto calls a function where the reference names one, else the program reads stdin and prints; ``block``
+        says where in the response the program stands (``code_of``); ``timeout_s`` is for one test, ``time_limit_s`` for all
+        tests of a response: those not begun by then count as failed; null is 80 % of reward.timeout_s; ``memory_mib`` of
+        address space; only the first ``max_tests`` are run; ``tolerance`` is relative, for numbers with decimals.
+    Raises: ConfigError for options that make no sense, and when this machine cannot box a program in.
+    """
+    check_choice("form", form, Form)
+    check_choice("block", block, Block)
+    run_wide = run_wide or RunWide()
+    least = {"timeout_s": timeout_s, "time_limit_s": time_limit_s, "max_tests": max_tests, "memory_mib": memory_mib}
+    problems = [
+        Problem(f"{name} is {value}; use more than 0", field=f"options.{name}")
+        for name, value in least.items()
+        if value is not None and value <= 0
+    ]
+    if tolerance < 0:
+        problems.append(Problem(f"tolerance is {tolerance}; use at least 0", field="options.tolerance"))
+    problems += too_slow("time_limit_s", time_limit_s or 0.0, run_wide)
+    if problems:
+        raise ConfigError(problems)
+    return partial(
+        _score,
+        form=form,
+        block=block,
+        limits=Limits(timeout_s=timeout_s, memory_bytes=memory_mib << 20),
+        time_limit_s=time_limit_s or OWN_SHARE * run_wide.timeout_s,
+        max_tests=max_tests,
+        continuous=continuous,
+        tolerance=tolerance,
+        walls=walls_for("the reward code", allow_unboxed=run_wide.allow_unboxed_code),
+    )
+
+
+def _score(
+    prompt: Prompt,
+    response: str,
+    *,
+    form: Form,
+    block: Block,
+    limits: Limits,
+    time_limit_s: float,
+    max_tests: int | None,
+    continuous: bool,
+    tolerance: float,
+    walls: Sequence[str],
+) -> Mapping[str, float]:
+    """Raises: ValueError when the reference holds no tests; BoxError when a box could not be made."""
+    cases = cases_of(prompt.ground_truth, form)[:max_tests]
+    source = code_of(response, block)
+    passed = 0
+    if source is not None and source.strip():
+        deadline = time.monotonic() + time_limit_s
+        for case in cases:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            within = replace(limits, timeout_s=min(limits.timeout_s, left))
+            if passes(run(_program(source, case), within, walls), case, tolerance):
+                passed += 1
+            elif not continuous:
+                break
+    share = passed / len(cases)
+    return {"score": share if continuous else float(passed == len(cases)), "passed": passed, "tests": len(cases)}
+
+
+def _program(source: str, case: Case) -> Program:
+    """What goes into the box: the program and its input, never what is expected of it."""
+    return Program(source=source, stdin=case.stdin, function=case.function, arguments=case.arguments)
+
+
+def passes(done: Run, case: Case, tolerance: float) -> bool:
+    """Whether a run that ended by itself and without an error gave what was expected."""
+    if not done.finished:
+        return False
+    if case.function is None:
+        return same_output(done.stdout.decode(errors="replace"), case.expected, tolerance)
+    found, value = returned(done.result)
+    if not found:
+        return False
+    expected = case.expected
+    # Some datasets wrap the expected value in a list of its own.
+    wrapped = isinstance(expected, (list, tuple)) and len(expected) == 1
+    return same_value(value, expected, tolerance) or (wrapped and same_value(value, expected[0], tolerance))
