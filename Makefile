@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constra
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow torture soak lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,12 @@ test: $(VENV)/.dev-installed  ## run the tests (a CPU and a few minutes)
 
 test-slow: $(VENV)/.dev-installed  ## run the slow tests (real weights)
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+torture: $(VENV)/.dev-installed  ## kill saves and runs at every instant and see that they go on (some minutes)
+	@$(BIN)/python tests/torture/torture.py $(ARGS)
+
+soak: $(VENV)/.dev-installed  ## 300 steps on a tiny model: memory, open files and threads stay as they are
+	@$(BIN)/python -m pytest -m slow tests/torture/test_soak.py $(ARGS)
 
 lint: $(VENV)/.dev-installed  ## check style, types and the floors
 	@failed=0; for check in "ruff check" "ruff format --check" mypy "lint-imports --no-logo"; do \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from posttrain.config.rollout import SamplingConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import load_prompts
 from posttrain.errors import ConfigError, ModelError, Problem, RunInterrupted, RunStopped
+from posttrain.interfaces.reward import GroupScorer
 from posttrain.loops import rl_sync
-from posttrain.loops.stopping import StopSignal
+from posttrain.loops.stopping import GraceOver, StopSignal
 from posttrain.loops.trackers import Trackers
 from posttrain.models.loading import load_model_config, load_tokenizer, positions_of
-from posttrain.placement.batch import plan_batches
+from posttrain.placement.batch import needs_old_logprobs, plan_batches
 from posttrain.records.plans import (
     AdvantagePlan,
     BatchPlan,
@@ -31,27 +32,39 @@ from posttrain.records.plans import (
     KlRewardPlan,
     LossPlan,
     RewardPlan,
+    RolloutCorrectionPlan,
     UpdatePlan,
     ValueLossPlan,
 )
 from posttrain.records.prompts import Prompt
+from posttrain.records.rejection import rejection_rules
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, RUNTIMES, TRACKERS
-from posttrain.rewards.load import load_rewards
+from posttrain.rewards.served import start_scorer
 from posttrain.stages.checkpoint import Checkpoints
+from posttrain.stages.lock import only_trainer
+from posttrain.stages.retention import Retention
 from posttrain.stages.run_folder import RunFolder
 from posttrain.stages.shape_rewards import RewardState
 
 
-def train_run(config: RunConfig) -> Path:
+def train_run(config: RunConfig, *, allow_config_change: bool = False) -> Path:
     """Run it, from the data to the last checkpoint. Returns the run folder.
 
+    Args: allow_config_change goes on with a run although something has changed that its numbers depend on.
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
     folder = RunFolder(config)
-    checkpoints = Checkpoints(folder.path / "checkpoints", config.checkpoint.keep_last)
-    folder.check(holds_checkpoint=checkpoints.exist())
-    scorer = load_rewards(config.reward)
+    checkpoints = Checkpoints(folder.checkpoints, retention(config), folder.origin)
+    with only_trainer(folder.path, *([folder.checkpoints] if config.checkpoint.folder else [])) as notes:
+        folder.check(holds_checkpoint=checkpoints.exist(), allow_config_change=allow_config_change)
+        with closing(start_scorer(config.reward)) as scorer:
+            return _train(config, folder, checkpoints, notes, scorer)
+
+
+def _train(
+    config: RunConfig, folder: RunFolder, checkpoints: Checkpoints, notes: list[str], scorer: GroupScorer
+) -> Path:
     tokenizer = load_tokenizer(config.model)
     training = load_prompts(config.data.train_files, config.data, tokenizer, what="training")
     overlong = training.overlong_message("training")
@@ -77,17 +90,24 @@ def train_run(config: RunConfig) -> Path:
     roles = RUNTIMES.get("inprocess")().start(config, batches, tokenizer)
     rewards = RewardState(plan.step.reward.kl)
     first_step = checkpoints.restore(roles.policy, loader, trackers.message, roles.critic, rewards) + 1
-    changes = folder.begin(first_step=first_step, total_steps=plan.total_steps, device=roles.device)
+    changes = folder.begin(
+        first_step=first_step,
+        total_steps=plan.total_steps,
+        device=roles.device,
+        passed_over=checkpoints.passed_over,
+    )
+    scorer.keep_in(folder.path)
     trackers.begin(config, plan.total_steps, first_step)
     if first_step > plan.total_steps:
         done = f"step {first_step - 1} is done and {plan.total_steps} are asked for"
         trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to go on")
     elif first_step > 1:
         trackers.message(f"going on after step {first_step - 1}")
-    for text in [*(f"changed since this run was started: {change}" for change in changes), *overlong, *roles.notes]:
+    told = [f"changed since this run was started: {change}" for change in changes]
+    for text in [*notes, *told, *overlong, *roles.notes]:
         trackers.message(text)
     try:
-        with StopSignal() as stop:
+        with StopSignal(config.run.grace_s) as stop:
             rl_sync.run(
                 roles,
                 scorer,
@@ -107,6 +127,13 @@ def train_run(config: RunConfig) -> Path:
     except RunStopped as error:
         folder.end("stopped")
         raise RunStopped(f"{error}\nLast good checkpoint: {checkpoints.newest_name() or 'none was saved'}") from error
+    except GraceOver:
+        folder.end("interrupted")
+        last_good = checkpoints.newest_name()
+        raise RunInterrupted(
+            f"stopped after the {config.run.grace_s:g} s of run.grace_s, in the middle of a step, which is done again when "
+            f"the run is started again. Last good checkpoint: {last_good or 'none was saved'}"
+        ) from None
     except KeyboardInterrupt:
         folder.end("interrupted")
         last_good = checkpoints.newest_name() or "none was saved"
@@ -185,11 +212,15 @@ def check_critic_fits(config: RunConfig, tokenizer: PreTrainedTokenizerBase, tra
 def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]) -> rl_sync.RunPlan:
     """What the loop is told, from the configuration."""
     assert batches.total_steps is not None and batches.steps_per_epoch is not None
+    correction = config.loss.rollout_correction
     loss = LossPlan(
         name=config.loss.name,
         parameters=chosen_parameters(POLICY_LOSSES.get(config.loss.name), config.loss),
         aggregation=config.loss.aggregation,
+        norm_tokens=config.loss.norm_tokens or config.rollout.max_response_tokens,
         temperature=config.rollout.temperature,
+        use_rollout_logprobs=correction.use_rollout_logprobs,
+        sft_coef=config.loss.sft_coef,
         entropy_coef=config.loss.entropy_coef,
         kl_coef=config.loss.kl_coef,
         kl_estimator=config.loss.kl_estimator,
@@ -211,7 +242,14 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             loss=loss,
             epochs=batches.epochs_per_step,
             sequences_per_update=batches.sequences_per_update,
-            on_policy=batches.on_policy and not config.reward.kl.coef,  # that KL needs old log-probs before the update
+            on_policy=(batches.on_policy or correction.use_rollout_logprobs) and not needs_old_logprobs(config),
+            correction=RolloutCorrectionPlan(
+                weights=correction.weights,
+                weight_high=correction.weight_high,
+                weight_low=correction.weight_low,
+                normalize=correction.normalize,
+                rules=rejection_rules(correction.reject, correction.reject_bounds),
+            ),
         ),
         max_invalid_share=config.reward.max_invalid_share,
         critic_update=critic_update_plan(config, batches.critic) if batches.critic else None,
@@ -235,6 +273,17 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
     )
 
 
+def retention(config: RunConfig) -> Retention:
+    rules = config.checkpoint
+    return Retention(
+        last=rules.keep_last,
+        best=rules.keep_best,
+        metric=rules.best_metric,
+        mode=rules.best_mode,
+        every=rules.keep_every,
+    )
+
+
 def reward_plan(config: RunConfig) -> RewardPlan:
     reward = config.reward
     return RewardPlan(
@@ -252,7 +301,11 @@ def reward_plan(config: RunConfig) -> RewardPlan:
 
 def critic_update_plan(config: RunConfig, batches: CriticBatchPlan) -> CriticUpdatePlan:
     return CriticUpdatePlan(
-        loss=ValueLossPlan(value_clip=config.critic.value_clip, aggregation=config.critic.aggregation),
+        loss=ValueLossPlan(
+            value_clip=config.critic.value_clip,
+            aggregation=config.critic.aggregation,
+            norm_tokens=config.loss.norm_tokens or config.rollout.max_response_tokens,
+        ),
         epochs=batches.epochs_per_step,
         sequences_per_update=batches.sequences_per_update,
     )

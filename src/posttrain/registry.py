@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 # The package extra that brings a third-party library, by the library's import name.
 EXTRAS = {
+    "httpx2": "http",
     "langdetect": "ifeval",
     "math_verify": "math",
     "reasoning_gym": "tasks",

@@ -54,7 +54,7 @@ def run(case: Any, name: str, given: dict[str, Any], valid: Tensor) -> Any:
             term: torch.tensor(scores, dtype=dtype) for term, scores in case.inputs["components"].items()
         }
         weights = case.params["weights"] or [1.0] * len(case.inputs["components"])
-        given = given | {"term_weights": dict(zip(case.inputs["components"], weights, strict=True))}
+        given = given | {"terms": list(case.inputs["components"]), "term_weights": weights}
     renamed = {"values": "values", "reward_baselines": "greedy_rewards", "old_log_probs": "old_logprobs"}
     for theirs, ours in (renamed | {"sum_pi_squared": "sum_pi_squared"}).items():
         if theirs in case.inputs:

@@ -12,7 +12,8 @@ from posttrain.algos.aggregation import aggregate
 from posttrain.algos.kl import token_kl
 from posttrain.algos.kl_control import next_kl_coef
 from posttrain.algos.kl_reward import penalize_kl
-from posttrain.records.batches import LossCounts
+from posttrain.data.packing import pack
+from posttrain.records.batches import LossCounts, SequenceBatch
 
 ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
@@ -104,6 +105,28 @@ def test_logprobs_and_entropy(case: Any) -> None:
     case.check(logprobs.sum_pi_squared(scores).view(shape), case.outputs["sum_pi_squared"])
     for name, total in (("grad_sum_logprobs", drawn.sum()), ("grad_sum_entropy", entropy.sum())):
         case.check(torch.autograd.grad(total, leaf, retain_graph=True)[0], case.outputs[name])
+
+
+@pytest.mark.golden("logprobs_entropy.json", "response_shift")
+def test_a_response_token_is_predicted_one_position_earlier(case: Any) -> None:
+    """Which of a sequence's logits belong to which response token is decided where rows are packed."""
+    tokens, response = torch.tensor(case.inputs["input_ids"]), case.params["response_length"]
+    rows, length = tokens.shape
+    batch = SequenceBatch(
+        tokens=tokens,
+        prompt_lengths=torch.full((rows,), length - response),
+        response_mask=torch.ones(rows, response, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(rows, response),
+        rewards=torch.zeros(rows),
+        valid=torch.ones(rows, dtype=torch.bool),
+        group_index=torch.arange(rows),
+        sample_ids=tuple(map(str, range(rows))),
+    )
+    packed = pack(batch)
+    scores = logprobs.log_probabilities(
+        case.tensor("logits").flatten(0, 1)[packed.predicting], case.params["temperature"]
+    )
+    case.check(packed.unpack(logprobs.token_logprobs(scores, packed.targets)), case.outputs["response_logprobs"])
 
 
 @pytest.mark.golden("lr_schedules.json")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algos.aggregation import aggregate
+from posttrain.algos.objective import weights_of
 from posttrain.algos.value_loss import value_loss
 from posttrain.records.batches import LossCounts
 from posttrain.registry import POLICY_LOSSES
@@ -19,6 +20,7 @@ AGGREGATIONS = {
     "token-sum": "token_sum",
     "seq-mean-token-sum": "sequence_mean_token_sum",
     "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",  # by the padded width, where nothing else is given
     "own": "sequence_mean_token_mean",  # geo_mean's
 }
 
@@ -41,6 +43,7 @@ def verl_numbers(params: dict[str, Any]) -> dict[str, Any]:
         "covariance_high": params.get("clip_cov_ub"),
         "covariance_kl_coef": params.get("ppo_kl_coef"),
         "dro_beta": params.get("dro_beta"),
+        "drop_clipped": False,
     }
 
 
@@ -51,9 +54,11 @@ def run(
     loss = POLICY_LOSSES.get(name)
     numbers = numbers | {"mini_batch_tokens": int(case.mask().sum())}
     keywords = [p.name for p in inspect.signature(loss).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    policy = case.tensor("policy_logprobs", dtype).requires_grad_()
-    old, advantages = case.tensor(old_logprobs, dtype), case.tensor("advantages", dtype)
-    token_loss, report = loss(policy, old, advantages, case.mask(), **{key: numbers[key] for key in keywords})
+    tensors = {name: case.tensor(name, dtype) for name in ("policy_logprobs", "advantages")} | {"mask": case.mask()}
+    tensors["old_logprobs"] = tensors["rollout_logprobs"] = case.tensor(old_logprobs, dtype)
+    policy = tensors["policy_logprobs"].requires_grad_()
+    arguments = [tensors[name] for name in POLICY_LOSSES.inputs(name)]
+    token_loss, report = loss(*arguments, **{key: numbers[key] for key in keywords})
     return policy, token_loss, report
 
 
@@ -65,18 +70,13 @@ def test_verl_policy_losses(case: Any, dtype: torch.dtype) -> None:
     policy, token_loss, report = run(case, name, verl_numbers(case.params), dtype)
     assert (token_loss[~mask] == 0).all()
     if "rollout_is_weights" in case.inputs:  # they multiply the token loss; geo_mean's row by their geometric mean
-        weights = torch.where(mask, case.tensor("rollout_is_weights", dtype), 1.0)
-        if mode == "geo_mean":
-            weights = (weights.log().sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)).exp()
-        token_loss = token_loss * weights
+        token_loss = token_loss * weights_of(name, case.tensor("rollout_is_weights", dtype), mask)
     accepted = [case.outputs, *case.content.get("also_accept", [])]
     extreme = "extreme" in case["name"]
 
     def agrees(outputs: dict[str, Any]) -> bool:
         for theirs, expected in outputs["loss"].items():
-            if theirs == "seq-mean-token-sum-norm":  # divides by the padded width once more; not offered
-                continue
-            loss = aggregate(token_loss, mask, AGGREGATIONS[theirs], counts_of(mask))
+            loss = aggregate(token_loss, mask, AGGREGATIONS[theirs], counts_of(mask), norm_tokens=mask.shape[1])
             if not case.matches(loss, expected, relative_to_largest=extreme):
                 return False
             if theirs in outputs["grad"]:
@@ -109,25 +109,42 @@ def skyrl_numbers(params: dict[str, Any]) -> dict[str, Any]:
         "covariance_low": covariance.get("clip_cov_lb"),
         "covariance_high": covariance.get("clip_cov_ub"),
         "covariance_kl_coef": covariance.get("ppo_kl_coef"),
+        "drop_clipped": False,
     }
 
 
-@pytest.mark.golden(
-    "policy_losses_skyrl.json", "regular", "dual_clip", "gspo", "sapo", "cispo", "clip_cov", "kl_cov", "dppo"
-)
+SKYRL_AGGREGATIONS = {
+    "token_mean": "token_mean",
+    "sequence_mean": "sequence_mean_token_mean",
+    "seq_mean_token_sum_norm": "sequence_mean_token_sum_norm",
+    "prompt_mean": "prompt_mean",
+    "sum": "token_sum",
+}
+
+
+@pytest.mark.golden("policy_losses_skyrl.json")
 def test_skyrl_policy_losses(case: Any) -> None:
     mode, mask = case.params["mode"], case.mask()
     name = {"regular": "ppo_clip", "dual_clip": "ppo_clip", "dppo": "dppo_tv"}.get(mode, mode)
-    # SkyRL's dppo measures the move from the sampler's log-probs
-    old = "rollout_logprobs" if mode == "dppo" else "old_logprobs"
+    # these measure the move from the sampler's log-probs
+    old = "rollout_logprobs" if mode in ("dppo", "rollout_is") else "old_logprobs"
     policy, token_loss, _ = run(case, name, skyrl_numbers(case.params), torch.float64, old)
-    counts = LossCounts(tokens=int(mask.sum()), sequences=len(mask))  # SkyRL counts empty rows too
-    loss = aggregate(token_loss, mask, "token_mean", counts)
+    bounds = case.params["prompt_boundaries"]
+    groups = torch.tensor([prompt for prompt, (start, end) in enumerate(bounds) for _ in range(start, end)])
+    counts = LossCounts(  # SkyRL counts empty rows too
+        tokens=int(mask.sum()),
+        sequences=len(mask),
+        prompt_tokens={prompt: int(mask[start:end].sum()) for prompt, (start, end) in enumerate(bounds)},
+    )
+    losses = {
+        theirs: aggregate(token_loss, mask, ours, counts, norm_tokens=case.params["max_seq_len"], group_index=groups)
+        for theirs, ours in SKYRL_AGGREGATIONS.items()
+    }
     if mode != "dppo":  # SkyRL's is -A r, ours -A sg(r) log pi: the same gradient, another value
-        case.check(loss, case.outputs["loss"]["token_mean"])
-        by_row = aggregate(token_loss, mask, "sequence_mean_token_mean", counts)
-        case.check(by_row, case.outputs["loss"]["sequence_mean"])
-    (gradient,) = torch.autograd.grad(loss, policy)
+        for theirs, expected in case.outputs["loss"].items():
+            if theirs != "token_mean_legacy":  # depends on the micro-batch size; not offered
+                case.check(losses[theirs], expected)
+    (gradient,) = torch.autograd.grad(losses["sum" if mode == "importance_sampling" else "token_mean"], policy)
     case.check(gradient, case.outputs["grad"])
 
 
@@ -136,16 +153,15 @@ def test_aggregation(case: Any) -> None:
     values, mask = case.tensor("token_loss"), case.mask()
     counts = counts_of(mask)
     for theirs, expected in case.outputs["loss"].items():
-        if theirs not in AGGREGATIONS:
-            continue
-        case.check(aggregate(values, mask, AGGREGATIONS[theirs], counts), expected)
+        how = {"mode": AGGREGATIONS[theirs], "counts": counts, "norm_tokens": mask.shape[1]}
+        case.check(aggregate(values, mask, **how), expected)
         for split, wanted, factor in (
             (case.params.get("split"), case.outputs.get("micro_loss"), 1),
             # verl averages over ranks, so a rank's share is dp_size times ours
             (case.params.get("ranks"), case.outputs.get("rank_loss"), case.params.get("dp_size")),
         ):
             if split is not None:
-                shares = [aggregate(values[rows], mask[rows], AGGREGATIONS[theirs], counts) * factor for rows in split]
+                shares = [aggregate(values[rows], mask[rows], **how) * factor for rows in split]
                 case.check(torch.stack(shares), wanted[theirs])
 
 
@@ -156,9 +172,7 @@ def test_verl_value_loss(case: Any) -> None:
         values, case.tensor("old_values"), case.tensor("returns"), mask, value_clip=case.params["clip"]
     )
     for theirs, expected in case.outputs["loss"].items():
-        if theirs not in AGGREGATIONS:
-            continue
-        loss = aggregate(token_loss, mask, AGGREGATIONS[theirs], counts_of(mask))
+        loss = aggregate(token_loss, mask, AGGREGATIONS[theirs], counts_of(mask), norm_tokens=mask.shape[1])
         case.check(loss, expected)
         if theirs in case.outputs["grad"]:
             case.check(torch.autograd.grad(loss, values, retain_graph=True)[0], case.outputs["grad"][theirs])

@@ -249,7 +249,7 @@ def test_stop_while_groups_are_looked_for_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(rl_sync, "collect", interrupted)
         patch.setattr(rl_sync.Selection, "_passes", lambda self, group: len(batches) < 3 and passes(self, group))
-        with pytest.raises(RunInterrupted, match=r"stopped by SIGTERM while step 3 was looking for groups") as raised:
+        with pytest.raises(RunInterrupted, match=r"stopped by SIGTERM in step 3") as raised:
             train_run(
                 make("run", group_filter={"strategy": "refill", "above_std": None}, checkpoint={"every_steps": None})
             )

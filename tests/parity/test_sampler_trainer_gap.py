@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,8 +36,8 @@ SAMPLING = SamplingParams(samples_per_prompt=4, max_response_tokens=24, seed=5)
 class Arbitrary:
     """A reward that differs within a group."""
 
-    def score(self, group: TrajectoryGroup) -> tuple[Outcome, ...]:
-        return tuple(Reward(float(sum(trajectory.token_ids) % 7)) for trajectory in group.trajectories)
+    def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
+        return [tuple(Reward(float(sum(each.token_ids) % 7)) for each in group.trajectories) for group in groups]
 
 
 def make_roles(folder: Path, dtype: torch.dtype = torch.float32) -> Roles:

@@ -16,9 +16,20 @@ from torch import Tensor
 from posttrain.registry import ADVANTAGES
 
 NAMES = ADVANTAGES.names()
-PER_ROW = ("valid", "group_index", "rewards", "greedy_rewards")
+PER_ROW = (
+    "valid",
+    "group_index",
+    "trajectory_index",
+    "step_index",
+    "state_index",
+    "rewards",
+    "greedy_rewards",
+    "step_rewards",
+    "episode_rewards",
+)
+REWARDS = PER_ROW[5:]
 PER_TOKEN = ("response_mask", "token_rewards", "values", "old_logprobs", "sum_pi_squared")
-GIVEN = {"gamma": 0.9, "gae_lambda": 0.8}
+GIVEN = {"gamma": 0.9, "gae_lambda": 0.8, "step_gamma": 0.7, "step_weight": 0.5}
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,11 @@ def batches(draw: st.DrawFn) -> Inputs:
             "group_index": torch.randint(0, 3, (rows,), generator=generator),
             "rewards": draw(st.sampled_from([random(rows), random(rows).sign(), torch.ones(rows).double()])),
             "greedy_rewards": random(rows),
+            "trajectory_index": torch.randint(0, 3, (rows,), generator=generator),
+            "step_index": torch.randperm(rows, generator=generator),
+            "state_index": torch.randint(0, 2, (rows,), generator=generator),
+            "step_rewards": random(rows),
+            "episode_rewards": random(rows),
             "response_mask": mask,
             "token_rewards": torch.where(mask, random(rows, width), 0.0),
             "values": random(rows, width),
@@ -61,7 +77,10 @@ def estimate(name: str, inputs: Inputs, **given: Any) -> Tensor:
     """Advantages [B, T]; with a critic, [B, 2T]: the returns beside them."""
     estimator = ADVANTAGES.get(name)
     available: dict[str, Any] = inputs.tensors | {
-        "reward_terms": {"first": inputs.tensors["rewards"], "second": inputs.tensors["greedy_rewards"]}
+        "reward_terms": {
+            "first": inputs.tensors["rewards"],
+            "second": inputs.tensors["greedy_rewards"],
+        }
     }
     parameters = inspect.signature(estimator).parameters
     needed = [available[p.name] for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -83,7 +102,7 @@ def test_garbage_behind_the_mask_changes_nothing(name: str, inputs: Inputs, garb
     kept = inputs.tensors["response_mask"] & inputs.tensors["valid"][:, None]
     per_token = [name for name in PER_TOKEN if name != "response_mask"]
     dirty = {key: torch.where(kept, inputs.tensors[key], garbage) for key in per_token}
-    dirty |= {key: torch.where(inputs.tensors["valid"], inputs.tensors[key], garbage) for key in PER_ROW[2:]}
+    dirty |= {key: torch.where(inputs.tensors["valid"], inputs.tensors[key], garbage) for key in REWARDS}
     result = estimate(name, inputs.with_(**dirty))
     assert torch.equal(result, clean)
     assert (result[~kept.repeat(1, result.shape[1] // kept.shape[1])] == 0).all()
@@ -128,3 +147,35 @@ def test_an_invalid_row_is_as_good_as_absent(name: str, inputs: Inputs, lone: bo
     valid = inputs.tensors["valid"]
     without = estimate(name, inputs.rows(valid), lone_sample_keeps_reward=lone)
     same(estimate(name, inputs, lone_sample_keeps_reward=lone)[valid], without)
+
+
+# What equal rewards are worth where an estimator compares responses with each other. The others have no such comparison: for
+# them a reward is worth something, whoever else got it.
+COMPARING = tuple(
+    name for name in NAMES if "group_index" in ADVANTAGES.inputs(name) and "old_logprobs" not in ADVANTAGES.inputs(name)
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", COMPARING)
+@settings(max_examples=15)
+@given(inputs=batches(), reward=st.sampled_from([0.7, 0.1, -1 / 3, 1e4]))
+def test_equal_rewards_are_worth_exactly_nothing(name: str, inputs: Inputs, reward: float, dtype: torch.dtype) -> None:
+    equal = torch.full(inputs.tensors["rewards"].shape, reward, dtype=dtype)
+    # one step per trajectory, so that returns are rewards
+    alone = {"trajectory_index": torch.arange(len(equal)), "step_index": torch.zeros(len(equal), dtype=torch.int64)}
+    result = estimate(name, inputs.with_(**dict.fromkeys(REWARDS, equal), **alone))
+    assert (result == 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_valid_response_there_is_nothing_and_no_nan(name: str) -> None:
+    garbage = torch.full((4,), math.nan)
+    rows = torch.zeros(4, dtype=torch.int64)
+    inputs = Inputs(
+        dict.fromkeys(PER_ROW[1:5], rows)
+        | dict.fromkeys(REWARDS, garbage)
+        | dict.fromkeys(PER_TOKEN, torch.full((4, 3), math.nan))
+        | {"valid": torch.zeros(4).bool(), "response_mask": torch.ones(4, 3).bool()}
+    )
+    assert (estimate(name, inputs) == 0).all()

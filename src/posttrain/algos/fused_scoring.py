@@ -59,7 +59,8 @@ def score_tokens(
 
     Args: hidden [N, H]; targets [N] int64; temperature > 0; reference: hidden states [N, H'] and head of another model over
         the same vocabulary, which get no gradient.
-    Returns: float32 scores (float64 for float64 inputs); NaN where the hidden state is not finite.
+    Returns: float32 scores (float64 for float64 inputs); NaN where the hidden state is not finite, and the
+        log-prob of a token that is not in the vocabulary.
     Raises: ShapeError when the vocabularies differ.
     """
     if reference is not None and reference[1].weight.shape[0] != head.weight.shape[0]:
@@ -120,7 +121,7 @@ class _ScoreTokens(torch.autograd.Function):
         top, total, product, square, ref_top, ref_total, difference = torch.empty(
             (7, tiles, rows), dtype=dtype, device=hidden.device
         )
-        chosen = torch.empty(rows, dtype=dtype, device=hidden.device)
+        chosen = torch.full((rows,), torch.nan, dtype=dtype, device=hidden.device)
         for number in range(tiles):
             x = _tile(hidden, head, temperature, number)
             places, here = _places(targets, number, x)

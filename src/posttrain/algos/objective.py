@@ -9,9 +9,12 @@ from torch import Tensor
 
 from posttrain.algos.aggregation import aggregate
 from posttrain.algos.kl import token_kl
+from posttrain.algos.ratio import row_mean
 from posttrain.records.batches import LossCounts, TrainBatch
 from posttrain.records.plans import LossPlan
 from posttrain.registry import POLICY_LOSSES
+
+RESPONSE_LOSSES = ("geo_mean",)  # one loss for the whole response, so it has one importance weight too
 
 
 def policy_objective(
@@ -22,37 +25,81 @@ def policy_objective(
     counts: LossCounts,
     full_kl: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference), each aggregated by ``counts``.
+    """policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference) + sft_coef * SFT, each aggregated by ``counts``.
 
     Without old log-probs (one update per step) the policy's own, detached, take their place: the ratio is 1 and its
-    gradient is that of the log-prob. A loss with a parameter mini_batch_tokens is told how many loss tokens there are.
+    gradient is that of the log-prob. A loss names the tensors it needs by its positional parameters, among those below; one
+    with a parameter mini_batch_tokens is told how many loss tokens there are. Importance weights multiply the policy loss
+    after its clipping. SFT is -score x log pi on the responses whose score is above 0.
 
     Args: policy_logprobs and entropy [B, T] nats, carrying grad; batch: the same B rows; full_kl [B, T] nats, carrying
         grad: the KL over the whole vocabulary, which kl_estimator "full" asks for.
     Returns: scalar loss (this part's share of the mini-batch's), and sums over loss tokens by metric name.
     """
-    mask = batch.loss_mask
-    old_logprobs = batch.sequences.old_logprobs
-    if old_logprobs is None:
-        old_logprobs = policy_logprobs.detach()
-    policy_loss = POLICY_LOSSES.get(plan.name)
-    parameters = dict(plan.parameters)
-    if "mini_batch_tokens" in inspect.signature(policy_loss).parameters:
-        parameters["mini_batch_tokens"] = counts.tokens
-    token_loss, report = policy_loss(policy_logprobs, old_logprobs, batch.advantages, mask, **parameters)
-    loss = aggregate(token_loss, mask, plan.aggregation, counts)
+    mask, sequences = batch.loss_mask, batch.sequences
+
+    def aggregated(values: Tensor) -> Tensor:
+        return aggregate(
+            values,
+            mask,
+            plan.aggregation,
+            counts,
+            norm_tokens=plan.norm_tokens,
+            group_index=sequences.group_index,
+        )
+
+    scores = sequences.rewards if sequences.scores is None else sequences.scores
+    token_loss, report = _policy_loss(policy_logprobs, scores, batch, plan, counts)
     report = {f"policy/{name}": values for name, values in report.items()}
+    if sequences.importance_weights is not None:
+        token_loss = token_loss * weights_of(plan.name, sequences.importance_weights, mask)
+    loss = aggregated(token_loss)
     report["policy/entropy"] = entropy
     if plan.entropy_coef:
-        loss = loss - plan.entropy_coef * aggregate(entropy, mask, plan.aggregation, counts)
+        loss = loss - plan.entropy_coef * aggregated(entropy)
+    if plan.sft_coef:
+        imitated = mask & (scores > 0)[:, None]
+        sft = torch.where(imitated, -scores[:, None] * torch.where(imitated, policy_logprobs, 0.0), 0.0)
+        loss = loss + plan.sft_coef * aggregated(sft)
+        report["policy/sft_loss"] = sft
     if plan.kl_coef:
         if plan.kl_estimator == "full":
             assert full_kl is not None, "kl_estimator full without a reference model"
             kl = torch.where(mask, full_kl, 0.0)
         else:
-            assert batch.sequences.ref_logprobs is not None, "a KL coefficient without reference log-probs"
-            kl = token_kl(plan.kl_estimator, policy_logprobs, batch.sequences.ref_logprobs, mask)
-        loss = loss + plan.kl_coef * aggregate(kl, mask, plan.aggregation, counts)
+            assert sequences.ref_logprobs is not None, "a KL coefficient without reference log-probs"
+            kl = token_kl(plan.kl_estimator, policy_logprobs, sequences.ref_logprobs, mask)
+        loss = loss + plan.kl_coef * aggregated(kl)
         report["reference/kl"] = kl
     sums = {name: float(torch.where(mask, values.detach(), 0.0).sum()) for name, values in report.items()}
     return loss, sums
+
+
+def _policy_loss(
+    policy_logprobs: Tensor, scores: Tensor, batch: TrainBatch, plan: LossPlan, counts: LossCounts
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The chosen loss per token [B, T], and its report."""
+    rollout_logprobs = batch.sequences.rollout_logprobs
+    old_logprobs = rollout_logprobs if plan.use_rollout_logprobs else batch.sequences.old_logprobs
+    available = {
+        "policy_logprobs": policy_logprobs,
+        "old_logprobs": policy_logprobs.detach() if old_logprobs is None else old_logprobs,
+        "rollout_logprobs": rollout_logprobs,
+        "advantages": batch.advantages,
+        "mask": batch.loss_mask,
+        "scores": scores,
+    }
+    policy_loss = POLICY_LOSSES.get(plan.name)
+    wanted = inspect.signature(policy_loss).parameters
+    needed = [name for name, parameter in wanted.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    parameters = dict(plan.parameters)
+    if "mini_batch_tokens" in wanted:
+        parameters["mini_batch_tokens"] = counts.tokens
+    token_loss, report = policy_loss(*(available[name] for name in needed), **parameters)
+    return token_loss, report
+
+
+def weights_of(loss: str, weights: Tensor, mask: Tensor) -> Tensor:
+    """The importance weights [B, T]; for a loss of whole responses the geometric mean over the response's loss tokens (0 when
+    one of them is 0)."""
+    return row_mean(weights.log(), mask).exp() if loss in RESPONSE_LOSSES else weights

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -60,3 +63,16 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float |
     if not whole > 0 or (returns[mask] == returns[mask][0]).all():
         return None
     return 1 - (masked_variance(returns.double() - values.double(), mask) / whole).item()
+
+
+def reduced_by_name(metrics: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Several measurements of every metric as one: the largest where the name says max, the smallest where it says min, the
+    mean of the others.
+
+    Args: at least one measurement each.
+    """
+    reduced = {}
+    for name, values in metrics.items():
+        words = re.split(r"[/_@]", name)
+        reduced[name] = max(values) if "max" in words else min(values) if "min" in words else sum(values) / len(values)
+    return reduced

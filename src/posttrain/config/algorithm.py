@@ -15,6 +15,7 @@ Aggregation = Literal[
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",
     "sequence_mean_token_sum_norm",
+    "prompt_mean",
 ]
 
 
@@ -22,19 +23,31 @@ class AdvantageConfig(Section):
     name: str = "grpo"
     """Advantage estimator."""
     normalize_by_std: bool = True
-    """grpo, grpo_passk: divide by the group's standard deviation (GRPO); false does not (Dr. GRPO)."""
+    """grpo, grpo_passk, gigpo: divide by the group's standard deviation (GRPO); false does not (Dr. GRPO)."""
     lone_sample_keeps_reward: bool = False
     """Estimators that compare a prompt's responses: a response that is alone in its group gets its reward; false gives 0."""
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
-    """gae, reinforce_plus_plus: discount per sampled token."""
+    """gae, reinforce, reinforce_plus_plus: discount per sampled token; agentic_reinforce: per turn."""
     gae_lambda: float = Field(default=1.0, ge=0.0, le=1.0)
     """gae: 1 trusts the returns, 0 the critic."""
+    estimator_whitens: bool = True
+    """gae: bring the advantages to mean 0 and variance 1 as part of the estimator; false leaves that to whiten."""
     whiten_rewards: bool = False
     """Bring the step's token rewards to mean 0 and variance 1 before the estimator sees them."""
     whiten: bool = False
     """Bring the step's advantages to mean 0 and variance 1 over all loss tokens (estimators that do so anyway: no change)."""
     clip: float | None = Field(default=None, gt=0.0)
     """Advantages are cut to plus or minus this, after whitening; null does not cut."""
+    terms: list[str] = []
+    """gdpo: names of the reward terms that are compared; empty means all."""
+    term_weights: list[float] = []
+    """gdpo: weight of each of these terms; empty means 1 each."""
+    step_gamma: float = Field(default=0.95, ge=0.0, le=1.0)
+    """gigpo, step_reinforce: discount per step of the environment."""
+    episode_weight: float = 1.0
+    """gigpo: weight of the comparison of whole trajectories."""
+    step_weight: float = 1.0
+    """gigpo: weight of the comparison of steps from the same state."""
 
 
 class RolloutCorrectionConfig(Section):
@@ -54,7 +67,8 @@ class RolloutCorrectionConfig(Section):
     reject_bounds: list[str] = []
     """One bound for all rules or one for each: an upper bound, or for k1 lower_upper, such as 0.5_2."""
     use_rollout_logprobs: bool = False
-    """Take the sampler's log-probs as the old ones: no forward pass for them, and the ratio corrects the gap itself."""
+    """Take the sampler's log-probs as the old ones: the ratio corrects the gap itself, and without weights or rules there is
+    no forward pass for old log-probs."""
 
 
 class LossConfig(Section):
@@ -84,6 +98,12 @@ class LossConfig(Section):
     """dppo_tv, dppo_kl: the ratio that weighs a token is at most this."""
     dro_beta: float | None = Field(default=None, gt=0.0)
     """dro: weight of the quadratic pull back to the old policy; must be given."""
+    drop_clipped: bool = False
+    """cispo: tokens whose ratio is beyond the clip in the direction of their advantage leave the loss."""
+    positive_weight: float = Field(default=1.0, ge=0.0)
+    """topr: weight of tokens of responses with a score above 0."""
+    negative_weight: float = Field(default=1.0, ge=0.0)
+    """topr: weight of tokens of the other responses."""
     aggregation: Aggregation = "token_mean"
     """How token losses become one number, over the whole mini-batch."""
     norm_tokens: int | None = Field(default=None, ge=1)
@@ -91,6 +111,8 @@ class LossConfig(Section):
     rollout.max_response_tokens."""
     mask_truncated: bool = False
     """Leave responses that were cut at max_response_tokens out of the loss; their rewards still count in the baseline."""
+    sft_coef: float = Field(default=0.0, ge=0.0)
+    """Weight of a supervised term besides the loss: -score x log pi on the responses with a score above 0."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the entropy bonus."""
     kl_coef: float = Field(default=0.0, ge=0.0)

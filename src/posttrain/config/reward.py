@@ -21,6 +21,9 @@ class RewardTerm(Section):
     """Factor of this term in the sum that is the reward."""
     options: dict[str, Any] = {}
     """Keyword arguments for the reward."""
+    batched: bool = False
+    """Your function is called once for all responses of a step, with lists: data_sources, solution_strs, ground_truths,
+    extra_infos; it returns a list."""
     data_sources: list[str] = []
     """The term counts for prompts of these data sources only; empty means all."""
 
@@ -63,8 +66,19 @@ class RewardConfig(Section):
     """Reward terms; a response's reward is their weighted sum."""
     model: RewardModelConfig | None = None
     """A reward model, whose score is added to the terms; null has none."""
+    workers: int | None = Field(default=None, ge=1)
+    """Processes that score; null means one per core, at most 4."""
+    timeout_s: float = Field(default=10.0, gt=0.0)
+    """Time that scoring one response may take (one call, where a term is batched), and CPU time of all its processes. A
+    response that takes longer is without a reward."""
+    memory_gib: float = Field(default=2.0, gt=0.0)
+    """Memory that scoring one response may take, beyond what the loaded functions hold."""
     max_invalid_share: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of responses in one step that may be without a valid reward before the run stops."""
+    allow_unboxed_code: bool = False
+    """Run model-written code also where this machine cannot box it in: it can then read and write this user's files, use the
+    network and signal this user's processes; only limits of time, memory and output hold. Has no effect where a box can be
+    made. Without it such a run is refused."""
     overlong_buffer_tokens: int | None = Field(default=None, ge=1)
     """Responses that reach into the last so many of max_response_tokens lose reward, linearly; null has no such rule."""
     overlong_penalty: float = Field(default=1.0, ge=0.0)

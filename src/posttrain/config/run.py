@@ -22,5 +22,10 @@ class RunSection(Section):
     """Passes over the training data, used when total_steps is null."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the newest checkpoint in the run folder; never: refuse a folder that already holds a run."""
+    resume_path: str | None = None
+    """A global_step_N folder, or a run folder (its newest checkpoint), to go on from; null means the run's own folder.
+    Started again, the run goes on from what it has saved since."""
     max_skipped_steps: int = Field(default=3, ge=1)
     """Consecutive steps without a usable update (nothing finite, or no valid reward) after which the run stops itself."""
+    grace_s: float = Field(default=60.0, gt=0.0)
+    """Seconds a run has to stop after a signal: what does not end in time is left and done again when the run is resumed."""

@@ -9,6 +9,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 
 OnTokens = Callable[[int], None]  # called now and then with the number of tokens sampled since the last call
+OnGroup = Callable[[TrajectoryGroup], None]  # called with each group when all its responses have ended
 
 
 class RolloutEngine(Protocol):
@@ -22,7 +23,12 @@ class RolloutEngine(Protocol):
         ...
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, on_tokens: OnTokens | None = None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        on_tokens: OnTokens | None = None,
+        on_group: OnGroup | None = None,
     ) -> list[TrajectoryGroup]:
-        """One group per prompt, in the order given."""
+        """One group per prompt, in the order given. ``on_group`` gets the same groups, in the order in which they are done,
+        while others are still being sampled where the engine can."""
         ...

@@ -14,7 +14,7 @@ class Tracker(Protocol):
     def begin(self, config: RunConfig, total_steps: int, first_step: int) -> None: ...
 
     def phase(self, name: str, step: int, total: int | None = None) -> None:
-        """A phase of a step begins (rollout, reward, logprobs, values, critic_update, update, weight_sync, validation,
+        """A phase of a step begins (rollout, reward, baseline, logprobs, values, critic_update, update, weight_sync, validation,
         checkpoint), with ``total`` units of work, when known."""
         ...
 

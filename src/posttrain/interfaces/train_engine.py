@@ -19,6 +19,11 @@ class ScoringEngine(Protocol):
         """Log-probs of the response tokens, [B, T] float32 nats, 0 where response_mask is False. No gradient."""
         ...
 
+    def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        """Sum of the squared probabilities of the whole vocabulary at every response token, [B, T] float32 in (0, 1], 0 where
+        response_mask is False. No gradient."""
+        ...
+
 
 class OptimizedEngine(Protocol):
     """A model with an optimizer, whatever it learns."""
@@ -34,6 +39,10 @@ class OptimizedEngine(Protocol):
 
     def zero_grad(self) -> None:
         """Drop the gradients held."""
+        ...
+
+    def saved_bytes(self) -> int:
+        """About how many bytes ``save`` will write; for a look at the disk before."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -7,22 +7,30 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from posttrain.loops.stopping import StopSignal
 from posttrain.loops.trackers import Trackers
 from posttrain.records.batches import TrainBatch
 
+UPDATES = ("critic_update", "update")  # from the first of these on, a step cannot be left as if it had not begun
+
 
 class Clock:
-    """One per step."""
+    """One per step. With ``stop``, a step that can still be left is, at a phase's beginning and while work goes on in it:
+    ``phase`` and ``advance`` raise StepAbandoned."""
 
-    def __init__(self, trackers: Trackers, step: int):
+    def __init__(self, trackers: Trackers, step: int, stop: StopSignal | None = None):
         self._trackers = trackers
         self._step = step
+        self._stop = stop
         self._start = time.perf_counter()
         self._seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[None]:
         """Time what happens inside; ``total`` is its amount of work, when known."""
+        self._leave_if_asked()
+        if name in UPDATES:
+            self._stop = None
         self._trackers.phase(name, self._step, total)
         start = time.perf_counter()
         try:
@@ -31,7 +39,12 @@ class Clock:
             self._seconds[name] += time.perf_counter() - start
 
     def advance(self, units: int) -> None:
+        self._leave_if_asked()
         self._trackers.advance(units)
+
+    def _leave_if_asked(self) -> None:
+        if self._stop:
+            self._stop.check()
 
     def metrics(self) -> dict[str, float]:
         """Seconds of each phase so far, and of the step."""

@@ -12,18 +12,19 @@ from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.clock import Clock
-from posttrain.loops.stopping import StopSignal
+from posttrain.loops.stopping import StepAbandoned, StopSignal
 from posttrain.loops.trackers import Trackers
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import AdvantagePlan, CriticUpdatePlan, GroupFilterPlan, RewardPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import SamplingParams
-from posttrain.stages.advantage import estimate_advantages
+from posttrain.stages.advantage import estimate_advantages, inputs_of
 from posttrain.stages.assemble import assemble
+from posttrain.stages.baseline import add_greedy_rewards
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.collect import collect
-from posttrain.stages.logprobs import add_logprobs
+from posttrain.stages.logprobs import add_logprobs, add_sum_pi_squared
 from posttrain.stages.measure import measure
 from posttrain.stages.samples import write_samples
 from posttrain.stages.score import TooManyInvalid, score
@@ -79,10 +80,6 @@ class RunPlan:
         )
 
 
-class StopWhileSampling(Exception):
-    """A stop was asked for while a step was still looking for groups that pass its filter."""
-
-
 def rl_step(
     roles: Roles,
     scorer: GroupScorer,
@@ -90,13 +87,21 @@ def rl_step(
     rewards: RewardState,
     plan: StepPlan,
     clock: Clock,
-    stop: StopSignal,
 ) -> tuple[Selection, TrainBatch, UpdateStats]:
     """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1)."""
-    selection = sample_groups(roles, scorer, loader, plan, clock, stop)  # G responses per prompt, and r_i for each
+    selection = sample_groups(roles, scorer, loader, plan, clock)  # G responses per prompt, and r_i for each
     batch = assemble(selection.groups, mask_truncated=plan.mask_truncated)  # pad to [batch, response_len]
+    wanted = inputs_of(plan.advantage)
+    if "greedy_rewards" in wanted:
+        prompts = [group.group.prompt for group in selection.groups]
+        with clock.phase("baseline", total=most_tokens(prompts, replace(plan.sampling, samples_per_prompt=1))):
+            batch = add_greedy_rewards(  # r of the greedy response
+                batch, roles, scorer, selection.groups, plan.sampling, plan.reward, clock.advance
+            )
     with clock.phase("logprobs"):
         batch = add_logprobs(batch, roles.policy, roles.reference, plan.update)  # log pi_old, log pi_ref
+        if "sum_pi_squared" in wanted:
+            batch = add_sum_pi_squared(batch, roles.policy, plan.update.loss.temperature)
     batch = shape_rewards(batch, plan.reward, rewards)  # r_i normalised; r_i,t less the KL
     if roles.critic:
         with clock.phase("values"):
@@ -115,23 +120,19 @@ def rl_step(
     return selection, train, stats
 
 
-def sample_groups(
-    roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan: StepPlan, clock: Clock, stop: StopSignal
-) -> Selection:
+def sample_groups(roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan: StepPlan, clock: Clock) -> Selection:
     """The groups of a step, sampled by the policy and scored; with a filter that refills, from as many batches of prompts as
     it takes (DAPO, arXiv:2503.14476, algorithm 1).
 
-    Raises: StopWhileSampling between two batches; RunStopped when the filter's limit of batches is reached.
+    Raises: RunStopped when the filter's limit of batches is reached.
     """
     selection = Selection(plan.group_filter, plan.prompts)
     while not selection.complete:
-        if selection.batches and stop.requested:
-            raise StopWhileSampling
         prompts, sampling = loader.next(), plan.sampling
         if selection.batches:  # a small dataset may bring the same prompt again: it gets other random numbers
             sampling = replace(sampling, seed=mixed_seed(sampling.seed, selection.batches))
         with clock.phase("rollout", total=most_tokens(prompts, sampling)):
-            groups = collect(roles, prompts, sampling, clock.advance)
+            groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)  # scored while others are sampled
         with clock.phase("reward"):
             scored = score(
                 groups,
@@ -162,28 +163,35 @@ def run(
     Raises: RunStopped when steps in a row bring no update; RunInterrupted after saving, when a signal asked to stop.
     """
     roles.weight_sync.publish(roles.policy, roles.rollout)
+    metrics: dict[str, float] = {}
     if first_step == 1 and plan.validate_before:
-        clock = Clock(trackers, step=0)
-        trackers.log(0, validate(roles, scorer, plan, 0, folder, clock) | clock.metrics())
-        if stop.requested:
-            raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin")
+        clock = Clock(trackers, 0, stop)
+        try:
+            metrics = validate(roles, scorer, plan, 0, folder, clock) | scorer.take_costs()
+            trackers.log(0, metrics | clock.metrics())
+        except StepAbandoned:
+            raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
     skipped_in_a_row = 0
     for step in range(first_step, plan.total_steps + 1):
-        clock = Clock(trackers, step)
+        clock = Clock(trackers, step, stop)
         last = step == plan.total_steps
-        before = loader.state()
+        before = loader.state(), rewards.state()
         try:
-            selection, train, stats = rl_step(roles, scorer, loader, rewards, plan.step_plan(step), clock, stop)
+            selection, train, stats = rl_step(roles, scorer, loader, rewards, plan.step_plan(step), clock)
         except TooManyInvalid as error:  # the samples are what shows which part of the reward is broken
             write_samples(folder / "samples" / f"step_{step}.jsonl", step, error.scored)
             raise
-        except StopWhileSampling:  # nothing of this step has happened yet but the drawing of prompts
-            loader.restore(before)
-            if step > 1 and not checkpoints.holds(step - 1):
-                checkpoints.save(step - 1, roles.policy, loader, roles.critic, rewards)
+        except StepAbandoned:  # before its first update: prompts were drawn, and rewards may have been counted
+            loader.restore(before[0])
+            rewards.restore(before[1])
+            if step == 1:
+                raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
+            if not checkpoints.holds(step - 1):
+                with stop.saving():
+                    checkpoints.save(step - 1, roles.policy, loader, roles.critic, rewards, metrics)
             raise RunInterrupted(
-                f"stopped by {stop.name} while step {step} was looking for groups that pass group_filter; what was done "
-                "before is saved, start it again to go on"
+                f"stopped by {stop.name} in step {step}, which begins anew when the run is started again; what was done "
+                f"before is saved as global_step_{step - 1}"
             ) from None
         groups = selection.groups
         metrics = measure(groups, train, stats) | clock.throughput(selection.sampled_tokens, train)
@@ -193,16 +201,19 @@ def run(
             write_samples(folder / "samples" / f"step_{step}.jsonl", step, groups, train)
         skipped_in_a_row = 0 if stats.updates else skipped_in_a_row + 1
         if skipped_in_a_row >= plan.max_skipped_steps:
+            metrics |= scorer.take_costs()
             trackers.log(step, metrics | clock.metrics())
             raise RunStopped(no_update_message(skipped_in_a_row, step, train))
         if _due(step, plan.validate_every) or (last and plan.validate_after):
             metrics |= validate(roles, scorer, plan, step, folder, clock)
+        metrics |= scorer.take_costs()
         # Logged before it is saved: a resumed run drops the lines of steps that no checkpoint holds and writes them again.
         trackers.log(step, metrics | clock.metrics())
         stopping = stop.requested  # read once: a signal may come between the save and the end of the step
         if _due(step, plan.save_every) or (last and plan.save_at_end) or stopping:
             trackers.phase("checkpoint", step)
-            saved = checkpoints.save(step, roles.policy, loader, roles.critic, rewards)
+            with stop.saving():
+                saved = checkpoints.save(step, roles.policy, loader, roles.critic, rewards, metrics)
             trackers.message(f"saved {saved}")
         if stopping and not last:
             raise RunInterrupted(f"stopped by {stop.name} after step {step}, saved as {saved}; start it again to go on")
@@ -216,7 +227,7 @@ def validate(
         return {}
     prompts, sampling = plan.validation_prompts, plan.validation_sampling
     with clock.phase("validation", total=most_tokens(prompts, sampling)):
-        groups = collect(roles, prompts, sampling, clock.advance)
+        groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)
         scored = score(groups, scorer, reward_model=roles.reward_model, model_weight=plan.step.reward.model_weight)
     write_samples(folder / "validation" / f"step_{step}.jsonl", step, scored)
     return validation_metrics(scored)

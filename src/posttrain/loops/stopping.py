@@ -1,32 +1,65 @@
-"""Stopping on request: the first signal asks, the second leaves."""
+"""Stopping on request: the first signal asks, the second leaves, and a clock watches over the time between."""
 
 from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # batch systems warn with SIGTERM or SIGUSR1
+
+
+class StepAbandoned(Exception):
+    """A stop was asked for before the first update of a step: the step is left, and done again when the run is resumed."""
+
+
+class GraceOver(BaseException):
+    """The grace time after the first signal has passed. Like KeyboardInterrupt it comes at any line, so it is no Exception,
+    which whoever is in between might catch."""
+
 
 class StopSignal:
-    """While entered, SIGINT, SIGTERM and SIGHUP (a closed terminal) set ``requested``: the run saves after its step and ends.
-    A second one ends it at once."""
+    """While entered, SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a closed terminal) set ``requested``: the run leaves its step, or
+    finishes it when the weights are being updated, saves and ends. A second one ends it at once.
 
-    def __init__(self) -> None:
+    Args: ``grace_s`` after the first signal GraceOver is raised, unless a checkpoint is being written just then.
+    """
+
+    def __init__(self, grace_s: float = 60.0) -> None:
         self.name = ""
+        self.grace_s = grace_s
+        self._saving = False
         self._before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
         return bool(self.name)
 
+    def check(self) -> None:
+        """Raises StepAbandoned when a stop was asked for. To be called where a step can still be left."""
+        if self.requested:
+            raise StepAbandoned
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """The grace time is for what happens inside, so its end does not break it off."""
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False
+
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in SIGNALS:
             self._before[number] = signal.signal(number, self._request)
+        self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._time_is_over)
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -34,6 +67,12 @@ class StopSignal:
         if self.requested:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
+        signal.setitimer(signal.ITIMER_REAL, self.grace_s)
         # Written past the progress display and its locks, which this handler may have interrupted.
+        text = f"\n{self.name}: saving and stopping, in at most {self.grace_s:g} s; again to stop at once, unsaved\n"
         with suppress(OSError):
-            os.write(2, f"\n{self.name}: saving after this step; again to stop at once, unsaved\n".encode())
+            os.write(2, text.encode())
+
+    def _time_is_over(self, number: int, frame: FrameType | None) -> None:
+        if not self._saving:
+            raise GraceOver

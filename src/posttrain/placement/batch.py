@@ -116,6 +116,13 @@ def _step_over_copies(
     return [Problem(what, fix=f"use {' or '.join(changes)}", field=field)]
 
 
+def needs_old_logprobs(config: RunConfig) -> bool:
+    """Whether something reads the trainer's log-probs of a step before its first update, however many updates it makes."""
+    correction, name = config.loss.rollout_correction, config.advantage.name
+    estimator = name in ADVANTAGES.names() and "old_logprobs" in ADVANTAGES.inputs(name)
+    return estimator or config.reward.kl.coef > 0 or correction.weights != "none" or bool(correction.reject)
+
+
 def needs_values(estimator: str) -> bool:
     """Whether an advantage estimator asks for values, so that a run with it has a critic. Unknown names ask for nothing."""
     return estimator in ADVANTAGES.names() and "values" in ADVANTAGES.inputs(estimator)

@@ -30,7 +30,11 @@ def check_run_files(config: RunConfig) -> list[Problem]:
         problems += _check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
     if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
         problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
-    problems += _check_folder(Path(config.folder))
+    problems += _check_folder(Path(config.folder), "run.folder")
+    if config.checkpoint.folder is not None:
+        problems += _check_folder(Path(config.checkpoint.folder), "checkpoint.folder")
+    if config.run.resume_path is not None and not Path(config.run.resume_path).expanduser().is_dir():
+        problems.append(Problem(f"there is no folder {config.run.resume_path}", field="run.resume_path"))
     return problems
 
 
@@ -93,13 +97,13 @@ def _check_tokenizer(folder: Path, field: str) -> Iterator[Problem]:
         yield Problem(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER_FILES)})", fix=fix, field=field)
 
 
-def _check_folder(folder: Path) -> Iterator[Problem]:
-    """Whether the run can write into its folder, or make it. Nothing is made."""
+def _check_folder(folder: Path, field: str) -> Iterator[Problem]:
+    """Whether the run can write into a folder, or make it. Nothing is made."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
-    fix = "name another run.folder"
+    fix = f"name another {field}"
     if not there.is_dir():
-        yield Problem(f"{there} is a file, and a run writes into a folder", fix=fix, field="run.folder")
+        yield Problem(f"{there} is a file, and a run writes into a folder", fix=fix, field=field)
     elif not os.access(there, os.W_OK | os.X_OK):
-        yield Problem(f"nothing can be written into {there}: permission denied", fix=fix, field="run.folder")
+        yield Problem(f"nothing can be written into {there}: permission denied", fix=fix, field=field)

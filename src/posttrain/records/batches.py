@@ -6,7 +6,9 @@ model sees them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -27,9 +29,23 @@ class SequenceBatch:
     valid: Tensor  # [B] bool, the reward is a value
     group_index: Tensor  # [B] int64, equal for responses to the same prompt
     sample_ids: tuple[str, ...]  # B names, as in samples/step_N.jsonl
+    scores: Tensor | None = (
+        None  # [B] float32, rewards before normalisation, clipping and KL; None: the rewards are these
+    )
+    reward_terms: Mapping[str, Tensor] | None = (
+        None  # name -> [B] float32 unweighted, NaN where a response has no such term
+    )
+    greedy_rewards: Tensor | None = (
+        None  # [B] float32, of the prompt's greedy response, NaN if invalid; None: not sampled
+    )
     trained: Tensor | None = None  # [B] bool, the response may enter the loss; None: every one may
     token_rewards: Tensor | None = None  # [B, T] float32, sums to rewards; None: all of it is on the last sampled token
-    old_logprobs: Tensor | None = None  # [B, T] float32 nats; None: the first update's own (one update per step)
+    old_logprobs: Tensor | None = None  # [B, T] float32 nats, the trainer's; None: nothing needs them before the update
+    sum_pi_squared: Tensor | None = None  # [B, T] float32, of the trainer before the update; None: nothing needs it
+    importance_weights: Tensor | None = None  # [B, T] float32, multiply the token losses; None: no such correction
+    rejected: Tensor | None = (
+        None  # [B, T] bool, sampled tokens that rollout correction leaves out of the loss; None: none
+    )
     ref_logprobs: Tensor | None = None  # [B, T] float32 nats; None: no KL is asked for
     values: Tensor | None = (
         None  # [B, T] float32 reward units, the critic's before the update; None: there is no critic
@@ -47,6 +63,11 @@ class SequenceBatch:
         """[B] int64: tokens up to the last one in the response, whoever wrote them."""
         positions = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
         return (self.response_mask * positions).amax(dim=1)
+
+    @property
+    def kept_mask(self) -> Tensor:
+        """[B, T] bool: sampled tokens that rollout correction did not reject."""
+        return self.response_mask if self.rejected is None else self.response_mask & ~self.rejected
 
     def rows(self, index: list[int]) -> SequenceBatch:
         """The batch of these rows, in this order."""
@@ -76,6 +97,7 @@ class TrainBatch:
         return LossCounts(
             tokens=int(self.loss_mask.sum()),
             sequences=int(self.loss_mask.any(dim=1).sum()),
+            prompt_tokens=_prompt_tokens(self.sequences.group_index, self.loss_mask),
         )
 
 
@@ -85,6 +107,14 @@ class LossCounts:
 
     tokens: int
     sequences: int
+    prompt_tokens: Mapping[int, int] = field(default_factory=dict)  # group -> tokens of all its responses, where any
+
+
+def _prompt_tokens(group_index: Tensor, mask: Tensor) -> dict[int, int]:
+    found = Counter[int]()
+    for group, tokens in zip(group_index.tolist(), mask.sum(dim=1).tolist(), strict=True):
+        found[group] += tokens
+    return {group: tokens for group, tokens in found.items() if tokens}
 
 
 def _take(batch: Batch, index: list[int]) -> Batch:
@@ -97,6 +127,8 @@ def _take(batch: Batch, index: list[int]) -> Batch:
             changes[item.name] = value[rows]
         elif isinstance(value, SequenceBatch):
             changes[item.name] = value.rows(index)
+        elif isinstance(value, Mapping):
+            changes[item.name] = {name: tensor[rows] for name, tensor in value.items()}
         elif isinstance(value, tuple):
             changes[item.name] = tuple(value[i] for i in index)
     return replace(batch, **changes)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.records.rejection import RejectionRule
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPlan:
@@ -14,7 +16,10 @@ class LossPlan:
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str
+    norm_tokens: int | None = None  # sequence_mean_token_sum_norm divides by it
     temperature: float  # divides the logits, as in sampling
+    use_rollout_logprobs: bool = False  # the ratio is to the sampler's log-probs, not the trainer's old ones
+    sft_coef: float = 0.0
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
@@ -26,6 +31,7 @@ class ValueLossPlan:
 
     value_clip: float | None  # None does not clip
     aggregation: str
+    norm_tokens: int | None = None  # sequence_mean_token_sum_norm divides by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +123,29 @@ class AdvantagePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutCorrectionPlan:
+    """What is done, once per step, about a sampler whose log-probs are not the trainer's."""
+
+    weights: str = "none"  # none, token, sequence
+    weight_high: float = 2.0
+    weight_low: float | None = None
+    normalize: bool = False
+    rules: tuple[RejectionRule, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything is done."""
+        return self.weights != "none" or bool(self.rules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePlan:
     """How a step's sequences become updates."""
 
     loss: LossPlan
     epochs: int
     sequences_per_update: int
-    on_policy: bool  # one update per step, and nothing else that needs old log-probs before it
+    on_policy: bool  # nothing needs old log-probs before the update, such as one update per step
+    correction: RolloutCorrectionPlan = RolloutCorrectionPlan()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

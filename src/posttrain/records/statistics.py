@@ -38,6 +38,6 @@ class UpdateStats:
     metrics: Mapping[str, float]
     trainer_logprobs: (
         Tensor | None
-    )  # [B, T] float32 nats, by the weights that the step started with; None: not computed
+    )  # [n, T] float32 nats, of the first n rows, by the weights that the step started with
     updates: int  # made
     skipped_updates: int  # not made, because loss or gradient was not finite or no token entered the loss

@@ -18,22 +18,24 @@ def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch
     """A_{i,t} by the chosen estimator, whitened and clipped when asked for. Responses without a valid reward are left out of
     the loss.
 
-    An estimator names what it needs by its positional parameters, among the names below.
+    An estimator names what it needs by its positional parameters, among the names below. Tokens that rollout correction has
+    rejected are none that the policy sampled, for it as for the loss.
 
     Raises: RequestError when it needs something that no role has supplied.
     """
     available = {
         "rewards": batch.rewards,
-        "token_rewards": _whitened_rewards(batch) if plan.whiten_rewards else token_rewards(batch),
+        "token_rewards": _whitened_rewards(batch) if plan.whiten_rewards else _kept_rewards(batch),
+        "reward_terms": batch.reward_terms,
+        "greedy_rewards": batch.greedy_rewards,
         "valid": batch.valid,
         "group_index": batch.group_index,
-        "response_mask": batch.response_mask,
+        "response_mask": batch.kept_mask,
         "old_logprobs": batch.old_logprobs,
+        "sum_pi_squared": batch.sum_pi_squared,
         "values": batch.values,
     }
-    estimator = ADVANTAGES.get(plan.name)
-    parameters = inspect.signature(estimator).parameters.values()
-    needed = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    estimator, needed = ADVANTAGES.get(plan.name), inputs_of(plan)
     missing = [name for name in needed if available.get(name) is None]
     if missing:
         raise RequestError(
@@ -46,7 +48,7 @@ def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch
         )
     result = estimator(*(available[name] for name in needed), **plan.parameters)
     advantages, returns = result if isinstance(result, tuple) else (result, None)
-    loss_mask = batch.response_mask & batch.valid[:, None]
+    loss_mask = batch.kept_mask & batch.valid[:, None]
     if batch.trained is not None:
         loss_mask &= batch.trained[:, None]
     if plan.whiten:
@@ -59,6 +61,12 @@ def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch
         returns=returns,
         loss_mask=loss_mask,
     )
+
+
+def inputs_of(plan: AdvantagePlan) -> list[str]:
+    """Names of what the estimator needs."""
+    parameters = inspect.signature(ADVANTAGES.get(plan.name)).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
 
 def token_rewards(batch: SequenceBatch) -> Tensor:
@@ -74,4 +82,16 @@ def token_rewards(batch: SequenceBatch) -> Tensor:
 def _whitened_rewards(batch: SequenceBatch) -> Tensor:
     """Token rewards [B, T] of mean 0 and variance 1 over all sampled tokens of valid responses. Most tokens have reward 0,
     and get the same small offset."""
-    return whiten(token_rewards(batch), batch.response_mask & batch.valid[:, None])
+    return whiten(_kept_rewards(batch), batch.kept_mask & batch.valid[:, None])
+
+
+def _kept_rewards(batch: SequenceBatch) -> Tensor:
+    """Token rewards [B, T], where those of rejected tokens stand on the response's last token that was kept: what a response
+    was worth must not go with its last token."""
+    rewards, kept = token_rewards(batch), batch.kept_mask
+    if batch.rejected is None:
+        return rewards
+    positions = torch.arange(1, kept.shape[1] + 1, device=kept.device)
+    is_last = kept & (positions == (kept * positions).amax(dim=1, keepdim=True))
+    moved = torch.where(batch.response_mask & ~kept, rewards, 0.0).sum(dim=1, keepdim=True)
+    return torch.where(kept, rewards, 0.0) + torch.where(is_last, moved, 0.0)

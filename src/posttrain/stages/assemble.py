@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from posttrain.records.batches import SequenceBatch
-from posttrain.records.trajectories import Reward, ScoredGroup, StopReason
+from posttrain.records.trajectories import Outcome, Reward, ScoredGroup, StopReason
 
 
 def assemble(groups: Sequence[ScoredGroup], *, mask_truncated: bool = False) -> SequenceBatch:
@@ -31,12 +32,15 @@ def assemble(groups: Sequence[ScoredGroup], *, mask_truncated: bool = False) -> 
         tokens[row, prompt_width : prompt_width + response] = torch.tensor(trajectory.token_ids)
         mask[row, :response] = True
         logprobs[row, :response] = torch.tensor(trajectory.logprobs)
+    rewards = torch.tensor([outcome.value if isinstance(outcome, Reward) else 0.0 for *_, outcome in rows])
     return SequenceBatch(
         tokens=tokens,
         prompt_lengths=torch.tensor([len(prompt) for _, prompt, _, _ in rows]),
         response_mask=mask,
         rollout_logprobs=logprobs,
-        rewards=torch.tensor([outcome.value if isinstance(outcome, Reward) else 0.0 for *_, outcome in rows]),
+        rewards=rewards,
+        scores=rewards,
+        reward_terms=_terms([outcome for *_, outcome in rows]),
         valid=torch.tensor([isinstance(outcome, Reward) for *_, outcome in rows]),
         group_index=torch.tensor([index for index, *_ in rows]),
         sample_ids=tuple(trajectory.sample_id for _, _, trajectory, _ in rows),
@@ -47,3 +51,10 @@ def assemble(groups: Sequence[ScoredGroup], *, mask_truncated: bool = False) -> 
             ]
         ),
     )
+
+
+def _terms(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:
+    """Every term that some response has, [B]; NaN for responses that do not have it."""
+    by_row = [dict(outcome.terms) if isinstance(outcome, Reward) else {} for outcome in outcomes]
+    names = dict.fromkeys(name for terms in by_row for name in terms)
+    return {name: torch.tensor([terms.get(name, float("nan")) for terms in by_row]) for name in names}

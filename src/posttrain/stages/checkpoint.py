@@ -2,42 +2,57 @@
 
     RUN_DIR/checkpoints/global_step_N/policy/     a Hugging Face folder, plus the engine's own state
                                      /critic/     the same, of the critic; absent without one
-                                     /run.json    step, data position, running statistics of the rewards
+                                     /run.json    step, data position, running statistics of the rewards, best_metric's value
                                      /manifest.json   size and SHA-256 of every file
     RUN_DIR/checkpoints/latest                    the name of the newest one
 
 A checkpoint is written beside (global_step_N.tmp), synced, renamed, and only then pointed at. Which one is newest is told by
-the folders that match their manifest, not by the pointer; the pointer is for people and other tools.
+the folders that match their manifest, not by the pointer; the pointer is for people and other tools. docs/checkpoints.md
+describes what this promises and what its messages mean.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.errors import Problem, RequestError
+from safetensors import SafetensorError
+
+from posttrain.errors import Problem, RequestError, RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
+from posttrain.stages import durable
+from posttrain.stages.durable import MANIFEST, sync, write_durably, write_manifest
+from posttrain.stages.retention import Retention, ranked, surplus
 
 if TYPE_CHECKING:
     from posttrain.stages.shape_rewards import RewardState
 
 PREFIX = "global_step_"
-MANIFEST = "manifest.json"
 RUN_STATE = "run.json"
+POINTER = "latest"
+BEST = "best"
+BESIDE = ".tmp"  # being written
+GOING = ".old"  # being deleted
+ASIDE = ".aside"  # later than the step that a run was told to go back to
 
 
 class Checkpoints:
-    """The checkpoints of one run. ``keep_last`` None keeps all."""
+    """The checkpoints of one run.
 
-    def __init__(self, folder: Path, keep_last: int | None = None):
+    Args: ``origin`` is the checkpoint (or run folder) that the run starts from instead of its own newest one; None goes on
+        from that. What the run saves remembers its origin, so that starting the same command again goes on.
+    """
+
+    def __init__(self, folder: Path, retention: Retention | None = None, origin: Path | None = None):
         self.folder = folder
-        self.keep_last = keep_last
+        self.retention = retention or Retention()
+        self.origin = origin
+        self.passed_over: list[str] = []  # what ``restore`` found damaged, for the record of the run
 
     def save(
         self,
@@ -46,31 +61,47 @@ class Checkpoints:
         loader: PromptLoader,
         critic: ValueEngine | None = None,
         rewards: RewardState | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> str:
-        """Write the state after ``step``; then drop checkpoints beyond keep_last. Returns the folder's name."""
+        """Write the state after ``step``; then drop the checkpoints that nothing keeps. Returns the folder's name.
+
+        Raises: RunStopped when it cannot be written (no room, a broken disk). Nothing is deleted before it is whole.
+        """
         name = f"{PREFIX}{step}"
-        beside = self.folder / f"{name}.tmp"
-        shutil.rmtree(beside, ignore_errors=True)
-        (beside / "policy").mkdir(parents=True)
-        policy.save(beside / "policy")
-        if critic:
-            (beside / "critic").mkdir()
-            critic.save(beside / "critic")
-        state = {"step": step, "loader": dict(loader.state()), "rewards": rewards.state() if rewards else None}
-        (beside / RUN_STATE).write_text(json.dumps(state))
-        write_manifest(beside)
-        final = self.folder / name
-        shutil.rmtree(final, ignore_errors=True)  # left by a run that was told to start over
-        os.replace(beside, final)
-        _sync(self.folder)
-        pointer = self.folder / "latest.tmp"
-        pointer.write_text(name + "\n")
-        _sync(pointer)
-        os.replace(pointer, self.folder / "latest")
-        if self.keep_last:
-            # Higher numbers are damaged ones that a resumed run went back behind; they must not push out what it saves.
-            for old in [number for number in self._steps() if number <= step][: -self.keep_last]:
-                shutil.rmtree(self.folder / f"{PREFIX}{old}")
+        beside, final = self.folder / f"{name}{BESIDE}", self.folder / name
+        state = {
+            "step": step,
+            "loader": dict(loader.state()),
+            "rewards": rewards.state() if rewards else None,
+            "origin": self._origin,
+            "best_metric": (metrics or {}).get(self.retention.metric or ""),
+        }
+        try:
+            shutil.rmtree(beside, ignore_errors=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._check_room(step, policy.saved_bytes() + (critic.saved_bytes() if critic else 0))
+            (beside / "policy").mkdir(parents=True)
+            policy.save(beside / "policy")
+            if critic:
+                (beside / "critic").mkdir()
+                critic.save(beside / "critic")
+            (beside / RUN_STATE).write_text(json.dumps(state))
+            write_manifest(beside)
+            sync(self.folder)
+            if final.exists():  # a damaged one. Dying between these two lines is made good by _tidy: beside is whole.
+                shutil.rmtree(final)
+            os.replace(beside, final)
+            sync(self.folder)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            what = f"the checkpoint of step {step} could not be written to {self.folder}: {_reason(error)}"
+            raise RunStopped(what) from error
+        try:
+            write_durably(self.folder / POINTER, name + "\n")
+            self._drop_surplus(step)
+        except OSError as error:
+            what = f"the checkpoint of step {step} is whole, but older ones and {self.folder / POINTER} could not be changed"
+            raise RunStopped(f"{what}: {_reason(error)}") from error
         return name
 
     def restore(
@@ -83,31 +114,31 @@ class Checkpoints:
     ) -> int:
         """Load the newest valid checkpoint; damaged newer ones are named and passed over. Returns its step, 0 without one.
 
-        Raises: RequestError when there are checkpoints and all are damaged (starting over must be asked for), or when this
-            run has a critic and the checkpoint has none.
+        Raises: RequestError when there are checkpoints and all are damaged or gone (starting over must be asked for), or when
+            this run has a critic and the checkpoint has none.
         """
-        for step in reversed(self._steps()):
-            folder = self.folder / f"{PREFIX}{step}"
-            damage = damage_of(folder)
-            if damage:
-                say(f"checkpoint {folder.name} is damaged ({damage}); trying the one before")
-                continue
-            if critic and not (folder / "critic").is_dir():
-                what = f"{folder} was saved by a run without a critic, and this run needs one"
-                fix = "name another run.folder, or go on with the advantage estimator of that run"
-                raise RequestError(Problem(what, fix=fix, field="advantage.name"))
-            policy.load(folder / "policy")
-            if critic:
-                critic.load(folder / "critic")
-            state: dict[str, Any] = json.loads((folder / RUN_STATE).read_text())
-            loader.restore(state["loader"])
-            if rewards and state.get("rewards"):
-                rewards.restore(state["rewards"])
-            return step
-        if self.exist():
-            fix = "put back a copy, or name another run.folder to start over"
-            raise RequestError(Problem(f"every checkpoint in {self.folder} is damaged", fix=fix, field="run.folder"))
-        return 0
+        self._tidy(say)
+        folder = self._newest(say) if self.origin is None else self._newest_from_origin(say)
+        if folder is None:
+            self._refuse_to_start_over()
+            return 0
+        if critic and not (folder / "critic").is_dir():
+            what = f"{folder} was saved by a run without a critic, and this run needs one"
+            fix = "name another run.folder, or go on with the advantage estimator of that run"
+            raise RequestError(Problem(what, fix=fix, field="advantage.name"))
+        policy.load(folder / "policy")
+        if critic:
+            critic.load(folder / "critic")
+        state = read_state(folder)
+        loader.restore(state["loader"])
+        if rewards and state.get("rewards"):
+            rewards.restore(state["rewards"])
+        if folder.parent.resolve() == self.folder.resolve():
+            if self.origin is not None:
+                self._set_aside(int(state["step"]), say)
+            self._put_pointer_right(folder.name, say)
+            self._drop_surplus(int(state["step"]))  # which a save that was cut off has left
+        return int(state["step"])
 
     def exist(self) -> bool:
         """Whether any checkpoint is there, valid or not."""
@@ -122,47 +153,123 @@ class Checkpoints:
         names = (f"{PREFIX}{step}" for step in reversed(self._steps()))
         return next((name for name in names if damage_of(self.folder / name) is None), None)
 
+    @property
+    def _origin(self) -> str | None:
+        return str(self.origin.resolve()) if self.origin else None
+
+    def _check_room(self, step: int, needed: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise RunStopped(
+                f"the checkpoint of step {step} needs {needed:,} bytes and {self.folder} has {free:,} free; nothing was "
+                "written or deleted. Make room, or name another checkpoint.folder, and start the run again to go on"
+            )
+
+    def _drop_surplus(self, step: int) -> None:
+        # Higher numbers are damaged ones that a resumed run went back behind; they must not push out what it saves.
+        there = [number for number in self._steps() if number <= step]
+        rules = self.retention
+        values = {number: _metric_of(self.folder / f"{PREFIX}{number}") if rules.best else None for number in there}
+        for old in surplus(values, rules):
+            self._delete(self.folder / f"{PREFIX}{old}")
+        if rules.best and (best := ranked(values, rules.mode)):
+            write_durably(self.folder / BEST, f"{PREFIX}{best[0]}\n")
+
+    def _delete(self, folder: Path) -> None:
+        """Renamed first: a deletion that is cut off leaves no folder that looks like a damaged checkpoint."""
+        going = folder.with_name(folder.name + GOING)
+        shutil.rmtree(going, ignore_errors=True)
+        os.replace(folder, going)
+        shutil.rmtree(going)
+
+    def _tidy(self, say: Callable[[str], None]) -> None:
+        """Finish or remove what a process that was killed left half done."""
+        for path in self._named(GOING):
+            shutil.rmtree(path)
+        for path in self._named(BESIDE):
+            final = path.with_name(path.name.removesuffix(BESIDE))
+            if damage_of(path) is None and damage_of(final) is not None:
+                shutil.rmtree(final, ignore_errors=True)
+                os.replace(path, final)
+                sync(self.folder)
+                say(f"checkpoint {final.name} was whole but not in its place when the run was cut off; it is now")
+            else:
+                shutil.rmtree(path)
+
+    def _newest(self, say: Callable[[str], None], origin: str | None = None) -> Path | None:
+        """The newest valid checkpoint here; with ``origin``, of those that a run from there has saved."""
+        for step in reversed(self._steps()):
+            folder = self.folder / f"{PREFIX}{step}"
+            damage = damage_of(folder)
+            if damage:
+                self.passed_over.append(f"{folder.name}: {damage}")
+                say(f"checkpoint {folder.name} is damaged ({damage}); trying the one before")
+            elif origin is None or read_state(folder).get("origin") == origin:
+                return folder
+        return None
+
+    def _newest_from_origin(self, say: Callable[[str], None]) -> Path:
+        assert self.origin is not None
+        if own := self._newest(say, self._origin):
+            return own
+        start = resolve_checkpoint(self.origin, field="run.resume_path")
+        if self.exist() and start.parent.resolve() != self.folder.resolve():
+            what = f"{self.folder} holds checkpoints of a run that did not start from {self.origin}"
+            raise RequestError(Problem(what, fix="name another run.folder", field="run.resume_path"))
+        return start
+
+    def _set_aside(self, step: int, say: Callable[[str], None]) -> None:
+        """Checkpoints of later steps are of the course that was left; under another name they are in nobody's way."""
+        for later in [number for number in self._steps() if number > step]:
+            folder = self.folder / f"{PREFIX}{later}"
+            if _origin_of(folder) == self._origin:
+                continue  # damaged ones of this course are passed over, as everywhere
+            taken = len(list(self.folder.glob(f"{folder.name}{ASIDE}*")))
+            aside = folder.with_name(f"{folder.name}{ASIDE}{taken + 1}")
+            os.replace(folder, aside)
+            say(f"the run goes back to step {step}: checkpoint {folder.name} is kept as {aside.name}")
+
+    def _put_pointer_right(self, newest: str, say: Callable[[str], None]) -> None:
+        pointer = self.folder / POINTER
+        said = _text(pointer)
+        if said != newest:
+            what = f"named {said!r}" if said is not None else "was not readable"
+            say(f"{pointer} {what}; the newest valid checkpoint is {newest}, which it names now")
+            write_durably(pointer, newest + "\n")
+
+    def _refuse_to_start_over(self) -> None:
+        fix = "put back a copy, or name another run.folder to start over"
+        if self.exist():
+            raise RequestError(Problem(f"every checkpoint in {self.folder} is damaged", fix=fix, field="run.folder"))
+        if said := _text(self.folder / POINTER):
+            what = f"{self.folder / POINTER} names {said}, and there is no checkpoint beside it any more"
+            raise RequestError(Problem(what, fix=fix, field="run.folder"))
+
     def _steps(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        names = (path.name.removeprefix(PREFIX) for path in self.folder.iterdir() if path.name.startswith(PREFIX))
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(int(path.name.removeprefix(PREFIX)) for path in self._named(""))
 
-
-def write_manifest(folder: Path) -> None:
-    """Record size and hash of every file below ``folder``, and sync them all to disk."""
-    files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        _sync(path)
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"files": files}, indent=1))
-    _sync(manifest)
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        _sync(path)
+    def _named(self, suffix: str) -> Iterator[Path]:
+        """Paths called global_step_N and the suffix."""
+        for path in sorted(self.folder.glob(f"{PREFIX}*{suffix}")) if self.folder.is_dir() else ():
+            if path.name.removeprefix(PREFIX).removesuffix(suffix).isdecimal():
+                yield path
 
 
 def damage_of(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None when every file is as its manifest says."""
-    try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"no readable {MANIFEST}"
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, not {expected['bytes']}"
-        if _sha256(path) != expected["sha256"]:
-            return f"{name} has changed"
-    return None
+    return durable.damage_of(folder, required=[RUN_STATE])
 
 
-def resolve_checkpoint(path: Path) -> Path:
+def read_state(folder: Path) -> dict[str, Any]:
+    """run.json of a valid checkpoint."""
+    state: dict[str, Any] = json.loads((folder / RUN_STATE).read_text())
+    return state
+
+
+def resolve_checkpoint(path: Path, *, field: str = "") -> Path:
     """A checkpoint folder from what a person may name: it, a run folder, or its checkpoints folder (the newest valid one).
 
-    Raises: RequestError when there is no valid checkpoint.
+    Raises: RequestError when there is no valid checkpoint; ``field`` is the setting that named the path.
     """
     for folder in (path, path / "checkpoints"):
         if (folder / MANIFEST).is_file():
@@ -174,22 +281,37 @@ def resolve_checkpoint(path: Path) -> Path:
             if damage is None:
                 return candidate
             if candidate == path:
-                raise RequestError(Problem(f"checkpoint {path} is damaged: {damage}", fix="use another one"))
-    raise RequestError(
-        Problem(
-            f"there is no checkpoint in {path}", fix="name a run folder or a global_step_N folder inside checkpoints/"
-        )
-    )
+                what = f"checkpoint {path} is damaged: {damage}"
+                raise RequestError(Problem(what, fix="use another one", field=field))
+    what, fix = f"there is no checkpoint in {path}", "name a run folder or a global_step_N folder inside checkpoints/"
+    if any(path.glob("**/model_world_size_*_rank_*.pt")):
+        what += " that this program wrote, but shards of another trainer"
+        fix = f"merge them (posttrain export {path} OUT_DIR) and start from the result with model.path"
+    raise RequestError(Problem(what, fix=fix, field=field))
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _metric_of(folder: Path) -> float | None:
+    """What best_metric was at a checkpoint, as it says itself; so nothing about it has to be remembered elsewhere."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        value = read_state(folder).get("best_metric")
+    except (OSError, ValueError):
+        return None  # a damaged one is no one's best
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _origin_of(folder: Path) -> str | None:
+    try:
+        return read_state(folder).get("origin")
+    except (OSError, ValueError):
+        return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.roles import Roles
-from posttrain.interfaces.rollout_engine import OnTokens
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 
 
 def collect(
-    roles: Roles, prompts: Sequence[Prompt], sampling: SamplingParams, on_tokens: OnTokens | None = None
+    roles: Roles,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    on_tokens: OnTokens | None = None,
+    on_group: OnGroup | None = None,
 ) -> list[TrajectoryGroup]:
     """A group of responses per prompt, all sampled by the current policy.
 
@@ -21,4 +25,4 @@ def collect(
     served, held = roles.rollout.version, roles.policy.version
     if served != held:
         raise RunStopped(f"the sampler serves version {served} of the weights, the trainer holds version {held}")
-    return roles.rollout.generate(prompts, sampling, on_tokens)
+    return roles.rollout.generate(prompts, sampling, on_tokens, on_group)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algos.statistics import explained_variance, masked_mean
-from posttrain.records.batches import TrainBatch
+from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason
 
@@ -24,6 +24,7 @@ def measure(groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStat
         **advantage_metrics(batch),
         **critic_metrics(batch),
         **gap_metrics(batch.sequences.rollout_logprobs, update.trainer_logprobs, batch.sequences.response_mask),
+        **correction_metrics(batch.sequences),
         **update.metrics,
     }
 
@@ -90,13 +91,32 @@ def critic_metrics(batch: TrainBatch) -> dict[str, float]:
 def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask: Tensor) -> dict[str, float]:
     """How far the sampler's log-probs are from the trainer's, for the same tokens and weights.
 
-    Args: both [B, T] nats, None when the trainer computed none; mask [B, T] bool.
+    Args: rollout_logprobs [B, T] nats; trainer_logprobs [n, T] nats, of the first n rows, None when the trainer computed
+        none; mask [B, T] bool.
     """
     if trainer_logprobs is None:
         return {}
-    gap = (rollout_logprobs - trainer_logprobs)[mask].abs()
+    rows = slice(len(trainer_logprobs))
+    gap = (rollout_logprobs[rows] - trainer_logprobs)[mask[rows]].abs()
     return {
         "gap/mean": gap.mean().item(),
         "gap/max": gap.max().item(),
         "gap/share_above": (gap > GAP_THRESHOLD).float().mean().item(),
     }
+
+
+def correction_metrics(sequences: SequenceBatch) -> dict[str, float]:
+    """What rollout correction did to the step; empty without one."""
+    mask, metrics = sequences.response_mask, dict[str, float]()
+    if sequences.importance_weights is not None and mask.any():
+        weights = sequences.importance_weights[mask].double()
+        metrics |= {"correction/weight_mean": weights.mean().item(), "correction/weight_max": weights.max().item()}
+        if weights.any():
+            effective = weights.sum().square() / weights.square().sum()
+            metrics["correction/effective_token_share"] = effective.item() / len(weights)
+    if sequences.rejected is not None and mask.any():
+        sampled = mask.any(dim=1)
+        gone = sampled & ~sequences.kept_mask.any(dim=1)
+        metrics["correction/rejected_token_share"] = int(sequences.rejected.sum()) / int(mask.sum())
+        metrics["correction/rejected_response_share"] = int(gone.sum()) / int(sampled.sum())
+    return metrics

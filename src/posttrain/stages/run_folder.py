@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-from collections.abc import Mapping
+import shutil
+import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,6 +20,9 @@ from posttrain.config import RunConfig
 from posttrain.dialects.native.write import to_yaml
 from posttrain.errors import ConfigError, Problem
 from posttrain.placement.batch import needs_values
+from posttrain.stages.checkpoint import Checkpoints
+from posttrain.stages.config_change import Change, changes, flat
+from posttrain.stages.durable import write_durably
 
 
 class RunFolder:
@@ -29,55 +33,95 @@ class RunFolder:
         self._config = config
         self._about: dict[str, Any] = {}
 
-    def check(self, holds_checkpoint: bool) -> None:
-        """Raises ConfigError when this run must not go on from what the folder holds."""
+    @property
+    def checkpoints(self) -> Path:
+        """Where the run's checkpoints are."""
+        return Path(self._config.checkpoint.folder or self.path / "checkpoints")
+
+    @property
+    def origin(self) -> Path | None:
+        """The checkpoint, or the folder of a run, that this one starts from; None: from its own newest."""
+        path = self._config.run.resume_path
+        return Path(path).expanduser() if path else None
+
+    def check(self, *, holds_checkpoint: bool, allow_config_change: bool = False) -> None:
+        """Raises ConfigError when this run must not go on from what the folder (or run.resume_path) holds."""
         if self._config.run.resume == "never" and (self.path / "metrics.jsonl").exists():
             fix = "name another run.folder, or set run.resume=auto"
             raise ConfigError(Problem(f"{self.path} already holds a run", fix=fix, field="run.folder"))
-        if not holds_checkpoint and self._status() == "done":
-            # It would start over, and the record of the finished run would be gone.
+        if self.origin is not None and not self.origin.is_dir():
+            raise ConfigError(Problem(f"there is no folder {self.origin}", field="run.resume_path"))
+        if not holds_checkpoint and self.origin is None:
+            self._check_start()
+            return
+        base = self.path if holds_checkpoint else self._run_of_origin()
+        if base is not None:
+            self._check_weights(base)
+            self._check_changes(base, allow_config_change)
+
+    def _check_start(self) -> None:
+        """It would start at the first step, and the record of a run that is there already would be gone."""
+        if self._about_before().get("status") == "done":
             fix = "name another run.folder, or delete this one"
             what = f"{self.path} holds a finished run without a checkpoint to go on from"
             raise ConfigError(Problem(what, fix=fix, field="run.folder"))
-        saved = self._saved()
+        elsewhere = self._about_before().get("checkpoints")
+        if elsewhere and Path(elsewhere) != self.checkpoints.resolve() and Checkpoints(Path(elsewhere)).exist():
+            what = f"{self.path} holds a run whose checkpoints are in {elsewhere}, not in {self.checkpoints}"
+            fix = "set checkpoint.folder to where they are, or name another run.folder"
+            raise ConfigError(Problem(what, fix=fix, field="checkpoint.folder"))
+
+    def _check_weights(self, base: Path) -> None:
+        """Weights come from the checkpoint, so a model that is asked for beside it would be ignored without a word."""
+        saved = _saved(base)
         started_from = saved.get("model.path")
-        if holds_checkpoint and started_from not in (None, self._config.model.path):
-            # Its weights come from the checkpoint, so the model that is asked for would be ignored without a word.
-            raise ConfigError(
-                Problem(
-                    f"{self.path} holds a run that started from {started_from}, and would go on with that run's weights",
-                    fix="name another run.folder, or the same model.path",
-                    field="model.path",
-                )
-            )
+        if started_from not in (None, self._config.model.path):
+            what = f"{base} holds a run that started from {started_from}, and would go on with that run's weights"
+            fix = "name another run.folder, or the same model.path"
+            raise ConfigError(Problem(what, fix=fix, field="model.path"))
         same_estimator = saved.get("advantage.name") == self._config.advantage.name
         critic_from, wanted = saved.get("critic.path"), self._config.critic.path
-        if holds_checkpoint and same_estimator and needs_values(self._config.advantage.name) and critic_from != wanted:
+        if same_estimator and needs_values(self._config.advantage.name) and critic_from != wanted:
+            origin = critic_from or "the policy"
+            what = f"{base} holds a run whose critic started from {origin}, and would go on with its weights"
+            fix = "name another run.folder, or the same critic.path"
+            raise ConfigError(Problem(what, fix=fix, field="critic.path"))
+
+    def _check_changes(self, base: Path, allow: bool) -> None:
+        grave = [change for change in self._changes(base) if not change.harmless]
+        if grave and not allow:
+            fix = "set it back, name another run.folder, or go on all the same with --allow-config-change"
             raise ConfigError(
-                Problem(
-                    f"{self.path} holds a run whose critic started from {critic_from or 'the policy'}, and would go on with "
-                    "its weights",
-                    fix="name another run.folder, or the same critic.path",
-                    field="critic.path",
-                )
+                [
+                    Problem(
+                        f"the run in {base} had {change.field} {_short(change.before)}, and this one has "
+                        f"{_short(change.now)}",
+                        fix=fix,
+                        field=change.field,
+                    )
+                    for change in grave
+                ]
             )
 
-    def begin(self, *, first_step: int, total_steps: int, device: str) -> list[str]:
+    def begin(self, *, first_step: int, total_steps: int, device: str, passed_over: Sequence[str] = ()) -> list[str]:
         """Write config.yaml and run.json. Returns what a run that goes on does differently, a line per changed key; the
-        configuration until then is kept as config.until_step_N.yaml."""
+        configuration until then is kept as config.until_step_N.yaml. ``passed_over`` are checkpoints that were damaged."""
         self.path.mkdir(parents=True, exist_ok=True)
-        before, now = self._saved(), _flat(yaml.safe_load(to_yaml(self._config)))
-        changes = []
-        if first_step > 1 and before:
-            changes = [
-                f"{key} {before.get(key)} -> {now.get(key)}" for key in now | before if before.get(key) != now.get(key)
-            ]
-        if changes:
-            os.replace(self.path / "config.yaml", self.path / f"config.until_step_{first_step - 1}.yaml")
-        (self.path / "config.yaml").write_text(to_yaml(self._config), encoding="utf-8")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        before, changed = self._about_before(), []
+        resumes = list(before.get("resumes", []))
+        if first_step > 1:
+            changed = [str(change) for change in self._changes(self.path)]
+            resumes.append({"time": now, "first_step": first_step, "damaged": list(passed_over), "changed": changed})
+        if changed:
+            shutil.copy(self.path / "config.yaml", self.path / f"config.until_step_{first_step - 1}.yaml")
+        write_durably(self.path / "config.yaml", to_yaml(self._config))
         self._about = {
             "name": self._config.run.name,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "id": before.get("id") or uuid.uuid4().hex,  # the same after a resume: trackers know the run by it
+            "started": before.get("started") or now,
+            "resumes": resumes,
+            "checkpoints": str(self.checkpoints.resolve()),
             "device": device,
             "total_steps": total_steps,
             "versions": {
@@ -88,7 +132,7 @@ class RunFolder:
             },
         }
         self._write("running")
-        return changes
+        return changed
 
     def end(self, status: str) -> None:
         """How the run ended: done, interrupted, stopped or failed. Never raises for a full disk: the error that ended the run
@@ -97,22 +141,35 @@ class RunFolder:
             self._write(status)
 
     def _write(self, status: str) -> None:
-        beside = self.path / "run.tmp"
-        beside.write_text(json.dumps(self._about | {"status": status}, indent=1))
-        os.replace(beside, self.path / "run.json")
+        write_durably(self.path / "run.json", json.dumps(self._about | {"status": status}, indent=1))
 
-    def _status(self) -> str | None:
-        about = self.path / "run.json"
-        return json.loads(about.read_text()).get("status") if about.exists() else None
+    def _about_before(self) -> dict[str, Any]:
+        """run.json as it stands; empty when there is none that can be read."""
+        with suppress(OSError, ValueError):
+            about = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            return about if isinstance(about, dict) else {}
+        return {}
 
-    def _saved(self) -> dict[str, Any]:
-        """The configuration in the folder by dotted key; empty when there is none."""
-        saved = self.path / "config.yaml"
-        return _flat(yaml.safe_load(saved.read_text(encoding="utf-8"))) if saved.exists() else {}
+    def _run_of_origin(self) -> Path | None:
+        """The run folder that run.resume_path belongs to; None for a checkpoint that was moved away from its run."""
+        assert self.origin is not None
+        near = (self.origin, *self.origin.resolve().parents[:2])
+        return next((path for path in near if (path / "config.yaml").is_file()), None)
+
+    def _changes(self, base: Path) -> list[Change]:
+        """What is configured otherwise than in the run folder ``base``; nothing when that has no configuration."""
+        saved = _saved(base)
+        return changes(saved, yaml.safe_load(to_yaml(self._config))) if saved else []
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
+def _saved(folder: Path) -> dict[str, Any]:
+    """The configuration in a run folder by dotted key; empty when there is none that can be read."""
+    with suppress(OSError, ValueError, yaml.YAMLError):
+        tree = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        return flat(tree) if isinstance(tree, dict) else {}
+    return {}
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -34,7 +34,10 @@ def score(
     Raises: TooManyInvalid when more than ``max_invalid_share`` of the responses could not be scored, with examples: a broken
         reward function must not pass for a policy that learns nothing.
     """
-    scored = [ScoredGroup(group=group, outcomes=scorer.score(group)) for group in groups]
+    scored = [
+        ScoredGroup(group=group, outcomes=outcomes)
+        for group, outcomes in zip(groups, scorer.score(groups), strict=True)
+    ]
     if reward_model:
         scored = [
             replace(

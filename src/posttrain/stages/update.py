@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
@@ -38,7 +37,7 @@ def update(
     old = batch.sequences.old_logprobs
     return UpdateStats(
         metrics=metrics,
-        trainer_logprobs=old if old is not None else torch.cat(first_logprobs),
+        trainer_logprobs=old if old is not None else first_logprobs[0],
         updates=updates,
         skipped_updates=skipped,
     )

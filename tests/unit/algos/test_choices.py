@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ import torch
 from posttrain.algos.objective import policy_objective
 from posttrain.build import chosen_parameters
 from posttrain.config import RunConfig
-from posttrain.config.algorithm import AdvantageConfig, LossConfig
-from posttrain.dialects.checks import NOT_YET_SUPPLIED, check, unbuilt, warnings_of
+from posttrain.config.algorithm import AdvantageConfig, Aggregation, LossConfig
+from posttrain.dialects.checks import NOT_YET_SUPPLIED, check, warnings_of
 from posttrain.errors import RequestError
 from posttrain.placement.batch import needs_values
 from posttrain.records.batches import SequenceBatch
@@ -61,8 +63,15 @@ def test_an_estimator_without_its_input_is_refused_before_the_run(name: str) -> 
 @pytest.mark.parametrize("name", sorted(set(ADVANTAGES.names()) - set(NOT_YET_SUPPLIED)))
 def test_every_other_estimator_is_supplied_with_what_it_needs(name: str) -> None:
     assert check(config(advantage={"name": name})) == []
-    critics = torch.zeros(4, 3) if name == "gae" else None  # its role is there when the estimator asks for values
-    train = estimate_advantages(replace(batch(), values=critics), AdvantagePlan(name=name))
+    supplied = {  # by the loop, when the estimator names them
+        "values": torch.zeros(4, 3),
+        "old_logprobs": torch.full((4, 3), -1.0),
+        "sum_pi_squared": torch.full((4, 3), 0.5),
+        "greedy_rewards": torch.zeros(4),
+        "reward_terms": {"first": torch.tensor([1.0, 0.0, 2.0, math.nan])},
+    }
+    wanted = {key: value for key, value in supplied.items() if key in ADVANTAGES.inputs(name)}
+    train = estimate_advantages(replace(batch(), **wanted), AdvantagePlan(name=name))
     assert (train.returns is None) == (name != "gae")
     assert train.advantages.shape == (4, 3)
     assert (train.advantages[~train.loss_mask] == 0).all() and not train.loss_mask[3].any()
@@ -128,9 +137,9 @@ def test_numbers_that_the_choice_does_not_read_are_pointed_out() -> None:
         config(advantage={"name": "rloo", "normalize_by_std": False}, loss={"name": "gpg", "clip_ratio_high": 0.28})
     )
     assert said == [
-        "advantage.normalize_by_std has no effect: rloo does not use it (grpo, grpo_passk would)",
+        "advantage.normalize_by_std has no effect: rloo does not use it (gigpo, grpo, grpo_passk would)",
         "loss.clip_ratio_high has no effect: gpg does not use it "
-        "(cispo, clip_cov, dppo_kl, dppo_tv, geo_mean, gspo, ppo_clip would)",
+        "(cispo, clip_cov, dppo_kl, dppo_tv, geo_mean, gspo, ppo_clip, rollout_is would)",
     ]
     assert warnings_of(config(loss={"name": "cispo", "clip_ratio_high": 0.28})) == []
 
@@ -147,13 +156,6 @@ def test_a_critic_that_nobody_asks_is_pointed_out() -> None:
     assert warnings_of(config(critic=critic, advantage={"name": "gae"})) == [
         "critic.schedule.min_lr_ratio has no effect: the schedule is constant"
     ]
-
-
-def test_an_aggregation_that_the_value_loss_does_not_have_yet() -> None:
-    critic = {"aggregation": "sequence_mean_token_sum_norm"}
-    (problem,) = unbuilt(config(critic=critic, advantage={"name": "gae"}))
-    assert problem.field == "critic.aggregation"
-    assert unbuilt(config(critic=critic)) == []  # there is no critic
 
 
 def test_an_aggregation_that_is_not_the_losss_own_is_pointed_out() -> None:
@@ -202,12 +204,14 @@ def test_every_loss_goes_from_a_configuration_to_a_gradient(name: str) -> None:
         aggregation=section.aggregation,
         temperature=1.0,
     )
-    train = estimate_advantages(replace(batch(), old_logprobs=torch.full((4, 3), -1.1)), AdvantagePlan(name="grpo"))
+    others = {"old_logprobs": torch.full((4, 3), -1.1), "rollout_logprobs": torch.full((4, 3), -1.05)}
+    train = estimate_advantages(replace(batch(), **others), AdvantagePlan(name="grpo"))
     policy = torch.full((4, 3), -1.0, requires_grad=True)
     loss, sums = policy_objective(policy, torch.zeros(4, 3), train, plan, train.counts())
     (gradient,) = torch.autograd.grad(loss, policy)
     # group 0: the better response is made likelier, the worse one less likely; group 1 has nothing to compare with
-    assert gradient[0].max() < 0 < gradient[1][[0, 2]].min()
+    assert gradient[0].max() < 0
+    assert (gradient[1][[0, 2]].min() > 0) == ("advantages" in POLICY_LOSSES.inputs(name))  # else all are imitated
     assert (gradient[~train.loss_mask] == 0).all()
     assert {"policy/ratio_mean", "policy/kl_old", "policy/entropy"} <= set(sums)
 
@@ -222,3 +226,15 @@ def test_a_loss_that_chooses_in_the_mini_batch_runs_when_it_is_whole_and_refuses
     part = train.rows([0])
     with pytest.raises(RequestError, match="holds 3 of 6"):
         policy_objective(logprobs[:1], torch.zeros(1, 3), part, plan, train.counts())
+
+
+def test_every_choice_is_in_the_document_with_its_evidence() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(): line for line in document.splitlines() if line.startswith("| `")}
+    for registry in (ADVANTAGES, POLICY_LOSSES):
+        for name in registry.names():
+            assert "hand" in rows[f"`{name}`"] and "property" in rows[f"`{name}`"], name
+    for name in get_args(Aggregation):
+        assert f"`{name}`" in rows, name
+    for name in ADVANTAGES.names():
+        assert ("| no: " in rows[f"`{name}`"]) == (name in NOT_YET_SUPPLIED), name

@@ -220,6 +220,14 @@ def test_hidden_state_that_is_not_finite_shows_in_its_own_row_only() -> None:
     assert torch.equal(bad[[0, 1, 3]], good[[0, 1, 3]])
 
 
+def test_token_outside_the_vocabulary_is_no_number() -> None:
+    hidden, head, targets, *_ = make("plain")
+    targets[1], targets[4] = VOCABULARY, -1
+    scores = score_tokens(hidden, head, targets, temperature=1.0)
+    assert scores.logprobs.isnan().tolist() == [False, True, False, False, True, False, False]
+    assert scores.entropy.isfinite().all()
+
+
 def test_no_tokens_at_all() -> None:
     hidden, head, targets, *_ = make("plain")
     scores = score_tokens(hidden[:0], head, targets[:0], temperature=1.0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain.errors import RequestError
 from posttrain.registry import ADVANTAGES
 
 
@@ -104,15 +105,41 @@ def test_reinforce_plus_plus_baseline_scales_over_all_tokens() -> None:
 def test_gdpo_standardises_every_term_before_it_sums() -> None:
     # accuracy 1, 0 and length 100, 300: each is +-1 / sqrt(2) = +-0.7071 in its group of two; weights 1 and 0.5:
     # 0.7071 - 0.3536 = 0.3536 and -0.3536; whitened over two tokens: std 0.5, so +-0.7071
-    terms = {"accuracy": torch.tensor([1.0, 0.0]), "length": torch.tensor([100.0, 300.0])}
-    advantages = ADVANTAGES.get("gdpo")(
-        terms,
-        torch.ones(2, dtype=torch.bool),
-        torch.zeros(2, dtype=torch.int64),
-        torch.ones(2, 1, dtype=torch.bool),
-        term_weights={"length": 0.5},
+    assert gdpo(term_weights=[1.0, 0.5]) == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    assert gdpo(terms=["length", "accuracy"], term_weights=[0.5, 1.0]) == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    assert gdpo() == gdpo(terms=["accuracy", "length"])  # what is beside a score (length/tokens) is no term
+    assert gdpo(terms=["length/tokens"]) == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+def gdpo(rows: int = 2, **given: object) -> list[float]:
+    terms = {
+        "accuracy": torch.tensor([1.0, 0.0, math.nan]),
+        "length": torch.tensor([100.0, 300.0, 900.0]),
+        "length/tokens": torch.tensor([7.0, 5.0, 5.0]),
+    }
+    return (
+        ADVANTAGES.get("gdpo")(
+            {name: scores[:rows] for name, scores in terms.items()},
+            torch.ones(rows, dtype=torch.bool),
+            torch.zeros(rows, dtype=torch.int64),
+            torch.ones(rows, 1, dtype=torch.bool),
+            **given,
+        )
+        .flatten()
+        .tolist()
     )
-    assert advantages.flatten().tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+def test_gdpo_compares_a_term_among_the_responses_that_have_it() -> None:
+    # 1, 0, absent: +-0.7071 and 0 for the third; whitened over three: sample std 0.7071, so +-1
+    assert gdpo(rows=3, terms=["accuracy"]) == pytest.approx([1.0, -1.0, 0.0], abs=1e-5)
+
+
+def test_gdpo_says_which_term_nobody_scored_and_how_many_weights_it_has() -> None:
+    with pytest.raises(RequestError, match="no response of this step has a reward term style"):
+        gdpo(terms=["style"])
+    with pytest.raises(RequestError, match="has 3 numbers for 2 terms"):
+        gdpo(term_weights=[1.0, 2.0, 3.0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

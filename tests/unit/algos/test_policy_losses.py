@@ -16,14 +16,16 @@ PPO = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
 
 
 def loss_and_gradient(
-    name: str, ratios: list[float], advantages: list[float], *, old: float = -1.0, **given: Any
+    name: str, ratios: list[float], advantages: list[float], *, old: float = -1.0, score: float = 1.0, **given: Any
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """Of one response with these ratios, all tokens sampled with probability exp(old)."""
     old_logprobs = torch.full((1, len(ratios)), old, dtype=torch.float64)
     policy = (old_logprobs + torch.tensor([ratios], dtype=torch.float64).log()).requires_grad_()
     advantage = torch.tensor([advantages], dtype=torch.float64)
     mask = torch.ones(1, len(ratios), dtype=torch.bool)
-    loss, report = POLICY_LOSSES.get(name)(policy, old_logprobs, advantage, mask, **given)
+    tensors = {"policy_logprobs": policy, "old_logprobs": old_logprobs, "rollout_logprobs": old_logprobs}
+    tensors |= {"advantages": advantage, "mask": mask, "scores": torch.tensor([score])}
+    loss, report = POLICY_LOSSES.get(name)(*(tensors[each] for each in POLICY_LOSSES.inputs(name)), **given)
     (gradient,) = torch.autograd.grad(loss.sum(), policy)
     return loss[0].tolist(), gradient[0].tolist(), report
 
@@ -53,6 +55,9 @@ def test_on_policy_every_loss_but_the_pulls_has_the_policy_gradient() -> None:
     given: dict[str, dict[str, Any]] = {
         "ppo_clip": PPO,
         "gpg": {},
+        "importance_sampling": {},
+        "topr": {"positive_weight": 1.0, "negative_weight": 1.0},
+        "rollout_is": PPO,
         "cispo": PPO,
         "sapo": {"gate_sharpness_positive": 1.0, "gate_sharpness_negative": 1.05},
         "dro": {"dro_beta": 0.5},
@@ -105,7 +110,53 @@ def test_cispo_keeps_a_gradient_on_clipped_tokens() -> None:
     assert report["clip_fraction"].tolist() == [[1, 1, 0]]
 
 
+def test_cispo_can_drop_the_tokens_that_ppo_would_stop() -> None:
+    # A = 1: 1.5 is beyond 1.28 (dropped), 0.5 is below but A pulls it back (weight 0.8); A = -1: the other way round
+    loss, gradient, report = loss_and_gradient("cispo", [1.5, 0.5, 1.5, 0.5], [1, 1, -1, -1], drop_clipped=True, **PPO)
+    assert gradient == pytest.approx([0, -0.8, 1.28, 0])
+    assert loss[0] == loss[3] == 0 and report["clip_fraction"].tolist() == [[1, 1, 1, 1]]
+
+
+def test_rolls_tis_is_cispo_between_0_and_1() -> None:
+    # -sg(clip(r, 0, 1)) A log pi: weights 1, 0.5, 1
+    _, gradient, _ = loss_and_gradient("cispo", [2.0, 0.5, 1.0], [1, 1, -2], clip_ratio_low=1.0, clip_ratio_high=0.0)
+    assert gradient == pytest.approx([-1, -0.5, 2])
+
+
+def test_topr_tapers_bad_responses_only() -> None:
+    numbers = {"positive_weight": 2.0, "negative_weight": 0.5}
+    # score 1: -2 A, whatever the ratio; score 0: -0.5 min(r, 1) A
+    _, gradient, report = loss_and_gradient("topr", [3.0, 0.5], [1, 1], score=1.0, **numbers)
+    assert gradient == pytest.approx([-2, -2]) and not report["clip_fraction"].any()
+    loss, gradient, report = loss_and_gradient("topr", [3.0, 0.5], [-1, -1], score=0.0, **numbers)
+    assert gradient == pytest.approx([0.5, 0.25])
+    # log pi = -1 + ln 3 = 0.098612; 0.5 x that
+    assert loss[0] == pytest.approx(0.049306, abs=1e-6)
+    assert report["clip_fraction"].tolist() == [[1, 0]]
+
+
+def test_importance_sampling_has_no_clip() -> None:
+    loss, gradient, _ = loss_and_gradient("importance_sampling", [10.0, 0.1], [1, -2])
+    assert loss == pytest.approx([-10, 0.2])
+    assert gradient == pytest.approx([-10, 0.2])
+
+
+def test_rollout_is_leaves_out_what_sampler_and_policy_see_differently() -> None:
+    # 1.5 is above 1.28, 0.5 below 0.8: no loss; 1.1: -A 1.1 log pi = 2 x 1.1 x (-1 + ln 1.1) = -1.990318
+    loss, gradient, report = loss_and_gradient("rollout_is", [1.5, 0.5, 1.1], [1, 1, -2], **PPO)
+    assert loss == pytest.approx([0, 0, -1.990318], abs=1e-6)
+    assert gradient == pytest.approx([0, 0, 2.2])
+    assert report["clip_fraction"].tolist() == [[1, 1, 0]]
+
+
+def test_cross_entropy_is_minus_the_log_prob() -> None:
+    loss, gradient, _ = loss_and_gradient("cross_entropy", [1, 2], [5, -5])
+    assert loss == pytest.approx([1, 0.306853], abs=1e-6)
+    assert gradient == [-1, -1]
+
+
 def test_dro_pulls_back_quadratically() -> None:
+    # ROLL's kimi15 is this with its tau as beta.
     # u = ln 2: loss -2 (-1 + u) + 0.25 u^2 = 0.613706 + 0.120113; gradient -2 + 0.5 u = -1.653426
     loss, gradient, _ = loss_and_gradient("dro", [2], [2], dro_beta=0.5)
     assert loss == pytest.approx([0.733819], abs=1e-6)

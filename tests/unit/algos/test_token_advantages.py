@@ -37,6 +37,17 @@ def test_reinforce_plus_plus_whitens_the_returns() -> None:
     assert advantages.flatten().tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-6)
 
 
+def test_gae_without_whitening_stays_in_reward_units() -> None:
+    # ROLL's own example: r = 0, 0, 1; V = .1, .2, .3; gamma 1, lambda .95. delta = .1, .1, .7:
+    # A_3 = .7, A_2 = .1 + .95 x .7 = .765, A_1 = .1 + .95 x .765 = .82675; behind the mask 0
+    advantages, returns = gae(
+        torch.tensor([[0.0, 0.0, 1.0, 5.0]]), torch.tensor([[0.1, 0.2, 0.3, 5.0]]), VALID, mask_of([1, 1, 1, 0]),
+        gae_lambda=0.95, estimator_whitens=False,
+    )  # fmt: skip
+    assert advantages[0].tolist() == pytest.approx([0.82675, 0.765, 0.7, 0.0])
+    assert returns[0].tolist() == pytest.approx([0.92675, 0.965, 1.0, 0.0])  # A + V
+
+
 def test_reinforce_plus_plus_leaves_invalid_responses_out_of_the_statistics() -> None:
     rewards = torch.tensor([[1.0], [math.nan], [3.0]])
     advantages = reinforce_plus_plus(rewards, torch.tensor([True, False, True]), torch.ones(3, 1).bool())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -60,7 +61,7 @@ def train_run(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """Stands in for posttrain.build: notes the configurations it is asked to run."""
     started: list[RunConfig] = []
     build = types.ModuleType("posttrain.build")
-    build.train_run = started.append  # type: ignore[attr-defined]
+    build.train_run = lambda config, **_: started.append(config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "posttrain.build", build)
     for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "")  # train sets what is absent; this way nothing outlives the test
@@ -107,6 +108,18 @@ class TestPlan:
         assert "20 updates, 120 sampled sequences" in out  # 5 x 4, 5 x 24
         assert max(map(len, out.splitlines())) <= 80
 
+    def test_a_correction_of_the_samplers_log_probs_is_part_of_the_plan(self, posttrain: Run, job: Path) -> None:
+        at = "loss.rollout_correction"
+        rules = (f"{at}.reject=[token_k1]", f"{at}.reject_bounds=['0.5_2']")
+        code, out, err = posttrain("plan", "run.yaml", f"{at}.weights=token", f"{at}.weight_low=0.5", *rules)
+        assert code == 0, err
+        assert "x trainer / sampler, per token, 0 below 0.5 and above 2\n" in out
+        assert "without what breaks token_k1 (0.5_2)\n" in out
+        code, out, _ = posttrain("plan", "run.yaml", f"{at}.use_rollout_logprobs=true", "loss.sft_coef=0.1")
+        assert "old log-probs are the sampler's\n" in out and "+ 0.1 x SFT on responses with a score above 0\n" in out
+        code, _, err = posttrain("plan", "run.yaml", rules[0])
+        assert code == 2 and f"{at}.reject has no bounds" in err
+
     def test_a_critic_is_part_of_the_plan(self, posttrain: Run, job: Path) -> None:
         changes = ["critic.warmup_steps=2", "critic.sequences_per_mini_batch=8", "critic.optimizer.lr=3e-5"]
         code, out, err = posttrain("plan", "run.yaml", "advantage.name=gae", *changes)
@@ -144,6 +157,17 @@ class TestPlan:
         assert "/ up to 16384 tokens" in beside["policy.max_tokens_per_micro_batch"]
         assert "micro-batches, as they fill" in out and "None" not in out
         assert max(map(len, out.splitlines())) <= 80
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="boxes are made by Linux")
+    def test_what_keeps_code_in_is_said(self, posttrain: Run, job: Path) -> None:
+        code, out, _ = posttrain("plan", "run.yaml", "reward.terms=[{name: code}]", "reward.allow_unboxed_code=true")
+        assert code == 0
+        assert "Model-written code runs in a box:\n  on " in out
+        assert "reward.allow_unboxed_code has no effect: the box holds" in out
+        assert max(map(len, out.splitlines())) <= 80
+        _, out, _ = posttrain("plan", "run.yaml", "reward.allow_unboxed_code=true")
+        assert "box:" not in out
+        assert "reward.allow_unboxed_code has no effect: no term runs code" in out
 
     def test_warnings_are_shown(self, posttrain: Run, job: Path) -> None:
         _, out, _ = posttrain("plan", "run.yaml", "validation.every_steps=3")
@@ -295,6 +319,14 @@ class TestOthers:
     def test_version(self, posttrain: Run) -> None:
         assert posttrain("--version")[:2] == posttrain("version")[:2] == (0, f"posttrain {__version__}\n")
 
+    def test_doctor(self, posttrain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("posttrain.cli.doctor.find_spec", lambda name: None if name == "math_verify" else object())
+        code, out, _ = posttrain("doctor")
+        assert code == 0
+        assert re.search(r"^  (on |off)  landlock  ", out, re.MULTILINE)
+        assert "math_verify    not installed: pip install 'posttrain[math]'" in out
+        assert "langdetect     installed" in out
+
     def test_schema(self, posttrain: Run) -> None:
         assert posttrain("schema")[:2] == (0, json_schema())
 
@@ -340,7 +372,14 @@ class TestOthers:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["plan", EXAMPLE, "--skip-files", "run.seed=2"], ["plan", "run.yaml"], ["plan", "--help"], ["schema"]],
+    [
+        ["--help"],
+        ["plan", EXAMPLE, "--skip-files", "run.seed=2"],
+        ["plan", "run.yaml"],
+        ["plan", "--help"],
+        ["schema"],
+        ["doctor"],
+    ],
     ids=" ".join,
 )
 def test_nothing_heavy_is_imported(arguments: list[str], job: Path) -> None:

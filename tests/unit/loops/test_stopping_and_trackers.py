@@ -13,7 +13,7 @@ from posttrain.loops.stopping import StopSignal
 from posttrain.loops.trackers import Trackers
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_first_signal_asks_and_second_leaves(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopSignal() as stop:
@@ -29,7 +29,7 @@ def test_first_signal_asks_and_second_leaves(number: signal.Signals) -> None:
 def test_the_first_signal_says_what_happens_next(capfd: pytest.CaptureFixture[str]) -> None:
     with StopSignal():
         signal.raise_signal(signal.SIGINT)
-    assert capfd.readouterr().err == "\nSIGINT: saving after this step; again to stop at once, unsaved\n"
+    assert capfd.readouterr().err == "\nSIGINT: saving and stopping, in at most 60 s; again to stop at once, unsaved\n"
 
 
 def test_handlers_are_put_back_after_an_error() -> None:

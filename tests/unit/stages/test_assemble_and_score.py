@@ -119,8 +119,8 @@ class Scripted:
     def __init__(self, outcomes: list[tuple[Outcome, ...]]) -> None:
         self.left = list(outcomes)
 
-    def score(self, group: TrajectoryGroup) -> tuple[Outcome, ...]:
-        return self.left.pop(0)
+    def score(self, groups: list[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
+        return [self.left.pop(0) for _ in groups]
 
 
 def test_share_of_invalid_responses_up_to_the_limit_is_accepted() -> None:

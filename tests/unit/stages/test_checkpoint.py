@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Mapping
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import RequestError
-from posttrain.stages import checkpoint
+from posttrain.errors import RequestError, RunStopped
+from posttrain.stages import checkpoint, durable
 from posttrain.stages.checkpoint import Checkpoints, damage_of, resolve_checkpoint
 from posttrain.stages.export import export_checkpoint
+from posttrain.stages.retention import Retention
 
 
 class FakePolicy:
@@ -21,6 +23,9 @@ class FakePolicy:
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
+
+    def saved_bytes(self) -> int:
+        return 3
 
     def save(self, folder: Path) -> None:
         assert list(folder.iterdir()) == []
@@ -112,7 +117,13 @@ def test_damaged_checkpoint_is_named_and_passed_over(checkpoints: Checkpoints, d
     damage(checkpoints.folder / "global_step_6")
     step, value, position, said = restore(checkpoints)
     assert (step, value, position) == (3, 103, 3)
-    assert said == [f"checkpoint global_step_6 is damaged ({reason}); trying the one before"]
+    pointer = checkpoints.folder / "latest"
+    assert said == [
+        f"checkpoint global_step_6 is damaged ({reason}); trying the one before",
+        f"{pointer} named 'global_step_6'; the newest valid checkpoint is global_step_3, which it names now",
+    ]
+    assert pointer.read_text() == "global_step_3\n"
+    assert checkpoints.passed_over == [f"global_step_6: {reason}"]
     assert checkpoints.newest_name() == "global_step_3"
 
 
@@ -132,7 +143,7 @@ def test_death_while_saving_leaves_the_one_before(checkpoints: Checkpoints, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_manifest", die)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(RunStopped, match=r"the checkpoint of step 6 could not be written to .*: No space left on"):
             save(checkpoints, 6)
     assert restore(checkpoints) == (3, 103, 3, [])
     assert (checkpoints.folder / "latest").read_text() == "global_step_3\n"
@@ -147,14 +158,14 @@ def test_saving_a_step_again_replaces_it(checkpoints: Checkpoints) -> None:
 
 
 def test_older_checkpoints_are_dropped(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep_last=2)
+    checkpoints = Checkpoints(tmp_path, Retention(last=2))
     save(checkpoints, 1, 2, 3, 10)
     assert names(checkpoints) == ["global_step_10", "global_step_3", "latest"]
 
 
 def test_damaged_later_checkpoint_does_not_push_out_what_a_resumed_run_saves(tmp_path: Path) -> None:
     """Step 6 is damaged, the run goes on from 3 and saves 4: that one has to stay."""
-    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints = Checkpoints(tmp_path, Retention(last=1))
     save(checkpoints, 3)
     shutil.copytree(tmp_path / "global_step_3", tmp_path / "global_step_6")
     damage_content(tmp_path / "global_step_6")
@@ -252,3 +263,170 @@ def test_export_of_the_critic(checkpoints: Checkpoints, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="global_step_6 holds no critic: its run had none"):
         export_checkpoint(checkpoints.folder, tmp_path / "other", "critic")
     assert not (tmp_path / "other").exists()
+
+
+# ---------------------------------------------------------------------------------------------------- what is kept
+
+
+def keep(tmp_path: Path, metric: dict[int, float | None], **rules: Any) -> list[str]:
+    """Save these steps, each with its value of the metric ``m``; the steps that are left."""
+    checkpoints = Checkpoints(tmp_path, Retention(metric="m", **rules))
+    for step, value in metric.items():
+        measured = {"other": 1.0} if value is None else {"m": value}
+        checkpoints.save(step, FakePolicy(step), FakeLoader(step), None, None, measured)  # type: ignore[arg-type]
+    return [name.removeprefix("global_step_") for name in names(checkpoints)]
+
+
+def test_best_checkpoints_are_kept_and_named(tmp_path: Path) -> None:
+    """Step 2 is the best, step 4 was not measured, step 5 is no number: the last one and the two best stay."""
+    values = {1: 0.1, 2: 0.9, 3: 0.5, 4: None, 5: float("nan"), 6: 0.2, 7: 0.3}
+    assert keep(tmp_path, values, last=1, best=2) == ["best", "2", "3", "7", "latest"]
+    assert (tmp_path / "best").read_text() == "global_step_2\n"
+
+
+def test_low_values_can_be_the_good_ones(tmp_path: Path) -> None:
+    assert keep(tmp_path, {1: 0.1, 2: 0.9, 3: 0.5, 4: 0.4}, last=1, best=1, mode="min") == ["best", "1", "4", "latest"]
+
+
+def test_every_mth_is_kept(tmp_path: Path) -> None:
+    """Of 1 to 7: the newest two, and those that 3 divides."""
+    assert keep(tmp_path, dict.fromkeys(range(1, 8)), last=2, every=3) == ["3", "6", "7", "latest"]
+
+
+def test_all_are_kept_without_keep_last(tmp_path: Path) -> None:
+    assert keep(tmp_path, {1: 0.1, 2: 0.2}, every=2) == ["1", "2", "latest"]
+
+
+def test_the_best_is_remembered_by_the_run_that_goes_on(tmp_path: Path) -> None:
+    keep(tmp_path, {1: 0.9, 2: 0.1}, last=1, best=1)
+    assert keep(tmp_path, {3: 0.5}, last=1, best=1) == ["best", "1", "3", "latest"]
+
+
+# -------------------------------------------------------------------------------------- what a killed process leaves
+
+
+def test_a_whole_checkpoint_that_was_not_renamed_is_put_in_its_place(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 3, 6)
+    (checkpoints.folder / "global_step_6").rename(checkpoints.folder / "global_step_6.tmp")
+    step, value, _, said = restore(checkpoints)
+    assert (step, value) == (6, 106)
+    assert said == ["checkpoint global_step_6 was whole but not in its place when the run was cut off; it is now"]
+
+
+def test_leftovers_are_removed(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 3, 6, 9)
+    (checkpoints.folder / "global_step_3").rename(checkpoints.folder / "global_step_3.old")
+    (checkpoints.folder / "global_step_6").rename(checkpoints.folder / "global_step_6.tmp")
+    damage_content(checkpoints.folder / "global_step_6.tmp")
+    assert restore(checkpoints) == (9, 109, 9, [])
+    assert names(checkpoints) == ["global_step_9", "latest"]
+
+
+POINTERS = {"": "named ''", "global_step_99\n": "named 'global_step_99'", None: "was not readable"}
+
+
+@pytest.mark.parametrize(("pointer", "reason"), POINTERS.items())
+def test_an_empty_lying_or_missing_pointer_is_told_and_put_right(
+    checkpoints: Checkpoints, pointer: str | None, reason: str
+) -> None:
+    save(checkpoints, 3, 6)
+    path = checkpoints.folder / "latest"
+    path.unlink()
+    if pointer is not None:
+        path.write_text(pointer)
+    step, _, _, said = restore(checkpoints)
+    assert step == 6
+    assert said == [f"{path} {reason}; the newest valid checkpoint is global_step_6, which it names now"]
+    assert path.read_text() == "global_step_6\n"
+
+
+def test_checkpoints_that_are_gone_are_missed(checkpoints: Checkpoints) -> None:
+    """All folders deleted, the pointer forgotten: this is no new run."""
+    save(checkpoints, 3)
+    shutil.rmtree(checkpoints.folder / "global_step_3")
+    with pytest.raises(
+        RequestError, match=r"latest names global_step_3, and there is no checkpoint beside it any more"
+    ):
+        restore(checkpoints)
+
+
+def damage_listed(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"files": {}}')
+
+
+def damage_entry(folder: Path) -> None:
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"bytes"', '"bytez"', 1))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"), [(damage_listed, "manifest.json does not list run.json"), (damage_entry, "no readable")]
+)
+def test_a_manifest_that_lies(checkpoints: Checkpoints, damage: Any, reason: str) -> None:
+    save(checkpoints, 3)
+    damage(checkpoints.folder / "global_step_3")
+    assert reason in str(damage_of(checkpoints.folder / "global_step_3"))
+
+
+def test_a_disk_that_cannot_read_a_file_back(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(checkpoints, 3)
+
+    def broken(path: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(durable, "_sha256", broken)
+    assert damage_of(checkpoints.folder / "global_step_3") == "policy/config.json cannot be read: Input/output error"
+
+
+def test_no_room_is_seen_before_anything_is_written(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(checkpoints, 3)
+    monkeypatch.setattr(FakePolicy, "saved_bytes", lambda self: 10**18)
+    before = names(checkpoints)
+    with pytest.raises(
+        RunStopped, match=r"step 6 needs 1,000,000,000,000,000,000 bytes and .* has [\d,]+ free; nothing"
+    ):
+        save(checkpoints, 6)
+    assert names(checkpoints) == before
+
+
+# -------------------------------------------------------------------------------- starting from a checkpoint by name
+
+
+def test_a_run_that_starts_from_another_runs_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    save(checkpoints, 3, 6)
+    mine = Checkpoints(tmp_path / "mine", origin=checkpoints.folder / "global_step_3")
+    assert restore(mine)[:3] == (3, 103, 3)
+    mine.save(4, FakePolicy(7), FakeLoader(4))  # type: ignore[arg-type]
+    assert restore(mine)[:3] == (4, 7, 4)  # started again, it goes on
+    assert (
+        restore(Checkpoints(tmp_path / "other", origin=checkpoints.folder.parent))[0] == 6
+    )  # a run folder: its newest
+
+
+def test_going_back_in_the_same_folder(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 3, 6, 9)
+    back = Checkpoints(checkpoints.folder, origin=checkpoints.folder / "global_step_3")
+    step, _, _, said = restore(back)
+    assert step == 3
+    assert said[:2] == [
+        "the run goes back to step 3: checkpoint global_step_6 is kept as global_step_6.aside1",
+        "the run goes back to step 3: checkpoint global_step_9 is kept as global_step_9.aside1",
+    ]
+    back.save(4, FakePolicy(7), FakeLoader(4))  # type: ignore[arg-type]
+    assert restore(back)[:2] == (4, 7)
+    assert restore(checkpoints)[0] == 4  # and without the path, too
+
+
+def test_a_folder_of_another_course_is_not_gone_on_in(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    save(checkpoints, 3)
+    mine = Checkpoints(tmp_path / "mine", origin=checkpoints.folder)
+    save(Checkpoints(tmp_path / "mine"), 5)
+    with pytest.raises(RequestError, match="holds checkpoints of a run that did not start from"):
+        restore(mine)
+
+
+def test_shards_of_another_trainer_are_recognised(tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor/model_world_size_2_rank_0.pt").touch()
+    with pytest.raises(RequestError, match=r"but shards of another trainer; merge them \(posttrain export"):
+        resolve_checkpoint(tmp_path)

@@ -124,6 +124,19 @@ def test_validation_metrics_are_split_by_source() -> None:
     }
 
 
+def test_several_samples_of_a_prompt_show_their_spread() -> None:
+    """Of two valid rewards 0 and 1: std 1/2, the better of two draws 3/4, the worse 1/4; of two of 2: 2, 2."""
+    metrics = validation_metrics(
+        [
+            make_scored([Reward(0.0), Reward(1.0), Invalid("exception")], [2, 2, 2]),
+            make_scored([Reward(2.0), Reward(2.0), Invalid("exception")], [2, 2, 2], name="b"),
+            make_scored([Reward(1.0), Invalid("exception"), Invalid("exception")], [2, 2, 2], name="c"),
+        ]
+    )
+    several = {name.removeprefix("validation/sums/"): value for name, value in metrics.items() if "@" in name}
+    assert several == pytest.approx({"reward_std@2": 0.25, "reward_best@2": 1.375, "reward_worst@2": 1.125})
+
+
 # --------------------------------------------------------------------------------------------------------- samples
 
 

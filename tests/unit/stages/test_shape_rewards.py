@@ -199,13 +199,13 @@ def test_token_rewards_are_whitened_before_the_estimator() -> None:
 
 
 class Fixed:
-    """A scorer and a reward model of prepared outcomes."""
+    """A scorer, or a reward model, of prepared outcomes."""
 
-    def __init__(self, terms: tuple[Outcome, ...], model: tuple[Outcome, ...]) -> None:
-        self.terms, self.model = terms, model
+    def __init__(self, outcomes: tuple[Outcome, ...]) -> None:
+        self.outcomes = outcomes
 
-    def score(self, group: object) -> object:
-        return [self.model] if isinstance(group, list) else self.terms
+    def score(self, groups: list[object]) -> list[tuple[Outcome, ...]]:
+        return [self.outcomes for _ in groups]
 
 
 def test_score_of_the_reward_model_is_added_to_the_terms() -> None:
@@ -224,8 +224,7 @@ def test_score_of_the_reward_model_is_added_to_the_terms() -> None:
         Reward(-2.0),
         Reward(3e38),
     )
-    fixed = Fixed(terms, model)
-    (result,) = score([group], fixed, 1.0, reward_model=fixed, model_weight=2.0)  # type: ignore[arg-type]
+    (result,) = score([group], Fixed(terms), 1.0, reward_model=Fixed(model), model_weight=2.0)  # type: ignore[arg-type]
     assert result.outcomes[:4] == (
         Reward(2.0, (("a", 1.0), ("model", 0.5))),
         Invalid("exception", "a: x"),

@@ -66,7 +66,10 @@ def test_every_epoch_visits_every_mini_batch_with_its_own_counts() -> None:
     engine, ticks = ScriptedEngine(), []
     stats = update(engine, make_batch([4, 1, 0, 2], old=True), plan(epochs=2), ticks.append)
     first, second = ("a", "b"), ("c", "d")
-    counts = [LossCounts(tokens=5, sequences=2), LossCounts(tokens=2, sequences=1)]
+    counts = [
+        LossCounts(tokens=5, sequences=2, prompt_tokens={0: 5}),
+        LossCounts(tokens=2, sequences=1, prompt_tokens={0: 2}),
+    ]
     assert engine.seen == [(first, counts[0]), (second, counts[1])] * 2
     assert ticks == [2, 2, 2, 2]
     assert (stats.updates, stats.skipped_updates) == (4, 0)

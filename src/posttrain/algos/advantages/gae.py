@@ -19,6 +19,7 @@ def gae(
     *,
     gamma: float = 1.0,
     gae_lambda: float = 1.0,
+    estimator_whitens: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """A_t = delta_t + gamma lambda A_next, delta_t = r_t + gamma V_next - V_t, whitened over all tokens of the batch.
 
@@ -26,7 +27,7 @@ def gae(
     are carried over them. After the last token both are 0 (the response has ended).
 
     Args: token_rewards and values [B, T], reward units; valid [B] bool (invalid responses leave the statistics and get 0);
-        response_mask [B, T] bool.
+        response_mask [B, T] bool; estimator_whitens False leaves the advantages in reward units (ROLL's default).
     Returns: advantages [B, T] float32, in standard deviations over the batch; returns [B, T] float32, reward units: the
         advantages before whitening + values, what the critic learns. Both 0 where response_mask is False.
     Source: arXiv:1506.02438, equation 16; the whitening is the usual one of PPO codes.
@@ -43,4 +44,5 @@ def gae(
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = next_advantage
     returns = torch.where(mask, advantages + values, 0.0)
-    return whiten(advantages, mask).float(), returns.float()
+    advantages = whiten(advantages, mask) if estimator_whitens else torch.where(mask, advantages, 0.0)
+    return advantages.float(), returns.float()

@@ -18,10 +18,13 @@ def cispo(
     *,
     clip_ratio_low: float,
     clip_ratio_high: float,
+    drop_clipped: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-A w log pi per token, where the weight w = clip(r, 1 - low, 1 + high), r = exp(policy - old), carries no gradient.
 
-    Unlike in PPO every token keeps a gradient; the clip only bounds its weight. (The paper leaves the lower side open.)
+    Unlike in PPO every token keeps a gradient; the clip only bounds its weight. (The paper leaves the lower side open.) With
+    drop_clipped the tokens that PPO would stop lose theirs too: those with A > 0 beyond 1 + high, or A < 0 beyond 1 - low
+    (the paper's unified form, equation 7). Low 1 and high 0 give w = min(r, 1): truncated importance sampling, ROLL's tis.
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the weight was
@@ -31,6 +34,10 @@ def cispo(
     log_r = log_ratio(policy_logprobs.detach(), old_logprobs, mask)
     ratio = log_r.exp()
     weight = ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
-    loss = -torch.where(mask, advantages, 0.0) * weight * torch.where(mask, policy_logprobs, 0.0)
     report = {"clip_fraction": (mask & (weight != ratio)).float()}
+    advantages = torch.where(mask, advantages, 0.0)
+    if drop_clipped:
+        gone = torch.where(advantages > 0, ratio > 1 + clip_ratio_high, ratio < 1 - clip_ratio_low)
+        advantages = torch.where(gone, 0.0, advantages)
+    loss = -advantages * weight * torch.where(mask, policy_logprobs, 0.0)
     return loss, report | distance_report(log_r, mask)

@@ -24,7 +24,7 @@ from posttrain.config import RunConfig
 from posttrain.registry import TRACKERS
 
 LINE_WIDTH = 80  # characters, at most, of a plain line
-SAMPLING = ("rollout", "validation")  # phases counted in tokens; the others are counted in sequences
+SAMPLING = ("rollout", "baseline", "validation")  # phases counted in tokens; the others are counted in sequences
 SHOWN = (  # label, metric: what the live display keeps in view
     ("reward", "reward/mean"),
     ("length", "response/length_mean"),

@@ -50,6 +50,7 @@ class Jsonl:
             raise RuntimeError("metrics.jsonl is not open: log() belongs between begin() and close()")
         self._file.write(metrics_line(step, metrics))
         self._file.flush()
+        os.fsync(self._file.fileno())  # a checkpoint of this step must not outlive its line
 
     def message(self, text: str) -> None:
         """Nothing: metrics.jsonl holds numbers."""

@@ -235,6 +235,27 @@ def test_responses_of_all_lengths_together(counting: NativeEngine) -> None:
     assert max(ticks) == 4
 
 
+def test_groups_are_handed_on_when_their_last_response_ends(counting: NativeEngine) -> None:
+    """Two slots, two samples per prompt: 5, 1 and 3 tokens to z, one group after the other; then 9 and 2 side by side."""
+    done: list[tuple[int, TrajectoryGroup]] = []
+    drawn: list[int] = []
+    starts = [ord("z") - n for n in (5, 1, 3)]
+    sampling = SamplingParams(samples_per_prompt=2, max_response_tokens=50, stop=("z",))
+    engine = NativeEngine(counting.model, TOKENIZER, max_concurrent_sequences=2, max_prefill_tokens=40)
+    groups = engine.generate(
+        [prompt([start]) for start in starts], sampling, drawn.append, lambda group: done.append((sum(drawn), group))
+    )
+    assert [group for _, group in done] == groups
+    assert [tokens for tokens, _ in done] == [10, 12, 18]  # drawn by then, of 2 x (5 + 1 + 3)
+    done.clear()
+    groups = engine.generate(
+        [prompt([ord("z") - n]) for n in (9, 2)],
+        replace(sampling, samples_per_prompt=1),
+        on_group=lambda group: done.append((0, group)),
+    )
+    assert [group for _, group in done] == [groups[1], groups[0]]
+
+
 def test_prompt_is_prefilled_once_for_all_its_samples(counting: NativeEngine) -> None:
     counting.generate([prompt("abc"), prompt("xyz")], SamplingParams(samples_per_prompt=2, max_response_tokens=3))
     assert counting.model.prefilled == [[*b"abcxyz"]]

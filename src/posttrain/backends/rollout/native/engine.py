@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.backends.rollout.native.sampling import draw, uniforms
 from posttrain.backends.rollout.native.slots import SlotCache
 from posttrain.errors import RunStopped
-from posttrain.interfaces.rollout_engine import OnTokens
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.models.attention import CachedRows
 from posttrain.models.loading import end_token_ids
 from posttrain.models.packed_attention import packed_layout
@@ -34,6 +34,7 @@ class _Request:
 
     prompt: Prompt
     sample_id: str
+    group: int  # number of its prompt
     random: np.ndarray  # [max_response_tokens], one number per draw
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -73,17 +74,22 @@ class NativeEngine:
 
     @torch.inference_mode()
     def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, on_tokens: OnTokens | None = None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        on_tokens: OnTokens | None = None,
+        on_group: OnGroup | None = None,
     ) -> list[TrajectoryGroup]:
         """See interfaces.rollout_engine. Raises: RunStopped when the model's logits are not finite."""
         requests = [
-            [self._request(prompt, number, sampling) for number in range(sampling.samples_per_prompt)]
-            for prompt in prompts
+            [self._request(prompt, group, number, sampling) for number in range(sampling.samples_per_prompt)]
+            for group, prompt in enumerate(prompts)
         ]
         waiting = deque(request for group in requests for request in group)
         slots = min(len(waiting), self.max_concurrent_sequences)
         cache = self._new_cache(slots, max(len(prompt.token_ids) for prompt in prompts) + sampling.max_response_tokens)
         active: list[_Request] = []
+        groups: dict[int, TrajectoryGroup] = {}
         while waiting or active:
             free = slots - len(active)
             # A prefill per freed slot would cost a whole pass each: wait until an eighth is free, or everything left fits.
@@ -97,15 +103,18 @@ class NativeEngine:
                 self._draw(active, logits, sampling)
             if on_tokens:
                 on_tokens(logits.shape[0])
+            for number in sorted({request.group for request in active if request.stop_reason is not None}):
+                if all(request.stop_reason is not None for request in requests[number]):
+                    responses = tuple(self._trajectory(request) for request in requests[number])
+                    groups[number] = TrajectoryGroup(prompt=prompts[number], trajectories=responses)
+                    if on_group:
+                        on_group(groups[number])
             active = self._retire(active, cache)
-        return [
-            TrajectoryGroup(prompt=prompt, trajectories=tuple(self._trajectory(request) for request in group))
-            for prompt, group in zip(prompts, requests, strict=True)
-        ]
+        return [groups[number] for number in range(len(prompts))]
 
-    def _request(self, prompt: Prompt, number: int, sampling: SamplingParams) -> _Request:
+    def _request(self, prompt: Prompt, group: int, number: int, sampling: SamplingParams) -> _Request:
         sample_id = f"{prompt.prompt_id}/{number}"
-        return _Request(prompt, sample_id, uniforms(sampling.seed, sample_id, sampling.max_response_tokens))
+        return _Request(prompt, sample_id, group, uniforms(sampling.seed, sample_id, sampling.max_response_tokens))
 
     def _new_cache(self, slots: int, max_len: int) -> SlotCache:
         config = self.model.config.get_text_config()

@@ -66,7 +66,14 @@ class LocalValueEngine(OptimizedModel):
             assert old_values is not None and returns is not None, "a critic's batch has values and returns"
             values = self._values(micro.sequences)
             token_loss, report = value_loss(values, old_values, returns, mask, value_clip=loss.value_clip)
-            micro_loss = aggregate(token_loss, mask, loss.aggregation, counts)
+            micro_loss = aggregate(
+                token_loss,
+                mask,
+                loss.aggregation,
+                counts,
+                norm_tokens=loss.norm_tokens,
+                group_index=micro.sequences.group_index,
+            )
             micro_loss.backward()
             total += micro_loss.item()
             sums.update({f"critic/{name}": float(torch.where(mask, v, 0.0).sum()) for name, v in report.items()})

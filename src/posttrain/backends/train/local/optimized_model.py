@@ -87,6 +87,12 @@ class OptimizedModel:
     def zero_grad(self) -> None:
         self._masters.zero_grad()
 
+    def saved_bytes(self) -> int:
+        """Every trained weight and its two averages in float32; frozen weights and buffers as they are."""
+        trained = sum(weight.numel() for weight in self._masters.parameters.values())
+        others = [tensor for tensor in self.model.parameters() if not tensor.requires_grad]
+        return 3 * 4 * trained + sum(tensor.numel() * tensor.element_size() for tensor in others)
+
     def save(self, folder: Path) -> None:
         """A Hugging Face folder (float32 weights, tokenizer) plus the optimizer's averages, all without pickle."""
         masters = {name: weight.detach().cpu().contiguous() for name, weight in self._masters.parameters.items()}

@@ -1,0 +1,56 @@
+"""Group-in-group policy optimisation: trajectories are compared with each other, and so are steps from the same state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.advantages.grpo import standardized
+from posttrain.algos.groups import centered, compare_in_groups, on_tokens
+from posttrain.algos.steps import last_steps, step_returns
+from posttrain.registry import ADVANTAGES
+
+
+@ADVANTAGES.register("gigpo")
+def gigpo(
+    episode_rewards: Tensor,
+    step_rewards: Tensor,
+    valid: Tensor,
+    group_index: Tensor,
+    trajectory_index: Tensor,
+    step_index: Tensor,
+    state_index: Tensor,
+    response_mask: Tensor,
+    *,
+    step_gamma: float = 0.95,
+    episode_weight: float = 1.0,
+    step_weight: float = 1.0,
+    normalize_by_std: bool = True,
+) -> Tensor:
+    """A = episode_weight x A_episode + step_weight x A_step, the same for every token of the step's response.
+
+    A_episode compares a trajectory's reward with those of the other trajectories of its group, each counted once. A_step
+    compares the step's discounted return with those of the steps of the group that began in the same state. Both are
+    (x - mean) / (sample standard deviation + 1e-6); what stands alone, or among equals, gets exactly 0. (ROLL lets long
+    trajectories count once per step in the first, and compares equal states of different groups in the second.)
+
+    Args: a row is a step. episode_rewards [B], of the row's whole trajectory; step_rewards [B]; valid [B] bool (other steps
+        get 0 and are in no comparison); group_index [B] int64, equal for trajectories from the same start; trajectory_index
+        and step_index [B] int64, which trajectory and where in it; state_index [B] int64, equal for equal states, such as a
+        hash of the observation; response_mask [B, T] bool; normalize_by_std False leaves the divisions out.
+    Returns: [B, T] float32, 0 where response_mask is False.
+    Source: arXiv:2505.10978, equations 6 to 9.
+    """
+
+    def compare(scores: Tensor, rows: Tensor) -> Tensor:
+        return standardized(scores) if normalize_by_std else centered(scores)
+
+    last = last_steps(valid, trajectory_index, step_index)
+    is_last = valid & (last == torch.arange(len(valid), device=valid.device))
+    episodes = compare_in_groups(episode_rewards, is_last, group_index, compare, lone_sample_keeps_reward=False)
+    returns = step_returns(step_rewards, valid, trajectory_index, step_index, step_gamma)
+    places = torch.stack([group_index, state_index], dim=1)
+    same_state = places.unique(dim=0, return_inverse=True)[1]
+    steps = compare_in_groups(returns, valid, same_state, compare, lone_sample_keeps_reward=False)
+    total = torch.where(valid, episode_weight * episodes[last] + step_weight * steps, 0.0)
+    return on_tokens(total, response_mask)

@@ -1,0 +1,83 @@
+"""What may change between the start of a run and its going on, and what would make it another run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.config import RunConfig
+
+# Where things are, how long the run is, what is shown, what is saved, how the work is cut: the numbers of a step do not
+# depend on these beyond rounding. Whole sections end in a dot.
+HARMLESS = (
+    "checkpoint.",
+    "placement.",
+    "tracking.",
+    "validation.",
+    "run.folder",
+    "run.grace_s",
+    "run.max_skipped_steps",
+    "run.name",
+    "run.resume",
+    "run.resume_path",
+    "run.total_epochs",
+    "run.total_steps",
+    "critic.devices",
+    "critic.gradient_checkpointing",
+    "critic.max_tokens_per_micro_batch",
+    "critic.pipeline_parallel",
+    "critic.sequence_parallel",
+    "critic.sequences_per_micro_batch_per_device",
+    "critic.tensor_parallel",
+    "data.filter_workers",
+    "data.validation_files",
+    "model.gradient_checkpointing",
+    "policy.devices",
+    "policy.max_tokens_per_micro_batch",
+    "policy.pipeline_parallel",
+    "policy.sequence_parallel",
+    "policy.sequences_per_micro_batch_per_device",
+    "policy.share_prompts",
+    "policy.tensor_parallel",
+    "reference.devices",
+    "reference.max_tokens_per_micro_batch",
+    "reference.sequences_per_micro_batch_per_device",
+    "reward.max_invalid_share",
+    "reward.model.devices",
+    "reward.model.sequences_per_micro_batch_per_device",
+    "rollout.devices",
+    "rollout.max_concurrent_sequences",
+    "rollout.max_prefill_tokens",
+    "rollout.tensor_parallel",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    field: str
+    before: Any
+    now: Any
+
+    @property
+    def harmless(self) -> bool:
+        return self.field in HARMLESS or self.field.startswith(tuple(name for name in HARMLESS if name.endswith(".")))
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.before} -> {self.now}"
+
+
+def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """What differs between the configuration that a run has saved and this one, both as read from YAML. A setting that the
+    saved one does not know, because an earlier version wrote it, counts as its default."""
+    defaults = RunConfig.model_validate({"model": {"path": ""}, "data": {"train_files": []}}).model_dump(mode="json")
+    before, after = flat(defaults) | flat(saved), flat(now)
+    return [Change(key, before.get(key), after.get(key)) for key in after | before if before.get(key) != after.get(key)]
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value; lists stay whole."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found

@@ -1,0 +1,96 @@
+"""One trainer per folder: a lock that the operating system takes back when its holder dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from posttrain.errors import Problem, RequestError
+
+LOCK = "lock"
+PATIENCE_S = 2.0  # a worker of a run that was killed has the lock's file open until it is gone, too
+
+
+@contextmanager
+def only_trainer(*folders: Path) -> Iterator[list[str]]:
+    """Hold the lock of every folder, each once. Yields what a person should know (locks left by processes that died).
+
+    Folders are made, and removed at the end if nothing was put into them: a refused request leaves no trace.
+    Raises: RequestError when another process trains in one of them.
+    """
+    with ExitStack() as stack:
+        notes: list[str] = []
+        for folder in dict.fromkeys(folder.resolve() for folder in folders):
+            stack.enter_context(_made(folder))
+            stack.enter_context(_locked(folder, notes))
+        yield notes
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    missing = [path for path in [folder, *folder.parents] if not path.exists()]  # the deepest first
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # something was put into it
+            for path in missing:
+                path.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path, notes: list[str]) -> Iterator[None]:
+    path = folder / LOCK
+    descriptor = _open_locked(path)
+    try:
+        if left := _holder(path):
+            notes.append(f"the lock of a run that died was left in {folder} ({left}); it is taken over")
+        os.truncate(descriptor, 0)
+        about = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        os.write(descriptor, json.dumps(about).encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held: whoever opens the name next makes a new file
+        os.close(descriptor)
+
+
+def _open_locked(path: Path) -> int:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            what = f"another run is training in {path.parent} ({_holder(path) or 'it has just begun'})"
+            fix = "wait for it, stop it, or name another run.folder"
+            raise RequestError(Problem(what, fix=fix, field="run.folder")) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder removed the name between our two calls: try the new one
+
+
+def _holder(path: Path) -> str:
+    """Who wrote a lock, for people; empty when nobody has."""
+    try:
+        about = json.loads(path.read_text())
+        return f"process {about['pid']} on {about['host']} since {about['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

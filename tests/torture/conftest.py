@@ -1,0 +1,8 @@
+"""The sweeps lie beside their tests, because `make torture` runs them without pytest."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

@@ -1,0 +1,350 @@
+"""Kills saves and runs, and looks at what is left. `make torture` runs all of it; test_killing.py a part.
+
+One process imports torch and forks: a trial costs a fork, not a start. In every trial a child saves step 2 beside step 1
+(keep_last 1, so that a deletion is part of it) and says so when it is done; it is killed on the way. Then the checkpoints are
+restored as a run would: the step must be no older than the last acknowledged one, every file must have the hash of the
+reference, and a save of step 3 must go through.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain.backends.train.local import LocalTrainEngine
+from posttrain.config.model import ModelConfig
+from posttrain.config.policy import OptimizerConfig
+from posttrain.models.loading import load_causal_lm, load_tokenizer
+from posttrain.stages.checkpoint import Checkpoints
+from posttrain.stages.retention import Retention
+
+
+class Position:
+    """A data position that is a number."""
+
+    def __init__(self, position: int = 0) -> None:
+        self.position = position
+
+    def state(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class Work:
+    """A real engine on a tiny model, whose state after each step is known."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.folder = folder
+        self.engine = LocalTrainEngine(
+            load_causal_lm(str(model), dtype=torch.float32),
+            load_tokenizer(ModelConfig(path=str(model))),
+            optimizer=OptimizerConfig(lr=1e-3),
+            learning_rate_factor=lambda update: 1.0,
+            sequences_per_micro_batch=1,
+            sequences_per_scoring_batch=1,
+        )
+        self.reference: dict[int, dict[str, str]] = {}
+        whole = Checkpoints(folder / "reference")
+        for step in (1, 2, 3):
+            self.become(step)
+            whole.save(step, self.engine, Position(step))
+            self.reference[step] = hashes(folder / f"reference/global_step_{step}")
+
+    def become(self, step: int) -> None:
+        """The state after ``step``: weights and gradients from a seed, and an update."""
+        generator = torch.Generator().manual_seed(step)
+        for parameter in self.engine._masters.parameters.values():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        self.engine._optimizer.state.clear()
+        self.engine.optimizer_step()
+        self.engine._updates = step
+
+    def start(self, trial: Path) -> Checkpoints:
+        """A run folder with the checkpoint of step 1; the engine is in the state after step 2."""
+        shutil.rmtree(trial, ignore_errors=True)
+        trial.mkdir(parents=True)
+        shutil.copytree(self.folder / "reference/global_step_1", trial / "global_step_1")
+        (trial / "latest").write_text("global_step_1\n")
+        return Checkpoints(trial, Retention(last=1))
+
+    def verdict(self, trial: Path, acknowledged: int) -> str | None:
+        """What is wrong with what a killed save has left; None when nothing is."""
+        checkpoints = Checkpoints(trial, Retention(last=1))
+        position = Position()
+        try:
+            step = checkpoints.restore(_Reader(), position, lambda said: None)  # type: ignore[arg-type]
+            if step < acknowledged:
+                return f"resumed at step {step}, and step {acknowledged} had been acknowledged"
+            if position.position != step or hashes(trial / f"global_step_{step}") != self.reference[step]:
+                return f"step {step} is not what was saved"
+            checkpoints.save(3, _Copier(self.folder / "reference/global_step_3/policy"), Position(3))  # type: ignore[arg-type]
+            if hashes(trial / "global_step_3") != self.reference[3]:
+                return "the next save is not what it should be"
+            left = sorted(path.name for path in trial.iterdir())
+        except Exception:  # noqa: BLE001  # any failure is a finding
+            return traceback.format_exc()
+        return None if left == ["global_step_3", "latest"] else f"left behind: {left}"
+
+
+class _Reader:
+    """Takes nothing: restore() has compared the hashes."""
+
+    def load(self, folder: Path) -> None:
+        pass
+
+
+class _Copier:
+    """Saves what another has saved: the next save needs no tensors in this process."""
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+
+    def saved_bytes(self) -> int:
+        return 1
+
+    def save(self, folder: Path) -> None:
+        shutil.copytree(self.source, folder, dirs_exist_ok=True)
+
+
+@dataclass
+class Tally:
+    """What a sweep has found."""
+
+    name: str
+    trials: int = 0
+    killed: int = 0
+    resumed_at: dict[int, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        verdict = f"{len(self.failures)} FAILED" if self.failures else "all resumed, hashes as the reference"
+        return f"{self.name}: {self.trials} trials, {self.killed} killed before the save was acknowledged; {verdict}"
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a checkpoint, its manifest included."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@dataclass
+class Child:
+    pid: int
+    said: int  # read end of the pipe it acknowledges on
+    go: int  # write end of the pipe it waits on
+
+    def wait(self) -> int:
+        """Its end; what it acknowledged (0 or 2)."""
+        os.waitpid(self.pid, 0)
+        acknowledged = 2 if os.read(self.said, 1) else 0
+        os.close(self.said)
+        with suppress(OSError):
+            os.close(self.go)
+        return acknowledged
+
+
+def saving_child(work: Work, checkpoints: Checkpoints, prepare: Callable[[], None] = lambda: None) -> Child:
+    """A forked process that saves step 2 when told to, and acknowledges it."""
+    said, say = os.pipe()
+    told, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(said)
+        os.close(go)
+        os.read(told, 1)
+        try:
+            prepare()
+            checkpoints.save(2, work.engine, Position(2))  # type: ignore[arg-type]
+            os.write(say, b"2")
+        finally:
+            os._exit(0)
+    os.close(say)
+    os.close(told)
+    return Child(pid, said, go)
+
+
+def random_kills(work: Work, trials: int, seed: int = 0) -> Tally:
+    """SIGKILL at a random instant of a save."""
+    work.become(2)
+    tally, draw = Tally("SIGKILL at a random instant of a save"), random.Random(seed)
+    durations = []
+    for _ in range(3):
+        child = saving_child(work, work.start(work.folder / "trial"))
+        start = time.perf_counter()
+        os.write(child.go, b"x")
+        child.wait()
+        durations.append(time.perf_counter() - start)
+    for _ in range(trials):
+        child = saving_child(work, work.start(work.folder / "trial"))
+        os.write(child.go, b"x")
+        time.sleep(draw.uniform(0, sorted(durations)[1]))
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        _count(work, tally, child.wait(), f"trial {tally.trials + 1}")
+    return tally
+
+
+# ------------------------------------------------------------------------------------- at every file operation of a save
+
+OPERATIONS = [
+    (os, "open"),
+    (os, "fsync"),
+    (os, "replace"),
+    (os, "rename"),
+    (os, "unlink"),
+    (os, "rmdir"),
+    (os, "mkdir"),
+    (os, "close"),
+    (os, "stat"),
+    (os, "listdir"),
+    (os, "scandir"),
+    (builtins, "open"),
+]
+
+
+def at_operation(number: int, act: Callable[[], Any]) -> Callable[[], None]:
+    """What a child has to do so that the ``number``-th file operation of Python code acts first (kills it, or raises)."""
+
+    def patch() -> None:
+        count = 0
+
+        def acting(original: Callable[..., Any]) -> Callable[..., Any]:
+            def operation(*args: Any, **kwargs: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == number:
+                    act()
+                return original(*args, **kwargs)
+
+            return operation
+
+        for module, name in OPERATIONS:
+            setattr(module, name, acting(getattr(module, name)))
+
+    return patch
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def operation_kills(work: Work, *, stride: int = 1) -> Tally:
+    """SIGKILL before every ``stride``-th file operation that Python code makes in a save, until one has no such operation."""
+    work.become(2)
+    tally = Tally("SIGKILL at every file operation of a save")
+    number = 1
+    while True:
+        child = saving_child(work, work.start(work.folder / "trial"), at_operation(number, kill_self))
+        os.write(child.go, b"x")
+        _, status = os.waitpid(child.pid, 0)
+        acknowledged = 2 if os.read(child.said, 1) else 0
+        os.close(child.said)
+        os.close(child.go)
+        if not os.WIFSIGNALED(status):
+            assert acknowledged == 2
+            return tally
+        _count(work, tally, acknowledged, f"operation {number}")
+        number += stride
+
+
+def strace_kills(work: Work, *, stride: int = 1) -> Tally:
+    """SIGKILL at the entry of every ``stride``-th system call that has to do with files, of Python and of what is compiled."""
+    work.become(2)
+    tally = Tally("SIGKILL at every system call of a save")
+    calls = _traced_calls(work)
+    # One counter per kind of call is what strace has, so each kind is swept by its own numbers.
+    for name, count in calls.items():
+        for number in range(1, count + 1, stride):
+            child = saving_child(work, work.start(work.folder / "trial"))
+            tracer = _trace(child, ["-e", f"trace={name}", "-e", f"inject={name}:signal=SIGKILL:when={number}"])
+            acknowledged = child.wait()
+            tracer.wait()
+            _count(work, tally, acknowledged, f"{name} {number}")
+    return tally
+
+
+CALLS = (
+    "openat,write,pwrite64,writev,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,"
+    "ftruncate,fallocate,msync,munmap,close,read,lseek,newfstatat,fstat,getdents64,copy_file_range,sendfile,statfs,ioctl"
+)
+
+
+def _traced_calls(work: Work) -> dict[str, int]:
+    """How often a whole save makes each call."""
+    child = saving_child(work, work.start(work.folder / "trial"))
+    log = work.folder / "strace.log"
+    tracer = _trace(child, ["-e", f"trace={CALLS}"], log)
+    assert child.wait() == 2, "the save did not go through under strace"
+    tracer.wait()
+    counts: dict[str, int] = {}
+    for name in re.findall(r"^\d+ +(\w+)\(", log.read_text(errors="replace"), re.MULTILINE):
+        counts[name] = counts.get(name, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def _trace(child: Child, options: list[str], log: Path | None = None) -> subprocess.Popen[str]:
+    """strace attached to a child, which then gets to work."""
+    command = ["strace", "-f", "-o", str(log or "/dev/null"), *options, "-p", str(child.pid)]
+    tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert tracer.stderr
+    assert "attached" in (said := tracer.stderr.readline()), f"strace cannot attach: {said}"
+    os.write(child.go, b"x")
+    return tracer
+
+
+def _count(work: Work, tally: Tally, acknowledged: int, where: str) -> None:
+    tally.trials += 1
+    tally.killed += not acknowledged
+    if failure := work.verdict(work.folder / "trial", acknowledged or 1):
+        tally.failures.append(f"{where}: {failure}")
+
+
+# ------------------------------------------------------------------------------------------------- kills over a whole run
+
+
+def run_with_kills(train: Callable[[], object], kills: int, seconds: tuple[float, float], seed: int = 0) -> int:
+    """Start ``train`` in a forked process again and again, killed ``kills`` times after a random time, then left alone.
+    Returns how many of the kills hit a living process.
+
+    Raises: RuntimeError when a process that was not killed does not end well.
+    """
+    draw, hit = random.Random(seed), 0
+    for left in range(kills, -1, -1):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.setpgid(0, 0)
+                train()
+                code = 0
+            except BaseException:  # noqa: BLE001  # a child must not go on as its parent
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        if left:
+            time.sleep(draw.uniform(*seconds))
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        hit += os.WIFSIGNALED(status)
+        if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
+            raise RuntimeError(f"the run failed when it was started again, with {left} kills left")
+    return hit
