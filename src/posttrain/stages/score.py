@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -54,15 +55,28 @@ def score(
     ]
     responses = sum(len(group.outcomes) for group in scored)
     if failures and len(failures) > max_invalid_share * responses:
+        counts = Counter(failure.reason for _, failure in failures)
+        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
         examples = "\n".join(
-            f"  {sample_id}: {failure.reason}: {failure.detail}" for sample_id, failure in failures[:10]
+            f"  {sample_id}: {failure.reason}: {failure.detail}"
+            for sample_id, failure in _of_every_reason(failures)[:10]
         )
         raise TooManyInvalid(
             f"{len(failures)} of {responses} responses have no valid reward, more than reward.max_invalid_share "
-            f"= {max_invalid_share:g} allows:\n{examples}",
+            f"= {max_invalid_share:g} allows ({reasons}):\n{examples}",
             scored,
         )
     return scored
+
+
+def _of_every_reason(failures: Sequence[tuple[str, Invalid]]) -> list[tuple[str, Invalid]]:
+    """The first failure of every reason, then the second of each, and so on."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for sample_id, failure in failures:
+        ranked.append((seen[failure.reason], sample_id, failure))
+        seen[failure.reason] += 1
+    return [(sample_id, failure) for _, sample_id, failure in sorted(ranked, key=lambda each: each[0])]
 
 
 def with_model(terms: Outcome, model: Outcome, weight: float) -> Outcome:

@@ -46,6 +46,7 @@ TERM = {"name": "exact_match"}
             "reward.normalize_std",
             "makes every reward 0",
         ),
+        ({"reward": {"terms": [{**TERM, "batched": True}]}}, "reward.terms.0.batched", "one response at a time"),
         ({"reward": {"kl": {"coef": 0.1, "estimator": "full"}}}, "reward.kl.estimator", "loss.kl_estimator=full"),
         (
             {"group_filter": {"strategy": "drop", "above_mean": 0.5, "below_mean": 0.5}},
@@ -82,6 +83,7 @@ def test_what_cannot_be_run_is_refused(sections: dict[str, Any], field: str, tex
             "reference": {"path": "r"},
         },
         {"advantage": {"name": "reinforce_plus_plus", "whiten_rewards": True}},
+        {"reward": {"terms": [{"name": "f", "path": "f.py", "batched": True}], "workers": 2, "memory_gib": 0.5}},
     ],
 )
 def test_what_works_together_is_accepted_without_a_word(sections: dict[str, Any]) -> None:
@@ -97,6 +99,8 @@ def test_what_works_together_is_accepted_without_a_word(sections: dict[str, Any]
             {"reward": {"overlong_buffer_tokens": 8, "overlong_penalty": 0.0}},
             "reward.overlong_buffer_tokens has no effect",
         ),
+        ({"reward": {"timeout_s": 5.0}}, "reward.timeout_s has no effect: these rewards are scored in the process"),
+        ({"reward": {"workers": 2, "terms": [{"name": "llm_judge"}]}}, "reward.workers has no effect"),
         ({"reward": {"kl": {"target": 0.1}}}, "reward.kl.target has no effect: reward.kl.coef is 0"),
         ({"reward": {"kl": {"estimator": "k3"}}}, "reward.kl.estimator has no effect"),
         ({"reward": {"kl": {"coef": 0.1, "horizon_sequences": 5}}}, "reward.kl.horizon_sequences has no effect"),

@@ -132,8 +132,25 @@ def test_more_invalid_responses_than_allowed_stop_the_run_with_examples() -> Non
     with pytest.raises(RunStopped) as raised:
         score(GROUPS, Scripted(failed), max_invalid_share=0.25)
     lines = str(raised.value).splitlines()
-    assert lines[0].startswith("2 of 4 responses have no valid reward, more than reward.max_invalid_share = 0.25")
+    assert lines[0] == (
+        "2 of 4 responses have no valid reward, more than reward.max_invalid_share = 0.25 allows (not_finite 1, exception 1):"
+    )
     assert lines[1:] == ["  a/0: not_finite: score: returned nan", "  b/0: exception: "]
+
+
+def test_examples_are_of_every_reason() -> None:
+    group = make_group("a", (1,), [(2,)] * 14)
+    outcomes: tuple[Outcome, ...] = (
+        *(Invalid("exception", str(n)) for n in range(12)),
+        Invalid("timeout"),
+        Invalid("memory"),
+    )
+    with pytest.raises(RunStopped) as raised:
+        score([group], Scripted([outcomes]), max_invalid_share=0.5)
+    lines = str(raised.value).splitlines()
+    assert lines[0].endswith("(exception 12, timeout 1, memory 1):")
+    assert lines[1:4] == ["  a/0: exception: 0", "  a/12: timeout: ", "  a/13: memory: "]
+    assert len(lines) == 11 and lines[10] == "  a/7: exception: 7"
 
 
 def test_limit_of_0_accepts_a_step_without_failures() -> None:

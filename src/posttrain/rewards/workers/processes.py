@@ -148,15 +148,13 @@ def has_children() -> bool:
         return False
 
 
-def kill_marked(name: str, value: str) -> int:
+def kill_marked(name: str, value: str, patience_s: float = 10.0) -> None:
     """Kill every process that was started with the environment variable ``name`` = ``value``, until none is left: the way to
-    find descendants whose common ancestor is gone. Returns how many were found. Linux only."""
-    count = 0
-    while found := list(marked(name, value)):
-        count += len(found)
+    find descendants whose common ancestor is gone. Linux only."""
+    deadline = time.monotonic() + patience_s
+    while (found := list(marked(name, value))) and time.monotonic() < deadline:
         kill(found)
         time.sleep(0.001)
-    return count
 
 
 def marked(name: str, value: str) -> Iterator[int]:

@@ -20,7 +20,8 @@ from posttrain.errors import RequestError
 from posttrain.rewards.workers import fork_gate, processes, wire
 from posttrain.rewards.workers.limits import EXCEPTION, MEMORY, Limits, more_cpu, put_limits
 
-Handler = Callable[[Any], Any]  # from a request to an answer, both made of what wire.py can write
+# From a call to an answer, both made of what wire.py can write. With a method after_fork(), that is called in each worker.
+Handler = Callable[[Any], Any]
 
 # First byte of what a worker sends, and of what its keeper passes on. The rest is JSON.
 ANSWER = b"A"
