@@ -1,0 +1,101 @@
+"""What is said about our fields, in the user's own keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from posttrain.dialects.ledger import Ledger
+from posttrain.dialects.sources import SourceMap
+from posttrain.errors import Problem
+
+if TYPE_CHECKING:
+    from posttrain.dialects.reading import Reader
+
+# In every dialect: fields of RunConfig by their own names, for what the dialect has no key for.
+OUR_SECTION = "posttrain"
+
+
+class Words:
+    """Turns what is said about our fields into the user's own keys."""
+
+    def __init__(self, ledger: Ledger, reader: Reader):
+        self._keys: dict[str, str] = {}
+        self._plain: set[str] = set()  # fields whose value is their key's value, so that a fix can be given in it
+        for row in ledger.rows:
+            if row.status != "mapped":
+                continue
+            for name in row.fields:
+                if name not in self._keys or (reader.written(row.name) and not reader.written(self._keys[name])):
+                    self._keys[name] = row.name
+                    self._plain.discard(name)
+                    if not row.by_rule and row.to is None:
+                        self._plain.add(name)
+        self._reader = reader
+        self.sources: SourceMap = _TheirSources(reader.sources.file, reader.sources.places, self)
+
+    def key(self, field: str) -> str:
+        """Their key for our field; ours where they have none."""
+        while field:
+            if self._reader.written(f"{OUR_SECTION}.{field}"):
+                return f"{OUR_SECTION}.{field}"
+            if field in self._keys:
+                return self._keys[field]
+            field = field.rpartition(".")[0]
+        return ""
+
+    def where(self, field: str) -> str:
+        key = self.key(field)
+        return (
+            self._reader.sources.where(key) if key else f"{field} (which {self._reader.ledger.dialect} has no key for)"
+        )
+
+    def text(self, text: str) -> str:
+        """The same sentence with our field names replaced by their keys; ours follows in brackets where units differ."""
+
+        def theirs(match: re.Match[str]) -> str:
+            name, value = match[1], match[2] or ""
+            key = self._keys.get(name, "")
+            if key and name in self._plain:
+                return f"{key}{value}"
+            return f"{name}{value} (by {key})" if key else f"{name}{value}"
+
+        return _FIELD.sub(theirs, text)
+
+    def is_written(self, text: str) -> bool:
+        """Whether a warning that begins with one of our fields is about something the user wrote."""
+        match = _FIELD.match(text)
+        return match is None or (bool(self._keys.get(match[1])) and self._reader.written(self._keys[match[1]]))
+
+    def translate(self, problems: Iterable[Problem]) -> list[Problem]:
+        return [
+            replace(
+                problem,
+                what=self.text(problem.what),
+                fix=self.text(problem.fix),
+                where=problem.where or (self.where(problem.field) if problem.field else ""),
+                field=self.key(problem.field) or problem.field,
+            )
+            for problem in problems
+        ]
+
+
+_FIELD = re.compile(
+    r"\b((?:model|data|run|rollout|reward|group_filter|advantage|loss|policy|critic|reference|validation|checkpoint|"
+    r"tracking|placement)(?:\.[a-z_0-9]+)+)\b(=[\w.+-]*\w)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _TheirSources(SourceMap):
+    """Places by our field names."""
+
+    words: Words
+
+    def where(self, key: str) -> str:
+        return self.words.where(key)
+
+    def where_missing(self, key: str) -> str:
+        return self.words.where(key)
