@@ -8,11 +8,9 @@ against a key/value cache, for decoding).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from posttrain.errors import ModelError, Problem
 from posttrain.models.packed_attention import Packed, attend_packed
@@ -23,11 +21,19 @@ NAME = "posttrain"
 NOT_COMPUTED = ("softcap", "s_aux", "sinks", "position_bias")
 
 
+class Cache(Protocol):
+    """Keys and values of earlier tokens."""
+
+    def attend(self, layer: int, query: Tensor, scaling: float, window: int | None = None) -> Tensor:
+        """Attention of one new token per row, [rows, heads, head_dim], to what its row may see."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedRows:
-    """Row i holds one new query, which sees the cached keys where visible[i] is True."""
+    """Row i holds one new query. Its past is in the cache, where the layer has stored its key and value already."""
 
-    visible: Tensor  # [B, cached_len] bool
+    cache: Cache
 
 
 def register_attention() -> None:
@@ -70,15 +76,5 @@ def attention(
         )
     if isinstance(attention_layout, Packed):
         return attend_packed(query, key, value, attention_layout, scaling, sliding_window), None
-    return _cached(query, key, value, attention_layout.visible, scaling, sliding_window), None
-
-
-def _cached(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float, window: int | None) -> Tensor:
-    """The query heads that share a key/value head stand as rows of one query, so keys and values are not repeated."""
-    rows, heads, _, head_dim = query.shape
-    grouped = query.view(rows, key.shape[1], heads // key.shape[1], head_dim)
-    if window is not None:
-        newest = visible.sum(dim=1, keepdim=True)
-        visible = visible & (torch.arange(visible.shape[1], device=visible.device) >= newest - window)
-    output = scaled_dot_product_attention(grouped, key, value, attn_mask=visible[:, None, None, :], scale=scaling)
-    return output.reshape(rows, 1, heads, head_dim)
+    output = attention_layout.cache.attend(module.layer_idx, query[:, :, 0], scaling, sliding_window)  # type: ignore[arg-type]
+    return output[:, None], None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from posttrain.backends.rollout.native.slots import SlotCache
+from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.errors import ModelError
 from posttrain.models import packed_attention
 from posttrain.models.attention import NAME, CachedRows, attention, register_attention
@@ -186,19 +186,6 @@ def test_layout_bounds_the_scores_held_at_once(monkeypatch: pytest.MonkeyPatch) 
 # ------------------------------------------------------------------------------------------------------- decoding
 
 
-def new_cache(model: PreTrainedModel, slots: int, max_len: int) -> SlotCache:
-    config = model.config
-    return SlotCache(
-        layers=config.num_hidden_layers,
-        slots=slots,
-        kv_heads=config.num_key_value_heads,
-        max_len=max_len,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_decoding_with_the_cache_equals_the_full_forward(family: str) -> None:
@@ -208,9 +195,9 @@ def test_decoding_with_the_cache_equals_the_full_forward(family: str) -> None:
     prompt_lengths, steps = [3, 10, 1], 18
     sequences = sequences_of([length + steps for length in prompt_lengths])
     expected = plain_logits(plain, sequences)
-    cache = new_cache(ours, slots=4, max_len=10 + steps)
+    cache = KeyValueCache.of(ours, prompt_slots=4, slots=4, max_prompt_len=10, max_response_len=steps)
     starts = [0, 3, 13, 14]
-    cache.prefilling([(begin, end, [slot]) for slot, (begin, end) in enumerate(pairwise(starts))])
+    cache.prefilling([(begin, end, slot) for slot, (begin, end) in enumerate(pairwise(starts))])
     prefill = ours(
         input_ids=torch.cat([tokens[:n] for tokens, n in zip(sequences, prompt_lengths, strict=True)])[None],
         position_ids=torch.cat([torch.arange(n) for n in prompt_lengths])[None],
@@ -222,15 +209,14 @@ def test_decoding_with_the_cache_equals_the_full_forward(family: str) -> None:
         torch.testing.assert_close(prefill[end - 1], expected[row][prompt_lengths[row] - 1], rtol=1e-4, atol=2e-5)
     for step in range(steps):
         positions = torch.tensor([length + step for length in prompt_lengths])
-        visible_len = int(positions.max()) + 1
-        cache.decoding(positions, visible_len)
+        cache.decoding(range(3), prompt_lengths, [step] * 3)
         logits = ours(
             input_ids=torch.stack([tokens[p] for tokens, p in zip(sequences, positions.tolist(), strict=True)])[
                 :, None
             ],
             position_ids=positions[:, None],
             past_key_values=cache,
-            attention_layout=CachedRows(torch.arange(visible_len) <= positions[:, None]),
+            attention_layout=CachedRows(cache),
             use_cache=False,
         ).logits[:, -1]
         for row, position in enumerate(positions.tolist()):

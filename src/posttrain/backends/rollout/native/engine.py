@@ -1,31 +1,37 @@
-"""Continuous batching over the trainer's own weights: no second copy of the model and nothing to send to it.
+"""Continuous batching over the trainer's own weights: nothing is sent to a sampler, because there is none apart.
 
-Requests wait in a queue; a free slot takes the next one, a finished sequence leaves its slot at once. Prompts are
-prefilled packed, without padding; samples of one prompt that start together share one prefill.
+Requests wait in a queue; a free slot takes the next one, a finished sequence leaves its slot at once. Prompts are prefilled
+packed, without padding, each once, and all samples of a prompt read the same keys and values.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.sampling import draw, uniforms
-from posttrain.backends.rollout.native.slots import SlotCache
+from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
-from posttrain.models.attention import CachedRows
 from posttrain.models.loading import end_token_ids
 from posttrain.models.packed_attention import packed_layout
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
+
+Item = TypeVar("Item")
+
+ROW_STEP = 8  # rows of a pass are rounded up to it, so that the matrix library meets few shapes
+LOGIT_ROWS = 64  # logits of so many rows are looked at together: they stay in a processor's cache
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +48,17 @@ class _Request:
 
     @property
     def cached(self) -> int:
-        """Tokens whose keys and values are in the slot: the prompt, and all drawn tokens but the newest."""
-        return len(self.prompt.token_ids) + len(self.token_ids) - 1
+        """Tokens whose keys and values are in its slot: all drawn tokens but the newest."""
+        return len(self.token_ids) - 1
+
+
+@dataclass(slots=True, eq=False)
+class _CachedPrompt:
+    """A prompt in a prompt slot."""
+
+    group: int
+    length: int
+    logits: Tensor  # [vocabulary], of the first token of a response
 
 
 @ROLLOUT_ENGINES.register("native")
@@ -63,11 +78,17 @@ class NativeEngine:
         self.end_tokens = end_token_ids(model, tokenizer)
         self.max_concurrent_sequences = max_concurrent_sequences
         self.max_prefill_tokens = max_prefill_tokens
+        self.token_pass = TokenPass(model)
         self._version = 0
 
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def note(self) -> str:
+        """For people: how it computes, where that is not the usual way."""
+        return self.token_pass.note
 
     def weights_changed(self, version: int) -> None:
         self._version = version
@@ -87,114 +108,144 @@ class NativeEngine:
         ]
         waiting = deque(request for group in requests for request in group)
         slots = min(len(waiting), self.max_concurrent_sequences)
-        cache = self._new_cache(slots, max(len(prompt.token_ids) for prompt in prompts) + sampling.max_response_tokens)
-        active: list[_Request] = []
+        # Stragglers of finished groups keep their prompts' slots: twice as many as full groups need.
+        prompt_slots = min(len(prompts), slots, 2 * -(-slots // sampling.samples_per_prompt))
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        cache = KeyValueCache.of(
+            self.model,
+            prompt_slots=prompt_slots,
+            slots=slots,
+            max_prompt_len=longest,
+            max_response_len=sampling.max_response_tokens,
+        )
+        with self.token_pass.holding_weights():
+            groups = self._run(requests, waiting, cache, sampling, on_tokens, on_group)
+        return [groups[number] for number in range(len(prompts))]
+
+    def _run(
+        self,
+        requests: list[list[_Request]],
+        waiting: deque[_Request],
+        cache: KeyValueCache,
+        sampling: SamplingParams,
+        on_tokens: OnTokens | None,
+        on_group: OnGroup | None,
+    ) -> dict[int, TrajectoryGroup]:
+        """Every waiting request to its end. Returns the groups by number, in the order in which they were done."""
+        active: list[_Request] = []  # in the order of their slots
+        held: list[_CachedPrompt] = []  # in the order of their slots
         groups: dict[int, TrajectoryGroup] = {}
         while waiting or active:
-            free = slots - len(active)
+            free = cache.slots - len(active)
             # A prefill per freed slot would cost a whole pass each: wait until an eighth is free, or everything left fits.
-            if waiting and (not active or free >= min(len(waiting), max(1, slots // 8))):
-                admitted = self._admit(waiting, free)
-                logits = self._prefill(admitted, cache, first_slot=len(active))
-                self._draw(admitted, logits, sampling)
+            admit = waiting and (not active or free >= min(len(waiting), max(1, cache.slots // 8)))
+            admitted = self._admit(waiting, free, held, cache.prompt_slots) if admit else []
+            if admitted:
+                self._prefill(admitted, held, cache)
+                first = partial(_first_logits, {one.group: one.logits for one in held})
+                self._draw(admitted, first, sampling)
                 active += admitted
             else:
-                logits = self._decode(active, cache)
-                self._draw(active, logits, sampling)
+                self._decode(active, held, cache, sampling)
             if on_tokens:
-                on_tokens(logits.shape[0])
+                on_tokens(len(admitted or active))
             for number in sorted({request.group for request in active if request.stop_reason is not None}):
-                if all(request.stop_reason is not None for request in requests[number]):
-                    responses = tuple(self._trajectory(request) for request in requests[number])
-                    groups[number] = TrajectoryGroup(prompt=prompts[number], trajectories=responses)
+                members = requests[number]
+                if all(request.stop_reason is not None for request in members):
+                    responses = tuple(self._trajectory(request) for request in members)
+                    groups[number] = TrajectoryGroup(prompt=members[0].prompt, trajectories=responses)
                     if on_group:
                         on_group(groups[number])
-            active = self._retire(active, cache)
-        return [groups[number] for number in range(len(prompts))]
+            active = _retire(active, cache)
+            held = _release(held, active, waiting, cache)
+        return groups
 
     def _request(self, prompt: Prompt, group: int, number: int, sampling: SamplingParams) -> _Request:
         sample_id = f"{prompt.prompt_id}/{number}"
         return _Request(prompt, sample_id, group, uniforms(sampling.seed, sample_id, sampling.max_response_tokens))
 
-    def _new_cache(self, slots: int, max_len: int) -> SlotCache:
-        config = self.model.config.get_text_config()
-        heads = config.num_attention_heads
-        return SlotCache(
-            layers=config.num_hidden_layers,
-            slots=slots,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            max_len=max_len,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            dtype=self.model.dtype,
-            device=self.model.device,
-        )
-
-    def _admit(self, waiting: deque[_Request], free: int) -> list[_Request]:
-        """The next requests, as many as slots and prefill tokens allow, at least one."""
+    def _admit(
+        self, waiting: deque[_Request], free: int, held: list[_CachedPrompt], prompt_slots: int
+    ) -> list[_Request]:
+        """The next requests, as many as slots, prompt slots and prefill tokens allow: at least one while none is active."""
         admitted: list[_Request] = []
+        known = {one.group for one in held}
         tokens = 0
         while waiting and len(admitted) < free:
-            prompt = waiting[0].prompt
-            tokens += len(prompt.token_ids) if not admitted or admitted[-1].prompt is not prompt else 0
-            if admitted and tokens > self.max_prefill_tokens:
-                break
+            request = waiting[0]
+            if request.group not in known:
+                tokens += len(request.prompt.token_ids)
+                if len(known) == prompt_slots or (admitted and tokens > self.max_prefill_tokens):
+                    break
+                known.add(request.group)
             admitted.append(waiting.popleft())
         return admitted
 
-    def _prefill(self, admitted: list[_Request], cache: SlotCache, first_slot: int) -> Tensor:
-        """Run each distinct prompt once into the slots of its requests. Returns next-token logits, one row per request."""
-        token_ids: list[int] = []
-        lengths: list[int] = []
-        parts: list[tuple[int, int, list[int]]] = []  # start and end of a prompt in the packed row, and its slots
-        prompt_of: list[int] = []  # per request, which of the prompts is its own
-        slot = first_slot
-        for _, same_prompt in groupby(admitted, key=lambda request: id(request.prompt)):
-            sharing = len(list(same_prompt))
-            prompt = admitted[len(prompt_of)].prompt.token_ids
-            parts.append((len(token_ids), len(token_ids) + len(prompt), list(range(slot, slot + sharing))))
-            prompt_of += [len(lengths)] * sharing
-            token_ids += prompt
-            lengths.append(len(prompt))
-            slot += sharing
-        cache.prefilling(parts)
+    def _prefill(self, admitted: list[_Request], held: list[_CachedPrompt], cache: KeyValueCache) -> None:
+        """Run each prompt that is not held yet once, packed, into the next prompt slots."""
+        known = {one.group for one in held}
+        new = {request.group: request.prompt.token_ids for request in admitted if request.group not in known}
+        if not new:
+            return
+        lengths = [len(ids) for ids in new.values()]
+        ends = np.cumsum(lengths).tolist()
+        cache.prefilling(
+            [(end - length, end, len(held) + row) for row, (length, end) in enumerate(zip(lengths, ends, strict=True))]
+        )
         output = self.model(
-            input_ids=self._tensor(token_ids)[None],
+            input_ids=self._tensor([token for ids in new.values() for token in ids])[None],
             position_ids=self._tensor([position for length in lengths for position in range(length)])[None],
             past_key_values=cache,
             attention_layout=packed_layout(lengths, self.model.device),
-            logits_to_keep=self._tensor([end - 1 for _, end, _ in parts]),
+            logits_to_keep=self._tensor([end - 1 for end in ends]),
             use_cache=False,
         )
-        return output.logits[0][self._tensor(prompt_of)]
+        for group, length, logits in zip(new, lengths, output.logits[0], strict=True):
+            held.append(_CachedPrompt(group, length, logits))
 
-    def _decode(self, active: list[_Request], cache: SlotCache) -> Tensor:
-        """One token further for every active request. Returns next-token logits [A, vocabulary]."""
-        positions = self._tensor([request.cached for request in active])
-        visible_len = max(request.cached for request in active) + 1
-        cache.decoding(positions, visible_len)
-        visible = torch.arange(visible_len, device=self.model.device) <= positions[:, None]
-        output = self.model(
-            input_ids=self._tensor([request.token_ids[-1] for request in active])[:, None],
-            position_ids=positions[:, None],
-            past_key_values=cache,
-            attention_layout=CachedRows(visible),
-            use_cache=False,
+    def _decode(
+        self, active: list[_Request], held: list[_CachedPrompt], cache: KeyValueCache, sampling: SamplingParams
+    ) -> None:
+        """One token further for every active request."""
+        slot_of = {one.group: slot for slot, one in enumerate(held)}
+        # Rows that fill up to a round number stand for the last request's: computed in slots that are free, and not looked at.
+        rows = min(-(-len(active) // ROW_STEP) * ROW_STEP, cache.slots)
+        slots = active + [active[-1]] * (rows - len(active))
+        prompt_slots = [slot_of[request.group] for request in slots]
+        prompt_lens = [held[slot].length for slot in prompt_slots]
+        response_lens = [request.cached for request in slots]
+        cache.decoding(prompt_slots, prompt_lens, response_lens)
+        hidden = self.token_pass(
+            self._tensor([request.token_ids[-1] for request in slots]),
+            self._tensor([prompt + response for prompt, response in zip(prompt_lens, response_lens, strict=True)]),
+            cache,
         )
-        return output.logits[:, -1]
+        start = 0
 
-    def _draw(self, requests: list[_Request], logits: Tensor, sampling: SamplingParams) -> None:
-        """Draw the next token of each request and note whether it ends there."""
-        random = torch.tensor([request.random[len(request.token_ids)] for request in requests], device=logits.device)
-        tokens, logprobs = draw(logits, random, sampling)
-        if not torch.isfinite(logprobs).all():
-            raise RunStopped(
-                f"the model's logits are not finite while sampling, with weights of version {self._version}: the weights "
-                "have grown without bound or hold NaN; go on from an earlier checkpoint with a lower learning rate"
-            )
-        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
-            request.token_ids.append(token)
-            request.logprobs.append(logprob)
-            request.stop_reason = self._stop_reason(request, token, sampling)
+        def logits(requests: list[_Request]) -> Tensor:
+            nonlocal start
+            start += len(requests)
+            return self.token_pass.logits(hidden[start - len(requests) : start])
+
+        self._draw(active, logits, sampling)
+
+    def _draw(
+        self, requests: list[_Request], logits: Callable[[list[_Request]], Tensor], sampling: SamplingParams
+    ) -> None:
+        """Draw the next token of each request and note whether it ends there. ``logits`` is asked for consecutive requests."""
+        for first in range(0, len(requests), LOGIT_ROWS):
+            some = requests[first : first + LOGIT_ROWS]
+            random = torch.tensor([one.random[len(one.token_ids)] for one in some], device=self.model.device)
+            tokens, logprobs = draw(logits(some), random, sampling)
+            if not torch.isfinite(logprobs).all():
+                raise RunStopped(
+                    f"the model's logits are not finite while sampling, with weights of version {self._version}: the "
+                    "weights have grown without bound or hold NaN; go on from an earlier checkpoint with a lower learning rate"
+                )
+            for request, token, logprob in zip(some, tokens.tolist(), logprobs.tolist(), strict=True):
+                request.token_ids.append(token)
+                request.logprobs.append(logprob)
+                request.stop_reason = self._stop_reason(request, token, sampling)
 
     def _stop_reason(self, request: _Request, token: int, sampling: SamplingParams) -> StopReason | None:
         if token in sampling.stop_token_ids or (token in self.end_tokens and not sampling.ignore_eos):
@@ -209,21 +260,6 @@ class NativeEngine:
             return StopReason.LENGTH
         return None
 
-    def _retire(self, active: list[_Request], cache: SlotCache) -> list[_Request]:
-        """Close the gaps that finished requests leave: the last active slot moves into each."""
-        active = list(active)
-        slot = 0
-        while slot < len(active):
-            if active[slot].stop_reason is None:
-                slot += 1
-                continue
-            last = active.pop()
-            if slot < len(active):
-                if last.stop_reason is None:
-                    cache.move(len(active), slot, last.cached)
-                active[slot] = last
-        return active
-
     def _trajectory(self, request: _Request) -> Trajectory:
         assert request.stop_reason is not None
         return Trajectory(
@@ -237,3 +273,47 @@ class NativeEngine:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.model.device)
+
+
+def _first_logits(of_prompt: dict[int, Tensor], requests: list[_Request]) -> Tensor:
+    """Logits of the first token of each response."""
+    return torch.stack([of_prompt[request.group] for request in requests])
+
+
+def _retire(active: list[_Request], cache: KeyValueCache) -> list[_Request]:
+    """Close the gaps that finished requests leave."""
+    return _close_gaps(
+        active,
+        gone=lambda request: request.stop_reason is not None,
+        move=lambda source, target, request: cache.move(source, target, request.cached),
+    )
+
+
+def _release(
+    held: list[_CachedPrompt], active: list[_Request], waiting: deque[_Request], cache: KeyValueCache
+) -> list[_CachedPrompt]:
+    """Close the gaps that prompts without samples leave. The next to be admitted may belong to a prompt that is held."""
+    needed = {request.group for request in active} | ({waiting[0].group} if waiting else set())
+    return _close_gaps(
+        held,
+        gone=lambda one: one.group not in needed,
+        move=lambda source, target, one: cache.move_prompt(source, target, one.length),
+    )
+
+
+def _close_gaps(
+    items: list[Item], *, gone: Callable[[Item], bool], move: Callable[[int, int, Item], None]
+) -> list[Item]:
+    """The items that stay, in slots 0, 1, ...: the last one moves into each gap, from slot ``source`` to ``target``."""
+    items = list(items)
+    slot = 0
+    while slot < len(items):
+        if not gone(items[slot]):
+            slot += 1
+            continue
+        last = items.pop()
+        if slot < len(items):
+            if not gone(last):
+                move(len(items), slot, last)
+            items[slot] = last
+    return items

@@ -7,8 +7,11 @@ import hashlib
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from posttrain.records.trajectories import SamplingParams
+
+BLOCK = 128  # tokens whose probabilities are summed first
 
 
 def uniforms(seed: int, sample_id: str, count: int) -> np.ndarray:
@@ -34,15 +37,34 @@ def draw(logits: Tensor, random: Tensor, sampling: SamplingParams) -> tuple[Tens
     if sampling.temperature == 0:
         tokens = logits.argmax(dim=1)
         return tokens, _logprob(logits, tokens)
-    kept = restrict(logits / sampling.temperature, sampling)
-    # Inverse of the cumulative distribution. Its last entry stands for 1, which takes the rounding of the sum out; staying
-    # just below it, with right=True, never lands on a token of probability 0.
-    cumulative = kept.softmax(dim=1).cumsum(dim=1)
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    kept = restrict(logits, sampling)
+    weights = (kept - kept.amax(dim=1, keepdim=True)).exp_()  # probabilities, but for their sum
+    return _from_weights(weights, random)
+
+
+def _from_weights(weights: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of the cumulative distribution at ``random``, with the log-prob of what is found there.
+
+    The sum over the vocabulary is made in blocks and only one block is looked through: most of the vocabulary is read once.
+    Staying just below each sum, with right=True, never lands on a token of weight 0, however the sums were rounded.
+    """
+    rows, vocabulary = weights.shape
+    blocks = pad(weights, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    cumulative = blocks.sum(dim=2).cumsum(dim=1)
     total = cumulative[:, -1:]
-    points = torch.minimum(random.to(total)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, points, right=True).squeeze(1)
-    tokens = tokens.clamp(max=logits.shape[1] - 1)  # among NaN the search runs off the end
-    return tokens, _logprob(kept, tokens)
+    point = _below(random.to(total)[:, None] * total, total)
+    block = torch.searchsorted(cumulative, point, right=True).clamp(max=blocks.shape[1] - 1)  # NaN: it runs off the end
+    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks[torch.arange(rows, device=weights.device), block[:, 0]].cumsum(dim=1)
+    place = torch.searchsorted(inside, _below(point - before, inside[:, -1:]), right=True).clamp(max=BLOCK - 1)
+    tokens = (block * BLOCK + place).clamp(max=vocabulary - 1)
+    return tokens[:, 0], (weights.gather(1, tokens).log() - total.log())[:, 0]
+
+
+def _below(value: Tensor, bound: Tensor) -> Tensor:
+    return torch.minimum(value, torch.nextafter(bound, torch.zeros_like(bound)))
 
 
 def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:

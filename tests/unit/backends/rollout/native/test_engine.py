@@ -261,6 +261,55 @@ def test_prompt_is_prefilled_once_for_all_its_samples(counting: NativeEngine) ->
     assert counting.model.prefilled == [[*b"abcxyz"]]
 
 
+def test_prompt_is_kept_for_samples_that_wait() -> None:
+    """Ten samples of two prompts on four slots: the second half of each prompt's samples starts when others have ended."""
+    model = CountingModel()
+    engine = NativeEngine(model, TOKENIZER, max_concurrent_sequences=4, max_prefill_tokens=100)  # type: ignore[arg-type]
+    sampling = SamplingParams(samples_per_prompt=5, max_response_tokens=3)
+    groups = engine.generate([prompt("abc"), prompt("xyz")], sampling)
+    assert sorted(token for row in model.prefilled for token in row) == sorted(b"abcxyz")
+    assert {t.text for t in groups[0].trajectories} == {"def"}
+
+
+def test_prompt_slots_that_stragglers_hold_are_waited_for(tiny_llama: Path) -> None:
+    """Two samples per prompt on four slots: four prompt slots for five prompts. Responses end at random."""
+    sampling = SamplingParams(samples_per_prompt=2, max_response_tokens=40, stop_token_ids=MANY_STOPS, seed=5)
+    many = [prompt(f"{number} and {number}") for number in range(30)]
+    few_slots, all_at_once = (make_engine(tiny_llama, slots=slots).generate(many, sampling) for slots in (4, 64))
+    assert drawn(few_slots) == drawn(all_at_once)
+
+
+CUTS = [{}, {"temperature": 0.5}, {"top_k": 10}, {"top_p": 0.7}, {"min_p": 0.2}]
+
+
+@pytest.mark.parametrize("options", CUTS, ids=str)
+def test_frequencies_of_20_000_samples_are_those_of_the_models_softmax(
+    tiny_llama: Path, options: dict[str, float]
+) -> None:
+    """The second token, so that it comes from the cache: Pearson's chi-square over tokens
+    expected at least 5 times stays within 5 deviations of its degrees of freedom."""
+    engine = make_engine(tiny_llama, slots=4000)
+    sampling = SamplingParams(samples_per_prompt=20_000, max_response_tokens=2, ignore_eos=True, seed=2, **options)
+    (group,) = engine.generate([PROMPTS[0]], sampling)
+    counts = torch.zeros(259, 259)
+    for one in group.trajectories:
+        counts[one.token_ids] += 1
+    plain = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    first = torch.nonzero(counts.sum(1))[:, 0]
+    sequences = torch.tensor([[*PROMPTS[0].token_ids, token] for token in first.tolist()])
+    with torch.no_grad():
+        logits = plain(sequences).logits[:, -2:]
+    of_first, of_second = (restrict(logits[:, n] / sampling.temperature, sampling).softmax(-1) for n in (0, 1))
+    expected = 20_000 * of_first[:1].T[first] * of_second
+    often = expected >= 5
+    observed = counts[first]
+    assert not observed[expected == 0].any()
+    chi_square = float(((observed - expected) ** 2 / expected)[often].sum())
+    freedom = int(often.sum())
+    assert freedom > 20
+    assert abs(chi_square - freedom) < 5 * (2 * freedom) ** 0.5
+
+
 def test_prefill_takes_no_more_tokens_than_allowed_but_at_least_one_prompt() -> None:
     model = CountingModel()
     engine = NativeEngine(model, TOKENIZER, max_concurrent_sequences=8, max_prefill_tokens=4)  # type: ignore[arg-type]

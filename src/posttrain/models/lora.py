@@ -1,0 +1,307 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) on a Hugging Face model, by peft: put on, read, saved, merged.
+
+The model stays what it was, with its chosen linear layers replaced in place; so everything that works on a model works on one
+with an adapter. A saved adapter is a folder of peft's: adapter_model.safetensors and adapter_config.json, which names its base.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.config.lora import LoraConfig
+from posttrain.errors import MissingDependency, ModelError, Problem
+from posttrain.models.loading import expanded, first_line
+from posttrain.registry import missing_library
+
+ADAPTER = "default"  # the name that peft gives the only adapter
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."  # in front of every name in the file: peft's wrappers around the model
+
+
+def add_adapter(
+    model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, head: str | None = None, field: str = "policy.lora"
+) -> None:
+    """Put a new adapter on ``model``, or the one that ``config.adapter_path`` holds, and freeze everything else.
+
+    A starts random from ``seed``, B at 0: the model computes what it did. The weights of the adapter have the dtype of the
+    layers they belong to.
+
+    Args: head names a last layer that is trained in full beside the adapter (a critic's); field is the section of the
+        configuration, for messages.
+    Raises: MissingDependency without peft; ModelError when no layer fits, or the saved adapter is of another model.
+    """
+    peft = _peft(field)
+    if config.adapter_path:
+        wanted = _read_config(peft, config.adapter_path, f"{field}.adapter_path")
+    else:
+        wanted = peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
+            lora_dropout=config.dropout,
+            target_modules=config.target_modules,
+            exclude_modules=_excluding(config.exclude_modules, head),
+            use_rslora=config.use_rslora,
+            bias="none",
+        )
+    wanted.modules_to_save = None  # the head is trained where it is, without a wrapper around it
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            peft.inject_adapter_in_model(wanted, model, adapter_name=ADAPTER)
+    except ValueError as error:
+        linear = sorted({name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)})
+        what = f"no adapter can be put on {model.name_or_path}: {first_line(error)}"
+        fix = f"its linear layers are called {', '.join(linear)}"
+        raise ModelError(Problem(what, fix=fix, field=f"{field}.target_modules")) from error
+    _refuse_tied_output(model, field)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("lora_" in name or (head is not None and name.startswith(f"{head}.")))
+    if config.adapter_path:
+        read_adapter(model, Path(expanded(config.adapter_path)), field=f"{field}.adapter_path")
+    model.eval()
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether a model has an adapter."""
+    return any(hasattr(module, "base_layer") for module in model.modules())
+
+
+def adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Name and module of every layer that has an adapter."""
+    return ((name, module) for name, module in model.named_modules() if hasattr(module, "base_layer"))
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes what it would without its adapter: the reference of a policy, without a second model.
+
+    Not for code that takes gradients.
+    """
+    layers = [layer for _, layer in adapter_layers(model)]
+    for layer in layers:
+        # peft's own switch, enable_adapters, also turns requires_grad off and on, which the optimizer's hooks need not see.
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def drop_inputs(model: nn.Module, on: bool) -> None:
+    """Turn the adapters' dropout on or off; the rest of the model stays in eval mode."""
+    for _, layer in adapter_layers(model):
+        layer.lora_dropout.train(on)
+
+
+@torch.no_grad()
+def effective_weight(module: nn.Module) -> Tensor:
+    """The weight that a linear layer multiplies by: its own, or with an adapter base + scale x B A, in the base's dtype.
+
+    The sum is taken in float32 and rounded once. Without an adapter (or while it is off) this is the module's own tensor, not
+    a copy. Needs no peft.
+    """
+    base = getattr(module, "base_layer", None)
+    if base is None:
+        return _weight(module)
+    if module._disable_adapters:
+        return _weight(base)
+    layer: Any = module
+    if ADAPTER not in layer.lora_A:  # an embedding
+        delta: Tensor = layer.get_delta_weight(ADAPTER).float()
+    else:
+        a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+        delta = (b.float() @ a.float()) * layer.scaling[ADAPTER]
+    weight = _weight(base)
+    return (weight.float() + delta).to(weight.dtype)
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of the model as if it had been trained without an adapter: plain names, effective weights."""
+    adapted = dict(adapter_layers(model))
+    merged = {}
+    for name, tensor in model.state_dict().items():
+        if "lora_" in name:
+            continue
+        layer = name.partition(".base_layer.")[0]
+        is_weight = layer in adapted and name.endswith(".base_layer.weight")
+        merged[name.replace(".base_layer.", ".")] = effective_weight(adapted[layer]) if is_weight else tensor
+    return merged
+
+
+def write_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path, *, head: str | None) -> None:
+    """Write the trained tensors, by parameter name, as a folder that ``peft.PeftModel.from_pretrained`` reads."""
+    peft = _peft("policy.lora")
+    save_file({_file_name(name): tensor for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+    config: Any = cast(Any, model.peft_config)[ADAPTER]
+    path = str(model.name_or_path)
+    base = Path(expanded(path))
+    saved = type(config)(**{**config.to_dict(), "inference_mode": True})
+    saved.base_model_name_or_path = str(base.resolve()) if base.exists() else path
+    saved.task_type = peft.TaskType.TOKEN_CLS if head else peft.TaskType.CAUSAL_LM
+    saved.modules_to_save = [head] if head else None
+    if isinstance(saved.target_modules, set):
+        saved.target_modules = sorted(saved.target_modules)  # the order of a set is another in every process
+    saved.save_pretrained(folder)
+
+
+def adapter_tensors(folder: Path, *, field: str) -> dict[str, Tensor]:
+    """What ``write_adapter`` wrote, by parameter name.
+
+    Raises: ModelError when there is no such file, or it is damaged.
+    """
+    try:
+        return {_parameter_name(name): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    except (OSError, SafetensorError) as error:
+        what = f"no adapter could be read from {folder}: {first_line(error)}"
+        fix = f"name a folder with {WEIGHTS} and {CONFIG}"
+        raise ModelError(Problem(what, fix=fix, field=field)) from error
+
+
+@torch.no_grad()
+def read_adapter(model: PreTrainedModel, folder: Path, *, field: str) -> None:
+    """Give the adapter that is on ``model`` the values of a saved one.
+
+    Raises: ModelError when the two do not have the same tensors.
+    """
+    saved = adapter_tensors(folder, field=field)
+    mine = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    if lacking := unlike(mine, saved):
+        what = f"the adapter in {folder} is of another model than {model.name_or_path}: {lacking}"
+        raise ModelError(Problem(what, fix="use the model that adapter_config.json names", field=field))
+    for name, weight in mine.items():
+        weight.copy_(saved[name])
+
+
+def unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
+    """In words, the first tensor that two sets do not have alike; empty when there is none."""
+    for name in sorted(mine.keys() | saved.keys()):
+        shapes = [tuple(side[name].shape) if name in side else "missing" for side in (mine, saved)]
+        if shapes[0] != shapes[1]:
+            return f"{name} is {shapes[1]} there and {shapes[0]} here"
+    return ""
+
+
+def merge_saved_adapter(folder: Path, out: Path) -> None:
+    """Write the base model of a saved adapter with the adapter merged into it, in float32, as a plain Hugging Face folder.
+
+    The merged model must compute what base and adapter compute (to 1e-4 of its largest logit), which is looked at.
+
+    Raises: ModelError when the base is not where adapter_config.json says, or the two do not compute the same.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    from posttrain.models.value_head import load_value_model
+
+    disable_progress_bar()
+    peft = _peft("policy.lora")
+    config = _read_config(peft, str(folder), "")
+    base = config.base_model_name_or_path
+    try:
+        if config.task_type == peft.TaskType.TOKEN_CLS:
+            model: Any = load_value_model(base, dtype=torch.float32)
+            model.set_attn_implementation("sdpa")
+        else:
+            model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        with (
+            warnings.catch_warnings()
+        ):  # peft 0.21 asks transformers for something by a name that goes in its version 6
+            warnings.simplefilter("ignore", FutureWarning)
+            adapted = peft.PeftModel.from_pretrained(model, folder).eval()
+    except (OSError, ValueError, RuntimeError, ModelError) as error:
+        what = f"the adapter in {folder} cannot be merged into {base}: {first_line(error)}"
+        fix = f"put the base model back, or write its place into base_model_name_or_path of {folder / CONFIG}"
+        raise ModelError(Problem(what, fix=fix)) from error
+    size = model.config.get_text_config().vocab_size
+    ids = torch.randint(size, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = adapted(input_ids=ids).logits
+        merged = adapted.merge_and_unload()
+        got = merged(input_ids=ids).logits
+    worst = float((got - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+    if not worst < 1e-4:
+        raise ModelError(Problem(f"merged, {folder} computes other logits than base and adapter, by {worst:.1e}"))
+    merged.save_pretrained(out)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(out)
+
+
+def trained_share(model: nn.Module) -> str:
+    """For people: how much of the model is trained."""
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    everything = sum(weight.numel() for weight in model.parameters())
+    layers = sum(1 for _ in adapter_layers(model))
+    share = 100 * trained / everything
+    digits = max(0, 1 - math.floor(math.log10(share)))
+    return f"LoRA trains {trained:,} of {everything:,} weights ({share:.{digits}f} %), on {layers} layers"
+
+
+def _excluding(names: list[str] | str | None, head: str | None) -> list[str] | str | None:
+    """Names or a regular expression that also match the head, which is trained in full."""
+    if head is None:
+        return names
+    return f"({names})|{head}" if isinstance(names, str) else [*(names or []), head]
+
+
+def _weight(module: Any) -> Tensor:
+    weight: Tensor = module.weight
+    return weight.detach()
+
+
+def _file_name(parameter: str) -> str:
+    return _PREFIX + parameter.replace(f".{ADAPTER}", "", 1)
+
+
+def _parameter_name(saved: str) -> str:
+    """The name of a parameter of the model, from that in a file of peft's."""
+    name = saved.removeprefix(_PREFIX)
+    for part in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"):
+        name = name.replace(f".{part}", f".{part}.{ADAPTER}")
+    return name
+
+
+def _refuse_tied_output(model: PreTrainedModel, field: str) -> None:
+    output = model.get_output_embeddings()
+    if output is None or not hasattr(output, "base_layer"):
+        return
+    entrance: Any = model.get_input_embeddings()
+    if entrance.weight is output.base_layer.weight:
+        what = (
+            f"the output layer of {model.name_or_path} shares its weights with the embedding: merged, both would change"
+        )
+        raise ModelError(Problem(what, fix="leave it out of target_modules", field=f"{field}.target_modules"))
+
+
+def _read_config(peft: Any, folder: str, field: str) -> Any:
+    path = Path(expanded(folder))
+    try:
+        kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("peft_type")
+        if kind != "LORA":
+            raise ValueError(f"it is of type {kind}, not LORA")
+        return peft.LoraConfig.from_pretrained(str(path))
+    except (OSError, ValueError, TypeError) as error:
+        what = f"no LoRA adapter could be read from {path}: {first_line(error)}"
+        raise ModelError(Problem(what, fix=f"name a folder with {WEIGHTS} and {CONFIG}", field=field)) from error
+
+
+def _peft(field: str) -> Any:
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        if error.name != "peft":
+            raise
+        raise MissingDependency(missing_library("peft", field)) from error
+    return peft

@@ -1,0 +1,91 @@
+"""Attention over prompts that are held once and responses of their own equals plain attention over whole sequences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posttrain.backends.rollout.native.cache import KeyValueCache
+
+KV, SHARED, DIM = 2, 3, 8  # key/value heads, query heads for each, width
+
+
+def new_cache(prompt_slots: int, slots: int, prompt_len: int, response_len: int) -> KeyValueCache:
+    return KeyValueCache(
+        layers=1,
+        prompt_slots=prompt_slots,
+        slots=slots,
+        kv_heads=KV,
+        max_prompt_len=prompt_len,
+        max_response_len=response_len,
+        head_dim=DIM,
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
+
+
+def plain(query: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
+    """query [heads, DIM] at the last of the positions; keys, values [positions, KV, DIM] -> [heads, DIM]"""
+    if window is not None:
+        keys, values = keys[-window:], values[-window:]
+    keys, values = (x.repeat_interleave(SHARED, dim=1) for x in (keys, values))
+    weights = (torch.einsum("hd,nhd->hn", query, keys) / math.sqrt(DIM)).softmax(dim=1)
+    return torch.einsum("hn,nhd->hd", weights, values)
+
+
+@given(
+    prompt_lens=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 35)), min_size=1, max_size=9),
+    window=st.sampled_from([None, 1, 5, 30]),
+)
+def test_attention_of_ragged_groups_equals_plain_attention(
+    prompt_lens: list[int], rows: list[tuple[int, int]], window: int | None
+) -> None:
+    """Any prompts, any number of samples of each in any order, at any place in their responses; what else the slots hold
+    is NaN behind the mask."""
+    torch.manual_seed(len(rows))
+    rows = [(prompt % len(prompt_lens), cached) for prompt, cached in rows]
+    cache = new_cache(len(prompt_lens) + 1, len(rows) + 2, 40, 36)
+    prompts = [torch.randn(2, length, KV, DIM, dtype=torch.float64) for length in prompt_lens]
+    ends = torch.tensor(prompt_lens).cumsum(0).tolist()
+    cache.prefilling([(end - n, end, slot) for slot, (n, end) in enumerate(zip(prompt_lens, ends, strict=True))])
+    packed = torch.cat(prompts, dim=1).transpose(1, 2)  # [2, KV, N, DIM]
+    cache.update(packed[:1], packed[1:], 0)
+    longest = max(cached for _, cached in rows)
+    responses = torch.randn(2, len(rows), longest + 1, KV, DIM, dtype=torch.float64)
+    for place in range(longest + 1):  # rows that are shorter write their own last place again and again
+        places = [min(place, cached) for _, cached in rows]
+        cache.decoding([prompt for prompt, _ in rows], [prompt_lens[prompt] for prompt, _ in rows], places)
+        key, value = (responses[part, range(len(rows)), places] for part in (0, 1))
+        cache.write(0, key, value)
+    query = torch.randn(len(rows), KV * SHARED, DIM, dtype=torch.float64)
+    got = cache.attend(0, query, 1 / math.sqrt(DIM), window)
+    for row, (prompt, cached) in enumerate(rows):
+        keys, values = (torch.cat([prompts[prompt][part], responses[part, row, : cached + 1]]) for part in (0, 1))
+        # The scores and weights are float32 in between.
+        torch.testing.assert_close(got[row], plain(query[row], keys, values, window), rtol=1e-5, atol=1e-5)
+
+
+def test_two_samples_of_one_prompt_by_hand() -> None:
+    """Keys 0, so that weights are equal over what is seen: prompt values 3 and 6; responses 12, and 30 then 9."""
+    cache = new_cache(1, 2, 2, 2)
+    zeros = torch.zeros(1, KV, 2, DIM, dtype=torch.float64)
+    cache.prefilling([(0, 2, 0)])
+    cache.update(zeros, zeros + torch.tensor([3.0, 6.0])[:, None], 0)
+    nothing = torch.zeros(2, KV, DIM, dtype=torch.float64)
+    query = torch.randn(2, KV * SHARED, DIM, dtype=torch.float64)
+    cache.decoding([0, 0], [2, 2], [0, 0])
+    cache.write(0, nothing, nothing + torch.tensor([12.0, 30.0])[:, None, None])
+    assert cache.attend(0, query, 1.0)[:, 0, 0].tolist() == pytest.approx([(3 + 6 + 12) / 3, (3 + 6 + 30) / 3])
+    cache.decoding([0, 0], [2, 2], [1, 1])
+    cache.write(0, nothing, nothing + torch.tensor([0.0, 9.0])[:, None, None])
+    assert cache.attend(0, query, 1.0)[:, 0, 0].tolist() == pytest.approx([21 / 4, (3 + 6 + 30 + 9) / 4])
+    assert cache.attend(0, query, 1.0, window=2)[1, 0, 0].item() == pytest.approx((30 + 9) / 2)
+    cache.move(1, 0, 2)
+    cache.decoding([0], [2], [1])
+    assert cache.attend(0, query[:1], 1.0)[0, 0, 0].item() == pytest.approx(48 / 4)

@@ -1,0 +1,144 @@
+"""The fast pass computes what the model computes, and knows when it does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.token_pass import TokenPass
+from posttrain.models.attention import NAME, register_attention
+from posttrain.models.packed_attention import packed_layout
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+FAST = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": 6},
+    "gemma": {},
+    "gemma3_text": SLIDING | {"query_pre_attn_scalar": 20, "rope_local_base_freq": 100.0},
+}
+BY_MODULES = {
+    "phi3": "is made of",  # one product for queries, keys and values
+    "olmo2": "is made of",  # norms elsewhere
+}
+PROMPT, STEPS = 5, 12  # past the windows of 6
+
+
+def build(family: str, dtype: torch.dtype = torch.float32, **more: object) -> PreTrainedModel:
+    register_attention()
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(family, **(SIZES | more))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))  # biases and norms, too
+    return model.to(dtype)
+
+
+@torch.inference_mode()
+def follow(model: PreTrainedModel, token_pass: TokenPass, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits after every token behind the prompt, one pass for each, [STEPS, vocabulary]."""
+    cache = KeyValueCache.of(model, prompt_slots=1, slots=1, max_prompt_len=PROMPT, max_response_len=STEPS)
+    cache.prefilling([(0, PROMPT, 0)])
+    places = torch.arange(PROMPT + STEPS)
+    model(
+        input_ids=tokens[None, :PROMPT],
+        position_ids=places[None, :PROMPT],
+        past_key_values=cache,
+        attention_layout=packed_layout([PROMPT]),
+        use_cache=False,
+    )
+    found = []
+    with token_pass.holding_weights():
+        for step in range(STEPS):
+            cache.decoding([0], [PROMPT], [step])
+            now = slice(PROMPT + step, PROMPT + step + 1)
+            found.append(token_pass.logits(token_pass(tokens[now], places[now], cache)))
+    return torch.cat(found)
+
+
+def packed_logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(len(tokens))
+    layout = packed_layout([len(tokens)])
+    with torch.inference_mode():
+        output = model(input_ids=tokens[None], position_ids=places[None], attention_layout=layout, use_cache=False)
+    return output.logits[0, PROMPT:]
+
+
+@pytest.mark.parametrize("family", [*FAST, *BY_MODULES])
+def test_every_family_gives_the_models_own_logits(family: str) -> None:
+    model = build(family, **FAST.get(family, {}))
+    token_pass = TokenPass(model)
+    assert (token_pass.decoder is None) == (family in BY_MODULES), token_pass.note
+    assert BY_MODULES.get(family, "") in token_pass.note
+    assert bool(token_pass.note) == (family in BY_MODULES)
+    tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(follow(model, token_pass, tokens), packed_logits(model, tokens), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", FAST)
+def test_bfloat16_takes_the_fast_pass_and_is_as_near_as_rounding_allows(family: str) -> None:
+    model = build(family, torch.bfloat16, **FAST[family])
+    token_pass = TokenPass(model)
+    assert not token_pass.note
+    tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
+    got, expected = follow(model, token_pass, tokens), packed_logits(model, tokens)
+    assert (got - expected).norm() < 0.05 * expected.norm()
+
+
+def test_model_that_computes_something_else_is_found_out() -> None:
+    """The same parts put together in another way: a layer that scales what it adds."""
+    model = build("llama")
+    mlp = model.model.layers[1].mlp
+    mlp.forward = lambda x: 1.5 * type(mlp).forward(mlp, x)
+    token_pass = TokenPass(model)
+    assert "layer 1 of LlamaForCausalLM computes something else" in token_pass.note
+    tokens = torch.randint(0, 64, (PROMPT + STEPS,))
+    torch.testing.assert_close(follow(model, token_pass, tokens), packed_logits(model, tokens), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_those_of_now(dtype: torch.dtype) -> None:
+    model = build("llama", dtype)
+    token_pass = TokenPass(model)
+    tokens = torch.randint(0, 64, (PROMPT + STEPS,))
+    before = follow(model, token_pass, tokens)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.mul_(-3.0)
+    after = follow(model, token_pass, tokens)
+    assert not torch.allclose(after, before, atol=0.1)
+    expected = packed_logits(model, tokens)
+    assert (after - expected).norm() < (1e-4 if dtype is torch.float32 else 0.05) * expected.norm()
+
+
+def test_adapter_is_applied() -> None:
+    pytest.importorskip("peft")
+    from posttrain.config.lora import LoraConfig
+    from posttrain.models.lora import add_adapter
+
+    model = build("llama")
+    tokens = torch.randint(0, 64, (PROMPT + STEPS,))
+    plain = follow(model, TokenPass(model), tokens)
+    add_adapter(model, LoraConfig(rank=4))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_()
+    token_pass = TokenPass(model)
+    assert not token_pass.note
+    got = follow(model, token_pass, tokens)
+    torch.testing.assert_close(got, packed_logits(model, tokens), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(got, plain, atol=0.1)
