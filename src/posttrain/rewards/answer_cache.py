@@ -48,7 +48,7 @@ class AnswerCache:
 
 
 def _open(path: str) -> sqlite3.Connection:
-    # Rewards may be asked from any thread; they take turns (AskingReward).
+    # It is made in one thread and used in another (background.py).
     connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0)
     connection.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) WITHOUT ROWID")
     return connection

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import threading
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.interfaces.reward import NotScored
 from posttrain.records.prompts import Prompt
 from posttrain.rewards.answer_cache import AnswerCache, Cache
+from posttrain.rewards.background import background
 from posttrain.rewards.http import ANSWER, Counts, Server, open_client, post
 
 if TYPE_CHECKING:
@@ -21,13 +23,24 @@ if TYPE_CHECKING:
 
 Result = float | Exception
 
+GATHER_S = 0.05  # how long a question waits for others that go into the same request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    key: bytes | None  # of its content; None: it is not remembered
+    question: str  # JSON
+    result: asyncio.Future[Result]
+
 
 class AskingReward:
     """A RewardFn that is better asked about many responses at once.
 
     Args: ``question`` makes the JSON value that is sent of a prompt and a response; ``read`` finds the score in the JSON value
         that comes back, or raises NotScored; ``rule`` says how it is read, since the same answer read in another way is
-        another score; ``batch`` above 1 sends lists of so many questions and expects a list of as many answers.
+        another score; ``batch`` above 1 sends lists of up to so many questions and expects lists of as many answers.
+
+    All of its state is touched in the background's thread alone.
     """
 
     def __init__(
@@ -48,12 +61,21 @@ class AskingReward:
         self._cache = cache
         self._known = AnswerCache()
         self._counts = Counts()
-        self._turn = threading.Lock()
+        self._taken = Counts()  # what take_counts has told of them
+        self._gate = asyncio.Semaphore(server.concurrency)
+        self._client: httpx2.AsyncClient | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        self._waiting: list[_Asked] = []  # for more of them to come, where they are asked in batches
+        self._under_way: dict[bytes, asyncio.Future[Result]] = {}  # what is being asked, by content
+        self._requests: set[asyncio.Task[None]] = set()
 
     def keep_in(self, folder: Path) -> None:
         """The run's folder, for a cache that outlives the process. Raises: ConfigError when the cache cannot be read."""
         if self._cache == "run":
-            self._known.move_to(folder)
+            background().run(self._keep_in(folder))
+
+    async def _keep_in(self, folder: Path) -> None:
+        self._known.move_to(folder)
 
     def __call__(self, prompt: Prompt, response: str) -> float:
         """Raises: NotScored; TypeError or ValueError for a row that JSON cannot hold."""
@@ -64,84 +86,121 @@ class AskingReward:
 
     def score_many(self, responses: Sequence[tuple[Prompt, str]]) -> list[Result]:
         """Per response, in order, its score or why it has none."""
-        with self._turn, asyncio.Runner(loop_factory=_Loop) as runner:
-            return runner.run(self._score_many(responses))
+
+        async def all_of_them() -> list[Result]:
+            return await asyncio.gather(*(self.ask(prompt, response) for prompt, response in responses))
+
+        return background().run(all_of_them())
 
     def take_counts(self) -> Mapping[str, int]:
         """What has been asked since this was called before, by name."""
-        counts, self._counts = self._counts, Counts()
-        return asdict(counts)
+        now, before = asdict(self._counts), asdict(self._taken)
+        self._taken = Counts(**now)
+        return {name: count - before[name] for name, count in now.items()}
 
-    async def _score_many(self, responses: Sequence[tuple[Prompt, str]]) -> list[Result]:
-        results: dict[int, Result] = {}
-        waiting: dict[bytes, list[int]] = {}  # responses by what is asked about them
-        questions: dict[bytes, str] = {}
-        for index, (prompt, response) in enumerate(responses):
-            try:
-                question = _json(self._question(prompt, response))
-            except (NotScored, TypeError, ValueError, RecursionError) as error:
-                results[index] = error
-                continue
-            key = self._key(question) if self._cache != "off" else index.to_bytes(8)
-            known = self._known.get(key) if self._cache != "off" else None
-            if known is not None:
-                results[index] = known
-            else:
-                questions[key] = question
-                waiting.setdefault(key, []).append(index)
-            self._counts.cache_hits += known is not None or len(waiting[key]) > 1
-        if questions:
-            for key, result in (await self._ask_all(questions)).items():
-                results |= dict.fromkeys(waiting[key], result)
-        return [results[index] for index in range(len(responses))]
+    def close(self) -> None:
+        """Give up what is under way, and close the connections."""
+        background().run(self._close())
 
-    async def _ask_all(self, questions: Mapping[bytes, str]) -> dict[bytes, Result]:
-        keys = list(questions)
-        groups = [keys[start : start + self._batch] for start in range(0, len(keys), self._batch)]
-        gate = asyncio.Semaphore(self._server.concurrency)
-        results: dict[bytes, Result] = {}
-        async with open_client(self._server) as client:
+    async def _close(self) -> None:
+        for request in list(self._requests):
+            request.cancel()
+        for asked in self._waiting:
+            asked.result.cancel()
+        if self._requests:
+            await asyncio.wait(self._requests)
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+        if self._readers is not None:
+            self._readers.shutdown(wait=False)
+            self._readers = None
 
-            async def ask(group: list[bytes]) -> None:
-                async with gate:
-                    results.update(await self._ask(client, {key: questions[key] for key in group}))
-
-            async with asyncio.TaskGroup() as tasks:
-                for group in groups:
-                    tasks.create_task(ask(group))
-        return results
-
-    async def _ask(self, client: httpx2.AsyncClient, questions: Mapping[bytes, str]) -> dict[bytes, Result]:
-        body = f"[{','.join(questions.values())}]" if self._batch > 1 else next(iter(questions.values()))
+    async def ask(self, prompt: Prompt, response: str) -> Result:
+        """The score or why there is none; in the background's thread. The same content is asked about once, also while the
+        answer is still to come."""
         try:
-            answer = await post(client, self._server, body.encode(), self._counts)
+            question = _json(self._question(prompt, response))
+        except (NotScored, TypeError, ValueError, RecursionError) as error:
+            return error
+        if self._cache == "off":
+            return await self._begin(None, question)
+        key = hashlib.sha256("\0".join([self._server.url, self._rule, question]).encode()).digest()
+        try:
+            known = self._known.get(key)
+        except sqlite3.Error as error:  # such as a disk that is gone
+            return error
+        self._counts.cache_hits += known is not None or key in self._under_way
+        if known is not None:
+            return known
+        if key not in self._under_way:
+            self._under_way[key] = self._begin(key, question)
+            self._under_way[key].add_done_callback(lambda _: self._under_way.pop(key))
+        return await asyncio.shield(self._under_way[key])
+
+    def _begin(self, key: bytes | None, question: str) -> asyncio.Future[Result]:
+        """Send it, alone or with those that come within a moment."""
+        loop = asyncio.get_running_loop()
+        asked = _Asked(key, question, loop.create_future())
+        self._waiting.append(asked)
+        if len(self._waiting) >= self._batch:
+            self._send()
+        elif len(self._waiting) == 1:
+            loop.call_later(GATHER_S, self._send_what_waits_since, asked)
+        return asked.result
+
+    def _send_what_waits_since(self, first: _Asked) -> None:
+        if self._waiting and self._waiting[0] is first:
+            self._send()
+
+    def _send(self) -> None:
+        group, self._waiting = self._waiting, []
+        request = asyncio.get_running_loop().create_task(self._request(group))
+        self._requests.add(request)
+        request.add_done_callback(self._requests.discard)
+
+    async def _request(self, group: Sequence[_Asked]) -> None:
+        """Every question of the group gets its result, whatever happens."""
+        try:
+            async with self._gate:
+                results = await self._results(group)
+        except Exception as error:  # noqa: BLE001 - such as a full disk under the cache; it is counted and shown
+            results = [error] * len(group)
+        except asyncio.CancelledError:
+            for asked in group:
+                asked.result.cancel()
+            raise
+        for asked, result in zip(group, results, strict=True):
+            if not asked.result.done():
+                asked.result.set_result(result)
+
+    async def _results(self, group: Sequence[_Asked]) -> list[Result]:
+        if self._client is None:
+            self._client = open_client(self._server)
+        alone = self._batch == 1
+        body = group[0].question if alone else f"[{','.join(asked.question for asked in group)}]"
+        try:
+            answer = await post(self._client, self._server, body.encode(), self._counts)
             self._counts.add_usage(answer)
-            answers = answer if self._batch > 1 else [answer]
-            if not isinstance(answers, list) or len(answers) != len(questions):
-                raise NotScored(ANSWER, f"a list of {len(questions)} answers is expected from {self._server}")
+            answers = [answer] if alone else answer
+            if not isinstance(answers, list) or len(answers) != len(group):
+                raise NotScored(ANSWER, f"a list of {len(group)} answers is expected from {self._server}")
         except NotScored as error:
-            return dict.fromkeys(questions, error)
-        return {key: self._found(key, each) for key, each in zip(questions, answers, strict=True)}
+            return [error] * len(group)
+        return [await self._found(asked, each) for asked, each in zip(group, answers, strict=True)]
 
-    def _found(self, key: bytes, answer: Any) -> Result:
-        """The score, which is remembered; a failure is not."""
+    async def _found(self, asked: _Asked, answer: Any) -> Result:
+        """The score, which is remembered; a failure is not. Reading may take a while (a user's pattern on a long text): it
+        is done beside this loop, which has deadlines to keep."""
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(1, thread_name_prefix="answers-of-servers")
         try:
-            score = self._read(answer)
+            score = await asyncio.get_running_loop().run_in_executor(self._readers, self._read, answer)
         except NotScored as error:
             return error
-        if self._cache != "off":
-            self._known.put(key, score)
+        if asked.key is not None:
+            self._known.put(asked.key, score)
         return score
-
-    def _key(self, question: str) -> bytes:
-        return hashlib.sha256("\0".join([self._server.url, self._rule, question]).encode()).digest()
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """Does not wait, at its end, for name lookups whose deadline is over: their threads cannot be ended."""
-
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        return None
 
 
 def _json(value: Any) -> str:

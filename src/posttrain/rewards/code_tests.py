@@ -51,9 +51,10 @@ def code_of(response: str, block: Block) -> str | None:
     return next((each for each in blocks if "def " in each), blocks[0] if blocks else text)
 
 
-def cases_of(truth: object, form: Form) -> list[Case]:
+def cases_of(truth: object, form: Form, function: str | None = None) -> list[Case]:
     """The tests that a reference holds, as a value or as JSON text of one: {inputs, outputs, fn_name} (verl),
-    [{input, output, testtype, metadata}] (LiveCodeBench, SkyRL) or [{stdin, expected_stdout}] (ROLL).
+    [{input, output, testtype, metadata}] (LiveCodeBench, SkyRL) or [{stdin, expected_stdout}] (ROLL). ``function`` is its
+    name where the tests themselves do not say it.
 
     Raises: ValueError when it is none of them, or holds no test.
     """
@@ -63,9 +64,9 @@ def cases_of(truth: object, form: Form) -> list[Case]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"the ground truth is not JSON: {error}") from error
     if isinstance(truth, Mapping):
-        cases = _of_lists(truth, form)
+        cases = _of_lists(truth, form, function)
     elif isinstance(truth, (list, tuple)) and all(isinstance(each, Mapping) for each in truth):
-        cases = [_of_mapping(each, form) for each in truth]
+        cases = [_of_mapping(each, form, function) for each in truth]
     else:
         raise ValueError("the ground truth is neither a mapping with inputs and outputs nor a list of tests")
     if not cases:
@@ -73,20 +74,20 @@ def cases_of(truth: object, form: Form) -> list[Case]:
     return cases
 
 
-def _of_lists(truth: Mapping[str, Any], form: Form) -> list[Case]:
+def _of_lists(truth: Mapping[str, Any], form: Form, function: str | None) -> list[Case]:
     inputs, outputs = truth.get("inputs"), truth.get("outputs")
     if not isinstance(inputs, (list, tuple)) or not isinstance(outputs, (list, tuple)) or len(inputs) != len(outputs):
         raise ValueError("the ground truth has no lists inputs and outputs of the same length")
-    name = _function_name(truth.get("fn_name"), form)
+    name = _function_name(truth.get("fn_name") or function, form)
     return [_case(name, given, expected) for given, expected in zip(inputs, outputs, strict=True)]
 
 
-def _of_mapping(test: Mapping[str, Any], form: Form) -> Case:
+def _of_mapping(test: Mapping[str, Any], form: Form, function: str | None) -> Case:
     for given, expected in (("input", "output"), ("stdin", "expected_stdout")):
         if given in test and expected in test:
             metadata = test.get("metadata") or {}
             metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
-            name = metadata.get("func_name") if test.get("testtype") == "functional" else None
+            name = metadata.get("func_name") if test.get("testtype") == "functional" else function
             return _case(_function_name(name, form), test[given], test[expected])
     if "assert_code" in test:
         raise ValueError(

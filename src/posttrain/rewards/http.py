@@ -1,4 +1,4 @@
-"""Asking a server over HTTP: a JSON answer in time, or a typed failure. The sole importer of httpx2.
+"""Asking a server over HTTP: a JSON answer in time, or a typed failure.
 
 Nothing that is secret is in a configuration or a message: headers come from environment variables, and their values are cut
 out of whatever is quoted.
@@ -7,21 +7,19 @@ out of whatever is quoted.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import random
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
-
-import httpx2
 
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.reward import NotScored
+from posttrain.libraries import json_http
+
+if TYPE_CHECKING:
+    import httpx2
 
 # The words of Invalid.reason.
 TIMEOUT = "http_timeout"  # no answer within timeout_s, tries and waits included
@@ -30,9 +28,6 @@ CONNECTION = "http_connection"  # no connection, or one that broke
 ANSWER = "http_answer"  # an answer that is too long, no JSON, or without the number
 
 LARGEST_ANSWER_BYTES = 1 << 20
-CONNECT_S = 10.0  # a server that cannot be reached in this time is tried again
-FIRST_WAIT_S = 0.5  # before the second try; twice as long before each further one
-LONGEST_WAIT_S = 30.0
 
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -60,8 +55,7 @@ class Server:
         for value in self.headers.values():
             for secret in (value, value.rpartition(" ")[2]):  # "Bearer abc", and abc
                 text = text.replace(secret, "…")
-        text = " ".join(text.split())
-        return text if len(text) <= 200 else f"{text[:200]}…"
+        return json_http.short(text)
 
 
 @dataclass(slots=True)
@@ -85,13 +79,13 @@ class Counts:
                 setattr(self, name, getattr(self, name) + tokens)
 
 
-class _TryAgain(Exception):
-    """A try failed in a way that may pass; ``after_s`` is the time that the server asks for."""
-
-    def __init__(self, failure: NotScored, after_s: float = 0.0):
-        super().__init__()
-        self.failure = failure
-        self.after_s = after_s
+# The failure of a try -> the word for it.
+_REASONS = {
+    json_http.TIMEOUT: TIMEOUT,
+    json_http.STATUS: STATUS,
+    json_http.CONNECTION: CONNECTION,
+    json_http.ANSWER: ANSWER,
+}
 
 
 def make_server(
@@ -134,8 +128,8 @@ def _wrong_url(url: str, option: str) -> list[Problem]:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        httpx2.URL(url)
-    except (ValueError, httpx2.InvalidURL):
+        usable = usable and json_http.is_url(url)
+    except ValueError:
         usable = False
     if not usable:
         return [Problem(f"{option} is not the address of a server", fix="such as http://host:8000/score", field=place)]
@@ -176,16 +170,12 @@ def headers_of(headers_from_env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def open_client(server: Server) -> httpx2.AsyncClient:
-    """Certificates are checked, redirects are not followed."""
-    return httpx2.AsyncClient(
-        headers={"Accept": "application/json", "Accept-Encoding": "identity", **server.headers},
-        timeout=httpx2.Timeout(
-            None, connect=min(CONNECT_S, server.timeout_s)
-        ),  # the whole has its deadline in ``post``
-        limits=httpx2.Limits(max_connections=server.concurrency, max_keepalive_connections=server.concurrency),
-        follow_redirects=False,
-        trust_env=server.proxy_from_env,
-        verify=httpx2.create_ssl_context(trust_env=server.proxy_from_env),
+    """Certificates are checked, redirects are not followed; the whole has its deadline in ``post``."""
+    return json_http.open_client(
+        server.headers,
+        connections=server.concurrency,
+        connect_s=min(json_http.CONNECT_S, server.timeout_s),
+        proxy_from_env=server.proxy_from_env,
     )
 
 
@@ -204,64 +194,21 @@ async def post(client: httpx2.AsyncClient, server: Server, body: bytes, counts: 
                 counts.requests += 1
                 counts.retries += attempt > 0
                 try:
-                    return await _try(client, server, body)
-                except _TryAgain as again:
-                    wait_s = max(again.after_s, _wait_s(body, attempt))
-                    if attempt == server.retries or asyncio.get_running_loop().time() + wait_s >= end:
-                        raise again.failure from None
+                    return await json_http.ask(
+                        client,
+                        "POST",
+                        server.url,
+                        body,
+                        name=str(server),
+                        largest_bytes=LARGEST_ANSWER_BYTES,
+                        quoted=server.quoted,
+                    )
+                except json_http.HttpFailure as failure:
+                    wait_s = max(failure.after_s, json_http.wait_s(body, attempt))
+                    too_late = asyncio.get_running_loop().time() + wait_s >= end
+                    if not failure.passing or attempt == server.retries or too_late:
+                        raise NotScored(_REASONS[failure.kind], str(failure)) from None
                 await asyncio.sleep(wait_s)
     except TimeoutError:
         raise NotScored(TIMEOUT, f"{server} did not answer within {server.timeout_s:g} s") from None
     raise AssertionError("the last try ends the loop")
-
-
-def _wait_s(body: bytes, attempt: int) -> float:
-    longest = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S)
-    return longest * random.Random(body + bytes([min(attempt, 255)])).uniform(0.5, 1.0)
-
-
-async def _try(client: httpx2.AsyncClient, server: Server, body: bytes) -> Any:
-    headers = {"Content-Type": "application/json"}
-    try:
-        async with client.stream("POST", server.url, content=body, headers=headers) as response:
-            data = bytearray()
-            async for chunk in response.aiter_raw():  # not decompressed: a small answer could become a huge one
-                data += chunk
-                if len(data) > LARGEST_ANSWER_BYTES:
-                    raise NotScored(ANSWER, f"the answer of {server} is longer than {LARGEST_ANSWER_BYTES >> 20} MiB")
-    except httpx2.HTTPError as error:
-        what = f"no answer from {server}: {type(error).__name__}: {server.quoted(str(error))}"
-        raise _TryAgain(NotScored(CONNECTION, what)) from error
-    status = response.status_code
-    if not 200 <= status < 300:
-        failure = NotScored(STATUS, _status_text(server, status, bytes(data)))
-        if status == 429 or status >= 500:
-            raise _TryAgain(failure, _retry_after_s(response.headers.get("Retry-After", "")))
-        raise failure
-    try:
-        return json.loads(data, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise NotScored(ANSWER, f"the answer of {server} is not JSON: {server.quoted(str(error))}") from None
-
-
-def _status_text(server: Server, status: int, data: bytes) -> str:
-    text = f"{server} answered with status {status}"
-    if 300 <= status < 400:
-        return f"{text}, a redirect; redirects are not followed"
-    if status in (401, 403) or not data:  # such answers like to repeat a part of the key
-        return text
-    return f"{text}: {server.quoted(data[:2000].decode(errors='replace'))}"
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _retry_after_s(value: str) -> float:
-    """Seconds from now that a Retry-After header says, in seconds or as a date; 0 when it says nothing."""
-    if re.fullmatch(r"[0-9]{1,9}", value):
-        return float(value)
-    try:
-        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
-    except (ValueError, TypeError, OverflowError):
-        return 0.0

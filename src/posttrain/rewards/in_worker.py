@@ -12,7 +12,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid
 from posttrain.rewards.load import load_rewards
 from posttrain.rewards.sandbox import boxes
-from posttrain.rewards.score import RewardTerms, TermAnswer, TermValue
+from posttrain.rewards.score import LARGEST, RewardTerms, TermAnswer, TermValue
 
 FACTORY = "posttrain.rewards.in_worker:make"
 
@@ -47,10 +47,11 @@ class Scoring:
         if self._runs_code:
             boxes.prepare()
 
-    def __call__(self, call: Mapping[str, Any]) -> list[Any]:
+    def __call__(self, call: Mapping[str, Any]) -> list[Any] | dict[str, Any]:
         if "term" in call:
             prompts = [prompt_of(prompt) for prompt in call["prompts"]]
-            return [plain(answer) for answer in self._terms.ask_batched(call["term"], prompts, call["responses"])]
+            said = self._terms.ask_batched(call["term"], prompts, call["responses"])
+            return plain(said) if isinstance(said, Invalid) else [plain(answer) for answer in said]
         answers = self._terms.ask(prompt_of(call["prompt"]), call["response"])
         return [[index, plain(answer)] for index, answer in answers.items()]
 
@@ -66,11 +67,22 @@ def prompt_of(values: Mapping[str, Any]) -> Prompt:
 def plain(answer: TermAnswer) -> dict[str, Any]:
     if isinstance(answer, Invalid):
         return {"reason": answer.reason, "detail": answer.detail}
-    return {"value": answer.value, "extras": [list(extra) for extra in answer.extras]}
+    beside = {"extras": [list(extra) for extra in answer.extras], "texts": [list(text) for text in answer.texts]}
+    return {"value": answer.value, **beside}
 
 
 def answer_of(values: Any) -> TermAnswer:
     """What ``plain`` made. Raises: KeyError, TypeError, ValueError for anything else."""
     if "reason" in values:
         return Invalid(str(values["reason"]), str(values["detail"]))
-    return TermValue(float(values["value"]), tuple((str(key), float(value)) for key, value in values["extras"]))
+    return TermValue(
+        _finite(values["value"]),
+        tuple((str(key), _finite(value)) for key, value in values["extras"]),
+        tuple((str(key), str(text)) for key, text in values["texts"]),
+    )
+
+
+def _finite(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
+        raise ValueError("no finite number")
+    return float(value)

@@ -37,7 +37,7 @@ def load_rewards(config: RewardConfig) -> RewardTerms:
 def terms_of(config: RewardConfig) -> list[Term]:
     """The terms without their functions."""
     return [
-        Term(name, term.weight, None, frozenset(term.data_sources), term.batched)
+        Term(name, term.weight, None, frozenset(term.data_sources), term.batched, term.halve_failed_batch)
         for name, term in zip(_names(config.terms), config.terms, strict=True)
     ]
 
@@ -70,7 +70,9 @@ def needs_data_sources(config: RewardConfig) -> bool:
 
 
 def _run_wide(config: RewardConfig) -> RunWide:
-    return RunWide(allow_unboxed_code=config.allow_unboxed_code, timeout_s=config.timeout_s)
+    return RunWide(
+        allow_unboxed_code=config.allow_unboxed_code, timeout_s=config.timeout_s, memory_gib=config.memory_gib
+    )
 
 
 def _counts_for(term: RewardTerm, source: str) -> bool:

@@ -14,6 +14,7 @@ class RunWide:
 
     allow_unboxed_code: bool = False
     timeout_s: float = 10.0  # for scoring one response
+    memory_gib: float = 2.0  # of one response, with all that scoring it starts
 
 
 # Of reward.timeout_s, what a reward that runs code takes for the programs: when they hang they fail before it does.
@@ -27,6 +28,18 @@ def too_slow(option: str, total_s: float, run_wide: RunWide) -> list[Problem]:
     what = f"{option} lets programs run for {total_s:g} s, and scoring a response may take {run_wide.timeout_s:g} s: one that "
     fix = f"use a smaller {option}, or a longer reward.timeout_s"
     return [Problem(f"{what}hangs would count as not scored instead of as failed", fix=fix, field=f"options.{option}")]
+
+
+def too_large(option: str, mib: int, run_wide: RunWide) -> list[Problem]:
+    """A problem when a program may take more memory than scoring the response may."""
+    most = run_wide.memory_gib * 1024
+    if mib < most:
+        return []
+    what = f"{option} lets a program take {mib} MiB, and scoring a response may take {most:g} MiB (reward.memory_gib): one that "
+    fix = f"use a smaller {option}, or more reward.memory_gib"
+    return [
+        Problem(f"{what}takes more would count as not scored instead of as failed", fix=fix, field=f"options.{option}")
+    ]
 
 
 def check_choice(option: str, value: Any, choices: Any) -> None:

@@ -19,6 +19,7 @@ from posttrain.errors import PosttrainError
 from posttrain.interfaces.reward import BatchedRewardFn, NotScored, RewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
+from posttrain.rewards.halves import ask_in_halves
 from posttrain.rewards.sources import NO_REWARD, NoRewardForSource
 from posttrain.rewards.workers.limits import EXCEPTION, MEMORY
 
@@ -29,6 +30,7 @@ WRONG_LENGTH = "wrong_length"  # a batched term returned no list, or one of anot
 
 _NO_SCORE = object()
 LARGEST = float(np.finfo(np.float32).max)
+LONGEST_TEXT = 1000  # characters of a text beside a score
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Term:
     reward: RewardFn | BatchedRewardFn | None  # None: it lives in another process
     data_sources: frozenset[str] = frozenset()  # it counts for prompts of these only; empty means all
     batched: bool = False  # reward is a BatchedRewardFn
+    halve: bool = True  # a batched call that fails is made again about halves
 
     def counts_for(self, data_source: str) -> bool:
         return not self.data_sources or data_source in self.data_sources
@@ -45,10 +48,11 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class TermValue:
-    """What a term gave: a finite number, and the finite numbers beside it by name."""
+    """What a term gave: a finite number, and the finite numbers and the texts beside it by name."""
 
     value: float
     extras: tuple[tuple[str, float], ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
 
 
 TermAnswer = TermValue | Invalid
@@ -68,6 +72,7 @@ def combine(
         return Invalid(NO_REWARD, f"no reward term counts for data source {data_source!r}")
     total = 0.0
     values: list[tuple[str, float]] = []
+    texts: list[tuple[str, str]] = []
     for index in counting:
         term, answer = terms[index], answers[index]
         if isinstance(answer, Invalid):
@@ -75,16 +80,18 @@ def combine(
         total += term.weight * answer.value
         values.append((term.name, answer.value))
         values += [(f"{term.name}/{key}", value) for key, value in answer.extras]
+        texts += [(f"{term.name}/{key}", text) for key, text in answer.texts]
     if not abs(total) <= LARGEST:  # written so that NaN (inf - inf) fails too
         return Invalid(NOT_FINITE, f"the weighted sum is {total}")
-    return Reward(total, tuple(values))
+    return Reward(total, tuple(values), tuple(texts))
 
 
 class RewardTerms:
     """The functions behind the terms.
 
     A term's value is a number (True and False count as 1 and 0), or a mapping with the number under "score", whose other
-    numbers are kept beside it under "<term>/<key>" and do not enter the sum.
+    numbers and texts are kept beside it under "<term>/<key>" and do not enter the sum. The text "pred" is the answer that
+    was found in the response: answers vote by it.
     """
 
     def __init__(self, terms: Sequence[Term], *, may_be_none: bool = False):
@@ -96,7 +103,7 @@ class RewardTerms:
         response or a grader does."""
         prompt, responses = group.prompt, [trajectory.text for trajectory in group.trajectories]
         asked = {
-            index: self.ask_batched(index, [prompt] * len(responses), responses)
+            index: self._ask_about_group(index, prompt, responses)
             for index, term in enumerate(self.terms)
             if term.batched and term.counts_for(prompt.data_source)
         }
@@ -104,6 +111,14 @@ class RewardTerms:
             self._outcome(prompt, response, {index: answers[number] for index, answers in asked.items()})
             for number, response in enumerate(responses)
         )
+
+    def _ask_about_group(self, index: int, prompt: Prompt, responses: Sequence[str]) -> list[TermAnswer]:
+        def ask(ranges: Sequence[range]) -> list[list[TermAnswer] | Invalid]:
+            return [
+                self.ask_batched(index, [prompt] * len(each), [responses[place] for place in each]) for each in ranges
+            ]
+
+        return ask_in_halves(len(responses), ask, halve=self.terms[index].halve)
 
     def score_response(self, prompt: Prompt, response: str) -> Outcome:
         """The outcome of one response to a prompt, where no term is batched."""
@@ -133,20 +148,25 @@ class RewardTerms:
                 break
         return answers
 
-    def ask_batched(self, index: int, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[TermAnswer]:
-        """What a batched term says of these responses: one answer each. Raises: MemoryError, as ``ask``."""
+    def ask_batched(
+        self, index: int, prompts: Sequence[Prompt], responses: Sequence[str]
+    ) -> list[TermAnswer] | Invalid:
+        """What a batched term says of these responses: one answer each; Invalid when the call as a whole failed.
+
+        Raises: MemoryError, as ``ask``.
+        """
         term = self.terms[index]
         reward: Any = term.reward
         found = _tried(term.name, lambda: reward(prompts, responses))
         if isinstance(found, Invalid):
-            return [found] * len(responses)
+            return found
         results = found[0].tolist() if isinstance(found[0], np.ndarray) else found[0]
         if not isinstance(results, (list, tuple)):
-            what = f"{term.name}: returned {_shown(results)}; a list of {len(responses)} is expected"
-            return [Invalid(WRONG_LENGTH, what)] * len(responses)
+            return Invalid(
+                WRONG_LENGTH, f"{term.name}: returned {_shown(results)}; a list of {len(responses)} is expected"
+            )
         if len(results) != len(responses):
-            what = f"{term.name}: returned {len(results)} values for {len(responses)} responses"
-            return [Invalid(WRONG_LENGTH, what)] * len(responses)
+            return Invalid(WRONG_LENGTH, f"{term.name}: returned {len(results)} values for {len(responses)} responses")
         return [_value(result, term.name) for result in results]
 
 
@@ -170,7 +190,7 @@ def _value(result: Any, name: str) -> TermAnswer:
     value = _number(score, name)
     if isinstance(value, Invalid):
         return value
-    return TermValue(value, tuple(_extras(result, name)))
+    return TermValue(value, tuple(_extras(result, name)), tuple(_texts(result)))
 
 
 def _number(value: Any, name: str) -> float | Invalid:
@@ -186,11 +206,18 @@ def _number(value: Any, name: str) -> float | Invalid:
 
 
 def _extras(result: Any, name: str) -> list[tuple[str, float]]:
-    """The finite numbers beside "score"; texts and the rest are left out."""
+    """The finite numbers beside "score"; the rest is left out."""
     if not isinstance(result, Mapping):
         return []
     numbers = [(str(key), _number(value, name)) for key, value in result.items() if key != "score"]
     return [(key, value) for key, value in numbers if isinstance(value, float)]
+
+
+def _texts(result: Any) -> list[tuple[str, str]]:
+    """The texts beside "score", each up to LONGEST_TEXT."""
+    if not isinstance(result, Mapping):
+        return []
+    return [(str(key), value[:LONGEST_TEXT]) for key, value in result.items() if isinstance(value, str)]
 
 
 def _describe(error: BaseException) -> str:

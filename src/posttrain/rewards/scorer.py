@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from posttrain.config.reward import RewardConfig
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import Invalid, Outcome, TrajectoryGroup
+from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
+from posttrain.rewards.halves import ask_in_halves
 from posttrain.rewards.in_worker import FACTORY, answer_of, plain_prompt
 from posttrain.rewards.load import load_rewards, terms_of
 from posttrain.rewards.score import RewardTerms, Term, TermAnswer, combine
@@ -26,19 +28,25 @@ MOST_WORKERS = 4  # unless the configuration says otherwise
 class Scorer(GroupScorer, Protocol):
     """A GroupScorer that may hold processes."""
 
+    def hopeful(self, group: TrajectoryGroup) -> list[Future[bool]]:
+        """Per response of a group that was begun, whether no term has failed: as soon as those have answered that are asked
+        about one response at a time."""
+        ...
+
     def close(self) -> None:
         """End them."""
         ...
 
 
-def start_rewards(config: RewardConfig) -> Scorer:
-    """The scorer of a run; where it needs workers, these are started and have loaded.
+def start_rewards(config: RewardConfig, *, hidden: Collection[str] = ()) -> Scorer:
+    """The scorer of a run; where it needs workers, these are started and have loaded, without the environment variables
+    called ``hidden``.
 
     Raises: ConfigError with the problems of all terms.
     """
     if runs_here(config):
         return ScorerHere(load_rewards(config))
-    return ScorerInWorkers(config)
+    return ScorerInWorkers(config, hidden=hidden)
 
 
 class ScorerHere:
@@ -49,6 +57,12 @@ class ScorerHere:
 
     def begin(self, group: TrajectoryGroup) -> None:
         """Nothing: in the background it would only take time from the sampler."""
+
+    def hopeful(self, group: TrajectoryGroup) -> list[Future[bool]]:
+        found: list[Future[bool]] = [Future() for _ in group.trajectories]
+        for future, outcome in zip(found, self._terms.score(group), strict=True):
+            future.set_result(isinstance(outcome, Reward))
+        return found
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         return [self._terms.score(group) for group in groups]
@@ -66,7 +80,7 @@ class ScorerHere:
 class ScorerInWorkers:
     """Scores response by response in workers, as soon as a group is there; batched terms when all groups are."""
 
-    def __init__(self, config: RewardConfig):
+    def __init__(self, config: RewardConfig, *, hidden: Collection[str] = ()):
         self._terms = terms_of(config)
         self._may_be_none = config.model is not None
         self._one_by_one = any(not term.batched for term in self._terms)
@@ -77,7 +91,8 @@ class ScorerInWorkers:
             answer_bytes=(16 if any(term.batched for term in self._terms) else 1) << 20,
         )
         workers = config.workers or min(MOST_WORKERS, _cores())
-        self._pool = WorkerPool(FACTORY, config.model_dump(mode="json"), workers=workers, limits=limits)
+        setup = config.model_dump(mode="json")
+        self._pool = WorkerPool(FACTORY, setup, workers=workers, limits=limits, hidden=hidden)
         try:
             self._pool.check()
         except BaseException:
@@ -87,6 +102,20 @@ class ScorerInWorkers:
     def begin(self, group: TrajectoryGroup) -> None:
         if id(group) not in self._begun:
             self._begun[id(group)] = group, self._ask(group) if self._one_by_one else []
+
+    def hopeful(self, group: TrajectoryGroup) -> list[Future[bool]]:
+        _, asked = self._begun[id(group)]
+        found: list[Future[bool]] = [Future() for _ in group.trajectories]
+        for future, reply in zip(found, asked, strict=bool(asked)):
+            reply.add_done_callback(partial(self._tell, future, group.prompt))
+        for future in found[len(asked) :]:
+            future.set_result(True)
+        return found
+
+    def _tell(self, hope: Future[bool], prompt: Prompt, reply: Future[Reply]) -> None:
+        failed = any(isinstance(answer, Invalid) for answer in self._answers(reply.result(), prompt).values())
+        if hope.set_running_or_notify_cancel():
+            hope.set_result(not failed)
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         for group in groups:
@@ -115,18 +144,29 @@ class ScorerInWorkers:
         ]
 
     def _ask_batched(self, index: int, term: Term, groups: Sequence[TrajectoryGroup]) -> Iterator[TermAnswer]:
-        """Ask about all responses that a batched term counts for; what it says of each, in their order."""
+        """Ask about all responses that a batched term counts for, again in halves where that fails; what it says of each, in
+        their order."""
         counting = [
             (group.prompt, trajectory.text)
             for group in groups
             if term.counts_for(group.prompt.data_source)
             for trajectory in group.trajectories
         ]
-        if not counting:
-            return iter(())
         prompts, responses = [plain_prompt(prompt) for prompt, _ in counting], [response for _, response in counting]
-        future = self._pool.submit({"term": index, "prompts": prompts, "responses": responses}, seed=index)
-        return (_answer_at(future.result(), place, len(counting)) for place in range(len(counting)))
+
+        def ask(ranges: Sequence[range]) -> list[list[TermAnswer] | Invalid]:
+            calls = [
+                {
+                    "term": index,
+                    "prompts": prompts[each.start : each.stop],
+                    "responses": responses[each.start : each.stop],
+                }
+                for each in ranges
+            ]
+            replies = [self._pool.submit(call, seed=index) for call in calls]
+            return [_batch_of(reply.result(), len(each)) for reply, each in zip(replies, ranges, strict=True)]
+
+        return iter(ask_in_halves(len(counting), ask, halve=term.halve))
 
     def _outcomes(self, group: TrajectoryGroup, batched: Mapping[int, Iterator[TermAnswer]]) -> tuple[Outcome, ...]:
         """``batched`` is taken from, so groups must come in the order in which they were asked about."""
@@ -158,14 +198,16 @@ class ScorerInWorkers:
         return dict.fromkeys(counting, failed)
 
 
-def _answer_at(reply: Reply, place: int, count: int) -> TermAnswer:
-    """The answer about one response in a reply about many."""
+def _batch_of(reply: Reply, count: int) -> list[TermAnswer] | Invalid:
+    """The answers in a reply about many responses, or why the call failed."""
     if not isinstance(reply, Answer):
         return Invalid(reply.reason, reply.detail)
     values: Any = reply.value
     try:
-        if len(values) == count:
-            return answer_of(values[place])
+        if isinstance(values, list) and len(values) == count:
+            return [answer_of(each) for each in values]
+        if isinstance(values, dict) and isinstance(failure := answer_of(values), Invalid):
+            return failure
     except (KeyError, TypeError, ValueError):
         pass
     return Invalid(CRASHED, "the worker's answer is not one")

@@ -1,13 +1,15 @@
 """Terms that ask a server, beside those that are functions.
 
-They run in the process that trains, which waits but does not work, and are asked last, about all groups at once: a response
-that another term could not score costs nothing.
+They are asked in a thread of the process that trains, which waits but does not work, from the moment a group's last response
+is done. A response that another term, asked about one response at a time, could not score costs nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +17,16 @@ from posttrain.config.reward import RewardConfig, RewardTerm
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.reward import NotScored
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
-from posttrain.rewards.asking import AskingReward
+from posttrain.rewards.asking import AskingReward, Result
+from posttrain.rewards.background import background
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.score import LARGEST, NOT_FINITE
 from posttrain.rewards.scorer import Scorer, start_rewards
 from posttrain.rewards.sources import ASK_A_SERVER
-from posttrain.rewards.workers.limits import EXCEPTION
+from posttrain.rewards.workers.limits import CRASHED, EXCEPTION
+
+# What the server terms said of a response, by their place among them; those behind a failure are missing.
+Answers = dict[int, Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,19 @@ def start_scorer(config: RewardConfig) -> Scorer:
     places = [index for index, asking in enumerate(asks) if not asking]
     rest = config.model_copy(update={"terms": [config.terms[index] for index in places]})
     try:
-        return ScorerWithServers(served, rest, start_rewards(rest))
+        return ScorerWithServers(served, rest, start_rewards(rest, hidden=frozenset(_variables(config))))
     except ConfigError as error:
         raise ConfigError([_at_its_place(problem, places) for problem in error.problems]) from error
+
+
+def _variables(config: RewardConfig) -> Iterator[str]:
+    """Names of the environment variables that hold keys of servers. They are for this process, which asks; the workers, which
+    run other people's functions, do not get them."""
+    for term in config.terms:
+        if asks_a_server(term):
+            yield from (term.options.get("headers_from_env") or {}).values()
+            if term.options.get("api_key_env"):
+                yield term.options["api_key_env"]
 
 
 def asks_a_server(term: RewardTerm) -> bool:
@@ -53,41 +69,64 @@ def asks_a_server(term: RewardTerm) -> bool:
 
 
 class ScorerWithServers(Scorer):
-    """Adds weight x value of the server terms to what the rest gives. A response that the rest could not score, or an
-    earlier server term, is not asked about."""
+    """Adds weight x value of the server terms to what the rest gives. A response that a term of the rest could not score, or
+    an earlier server term, is not asked about (batched terms are asked at the end and cannot prevent it)."""
 
     def __init__(self, served: Sequence[ServerTerm], config: RewardConfig, rest: Scorer):
         """``config`` is that of the rest."""
         self._served = tuple(served)
         self._config = config
         self._rest = rest
+        self._begun: dict[int, tuple[TrajectoryGroup, Future[list[Answers]]]] = {}  # by id(group)
 
     def begin(self, group: TrajectoryGroup) -> None:
+        if id(group) in self._begun:
+            return
         if self._rest_has_a_say(group):
             self._rest.begin(group)
+            ready = self._rest.hopeful(group)
+        else:
+            ready = [_done(True) for _ in group.trajectories]
+        self._begun[id(group)] = group, background().begin(self._ask_about(group, ready))
+
+    async def _ask_about(self, group: TrajectoryGroup, ready: Sequence[Future[bool]]) -> list[Answers]:
+        terms = [(place, term) for place, term in enumerate(self._served) if _counts(term.data_sources, group)]
+
+        async def about(response: str, hope: Future[bool]) -> Answers:
+            answers: Answers = {}
+            worth_it: bool = await asyncio.wrap_future(hope)
+            if worth_it:
+                for place, term in terms:
+                    answers[place] = result = await term.reward.ask(group.prompt, response)
+                    if isinstance(result, Exception):
+                        break
+            return answers
+
+        texts = [trajectory.text for trajectory in group.trajectories]
+        return await asyncio.gather(*map(about, texts, ready))
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
+        for group in groups:
+            self.begin(group)
         rest = iter(self._rest.score([group for group in groups if self._rest_has_a_say(group)]))
-        outcomes: list[list[Outcome]] = [
-            list(next(rest)) if self._rest_has_a_say(group) else [Reward(0.0)] * len(group.trajectories)
-            for group in groups
-        ]
-        for term in self._served:
-            places = [
-                (row, column)
-                for row, group in enumerate(groups)
-                if _counts(term.data_sources, group)
-                for column, outcome in enumerate(outcomes[row])
-                if isinstance(outcome, Reward)
-            ]
-            asked = [(groups[row].prompt, groups[row].trajectories[column].text) for row, column in places]
-            try:
-                results = term.reward.score_many(asked)
-            except Exception as error:  # noqa: BLE001 - such as a full disk under the cache; it is counted and shown
-                results = [error] * len(asked)
-            for (row, column), result in zip(places, results, strict=True):
-                outcomes[row][column] = _added(outcomes[row][column], term, result)
-        return [tuple(each) for each in outcomes]
+        scored = []
+        for group in groups:
+            own = next(rest) if self._rest_has_a_say(group) else [Reward(0.0)] * len(group.trajectories)
+            scored.append(tuple(map(self._with_servers, own, self._answers(group))))
+        self._begun.clear()  # also of groups that were begun and are not wanted any more
+        return scored
+
+    def _answers(self, group: TrajectoryGroup) -> list[Answers]:
+        try:
+            return self._begun[id(group)][1].result()
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - counted and shown, as any other failure
+            return [dict.fromkeys(range(len(self._served)), _as_exception(error))] * len(group.trajectories)
+
+    def _with_servers(self, outcome: Outcome, answers: Answers) -> Outcome:
+        for place, result in sorted(answers.items()):
+            if isinstance(outcome, Reward):
+                outcome = _added(outcome, self._served[place], result)
+        return outcome
 
     def keep_in(self, folder: Path) -> None:
         """The run's folder, for answers that a resumed run need not pay again. Raises: ConfigError."""
@@ -102,7 +141,14 @@ class ScorerWithServers(Scorer):
             for name, count in term.reward.take_counts().items()
         }
 
+    def hopeful(self, group: TrajectoryGroup) -> list[Future[bool]]:
+        return self._rest.hopeful(group)
+
     def close(self) -> None:
+        for _, future in self._begun.values():
+            future.cancel()
+        for term in self._served:
+            term.reward.close()
         self._rest.close()
 
     def _rest_has_a_say(self, group: TrajectoryGroup) -> bool:
@@ -115,6 +161,16 @@ def _counts(data_sources: frozenset[str], group: TrajectoryGroup) -> bool:
     return not data_sources or group.prompt.data_source in data_sources
 
 
+def _done(value: bool) -> Future[bool]:
+    future: Future[bool] = Future()
+    future.set_result(value)
+    return future
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else NotScored(CRASHED, "asking was given up")
+
+
 def _added(outcome: Outcome, term: ServerTerm, result: float | Exception) -> Outcome:
     assert isinstance(outcome, Reward)
     if isinstance(result, Exception):
@@ -124,7 +180,7 @@ def _added(outcome: Outcome, term: ServerTerm, result: float | Exception) -> Out
     total = outcome.value + term.weight * result
     if not abs(total) <= LARGEST:
         return Invalid(NOT_FINITE, f"the weighted sum is {total}")
-    return Reward(total, (*outcome.terms, (term.name, result)))
+    return Reward(total, (*outcome.terms, (term.name, result)), outcome.texts)
 
 
 def _load(config: RewardConfig) -> list[ServerTerm]:

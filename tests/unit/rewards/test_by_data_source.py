@@ -91,8 +91,9 @@ def test_terms_count_for_their_data_sources_only():
     scorer = load_rewards(terms)
     text = "\\boxed{5} #### 5"
 
-    assert scorer.score_response(prompt("a"), text) == Reward(1.0, (("gsm8k", 1.0),))
-    assert scorer.score_response(prompt("b"), text) == Reward(3.0, (("gsm8k", 1.0), ("math", 1.0)))
+    assert scorer.score_response(prompt("a"), text) == Reward(1.0, (("gsm8k", 1.0),), (("gsm8k/pred", "5"),))
+    both = scorer.score_response(prompt("b"), text)
+    assert both == Reward(3.0, (("gsm8k", 1.0), ("math", 1.0)), (("gsm8k/pred", "5"), ("math/pred", "5")))
     outcome = scorer.score_response(prompt("c"), text)
     assert isinstance(outcome, Invalid)
     assert (outcome.reason, "'c'" in outcome.detail) == ("no_reward_for_data_source", True)

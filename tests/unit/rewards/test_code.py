@@ -15,12 +15,13 @@ import pytest
 from posttrain.config.reward import RewardConfig
 from posttrain.errors import ConfigError
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import Invalid, Reward
+from posttrain.records.trajectories import Invalid, Reward, StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.code_tests import cases_of, code_of, returned, same_output, same_value
 from posttrain.rewards.load import check_data_sources, check_rewards, load_rewards
 from posttrain.rewards.sandbox import layers
 from posttrain.rewards.sandbox.walls import WALLS
+from posttrain.rewards.scorer import ScorerInWorkers
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="boxes are made by Linux")
 
@@ -246,7 +247,7 @@ def test_the_time_of_all_tests_is_limited() -> None:
     truth = {"inputs": ["1 2\n"] * 10, "outputs": ["3\n"] * 10}
     begin = time.monotonic()
 
-    result = built_in("code", {"timeout_s": 5.0, "time_limit_s": 1.0, "continuous": True})(
+    result = built_in("code", {"time_limit_s": 1.0, "continuous": True})(
         prompt(truth), fenced(f"import time\ntime.sleep(0.4)\n{RIGHT_STDIN}")
     )
 
@@ -436,12 +437,92 @@ def test_without_a_box_code_is_refused_unless_the_user_says_so(monkeypatch: pyte
         ({"tolerance": -1}, "tolerance is -1"),
         ({"run_wide": None}, "code has no option called 'run_wide'"),
         ({"time_limit_s": 10.0}, "time_limit_s lets programs run for 10 s, and scoring a response may take 10 s"),
+        (
+            {"timeout_s": 9},
+            "timeout_s gives one test 9 s, and all tests of a response have 8 s (80 % of reward.timeout_s=10)",
+        ),
+        (
+            {"timeout_s": 3, "time_limit_s": 2.5},
+            "3 s, and all tests of a response have 2.5 s; use at most timeout_s=2.5",
+        ),
+        ({"memory_mib": 2048}, "a program take 2048 MiB, and scoring a response may take 2048 MiB (reward.memory_gib)"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_rewards(RewardConfig(terms=[{"name": "code", "options": options}]))
     assert message in str(caught.value)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("reward", "options", "timeout_s", "total_s", "mib"),
+    [
+        ({}, {}, 5, 8, 1024),
+        ({"timeout_s": 5.0, "memory_gib": 1.0}, {}, 4, 4, 512),  # 80 % of 5; half of 1024
+        ({"timeout_s": 5.0}, {"time_limit_s": 2.0}, 2, 2, 1024),
+        ({}, {"timeout_s": 8.0, "memory_mib": 2047}, 8, 8, 2047),
+    ],
+)
+def test_limits_that_are_not_given_fit_into_those_of_the_run(
+    reward: dict[str, Any], options: dict[str, Any], timeout_s: float, total_s: float, mib: int
+) -> None:
+    [term] = load_rewards(RewardConfig(terms=[{"name": "code", "options": options}], **reward)).terms
+    given = term.reward.keywords  # type: ignore[union-attr]
+    assert (given["limits"].timeout_s, given["time_limit_s"]) == (timeout_s, total_s)
+    assert given["limits"].memory_bytes == mib << 20
+
+
+@linux
+@pytest.mark.parametrize(
+    ("name", "source", "value"),
+    [(None, RIGHT_STDIN, 1.0), ("None", RIGHT_STDIN, 1.0), ("add", RIGHT_FUNCTION, 1.0), ("add", RIGHT_STDIN, 0.0)],
+)
+def test_tests_and_the_function_in_columns_of_their_own(name: str | None, source: str, value: float) -> None:
+    """ROLL's rows: inputs of a function are one JSON value per line."""
+    given = "1 2" if name in (None, "None") else "1\n2"
+    row = prompt("reference of another kind", tests=json.dumps([{"stdin": given, "expected_stdout": "3"}]), name=name)
+    reward = built_in("code", {"tests_in": "tests", "function_in": "name"})
+    assert reward(row, fenced(source))["score"] == value  # type: ignore[index]
+    with pytest.raises(ValueError, match="extra_info has no 'tests', which is to hold the tests"):
+        reward(prompt("x"), fenced(source))
+
+
+@linux
+def test_a_program_that_computes_on_all_cores_is_wrong_and_not_without_a_score() -> None:
+    """Three tests take up to 1 s of processor time each, within 1.3 s, and scoring a response may take 2 s of it."""
+    source = """
+import hashlib, threading
+block = bytes(1 << 24)
+def burn():
+    while True: hashlib.sha256(block)
+for _ in range(3): threading.Thread(target=burn).start()
+burn()"""
+    truth = json.dumps({"inputs": ["1"] * 3, "outputs": ["2"] * 3})
+    terms = [{"name": "code", "options": {"continuous": True, "timeout_s": 0.7, "time_limit_s": 1.3}}]
+    scorer = ScorerInWorkers(RewardConfig(terms=terms, workers=1, timeout_s=2.0, memory_gib=1.0))
+    try:
+        [[outcome]] = scorer.score([group_of(prompt(truth), fenced(source))])
+    finally:
+        scorer.close()
+    assert isinstance(outcome, Reward) and outcome.value == 0.0
+
+
+def group_of(row: Prompt, *responses: str) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        prompt=row,
+        trajectories=tuple(
+            Trajectory(
+                sample_id=f"a/{number}",
+                token_ids=(1,),
+                logprobs=(0.0,),
+                text=text,
+                stop_reason=StopReason.EOS,
+                policy_version=0,
+            )
+            for number, text in enumerate(responses)
+        ),
+    )
 
 
 @pytest.fixture

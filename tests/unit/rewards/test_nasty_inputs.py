@@ -67,6 +67,8 @@ RULES: list[tuple[str, Any, dict[str, Any]]] = [
     ),
     ("ifeval", {"func_name": "validate_json_format"}, {}),
     ("ifeval", {"func_name": "validate_title"}, {}),
+    ("length", None, {"max_characters": 100}),
+    ("repetition", None, {}),
 ]
 
 

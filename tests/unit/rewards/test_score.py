@@ -98,10 +98,11 @@ def test_a_sum_that_is_not_finite_is_invalid():
     assert outcome(3e38, 3e38).reason == "not_finite"
 
 
-def test_numbers_beside_the_score_are_kept_and_the_rest_left_out():
-    result = {"score": 0.5, "acc": True, "pred": "12", "loss": math.nan}
+def test_numbers_and_texts_beside_the_score_are_kept_and_the_rest_left_out():
+    result = {"score": 0.5, "acc": True, "pred": "12", "loss": math.nan, "steps": ["a"], "log": "x" * 2000}
 
-    assert outcome(result, weights=[2.0]) == Reward(1.0, (("t0", 0.5), ("t0/acc", 1.0)))
+    texts = (("t0/pred", "12"), ("t0/log", "x" * 1000))
+    assert outcome(result, weights=[2.0]) == Reward(1.0, (("t0", 0.5), ("t0/acc", 1.0)), texts)
 
 
 def test_an_interrupt_is_not_swallowed():
@@ -117,11 +118,13 @@ def test_a_group_gets_an_outcome_per_response_in_order():
     )
 
     # last_number + 0.5 x all
-    assert scorer.score(group("it is 12", "13", "12")) == (
-        Reward(1.0, (("exact_match", 1.0), ("exact_match_2", 0.0))),
-        Reward(0.0, (("exact_match", 0.0), ("exact_match_2", 0.0))),
-        Reward(1.5, (("exact_match", 1.0), ("exact_match_2", 1.0))),
-    )
+    outcomes = scorer.score(group("it is 12", "13", "12"))
+    assert [(outcome.value, outcome.terms) for outcome in outcomes] == [
+        (1.0, (("exact_match", 1.0), ("exact_match_2", 0.0))),
+        (0.0, (("exact_match", 0.0), ("exact_match_2", 0.0))),
+        (1.5, (("exact_match", 1.0), ("exact_match_2", 1.0))),
+    ]
+    assert outcomes[0].texts == (("exact_match/pred", "12"), ("exact_match_2/pred", "it is 12"))
 
 
 # ------------------------------------------------------------------------------------------------ the user's own file

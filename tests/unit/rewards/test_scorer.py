@@ -32,6 +32,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 def lengths(data_sources, solution_strs, ground_truths, extra_infos, factor=1):
     if "raise" in solution_strs:
         raise KeyError("oops")
+    if "hang" in solution_strs:
+        time.sleep(60)
+    if "drop" in solution_strs:
+        solution_strs = [text for text in solution_strs if text != "drop"] or ["none"]
     if "end" in solution_strs:
         os._exit(1)
     values = [len(text) * factor for text in solution_strs]
@@ -175,17 +179,42 @@ def test_the_same_prompt_twice_in_a_step(start: Any, path: str) -> None:
         (("fewer", "x"), "wrong_length", "lengths: returned 1 values for 2 responses"),
         (("none", "x"), "wrong_length", "lengths: returned None; a list of 2 is expected"),
         (("raise", "x"), "exception", "mine.py:13: KeyError: 'oops'"),
+        (("hang", "x"), "timeout", "no answer within 0.5 s"),
         (("end", "x"), "crashed", "the process ended with exit code 1"),
     ],
 )
-def test_a_batched_function_that_fails_leaves_all_without_a_reward(
+def test_a_batched_function_that_fails_and_is_not_asked_again_leaves_all_without_a_reward(
     start: Any, path: str, responses: tuple[str, str], reason: str, detail: str
 ) -> None:
-    scorer = start({"name": "lengths", "path": path, "batched": True})
+    term = {"name": "lengths", "path": path, "batched": True, "halve_failed_batch": False}
+    scorer = start(term, timeout_s=0.5)
     for outcome in scorer.score([group("a", *responses)])[0]:
         assert isinstance(outcome, Invalid)
         assert outcome.reason == reason and outcome.detail.endswith(detail)
     assert [outcome.value for outcome in scorer.score([group("b", "x", "yy")])[0]] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("culprits", "reason"),
+    [
+        ({5: "raise"}, "exception"),
+        ({0: "end"}, "crashed"),
+        ({7: "drop"}, "wrong_length"),
+        ({3: "hang"}, "timeout"),
+        ({0: "raise", 4: "raise", 10: "raise"}, "exception"),
+    ],
+)
+def test_of_a_batch_that_fails_only_the_culprits_are_without_a_reward(
+    start: Any, path: str, culprits: dict[int, str], reason: str
+) -> None:
+    scorer = start({"name": "lengths", "path": path, "batched": True}, timeout_s=0.3, workers=2)
+    texts = [culprits.get(number, "y" * number) for number in range(11)]
+    outcomes = [outcome for each in scorer.score([group("a", *texts[:4]), group("b", *texts[4:])]) for outcome in each]
+    for number, outcome in enumerate(outcomes):
+        if number in culprits:
+            assert isinstance(outcome, Invalid) and outcome.reason == reason
+        else:
+            assert outcome == Reward(float(number), (("lengths", float(number)),))
 
 
 def test_one_wrong_value_of_a_batch_is_one_response_without_a_reward(start: Any, path: str) -> None:

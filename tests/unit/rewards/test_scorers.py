@@ -17,6 +17,12 @@ def prompt(truth=None, **extra_info) -> Prompt:
     return Prompt(prompt_id="a:0", token_ids=(1,), text="?", data_source="t", ground_truth=truth, extra_info=extra_info)
 
 
+def scored(result) -> float:
+    """The score of a result that says which answer was found."""
+    assert isinstance(result["pred"], str)
+    return result["score"]
+
+
 def task_prompt(task: str, **options) -> tuple[Prompt, dict]:
     entry = next(library.entries(task, seed=3, options=options))
     row = _row(task, "train", 0, entry, options, None)
@@ -37,7 +43,30 @@ def task_prompt(task: str, **options) -> tuple[Prompt, dict]:
     ],
 )
 def test_exact_match(truth, response, options, score):
-    assert REWARDS.get("exact_match")(**options)(prompt(truth), response) == score
+    assert scored(REWARDS.get("exact_match")(**options)(prompt(truth), response)) == score
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "truth", "response", "answer"),
+    [
+        ("exact_match", {}, "12", "3 x 4 = 12.0", "12.0"),
+        ("exact_match", {"extract": "tag"}, "12", "12", ""),
+        ("gsm8k", {}, "1200", "#### 1,200", "1200"),
+        ("gsm8k", {}, "12", "12", ""),
+        ("math", {}, "1/2", "so \\boxed{\\frac12}", "\\frac12"),
+        ("math", {}, "1/2", "so 1/2", ""),
+        ("math_dapo", {}, "12", "Answer: 13", "13"),
+        ("prime_math", {}, "12", "The answer is 12.", "12"),
+        ("multiple_choice", {}, "B", "\\boxed{C}", "C"),
+        ("multiple_choice", {}, "B", "B", ""),  # not in a box
+        ("multiple_choice", {"boxed": False}, "B", "B", "B"),
+        ("crossthinkqa", {}, "B", "\\boxed{C}", "C"),
+        ("search", {}, "Paris", "<answer>The Paris!</answer>", "paris"),
+        ("geo3k", {}, "5", "<think>x</think> \\boxed{5}", "5"),
+    ],
+)
+def test_a_rule_says_which_answer_it_found(name, options, truth, response, answer):
+    assert REWARDS.get(name)(**options)(prompt(truth), response)["pred"] == answer
 
 
 @pytest.mark.parametrize("truth", [None, " ", ["12"], "Paris"])
@@ -50,10 +79,12 @@ def test_reasoning_gym_verifier_judges_the_extracted_answer():
     score = REWARDS.get("reasoning_gym")()
     problem, entry = task_prompt("chain_sum", max_terms=2)
 
-    assert score(problem, f"Well. <answer>{entry['answer']}.0</answer>") == 1.0  # its verifier compares decimals
-    assert score(problem, "<answer>x</answer>") == 0.0
-    assert score(problem, entry["answer"]) == 0.0  # no tag, no answer
-    assert REWARDS.get("reasoning_gym")(extract="last_number")(problem, f"= {entry['answer']}") == 1.0
+    assert (
+        scored(score(problem, f"Well. <answer>{entry['answer']}.0</answer>")) == 1.0
+    )  # its verifier compares decimals
+    assert scored(score(problem, "<answer>x</answer>")) == 0.0
+    assert scored(score(problem, entry["answer"])) == 0.0  # no tag, no answer
+    assert scored(REWARDS.get("reasoning_gym")(extract="last_number")(problem, f"= {entry['answer']}")) == 1.0
 
 
 def test_reasoning_gym_verifier_of_a_task_without_a_single_answer():
@@ -65,9 +96,9 @@ def test_reasoning_gym_verifier_of_a_task_without_a_single_answer():
 
     score = REWARDS.get("reasoning_gym")(extract="all")
 
-    assert score(problem, answer) == 1.0
-    assert score(problem, "{}") == 0.01  # this verifier gives 0.01 for any attempt
-    assert REWARDS.get("reasoning_gym")()(problem, answer) == 0.0  # no tag: no answer, and no attempt either
+    assert scored(score(problem, answer)) == 1.0
+    assert scored(score(problem, "{}")) == 0.01  # this verifier gives 0.01 for any attempt
+    assert scored(REWARDS.get("reasoning_gym")()(problem, answer)) == 0.0  # no tag: no answer, and no attempt either
 
 
 def test_reasoning_gym_refuses_foreign_rows_and_evaluating_tasks():
@@ -98,7 +129,7 @@ def test_built_in_rewards_can_be_sent_to_another_process():
     problem, entry = task_prompt("chain_sum")
     for name in ("exact_match", "reasoning_gym"):
         score = pickle.loads(pickle.dumps(REWARDS.get(name)(extract="all")))  # noqa: S301 - our own bytes
-        assert score(problem, entry["answer"]) == 1.0
+        assert scored(score(problem, entry["answer"])) == 1.0
 
 
 def test_wrong_terms_are_reported_together_with_their_places(tmp_path, monkeypatch):

@@ -20,11 +20,12 @@ import pytest
 from posttrain.config.reward import RewardConfig
 from posttrain.errors import ConfigError
 from posttrain.interfaces.reward import NotScored
+from posttrain.libraries import json_http as asking_http
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Reward, StopReason, Trajectory, TrajectoryGroup
-from posttrain.rewards import http as asking_http
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.load import check_rewards
+from posttrain.rewards.scorers import llm_judge
 from posttrain.rewards.scorers.llm_judge import chat_url, conversation, last_line_verdict
 from posttrain.rewards.served import start_scorer
 
@@ -242,22 +243,22 @@ def test_a_date_as_retry_after() -> None:
 
 
 def test_waits_grow_and_are_the_same_in_every_run() -> None:
-    waits = [asking_http._wait_s(b"{}", attempt) for attempt in range(3)]
-    assert waits == [asking_http._wait_s(b"{}", attempt) for attempt in range(3)]
-    assert waits[0] != asking_http._wait_s(b"[]", 0)
+    waits = [asking_http.wait_s(b"{}", attempt) for attempt in range(3)]
+    assert waits == [asking_http.wait_s(b"{}", attempt) for attempt in range(3)]
+    assert waits[0] != asking_http.wait_s(b"[]", 0)
     for attempt, wait in enumerate(waits):  # 0.02, 0.04, 0.08 and from half of it
         assert 0.01 * 2**attempt <= wait <= 0.02 * 2**attempt
 
 
 def test_only_so_many_requests_at_once() -> None:
-    with serving(lambda asked: Said({"score": len(asked.body["response"])}, after_s=0.05)) as local:
+    with serving(lambda asked: Said({"score": len(asked.body["response"])}, after_s=0.1)) as local:
         reward = built_in("http", {"url": local.url, "concurrency": 4})
         start = time.monotonic()
         results = reward.score_many([(PROMPT, "x" * number) for number in range(16)])
         took = time.monotonic() - start
     assert results == [float(number) for number in range(16)]
     assert local.most_at_once == 4
-    assert 0.2 <= took < 0.6  # 16 x 0.05 s / 4 at once = 0.2 s; one by one 0.8 s
+    assert 0.4 <= took < 1.5  # 16 x 0.1 s / 4 at once = 0.4 s; one by one 1.6 s
 
 
 def test_a_failure_is_that_of_its_response_alone() -> None:
@@ -578,11 +579,11 @@ def test_terms_of_both_kinds(tmp_path: Path) -> None:
             scorer.begin(each)
         a, b, c, d = scorer.score(groups)
         scorer.close()
-    assert a[0] == Reward(2.0, (("exact_match", 1.0), ("http", 0.5)))  # 1 x 1 + 2 x 0.5
+    assert a[0] == Reward(2.0, (("exact_match", 1.0), ("http", 0.5)), (("exact_match/pred", "4"),))  # 1 x 1 + 2 x 0.5
     assert a[1] == Invalid("http_answer", "http: the answer has no field 'score'")
-    assert a[2] == Reward(1.0, (("exact_match", 0.0), ("http", 0.5)))
+    assert a[2] == Reward(1.0, (("exact_match", 0.0), ("http", 0.5)), (("exact_match/pred", "5"),))
     assert b == (Reward(1.5, (("http", 0.5), ("http_2", 0.5))),)  # 2 x 0.5 + 1 x 0.5
-    assert c == (Reward(1.0, (("exact_match", 1.0),)),)
+    assert c == (Reward(1.0, (("exact_match", 1.0),), (("exact_match/pred", "4"),)),)
     assert isinstance(d[0], Invalid) and d[0].reason == "no_reward_for_data_source"
     costs = scorer.take_costs()
     assert (costs["reward/cost/http/requests"], costs["reward/cost/http_2/requests"]) == (4.0, 1.0)
@@ -597,6 +598,107 @@ def test_a_response_that_another_term_cannot_score_is_not_asked_about() -> None:
         [[only]] = scorer.score([replace(broken, prompt=replace(broken.prompt, ground_truth=None))])
         scorer.close()
     assert isinstance(only, Invalid) and only.reason == "exception" and local.asked == []
+
+
+def test_servers_are_asked_while_other_groups_are_still_to_come(tmp_path: Path) -> None:
+    """Each answer takes 0.2 s; four responses, two at once: 0.4 s, which are over when the groups are scored. Two terms, one
+    after the other for each response."""
+    with serving(in_turn(Said({"score": 1}, after_s=0.2))) as local:
+        options = {"url": local.url, "concurrency": 2, "cache": "off"}
+        scorer = start_scorer(RewardConfig(terms=[{"name": "http", "options": options}]))
+        groups = [group("a", "1", "2"), group("b", "3", "4")]
+        begun = time.monotonic()
+        for each in groups:
+            scorer.begin(each)
+        assert time.monotonic() - begun < 0.1  # it did not wait
+        time.sleep(0.7)
+        asked = time.monotonic()
+        outcomes = scorer.score(groups)
+        assert time.monotonic() - asked < 0.1  # nor does this
+        scorer.close()
+    assert [outcome.value for each in outcomes for outcome in each if isinstance(outcome, Reward)] == [1.0] * 4
+    assert local.most_at_once == 2 and len(local.asked) == 4
+
+
+OWN = """
+import os
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if solution_str == "crash":
+        os._exit(1)
+    return {"score": 1, "sees": len({"GRADER_TOKEN", "JUDGE_KEY"} & set(os.environ))}
+
+def all_at_once(data_sources, solution_strs, ground_truths, extra_infos):
+    return [None if text == "late" else 10 for text in solution_strs]
+"""
+
+
+def test_a_response_that_a_worker_cannot_score_is_not_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the key of the server in the environment of the worker."""
+    monkeypatch.setenv("GRADER_TOKEN", "Bearer secret")
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    (tmp_path / "mine.py").write_text(OWN)
+    path = str(tmp_path / "mine.py")
+    answers = [{"score": 0.5}, {"choices": [{"message": {"content": "1"}}]}]
+    with serving(lambda asked: Said(answers[asked.path.endswith("completions")])) as local:
+        served = {"url": local.url, "headers_from_env": {"Authorization": "GRADER_TOKEN"}}
+        judge = {"base_url": local.url, "model": "m", "api_key_env": "JUDGE_KEY"}
+        terms = [
+            {"name": "http", "options": served},
+            {"name": "compute_score", "path": path},
+            {"name": "all_at_once", "path": path, "batched": True},
+            {"name": "llm_judge", "options": judge},
+        ]
+        scorer = start_scorer(RewardConfig(terms=terms, workers=1))
+        groups = [group("a", "x", "crash"), group("b", "late", "y")]
+        scorer.begin(groups[0])
+        (good, crashed), (late, other) = scorer.score(groups)
+        scorer.close()
+    named = (
+        ("compute_score", 1.0),
+        ("compute_score/sees", 0.0),
+        ("all_at_once", 10.0),
+        ("http", 0.5),
+        ("llm_judge", 1.0),
+    )
+    assert good == other == Reward(12.5, named)
+    assert isinstance(crashed, Invalid) and crashed.reason == "crashed"
+    assert isinstance(late, Invalid) and late.reason == "not_a_number"
+    assert {asked.headers["authorization"] for asked in local.asked} == {"Bearer secret"}
+    # Three responses to each server: batched functions are asked at the end, when that of "late" has been asked about.
+    assert len(local.asked) == 6
+
+
+def test_a_pattern_that_takes_long_on_one_answer_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_judge, "_REGEX_S", 0.6)
+    slow = "a" * 40 + "d"
+
+    def answer(asked: Asked) -> Said:
+        bad = "slow" in asked.body["messages"][0]["content"]
+        return Said({"choices": [{"message": {"content": slow if bad else "b 1"}}]}, after_s=0.0 if bad else 0.2)
+
+    with serving(answer) as local:
+        reward = built_in(
+            "llm_judge",
+            {"base_url": local.url, "model": "m", "extract": "(?:a|a)+c|b (.)", "timeout_s": 0.5, "retries": 0},
+        )
+        results = reward.score_many([(PROMPT, "slow"), (PROMPT, "x"), (PROMPT, "y")])  # type: ignore[attr-defined]
+    assert reason(results[0]) == "no_verdict" and "took more than 0.6 s" in str(results[0])
+    assert results[1:] == [1.0, 1.0]
+
+
+def test_closing_gives_up_what_is_under_way() -> None:
+    with serving(in_turn(Said({"score": 1}, after_s=3.0))) as local:
+        scorer = start_scorer(RewardConfig(terms=[{"name": "http", "options": {"url": local.url, "concurrency": 1}}]))
+        scorer.begin(group("a", "1", "2", "3"))
+        while not local.asked:
+            time.sleep(0.01)
+        begun = time.monotonic()
+        scorer.close()
+        assert time.monotonic() - begun < 1.0
+    assert len(local.asked) == 1
 
 
 def test_problems_are_at_their_terms() -> None:

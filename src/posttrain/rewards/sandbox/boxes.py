@@ -116,7 +116,9 @@ class _Warden:
         pieces = [text.encode(errors="replace") for text in (program.source, program.stdin)]
         try:
             frames.write(self._requests.fileno(), header, pieces)
-            if not select.select([self._replies], [], [], limits.timeout_s + _PATIENCE_S)[0]:
+            poller = select.poll()  # not select(), which knows no descriptor above 1023
+            poller.register(self._replies, select.POLLIN)
+            if not poller.poll((limits.timeout_s + _PATIENCE_S) * 1000):
                 raise BoxError("", "the process that watches the box does not answer")
             reply, outputs = frames.read(self._replies.fileno())
         except (frames.Ended, BrokenPipeError):
@@ -172,10 +174,16 @@ def _give_back(warden: _Warden) -> None:
         _idle.append(warden)
 
 
-def close() -> None:
-    """End the wardens that wait for work. They also end with this process."""
+def waiting() -> int:
+    """How many wardens wait for work."""
     with _lock:
-        wardens, _idle[:] = list(_idle), []
+        return len(_idle)
+
+
+def close(but: int = 0) -> None:
+    """End the wardens that wait for work, ``but`` so many of them. They also end with this process."""
+    with _lock:
+        wardens, _idle[but:] = _idle[but:], []
     for warden in wardens:
         warden.end()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from posttrain.errors import ConfigError, Problem
 from posttrain.rewards.sandbox import landlock
-from posttrain.rewards.sandbox.boxes import BoxError, Program, close, run
+from posttrain.rewards.sandbox.boxes import BoxError, Program, close, run, waiting
 from posttrain.rewards.sandbox.walls import WALLS, Limits
 
 # At least one of each must be up for a program to count as boxed in. Limits of time, memory, output and files, no privileges,
@@ -85,6 +85,7 @@ def probe() -> Layers:
         return _none(f"boxes are made by Linux, and this is {sys.platform}")
     wanted = list(WALLS)
     off: dict[str, str] = {}
+    before = waiting()  # they are for others: a worker has started its own so that it may outlive calls
     try:
         while True:
             try:
@@ -96,7 +97,7 @@ def probe() -> Layers:
                 off[error.wall] = str(error).removeprefix(f"{error.wall}: ")
                 wanted.remove(error.wall)
     finally:
-        close()
+        close(but=before)
     return Layers(
         tuple(Layer(name, name in wanted, _does(name) if name in wanted else off[name]) for name in WALLS), escapes
     )

@@ -12,10 +12,14 @@ from posttrain.interfaces.reward import RewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.code_tests import Block, Case, Form, cases_of, code_of, returned, same_output, same_value
-from posttrain.rewards.options import OWN_SHARE, RunWide, check_choice, too_slow
+from posttrain.rewards.options import OWN_SHARE, RunWide, check_choice, too_large, too_slow
 from posttrain.rewards.sandbox.boxes import Program, Run, run
 from posttrain.rewards.sandbox.layers import walls_for
 from posttrain.rewards.sandbox.walls import Limits
+
+# Where the options do not say: of one test, and of one program; less where the reward section allows no more.
+_TEST_S = 5.0
+_MIB = 1024
 
 
 @REWARDS.register("code")
@@ -23,21 +27,25 @@ def code(
     *,
     form: Form = "auto",
     block: Block = "last_python",
-    timeout_s: float = 5.0,
+    timeout_s: float | None = None,
     time_limit_s: float | None = None,
-    memory_mib: int = 1024,
+    memory_mib: int | None = None,
     max_tests: int | None = None,
     continuous: bool = False,
     tolerance: float = 1e-5,
+    tests_in: str | None = None,
+    function_in: str | None = None,
     run_wide: RunWide | None = None,
 ) -> RewardFn:
     """A reward of 1 when the program passes all tests, else 0; with ``continuous``, the share of tests that it passes.
 
     Args: ``form`` auto calls a function where the reference names one, else the program reads stdin and prints; ``block``
-        says where in the response the program stands (``code_of``); ``timeout_s`` is for one test, ``time_limit_s`` for all
-        tests of a response: those not begun by then count as failed; null is 80 % of reward.timeout_s; ``memory_mib`` of
-        address space; only the first ``max_tests`` are run; ``tolerance`` is relative, for numbers with decimals.
-    Raises: ConfigError for options that make no sense, and when this machine cannot box a program in.
+        says where in the response the program stands (``code_of``); ``timeout_s`` is for one test (null: 5, or time_limit_s
+        where that is less), ``time_limit_s`` for all tests of a response: those not begun by then count as failed (null:
+        80 % of reward.timeout_s); ``memory_mib`` of address space (null: 1024, or half of reward.memory_gib where that is
+        less); only the first ``max_tests`` are run; ``tolerance`` is relative, for numbers with decimals; ``tests_in`` and
+        ``function_in`` are keys of extra_info that hold the tests, instead of the reference, and the name of a function.
+    Raises: ConfigError for options that make no sense or contradict the run's, and when this machine cannot box a program in.
     """
     check_choice("form", form, Form)
     check_choice("block", block, Block)
@@ -51,17 +59,28 @@ def code(
     if tolerance < 0:
         problems.append(Problem(f"tolerance is {tolerance}; use at least 0", field="options.tolerance"))
     problems += too_slow("time_limit_s", time_limit_s or 0.0, run_wide)
+    problems += too_large("memory_mib", memory_mib or 0, run_wide)
+    total_s = time_limit_s or OWN_SHARE * run_wide.timeout_s
+    if timeout_s is not None and timeout_s > total_s:
+        what = f"timeout_s gives one test {timeout_s:g} s, and all tests of a response have {total_s:g} s"
+        why = "" if time_limit_s else f" (80 % of reward.timeout_s={run_wide.timeout_s:g})"
+        fix = f"use at most timeout_s={total_s:g}, or a longer {'time_limit_s' if time_limit_s else 'reward.timeout_s'}"
+        problems.append(Problem(what + why, fix=fix, field="options.timeout_s"))
     if problems:
         raise ConfigError(problems)
+    most_mib = min(_MIB, int(run_wide.memory_gib * 512))
+    limits = Limits(timeout_s=timeout_s or min(_TEST_S, total_s), memory_bytes=(memory_mib or most_mib) << 20)
     return partial(
         _score,
         form=form,
         block=block,
-        limits=Limits(timeout_s=timeout_s, memory_bytes=memory_mib << 20),
-        time_limit_s=time_limit_s or OWN_SHARE * run_wide.timeout_s,
+        limits=limits,
+        time_limit_s=total_s,
         max_tests=max_tests,
         continuous=continuous,
         tolerance=tolerance,
+        tests_in=tests_in,
+        function_in=function_in,
         walls=walls_for("the reward code", allow_unboxed=run_wide.allow_unboxed_code),
     )
 
@@ -77,10 +96,12 @@ def _score(
     max_tests: int | None,
     continuous: bool,
     tolerance: float,
+    tests_in: str | None,
+    function_in: str | None,
     walls: Sequence[str],
 ) -> Mapping[str, float]:
     """Raises: ValueError when the reference holds no tests; BoxError when a box could not be made."""
-    cases = cases_of(prompt.ground_truth, form)[:max_tests]
+    cases = cases_of(*_tests(prompt, form, tests_in, function_in))[:max_tests]
     source = code_of(response, block)
     passed = 0
     if source is not None and source.strip():
@@ -96,6 +117,19 @@ def _score(
                 break
     share = passed / len(cases)
     return {"score": share if continuous else float(passed == len(cases)), "passed": passed, "tests": len(cases)}
+
+
+def _tests(
+    prompt: Prompt, form: Form, tests_in: str | None, function_in: str | None
+) -> tuple[object, Form, str | None]:
+    """The tests, how they are to be read, and the name of the function. Raises: ValueError."""
+    tests: object = prompt.ground_truth
+    if tests_in is not None:
+        if tests_in not in prompt.extra_info:
+            raise ValueError(f"extra_info has no {tests_in!r}, which is to hold the tests (data.extra_columns)")
+        tests = prompt.extra_info[tests_in]
+    name = prompt.extra_info.get(function_in) if function_in is not None else None
+    return tests, form, str(name) if name not in (None, "", "None") else None  # "None" is how ROLL's files say that
 
 
 def _program(source: str, case: Case) -> Program:

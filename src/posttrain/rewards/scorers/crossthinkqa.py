@@ -24,8 +24,8 @@ _TABLES: dict[RewardType, dict[tuple[bool, bool], float]] = {
 
 @REWARDS.register("crossthinkqa")
 def crossthinkqa(*, reward_type: RewardType = "loose") -> RewardFn:
-    """A reward from -1 to 1, with ``acc`` (1 when it is above 0) beside it. ROLL's penalties for repetition and length are
-    terms of their own: repetition and length.
+    """A reward from -1 to 1, with ``acc`` (1 when it is above 0) and ``pred`` (the letter) beside it. ROLL's penalties for
+    repetition and length are terms of their own: repetition and length.
 
     Raises: ConfigError for another type.
     """
@@ -33,9 +33,9 @@ def crossthinkqa(*, reward_type: RewardType = "loose") -> RewardFn:
     return partial(_score, table=_TABLES[reward_type])
 
 
-def _score(prompt: Prompt, response: str, *, table: Mapping[tuple[bool, bool], float]) -> dict[str, float]:
+def _score(prompt: Prompt, response: str, *, table: Mapping[tuple[bool, bool], float]) -> dict[str, object]:
     """Raises ValueError when the reference does not begin with a capital letter."""
     wanted = wanted_letter(prompt.ground_truth)
     letter, in_box = chosen_letter(response)
     score = table[letter == wanted, in_box]
-    return {"score": score, "acc": float(score > 0)}
+    return {"score": score, "acc": float(score > 0), "pred": letter or ""}

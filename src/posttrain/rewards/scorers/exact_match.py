@@ -12,7 +12,8 @@ from posttrain.rewards.extract import Extract, check_extract, extract_answer, nu
 
 @REWARDS.register("exact_match")
 def exact_match(*, extract: Extract = "last_number") -> RewardFn:
-    """A reward that compares with ``ground_truth``, as text or as numbers (see ``posttrain.rewards.extract``).
+    """A reward that compares with ``ground_truth``, as text or as numbers (see ``posttrain.rewards.extract``); ``pred`` is
+    the answer, as text.
 
     Raises: ConfigError for an ``extract`` that does not exist.
     """
@@ -20,10 +21,10 @@ def exact_match(*, extract: Extract = "last_number") -> RewardFn:
     return partial(_score, extract=extract)
 
 
-def _score(prompt: Prompt, response: str, *, extract: Extract) -> float:
+def _score(prompt: Prompt, response: str, *, extract: Extract) -> dict[str, object]:
     """Raises ValueError when the reference answer is not one that any response could match."""
     reference = reference_text(prompt.ground_truth, "exact_match")
     if extract == "last_number" and number(reference) is None:
         raise ValueError(f"the ground truth {reference!r} is not a number, so extract: last_number can never match it")
     answer = extract_answer(response, extract)
-    return float(answer is not None and same_answer(answer, reference))
+    return {"score": float(answer is not None and same_answer(answer, reference)), "pred": answer or ""}

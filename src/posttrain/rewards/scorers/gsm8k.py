@@ -25,7 +25,7 @@ _TAIL = 300
 def gsm8k(
     *, method: Method = "strict", which: Which = "last", score: float = 1.0, format_score: float = 0.0
 ) -> RewardFn:
-    """A reward of ``score`` for the right answer, ``format_score`` for another one, 0 for none.
+    """A reward of ``score`` for the right answer, ``format_score`` for another one, 0 for none; ``pred`` is the answer.
 
     Args: ``method`` strict reads "#### " and a number, flexible the last number; ``which`` last looks at the last 300
         characters and takes the last match (verl), first looks at the whole text and takes the first "#### " (SkyRL); the
@@ -37,13 +37,15 @@ def gsm8k(
     return partial(_score, method=method, which=which, score=score, format_score=format_score)
 
 
-def _score(prompt: Prompt, response: str, *, method: Method, which: Which, score: float, format_score: float) -> float:
+def _score(
+    prompt: Prompt, response: str, *, method: Method, which: Which, score: float, format_score: float
+) -> dict[str, object]:
     """Raises ValueError when the reference is neither a text nor a number."""
     reference = reference_text(prompt.ground_truth, "gsm8k")
     answer = extract(response, method, which)
     if answer is None:
-        return 0.0
-    return score if answer == reference else format_score
+        return {"score": 0.0, "pred": ""}
+    return {"score": score if answer == reference else format_score, "pred": answer}
 
 
 def extract(response: str, method: Method, which: Which) -> str | None:

@@ -180,7 +180,10 @@ def last_line_verdict(text: str) -> float:
 def matched_verdict(text: str, *, pattern: regex.Pattern[str]) -> float:
     """What the last match of a pattern says: any number, yes or no. Raises: NotScored."""
     try:
-        found = [match[1] if pattern.groups else match[0] for match in pattern.finditer(text, timeout=_REGEX_S)]
+        found = [
+            match[1] if pattern.groups else match[0]
+            for match in pattern.finditer(text, timeout=_REGEX_S, concurrent=True)
+        ]
     except TimeoutError:
         raise NotScored(NO_VERDICT, f"the pattern extract took more than {_REGEX_S:g} s") from None
     verdict = (found[-1] or "").strip().lower() if found else ""

@@ -12,15 +12,16 @@ from posttrain.rewards.spans import braced
 
 @REWARDS.register("math")
 def math() -> RewardFn:
-    """A reward of 1 for the right answer, else 0."""
+    """A reward of 1 for the right answer, else 0; ``pred`` is the answer, as text."""
     return _score
 
 
-def _score(prompt: Prompt, response: str) -> float:
+def _score(prompt: Prompt, response: str) -> dict[str, object]:
     """Raises ValueError when the reference is neither a text nor a number."""
     reference = reference_text(prompt.ground_truth, "math")
     answer = boxed_answer(response)
-    return float(answer is not None and same_latex(answer, reference))
+    right = answer is not None and same_latex(answer, reference)
+    return {"score": float(right), "pred": answer or ""}
 
 
 def boxed_answer(response: str) -> str | None:

@@ -12,7 +12,7 @@ from posttrain.rewards.choice import chosen_letter, wanted_letter
 
 @REWARDS.register("multiple_choice")
 def multiple_choice(*, boxed: bool = True) -> RewardFn:
-    """A reward of 1 for the right letter, else 0.
+    """A reward of 1 for the right letter, else 0; ``pred`` is the letter.
 
     Args: ``boxed`` True wants the letter in a box (ROLL's multiple_choice_boxed), False takes it wherever it stands
         (ROLL's general_val).
@@ -20,8 +20,9 @@ def multiple_choice(*, boxed: bool = True) -> RewardFn:
     return partial(_score, boxed=boxed)
 
 
-def _score(prompt: Prompt, response: str, *, boxed: bool) -> float:
+def _score(prompt: Prompt, response: str, *, boxed: bool) -> dict[str, object]:
     """Raises ValueError when the reference does not begin with a capital letter."""
     wanted = wanted_letter(prompt.ground_truth)
     letter, in_box = chosen_letter(response)
-    return float(letter == wanted and (in_box or not boxed))
+    counts = in_box or not boxed
+    return {"score": float(letter == wanted and counts), "pred": (letter or "") if counts else ""}

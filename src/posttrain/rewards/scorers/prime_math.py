@@ -16,15 +16,16 @@ _LAST_WORDS = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n",
 
 @REWARDS.register("prime_math")
 def prime_math() -> RewardFn:
-    """A reward of 1 for the right answer, else 0."""
+    """A reward of 1 for the right answer, else 0; ``pred`` is the answer, as text."""
     return _score
 
 
-def _score(prompt: Prompt, response: str) -> float:
+def _score(prompt: Prompt, response: str) -> dict[str, object]:
     """Raises ValueError when the reference is neither a text nor a number."""
     reference = reference_text(prompt.ground_truth, "prime_math")
     answer = extract(response)
-    return float(same_by_form(answer, reference) or same_by_value(answer, reference))
+    right = same_by_form(answer, reference) or same_by_value(answer, reference)
+    return {"score": float(right), "pred": answer}
 
 
 def extract(response: str) -> str:

@@ -14,7 +14,7 @@ from posttrain.rewards.extract import Extract, check_extract, extract_answer
 
 @REWARDS.register("reasoning_gym")
 def reasoning_gym(*, extract: Extract = "tag") -> RewardFn:
-    """A reward that asks the task's verifier about the extracted answer; without an answer it is 0.
+    """A reward that asks the task's verifier about the extracted answer; without an answer it is 0. ``pred`` is the answer.
 
     Raises: ConfigError for an ``extract`` that does not exist; MissingDependency without reasoning-gym.
     """
@@ -23,15 +23,16 @@ def reasoning_gym(*, extract: Extract = "tag") -> RewardFn:
     return partial(_score, extract=extract)
 
 
-def _score(prompt: Prompt, response: str, *, extract: Extract) -> float:
+def _score(prompt: Prompt, response: str, *, extract: Extract) -> dict[str, object]:
     """Raises: ValueError when the row was not written for this reward; ConfigError when the task's verifier may not run
     here; whatever the verifier raises."""
     task, entry, options = (_text(prompt.extra_info, key) for key in ("task", "entry", "options"))
     library.check_scorable(task)
     answer = extract_answer(response, extract)
     if answer is None:
-        return 0.0
-    return library.verify(task, options, answer, library.entry_from_text(entry))
+        return {"score": 0.0, "pred": ""}
+    score = library.verify(task, options, answer, library.entry_from_text(entry))
+    return {"score": score, "pred": answer}
 
 
 def _text(extra_info: Mapping[str, object], key: str) -> str:

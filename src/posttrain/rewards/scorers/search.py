@@ -25,7 +25,8 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 def search(
     *, match: Match = "em", score: float = 1.0, format_score: float = 0.0, max_answer_tags: int | None = 10
 ) -> RewardFn:
-    """A reward of ``score`` for a right answer, ``format_score`` for another one, 0 for none.
+    """A reward of ``score`` for a right answer, ``format_score`` for another one, 0 for none; ``pred`` is the answer,
+    normalised.
 
     Args: ``match`` em compares whole answers, subem looks for a target inside; with more than ``max_answer_tags`` opening
         or closing answer tags a right answer gets a quarter (verl's rule for em; None has no such rule, as SkyRL).
@@ -38,21 +39,23 @@ def search(
 
 def _score(
     prompt: Prompt, response: str, *, match: Match, score: float, format_score: float, max_answer_tags: int | None
-) -> float:
+) -> dict[str, object]:
     """Raises ValueError when the reference is no text, no list of texts, and no mapping with such a target."""
     wanted = [normalize(target) for target in targets(prompt.ground_truth)]
     answers = spans(response, "<answer>", "</answer>")
     if not answers:
-        return 0.0
+        return {"score": 0.0, "pred": ""}
     answer = normalize(answers[-1])
     if match == "em":
         right = answer in wanted
     else:
         right = any(target and target in answer for target in wanted)
-    if not right:
-        return format_score
     tags = max(response.count("<answer>"), response.count("</answer>"))
-    return score / 4 if max_answer_tags is not None and tags > max_answer_tags else score
+    if not right:
+        score = format_score
+    elif max_answer_tags is not None and tags > max_answer_tags:
+        score /= 4
+    return {"score": score, "pred": answer}
 
 
 def targets(truth: object) -> list[str]:

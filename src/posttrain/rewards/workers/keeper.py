@@ -23,6 +23,7 @@ from posttrain.rewards.workers.worker import (
     CANNOT_FORK,
     FAILURE,
     MOST_REQUEST_BYTES,
+    NUMBER_BYTES,
     PROBLEMS,
     READY,
     Handler,
@@ -50,6 +51,7 @@ class Worker:
         frozenset()
     )  # processes that loading has started: they end with the worker, not with a call
     received: bytearray = field(default_factory=bytearray)
+    calls: int = 0
     printed: int = 0  # bytes, in this call
     tail: bytes = b""
     ended: int | None = None  # wait status
@@ -169,15 +171,22 @@ class Keeper:
         worker = self._worker
         assert worker is not None
         worker.printed, worker.tail, worker.cpu_before_s = 0, b"", None
+        worker.calls += 1
+        number = worker.calls.to_bytes(NUMBER_BYTES)
         try:
-            reply = self._exchange(worker, wire.frame(request), self._limits.wall_s, counted=True)
+            reply = self._exchange(worker, wire.frame(number + request), self._limits.wall_s, counted=True)
+            if reply[:NUMBER_BYTES] != number:
+                raise Passed(CRASHED, "something else wrote into the pipe of the worker's answers")
         except Passed as passed:
             self._end()
             return FAILURE + wire.to_bytes(list(passed.args))
+        reply = reply[NUMBER_BYTES:]
         if reply[:1].islower():
             self._end()
         elif processes.children(worker.pid) or processes.children(os.getpid()) != [worker.pid]:
             self._end_what_was_left(worker)
+        if self._worker is worker and (worker.received or _has_more(worker.replies)):
+            self._end()  # a second answer to one call would be taken for the answer to the next
         return reply[:1].upper() + reply[1:]
 
     def _exchange(self, worker: Worker, request: bytes, wall_s: float, *, counted: bool) -> bytes:
@@ -266,10 +275,14 @@ class Keeper:
             return
         limits, pids = self._limits, processes.descendants(os.getpid())
         used = processes.usage(pids)
+        # What loading has started watches boxes, whose programs have limits of their own: a program that computes on many
+        # cores at once is late, and so wrong, by those, not without a score by this one.
+        own = processes.descendants(os.getpid(), without=worker.spared) if worker.spared else pids
+        cpu_s = processes.usage(own).cpu_s if worker.spared else used.cpu_s
         if worker.cpu_before_s is None:
-            worker.cpu_before_s = used.cpu_s
+            worker.cpu_before_s = cpu_s
         self._count(used.processes)
-        if used.cpu_s - worker.cpu_before_s > limits.wall_s:
+        if cpu_s - worker.cpu_before_s > limits.wall_s:
             raise Passed(TIMEOUT, f"its processes used more than {limits.wall_s:g} s of CPU time")
         start = time.monotonic()
         if used.memory_bytes > limits.memory_bytes and start >= worker.measure_again_at:
@@ -325,6 +338,13 @@ def _send(fd: int, data: bytes) -> bytes:
         return data
     except BrokenPipeError:
         return b""
+
+
+def _has_more(fd: int) -> bool:
+    """Whether something waits to be read; ``fd`` does not block."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return any(event & select.POLLIN for _, event in poller.poll(0))
 
 
 def _threads() -> int:

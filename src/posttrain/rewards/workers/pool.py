@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -51,21 +51,33 @@ class WorkerPool:
     """Workers that answer calls, each behind a keeper.
 
     Args: ``factory``, "package.module:function", makes the handler of calls in every keeper, of ``setup``; both the setup and
-    the calls are values that wire.py can write. ``environment`` is added to this process's own.
+    the calls are values that wire.py can write. ``environment`` is added to this process's own, less ``hidden``.
 
     The constructor starts the processes and returns; ``check`` waits until one has loaded. ``close`` ends them all; so does
     the end of this process, however it comes.
+
+    Raises: ConfigError where processes cannot be watched: on a Linux without /proc.
     """
 
     def __init__(
-        self, factory: str, setup: Any, *, workers: int, limits: Limits, environment: Mapping[str, str] | None = None
+        self,
+        factory: str,
+        setup: Any,
+        *,
+        workers: int,
+        limits: Limits,
+        environment: Mapping[str, str] | None = None,
+        hidden: Collection[str] = (),
     ):
+        if processes.LINUX and not processes.has_proc():
+            what = "the processes that run rewards cannot be watched and ended here: /proc is not mounted"
+            raise ConfigError(Problem(what, fix="mount it: mount -t proc proc /proc"))
         self._calls: queue.SimpleQueue[tuple[bytes, Future[Reply]] | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
         mark = uuid.uuid4().hex
         self._lines = [
-            _Line(factory, setup, limits, f"{mark}.{number}", dict(environment or {})) for number in range(workers)
+            _Line(factory, setup, limits, f"{mark}.{number}", environment or {}, hidden) for number in range(workers)
         ]
         self._threads = [
             threading.Thread(target=self._serve, args=(line,), name=f"worker-{number}", daemon=True)
@@ -119,18 +131,33 @@ class WorkerPool:
         line.start()
         while (item := self._calls.get()) is not None:
             request, future = item
-            future.set_result(_CLOSED if self._closed else line.call(request))
+            try:
+                reply: Reply = _CLOSED if self._closed else line.call(request)
+            except Exception as error:  # noqa: BLE001 - nobody waits for a future that a broken machine has left behind
+                reply = Failure(CRASHED, f"the worker cannot be reached: {type(error).__name__}: {error}"[:500])
+                with suppress(Exception):
+                    line.end()  # what it would still say is not the answer to the next call
+            future.set_result(reply)
         line.end()
 
 
 class _Line:
     """The connection to one keeper, which is started again when it is gone."""
 
-    def __init__(self, factory: str, setup: Any, limits: Limits, mark: str, environment: Mapping[str, str]):
+    def __init__(
+        self,
+        factory: str,
+        setup: Any,
+        limits: Limits,
+        mark: str,
+        environment: Mapping[str, str],
+        hidden: Collection[str],
+    ):
         self._setup = {"factory": factory, "setup": setup, "limits": asdict(limits), "load_in_worker": False}
         self._limits = limits
         self._mark = mark
         self._environment = {**ENVIRONMENT, **environment, MARK: mark}
+        self._hidden = frozenset(hidden)
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
         self._lock = threading.Lock()
@@ -141,7 +168,9 @@ class _Line:
         """Start the keeper and wait until it has loaded. What goes wrong is in ``loaded``."""
         try:
             self._start()
-        except ConfigError as error:
+        except Exception as error:  # noqa: BLE001 - ``check`` waits for it
+            if not isinstance(error, ConfigError):
+                error = ConfigError(f"a worker for rewards cannot be started: {type(error).__name__}: {error}")
             if not self.loaded.done():
                 self.loaded.set_exception(error)
         else:
@@ -165,23 +194,26 @@ class _Line:
 
     def _spawn(self) -> bytes:
         """A new keeper; the first that it says. Raises: ConfigError when it says nothing."""
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the keeper lives
+        own = {name: value for name, value in os.environ.items() if name not in self._hidden}
         with self._lock:
             if self._hung_up:
                 raise ConfigError("the workers were closed")
             try:
+                self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the keeper lives
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "posttrain.rewards.workers.keeper"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._said,
-                    env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    env={**own, **self._environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                     start_new_session=True,  # Ctrl-C is for the trainer, which ends its keepers itself
                 )
             except OSError as error:
                 raise ConfigError(f"a worker for rewards cannot be started: {error}") from error
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # a stopped keeper reads nothing: writing has a deadline
         try:
-            self._write(wire.to_bytes({**self._setup, "sys_path": sys.path}))
+            self._write(wire.to_bytes({**self._setup, "sys_path": sys.path}), self._limits.load_s + GRACE_S)
             return self._read(self._limits.load_s + GRACE_S)
         except (wire.Ended, wire.TooLong, TimeoutError) as error:
             said = self._last_words()
@@ -199,7 +231,7 @@ class _Line:
             self._limits.load_s if self._setup["load_in_worker"] else 0.0
         )  # a killed worker loads before it answers
         try:
-            self._write(request)
+            self._write(request, self._limits.wall_s + GRACE_S)
             reply = self._read(self._limits.wall_s + load_s + GRACE_S)
         except (wire.Ended, wire.TooLong) as error:
             said = self._last_words()
@@ -213,9 +245,9 @@ class _Line:
             return Failure(CRASHED, f"the process that watches the worker cannot be reached: {error}")
         return _reply(reply)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, timeout_s: float) -> None:
         assert self._process is not None and self._process.stdin is not None
-        wire.write_frame(self._process.stdin.fileno(), data)
+        wire.write_frame(self._process.stdin.fileno(), data, timeout_s)
 
     def _read(self, timeout_s: float) -> bytes:
         assert self._process is not None and self._process.stdout is not None
@@ -235,14 +267,14 @@ class _Line:
         with self._lock:
             self._hung_up = True
             if self._process is not None:
-                processes.kill([self._process.pid])
+                self._process.kill()
 
     def end(self) -> None:
         """Kill the keeper and everything below it."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             return
-        processes.kill([process.pid])
+        process.kill()
         process.wait()
         processes.kill_marked(MARK, self._mark)
         for stream in (process.stdin, process.stdout, self._said):

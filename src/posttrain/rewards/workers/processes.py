@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,21 @@ def be_killed_first() -> None:
         (PROC / "self/oom_score_adj").write_text("1000")
 
 
+def has_proc() -> bool:
+    """Whether /proc is there, without which no descendant can be found."""
+    return (PROC / "self/stat").exists()
+
+
+@functools.cache
+def _kernel_lists_children() -> bool:
+    """Some kernels and sandboxes leave these files out (CONFIG_PROC_CHILDREN)."""
+    return (PROC / f"self/task/{os.getpid()}/children").exists()
+
+
 def children(pid: int) -> list[int]:
     """Of all its threads; empty when it is gone. One that starts meanwhile may be missing."""
+    if not _kernel_lists_children():
+        return [each for each, parent in _parents() if parent == pid]
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(PROC / str(pid) / "task"):
@@ -55,11 +69,20 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> list[int]:
-    """Children first, then theirs."""
-    found = children(pid)
+def _parents() -> Iterator[tuple[int, int]]:
+    """Every process that can be seen, and its parent."""
+    with suppress(OSError):
+        for name in os.listdir(PROC):
+            if name.isdigit():
+                with suppress(OSError, ValueError, IndexError):
+                    yield int(name), int((PROC / name / "stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
+def descendants(pid: int, *, without: Collection[int] = ()) -> list[int]:
+    """Children first, then theirs; those in ``without`` are left out, and what is below them."""
+    found = [each for each in children(pid) if each not in without]
     for each in found:  # grows while it is walked
-        found += children(each)
+        found += [below for below in children(each) if below not in without]
     return found
 
 
@@ -160,7 +183,7 @@ def kill_marked(name: str, value: str, patience_s: float = 10.0) -> None:
 def marked(name: str, value: str) -> Iterator[int]:
     """Living processes of this user whose environment, as it was when they were started, has ``name`` = ``value``."""
     wanted = f"{name}={value}".encode()
-    for folder in PROC.iterdir() if LINUX else ():
+    for folder in PROC.iterdir() if LINUX and PROC.is_dir() else ():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with suppress(OSError):
                 if wanted in (folder / "environ").read_bytes().split(b"\0"):

@@ -119,11 +119,17 @@ def read_frame(fd: int, most: int, timeout_s: float | None = None) -> bytes:
     return data
 
 
-def write_frame(fd: int, data: bytes) -> None:
-    """Raises: Ended."""
+def write_frame(fd: int, data: bytes, timeout_s: float | None = None) -> None:
+    """Args: ``timeout_s`` is for a descriptor that does not block. Raises: Ended; TimeoutError when nobody reads."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
     left = memoryview(frame(data))
-    try:
-        while left:
+    while left:
+        try:
             left = left[os.write(fd, left) :]
-    except BrokenPipeError as error:
-        raise Ended from error
+        except BrokenPipeError as error:
+            raise Ended from error
+        except BlockingIOError:
+            if not poller.poll(None if deadline is None else max(deadline - time.monotonic(), 0.0) * 1000):
+                raise TimeoutError from None

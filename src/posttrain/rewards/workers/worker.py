@@ -11,8 +11,8 @@ import random
 import signal
 import socket
 import sys
-import threading
 import traceback
+from _thread import _count as thread_count  # also of threads that threading does not know
 from collections.abc import Callable
 from typing import Any, Never
 
@@ -33,6 +33,7 @@ READY = b"R"
 CANNOT_FORK = b"N"  # loading has started threads or processes, which a fork would not take along
 
 MOST_REQUEST_BYTES = 1 << 30
+NUMBER_BYTES = 8  # of a call, before it and before its answer: whatever else is in the pipe answers nothing
 
 
 def load(factory: str, setup: Any) -> Handler:
@@ -94,21 +95,24 @@ def serve(
 
 
 def _serve(handler: Handler, requests: int, replies: int, limits: Limits) -> None:
-    home, threads = os.getcwd(), threading.active_count()
+    home, threads, worker = os.getcwd(), thread_count(), os.getpid()
     gc.freeze()  # what is loaded stays; the collector need not touch, and so copy, the pages shared with the keeper
     while True:
-        request = wire.from_bytes(wire.read_frame(requests, MOST_REQUEST_BYTES))
+        data = wire.read_frame(requests, MOST_REQUEST_BYTES)
+        number, request = data[:NUMBER_BYTES], wire.from_bytes(data[NUMBER_BYTES:])
         more_cpu(limits)
         _seed(request["seed"])
         reply = _answer(handler, request["call"])
+        if os.getpid() != worker:  # a call has forked, and its child came back too: only one of them may answer
+            os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that was set must not ring in a later call
         os.chdir(home)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        if threading.active_count() > threads:
+        if thread_count() > threads:
             reply = reply[:1].lower() + reply[1:]
-        wire.write_frame(replies, reply)
+        wire.write_frame(replies, number + reply)
 
 
 def _answer(handler: Handler, call: Any) -> bytes:

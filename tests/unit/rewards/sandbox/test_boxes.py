@@ -60,6 +60,19 @@ class Canaries:
     given: dict[str, object]
     file: Path
     victim: subprocess.Popen
+    listeners: dict[str, socket.socket]
+
+    def noticed(self) -> list[str]:
+        """The listeners that something has come to."""
+        found = []
+        for name, listener in self.listeners.items():
+            listener.setblocking(False)
+            try:
+                listener.accept() if listener.type == socket.SOCK_STREAM else listener.recv(1 << 12)
+                found.append(name)
+            except BlockingIOError:
+                pass
+        return found
 
 
 @pytest.fixture
@@ -95,7 +108,7 @@ def canaries(tmp_path: Path) -> Iterator[Canaries]:
         "home": str(Path.home()),
         "at_home": [path.name for path in Path.home().iterdir() if path not in Path(os.__file__).parents],
     }
-    yield Canaries(given, file, victim)
+    yield Canaries(given, file, victim, opened)
     for path in ESCAPED:
         path.unlink(missing_ok=True)
     victim.kill()
@@ -170,6 +183,17 @@ def udp():
     import socket
     sent(socket.AF_INET, ("127.0.0.1", given["udp"]))
 @attempt
+def dns():
+    import socket
+    question = bytes([0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 6]) + b"canary" + bytes([7]) + b"invalid" + bytes([0, 0, 1, 0, 1])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # to the canary, as if it were a name server
+        s.connect(("127.0.0.1", given["udp"]))
+        s.send(question)
+@attempt
+def look_up_a_name():
+    import socket
+    socket.getaddrinfo("localhost", 80)
+@attempt
 def unix():
     import socket
     sent(socket.AF_UNIX, given["unix"])
@@ -204,9 +228,7 @@ def limit_victim():
     import resource
     resource.prlimit(given["victim"], resource.RLIMIT_NOFILE)
 @attempt
-def become_root():
-    os.setuid(0)
-    return os.stat(given["file"]) and False
+def become_root(): os.setuid(0)
 @attempt
 def mount(): must(libc.mount(b"tmpfs", b"/scratch", b"tmpfs", 0, None))
 @attempt
@@ -258,6 +280,7 @@ def test_a_boxed_program_gets_nowhere(walls: tuple[str, ...], canaries: Canaries
     assert (after.st_mode, after.st_mtime) == (before.st_mode, before.st_mtime)
     assert sorted(path.name for path in canaries.file.parent.iterdir()) == ["canary", "socket"]
     assert canaries.victim.poll() is None
+    assert canaries.noticed() == []
     assert not any(path.exists() for path in ESCAPED)
 
 
@@ -269,8 +292,9 @@ def test_the_attempts_are_real(canaries: Canaries) -> None:
     assert {
         *("read_file", "read_passwd", "list_home", "read_repository", "write_file", "append_file", "make_file"),
         *("change_time", "cut_file", "read_up", "tcp", "udp", "unix", "unix_abstract", "from_a_pair", "signal_victim"),
-        *("signal_parent", "limit_victim", "outlive_the_warden", "run_a_shell", "remove_file"),
+        *("signal_parent", "limit_victim", "outlive_the_warden", "run_a_shell", "remove_file", "dns", "look_up_a_name"),
     } <= set(json.loads(done.stdout))
+    assert canaries.noticed() == ["tcp", "udp", "unix", "abstract"]
     assert canaries.victim.wait(5) < 0
 
 
@@ -570,6 +594,18 @@ def test_an_ordinary_user_has_a_box_too(tmp_path: Path) -> None:
         [python, "-I", "-c", script], user=65534, group=65534, extra_groups=[], capture_output=True, cwd="/", env={}
     )
     assert done.stdout == b"True ()\n", done.stderr
+
+
+def test_the_probe_leaves_the_wardens_that_were_there() -> None:
+    boxes.close()
+    probe.cache_clear()
+    probe()
+    assert boxes.waiting() == 0
+    boxes.prepare()
+    [warden] = boxes._idle
+    probe.cache_clear()
+    assert probe().enough
+    assert boxes._idle == [warden] and warden.alive()
 
 
 def test_the_probe_says_what_there_is() -> None:

@@ -149,6 +149,20 @@ def leaves_a_thread():
     return 1.0
 
 
+def child_comes_back():
+    """Both processes return from here, the child first."""
+    if os.fork() == 0:
+        return 7.0
+    time.sleep(0.2)
+    return 1.0
+
+
+def child_raises():
+    if os.fork() == 0:
+        raise RuntimeError("in the child")
+    return 1.0
+
+
 def sets_an_alarm():
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     return 1.0
@@ -164,5 +178,6 @@ POISONS = {
         *(endless_loop, big_integer, slow_pattern, memory_bomb, shared_memory_bomb, fork_bomb, fork_bomb_of_sessions),
         *(double_fork, much_output, large_answer, leaves, segmentation_fault, sleeps, blocks_signals, kills_its_parent),
         *(closes_everything, interrupts, many_files, leaves_a_thread, sets_an_alarm, random_number),
+        *(child_comes_back, child_raises),
     )
 }

@@ -51,6 +51,8 @@ OTHERS = {
     "double_fork": 1.0,
     "leaves_a_thread": 1.0,
     "sets_an_alarm": 1.0,
+    "child_comes_back": 1.0,
+    "child_raises": 1.0,
 }
 EXPECTED = TAKES_ALL_ITS_TIME | OTHERS
 # Those that the sweep draws from, in turn.
@@ -152,7 +154,7 @@ def sweep(scorer: ScorerInWorkers, mark: str, poisons: int, first: int) -> None:
     kinds = {(index * 64) // poisons + 3: IN_TURN[(first + index) % len(IN_TURN)] for index in range(poisons)}
     rows = [(kinds[place], None) if place in kinds else good(place) for place in range(64)]
     groups = [group(f"{poisons}.{number}", [text for text, _ in rows[number::8]]) for number in range(8)]
-    before, start = held_bytes(), time.monotonic()
+    before, files, start = held_bytes(), len(os.listdir("/proc/self/fd")), time.monotonic()
     for each in groups:
         scorer.begin(each)
     outcomes = scorer.score(groups)
@@ -168,6 +170,7 @@ def sweep(scorer: ScorerInWorkers, mark: str, poisons: int, first: int) -> None:
                 assert outcome == expected
     assert took <= TIMEOUT_S * math.ceil(poisons / WORKERS) + 3
     assert held_bytes() - before < 20 << 20
+    assert len(os.listdir("/proc/self/fd")) <= files
     assert left(mark) == 0
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import pytest
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.workers import fork_gate, processes, wire
+from posttrain.rewards.workers import pool as pool_module
 from posttrain.rewards.workers.limits import Limits
 from posttrain.rewards.workers.pool import Answer, Failure, Reply, WorkerPool
 
@@ -57,6 +60,27 @@ def ends(setup):
 
 def environment(setup):
     return lambda call: [*(os.environ.get(name) for name in call), {"torch", "transformers"} & set(sys.modules)]
+
+def begins_a_thread(setup):
+    import _thread
+    ways = {"none": lambda: None, "thread": lambda: threading.Thread(target=time.sleep, args=(9,), daemon=True).start(),
+            "raw": lambda: (_thread.start_new_thread(time.sleep, (9,)), time.sleep(0.1)),
+            "joined": lambda: [call() for each in [threading.Thread(target=int)] for call in (each.start, each.join)]}
+    return lambda call: [bool(ways[call]()), os.getpid()]
+
+def stops_its_keeper(setup):
+    import signal
+    return lambda call: os.kill(os.getppid(), signal.SIGSTOP) if call == "stop" else len(call)
+
+def answers_twice(setup):
+    def handler(call):
+        if call == "twice":
+            frame = bytes([0, 0, 0, 2]) + b"A7"
+            for fd in range(3, 64):
+                try: os.write(fd, frame) if "pipe" in os.readlink(f"/proc/self/fd/{fd}") else None
+                except OSError: pass
+        return call
+    return handler
 
 def forks(setup):
     return lambda call: [subprocess.run(["echo", str(n)], capture_output=True, text=True).stdout for n in range(call)]
@@ -136,6 +160,99 @@ def test_workers_are_clean_processes(make: Make) -> None:
     pool = make("environment")
     names = ["OMP_NUM_THREADS", "PYTHONHASHSEED", "PATH"]
     assert value(pool.submit(names)) == ["1", "0", os.environ["PATH"], set()]
+
+
+def test_names_that_are_hidden_are_not_in_the_environment(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    make("environment")  # writes the module
+    pool = WorkerPool(
+        "handlers_of_the_test:environment", None, workers=1, limits=Limits(), hidden=["JUDGE_KEY", "NONE"]
+    )
+    try:
+        assert value(pool.submit(["JUDGE_KEY", "PATH"])) == [None, os.environ["PATH"], set()]
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(("begins", "replaced"), [("none", False), ("joined", False), ("thread", True), ("raw", True)])
+def test_a_worker_with_a_thread_left_in_it_is_replaced(make: Make, begins: str, replaced: bool) -> None:
+    pool = make("begins_a_thread")
+    first, second = (value(pool.submit(call))[1] for call in (begins, "none"))
+    assert (first != second) is replaced
+
+
+def test_a_second_answer_to_one_call_is_not_the_answer_to_the_next(make: Make) -> None:
+    pool = make("answers_twice")
+    assert isinstance(pool.submit("twice").result(), Failure)
+    assert [value(pool.submit(call)) for call in ("a", "b", "c")] == ["a", "b", "c"]
+
+
+def test_a_keeper_that_was_stopped_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when more is to be written to it than a pipe holds."""
+    monkeypatch.setattr(pool_module, "GRACE_S", 0.3)
+    pool = make("stops_its_keeper", wall_s=0.3)
+    assert value(pool.submit("1")) == 1
+    failure = pool.submit("stop").result(timeout=20)
+    assert failure == Failure("timeout", "the process that watches the worker does not answer")
+    assert value(pool.submit("x" * 10**6)) == 10**6
+    keeper = pool._lines[0]._process
+    assert keeper is not None
+    keeper.send_signal(signal.SIGSTOP)
+    assert isinstance(pool.submit("x" * 10**6).result(timeout=20), Failure)
+    assert value(pool.submit("12")) == 2
+
+
+def test_a_machine_on_which_nothing_can_be_started_is_told_and_holds_nobody_up(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    pool = make("echo")
+    with pytest.raises(ConfigError, match=r"cannot be started: .*No space left on device"):
+        pool.check()
+    failure = pool.submit(1).result(timeout=20)
+    assert isinstance(failure, Failure) and "No space left on device" in failure.detail
+
+
+def test_what_nobody_has_thought_of_fails_its_call_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make("echo")
+    assert value(pool.submit(1))[1] == 1
+    read = wire.read_frame
+
+    def once(*_: object) -> bytes:
+        monkeypatch.setattr(wire, "read_frame", read)
+        raise ArithmeticError("?")
+
+    monkeypatch.setattr(wire, "read_frame", once)
+    assert pool.submit(2).result(timeout=20) == Failure("crashed", "the worker cannot be reached: ArithmeticError: ?")
+    assert value(pool.submit(3))[1] == 3  # and not what was still to be read of 2
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="elsewhere nothing is found by way of /proc")
+def test_without_proc_nothing_is_started(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PROC", tmp_path / "none")
+    with pytest.raises(ConfigError, match="/proc is not mounted; mount it"):
+        make("echo")
+    assert list(processes.marked("A", "b")) == []
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="descendants are found by way of /proc")
+def test_kernels_that_do_not_list_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_kernel_lists_children", lambda: False)
+    program = "import subprocess, time; subprocess.Popen(['sleep', '60']); print(1, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        assert child.pid in processes.children(os.getpid())
+        [grandchild] = processes.descendants(child.pid)
+        assert processes.descendants(os.getpid(), without=[child.pid]) == [
+            pid for pid in processes.descendants(os.getpid()) if pid not in (child.pid, grandchild)
+        ]
+        assert grandchild not in processes.descendants(os.getpid(), without=[grandchild])
+        processes.kill([grandchild, child.pid])
 
 
 def test_loading_that_starts_a_thread_is_done_in_the_worker(make: Make) -> None:
