@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from posttrain.config.base import Section
+from posttrain.config.lora import LoraConfig
 
 
 class OptimizerConfig(Section):
@@ -20,8 +21,14 @@ class OptimizerConfig(Section):
     """Added to AdamW's denominator."""
     weight_decay: float = Field(default=0.01, ge=0.0)
     """Decoupled weight decay, on every weight."""
+    weight_decay_end: float | None = Field(default=None, ge=0.0)
+    """Weight decay at the end of the run, to which it moves; null keeps it as it is."""
+    weight_decay_shape: Literal["linear", "cosine"] = "linear"
+    """How it moves there."""
     max_grad_norm: float | None = Field(default=1.0, gt=0.0)
     """Clip the global gradient norm to this; null does not clip."""
+    offload: bool = False
+    """Keep the running averages in CPU memory between updates; for accelerators."""
 
 
 class ScheduleConfig(Section):
@@ -31,27 +38,31 @@ class ScheduleConfig(Section):
     """Updates (optimizer steps) of linear warm-up from 0; null means warmup_ratio."""
     warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Warm-up as a share of all updates, used when warmup_updates is null."""
+    warmup_start_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Learning rate at the first update of the warm-up, as a share of the peak."""
+    decay_updates: int | None = Field(default=None, ge=1)
+    """Update at which the floor is reached, warm-up included; null means the last of the run."""
     cycles: float = Field(default=0.5, gt=0.0)
-    """cosine: half-waves times two; 0.5 falls once from the peak to the floor."""
+    """cosine: whole waves between warm-up and end; 0.5 falls once from the peak to the floor."""
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
-    """cosine, linear, warmup_stable_decay: the floor, as a share of the peak."""
+    """All but constant: the floor, as a share of the peak."""
     stable_ratio: float = Field(default=0.9, ge=0.0, le=1.0)
     """warmup_stable_decay: share of the updates after warm-up that stay at the peak."""
+    decay: Literal["cosine", "linear", "exponential", "minus_sqrt"] = "cosine"
+    """warmup_stable_decay: shape of the fall to the floor."""
 
 
-class PolicyConfig(Section):
+class LearnerConfig(Section):
+    """What every run that trains a policy says about it."""
+
     engine: str = "local"
     """Training engine: local is one device."""
-    epochs_per_step: int = Field(default=1, ge=1)
-    """Passes over a step's sequences."""
-    sequences_per_mini_batch: int | None = Field(default=None, ge=1)
-    """Sequences per update (optimizer step); null means all of the step's."""
     sequences_per_micro_batch_per_device: int = Field(default=8, ge=1)
     """Sequences per forward and backward pass. Changes memory and speed, never the result."""
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
     """Cut micro-batches by this many tokens per device (prompts and responses) instead of by count; null cuts by count."""
-    share_prompts: bool = True
-    """Compute the prompt of a group once for all its responses. Changes speed and memory, never the result."""
+    lora: LoraConfig | None = None
+    """Train a low-rank adapter instead of the weights; null trains all of them."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer of the policy."""
     schedule: ScheduleConfig = ScheduleConfig()
@@ -66,3 +77,12 @@ class PolicyConfig(Section):
     """Devices that share one layer's matrices."""
     pipeline_parallel: int = Field(default=1, ge=1)
     """Devices that share the layers."""
+
+
+class PolicyConfig(LearnerConfig):
+    epochs_per_step: int = Field(default=1, ge=1)
+    """Passes over a step's sequences."""
+    sequences_per_mini_batch: int | None = Field(default=None, ge=1)
+    """Sequences per update (optimizer step); null means all of the step's."""
+    share_prompts: bool = True
+    """Compute the prompt of a group once for all its responses. Changes speed and memory, never the result."""

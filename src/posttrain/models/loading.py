@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from posttrain.config.model import ModelConfig
-from posttrain.errors import ModelError, Problem
+from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.models.attention import NAME, register_attention
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -62,8 +64,44 @@ def load_model_config(path: str, trust_remote_code: bool = False, *, field: str 
     return config
 
 
+def import_modules(names: Sequence[str]) -> None:
+    """Import modules of the user's, which may register architectures with transformers.
+
+    Raises: ModelError for one that cannot be imported.
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # it is the user's code: whatever it raises is told
+            what = f"{name} cannot be imported: {type(error).__name__}: {first_line(error)}"
+            fix = "install it, or put its folder on PYTHONPATH"
+            raise ModelError(Problem(what, fix=fix, field="model.external_modules")) from error
+
+
+def override_config(config: PretrainedConfig, overrides: Mapping[str, Any], *, at: str = "") -> None:
+    """Set fields of a model's configuration; a mapping goes into the configuration or mapping of that name.
+
+    Raises: ModelError for a field that the configuration does not have.
+    """
+    for name, value in overrides.items():
+        if not hasattr(config, name):
+            what = f"the configuration of {getattr(config, 'model_type', 'this model')} has no field {at}{name}"
+            fix = did_you_mean(name, list(config.to_dict()))
+            raise ModelError(Problem(what, fix=fix, field="model.config_overrides"))
+        old = getattr(config, name)
+        if isinstance(value, Mapping) and isinstance(old, PretrainedConfig):
+            override_config(old, value, at=f"{at}{name}.")
+        else:
+            setattr(config, name, {**old, **value} if isinstance(value, Mapping) and isinstance(old, dict) else value)
+
+
 def load_causal_lm(
-    path: str, *, dtype: torch.dtype, device: torch.device | str = "cpu", trust_remote_code: bool = False
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+    config_overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """A causal language model with our attention, in eval mode (no dropout), weights in ``dtype``.
 
@@ -76,6 +114,7 @@ def load_causal_lm(
     model: PreTrainedModel
     try:
         config = load_model_config(path, trust_remote_code)
+        override_config(config, config_overrides or {})
         refuse_unsupported(config, path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,

@@ -111,8 +111,13 @@ def token_values(model: PreTrainedModel, positions: Tensor, **inputs: Any) -> Te
 
 def value_head(model: PreTrainedModel) -> nn.Linear:
     """The last layer of a model of ``load_value_model``: from the hidden size to one number."""
-    head: nn.Linear = getattr(model, next(name for name in HEADS if hasattr(model, name)))
+    head: nn.Linear = getattr(model, head_name(model))
     return head
+
+
+def head_name(model: PreTrainedModel) -> str:
+    """What the model calls that layer."""
+    return next(name for name in HEADS if hasattr(model, name))
 
 
 @contextmanager

@@ -115,6 +115,12 @@ def test_warmup_stable_decay_by_hand() -> None:
 
 def test_inverse_square_root_by_hand() -> None:
     # w = 4: at 16 sqrt(4 / 16) = 0.5
-    factors = [schedules.inverse_square_root(update, warmup_updates=4) for update in (0, 2, 4, 16)]
-    assert factors == pytest.approx([0, 0.5, 1, 0.5])
-    assert [schedules.inverse_square_root(update, warmup_updates=0) for update in (0, 1, 4)] == [1, 1, 0.5]
+    def factors(updates: tuple[int, ...], warmup: int, **more: float) -> list[float]:
+        return [
+            schedules.inverse_square_root(update, warmup_updates=warmup, total_updates=30, **more) for update in updates
+        ]
+
+    assert factors((0, 2, 4, 16, 400), 4) == pytest.approx([0, 0.5, 1, 0.5, 0.1])
+    assert factors((0, 1, 4), 0) == [1, 1, 0.5]
+    # a floor of 0.6 holds from where the root falls below it, and after the last update
+    assert factors((4, 9, 16, 31), 4, min_lr_ratio=0.6) == pytest.approx([1, 2 / 3, 0.6, 0.6])

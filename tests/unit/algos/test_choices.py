@@ -154,7 +154,8 @@ def test_a_critic_that_nobody_asks_is_pointed_out() -> None:
         "critic.warmup_steps has no effect: rloo needs no critic (gae would)"
     ]
     assert warnings_of(config(critic=critic, advantage={"name": "gae"})) == [
-        "critic.schedule.min_lr_ratio has no effect: the schedule is constant"
+        "critic.schedule.min_lr_ratio has no effect: the schedule is constant "
+        "(cosine, linear, warmup_stable_decay, inverse_square_root would read it)"
     ]
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from posttrain.backends.torch_training.scoring import Scorer
 from posttrain.backends.train.local import LocalTrainEngine
-from posttrain.backends.train.local.scoring import Scorer
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError
 from posttrain.models import attention as attention_module

@@ -1,6 +1,17 @@
 """One device, in this process."""
 
-from posttrain.backends.train.local.critic import LocalValueEngine
-from posttrain.backends.train.local.engine import LocalTrainEngine
+from __future__ import annotations
 
-__all__ = ["LocalTrainEngine", "LocalValueEngine"]
+from posttrain.backends.torch_training.critic import ValueModel
+from posttrain.backends.torch_training.policy import PolicyModel
+from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
+
+
+@TRAIN_ENGINES.register("local")
+class LocalTrainEngine(PolicyModel):
+    """The policy, whole, on one device."""
+
+
+@VALUE_ENGINES.register("local")
+class LocalValueEngine(ValueModel):
+    """The critic, whole, on one device."""

@@ -1,30 +1,26 @@
-"""One device: a Hugging Face model and AdamW in this process."""
+"""The policy: a causal language model that is scored and updated, whatever it is shared out over."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Unpack
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos.objective import policy_objective
-from posttrain.backends.train.local.optimized_model import OptimizedModel
-from posttrain.backends.train.local.scoring import Scorer
+from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch, OptimizedModel
+from posttrain.backends.torch_training.scoring import Scorer
 from posttrain.config.policy import OptimizerConfig
-from posttrain.data.micro_batches import in_row_order, micro_batches
-from posttrain.data.packing import pack
 from posttrain.errors import ModelError, Problem
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan
 from posttrain.records.statistics import ForwardBackwardStats
-from posttrain.registry import TRAIN_ENGINES
 
 
-@TRAIN_ENGINES.register("local")
-class LocalTrainEngine(OptimizedModel):
-    """See interfaces.train_engine.TrainEngine. The model stays in eval mode: dropout would make the trainer score another
-    policy than the one that sampled."""
+class PolicyModel(OptimizedModel):
+    """See interfaces.train_engine.TrainEngine."""
 
     def __init__(
         self,
@@ -32,34 +28,36 @@ class LocalTrainEngine(OptimizedModel):
         tokenizer: PreTrainedTokenizerBase,
         *,
         optimizer: OptimizerConfig,
-        learning_rate_factor: Callable[[int], float],  # update number -> factor of the peak
+        learning_rate_factor: Factor,
         sequences_per_micro_batch: int | None,
         sequences_per_scoring_batch: int,
         max_tokens_per_micro_batch: int | None = None,  # instead of the number of sequences
         max_tokens_per_scoring_batch: int | None = None,
         reference: Scorer | None = None,  # for the KL over the whole vocabulary (kl_estimator full) in the loss
-        gradient_checkpointing: bool = False,
-        share_prompts: bool = True,
+        **how: Unpack[How],
     ):
+        # Before the model is shared out: what its head does to hidden states is found by running it.
+        self._scorer = Scorer(
+            model,
+            sequences_per_scoring_batch,
+            how.get("share_prompts", True),
+            max_tokens_per_micro_batch=max_tokens_per_scoring_batch,
+            padded=how.get("padded", False),
+            sharding=how.get("sharding"),
+            notices=how.get("notices"),
+        )
+        self._reference = reference
+        if reference:
+            _check_same_vocabulary(model, reference.model)
         super().__init__(
             model,
             tokenizer,
             optimizer=optimizer,
             learning_rate_factor=learning_rate_factor,
-            gradient_checkpointing=gradient_checkpointing,
+            sequences_per_micro_batch=sequences_per_micro_batch,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+            how=how,
         )
-        self.sequences_per_micro_batch = sequences_per_micro_batch
-        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
-        self.share_prompts = share_prompts
-        self._scorer = Scorer(
-            model,
-            sequences_per_scoring_batch,
-            share_prompts,
-            max_tokens_per_micro_batch=max_tokens_per_scoring_batch,
-        )
-        self._reference = reference
-        if reference:
-            _check_same_vocabulary(model, reference.model)
 
     @staticmethod
     def scorer(
@@ -67,16 +65,25 @@ class LocalTrainEngine(OptimizedModel):
         sequences_per_micro_batch: int,
         share_prompts: bool = True,
         max_tokens_per_micro_batch: int | None = None,
+        *,
+        padded: bool = False,
+        weights: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        rests_on_cpu: bool = False,
     ) -> Scorer:
-        """A frozen model beside this engine (the reference)."""
+        """A frozen model beside this engine (the reference), or this engine's with other weights (without its adapter)."""
         return Scorer(
-            model, sequences_per_micro_batch, share_prompts, max_tokens_per_micro_batch=max_tokens_per_micro_batch
+            model,
+            sequences_per_micro_batch,
+            share_prompts,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+            padded=padded,
+            weights=weights,
+            rests_on_cpu=rests_on_cpu,
         )
 
     @property
     def note(self) -> str | None:
-        """Something the user should know about how this model is computed; None when there is nothing."""
-        return self._scorer.note
+        return "; ".join(filter(None, [self._scorer.note, *self.notes])) or None
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.logprobs(batch, temperature)
@@ -85,34 +92,21 @@ class LocalTrainEngine(OptimizedModel):
         return self._scorer.sum_pi_squared(batch, temperature)
 
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
-        total, sums, policy_logprobs = 0.0, Counter[str](), []
-        self.recompute_activations(True)
         reference = self._reference if loss.kl_coef and loss.kl_estimator == "full" else None
-        cut = micro_batches(
-            batch.sequences,
-            self.sequences_per_micro_batch,
-            self.max_tokens_per_micro_batch,
-            share_prompts=self.share_prompts,
-        )
-        for rows in cut:
-            micro = batch.rows(rows)
-            packed = pack(micro.sequences, self.model.device, share_prompts=self.share_prompts)
+
+        def learn(micro: TrainBatch) -> MicroBatch:
+            packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)
             scores = self._scorer.score(
                 packed, loss.temperature, entropy_gradient=loss.entropy_coef > 0, reference=reference
             )
             logprobs, entropies = packed.unpack(scores.logprobs).cpu(), packed.unpack(scores.entropy).cpu()
             full_kl = packed.unpack(scores.full_kl).cpu() if scores.full_kl is not None else None
-            micro_loss, micro_sums = policy_objective(logprobs, entropies, micro, loss, counts, full_kl)
-            micro_loss.backward()
-            total += micro_loss.item()
-            sums.update(micro_sums)
-            policy_logprobs.append(logprobs.detach())
-        self.recompute_activations(False)
+            micro_loss, sums = policy_objective(logprobs, entropies, micro, loss, counts, full_kl)
+            return MicroBatch(loss=micro_loss, sums=sums, values=logprobs.detach())
+
+        total, sums, policy_logprobs = self.accumulate(batch, learn)
         return ForwardBackwardStats(
-            loss=total,
-            sums=dict(sums),
-            tokens=int(batch.loss_mask.sum()),
-            policy_logprobs=in_row_order(policy_logprobs, cut),
+            loss=total, sums=sums, tokens=int(batch.loss_mask.sum()), policy_logprobs=policy_logprobs
         )
 
 

@@ -1,0 +1,268 @@
+"""The update, one way next to another, on one machine in one run: what packing, shared prompts, fused scoring, checkpointing,
+precision, adapters and compiling cost and save, and how much of the machine's matrix peak the update reaches.
+
+python benchmarks/train.py [MODEL_FOLDER] [--rounds 3] [--only packed shared scoring checkpointing dtype lora compile peak]
+
+Every row is a process of its own, so that its peak memory is its own (the largest resident set, above that of the loaded
+model with its optimizer). Within a comparison the rows take turns, round after round, and the median of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from common import median, print_table, random_batch
+
+from posttrain.cli.process import keep_memory
+from posttrain.config.lora import LoraConfig
+from posttrain.config.model import ModelConfig
+from posttrain.config.policy import OptimizerConfig
+from posttrain.models.loading import DTYPES, load_causal_lm, load_model_config, load_tokenizer
+from posttrain.models.lora import add_adapter
+from posttrain.models.smollm2 import smollm2_135m_instruct
+from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.plans import LossPlan
+from posttrain.registry import TRAIN_ENGINES
+
+Way = dict[str, Any]
+# Comparison -> (its batch, what every way has in common, the ways: the first is what the others are compared with).
+COMPARISONS: dict[str, tuple[str, Way, dict[str, Way]]] = {
+    "packed": (
+        "ragged",
+        {"share_prompts": False},
+        {"padded": {"padded": True}, "packed": {}, "packed, by tokens": {"max_tokens": 2048}},
+    ),
+    "shared": ("groups", {}, {"prompts repeated": {"share_prompts": False}, "prompts shared": {"share_prompts": True}}),
+    "scoring": ("ragged", {}, {"plain scoring": {"whole_logits": True}, "fused scoring": {}}),
+    "checkpointing": ("ragged", {}, {"activations kept": {}, "recomputed": {"gradient_checkpointing": True}}),
+    "dtype": (
+        "ragged",
+        {},
+        {
+            "float32": {"dtype": "float32"},
+            "bfloat16, float32 masters": {},
+            "bfloat16, bfloat16 masters": {"master_dtype": "bfloat16"},
+        },
+    ),
+    "lora": ("ragged", {}, {"all weights": {}, "LoRA of rank 16": {"lora": 16}}),
+    "compile": ("ragged", {}, {"as it is": {}, "compiled": {"compile_layers": True}}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="model folder; default: the demo's")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=[*COMPARISONS, "peak"], help="default: all but compile")
+    parser.add_argument("--sequences", type=int, default=64, help="of the ragged batch")
+    parser.add_argument("--micro-batch", type=int, default=8, help="sequences")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(json.loads(arguments.serve))
+        return
+    path = arguments.model or str(smollm2_135m_instruct())
+    chosen = arguments.only if arguments.only is not None else [*(set(COMPARISONS) - {"compile"}), "peak"]
+    common = {"path": path, "sequences": arguments.sequences, "micro": arguments.micro_batch}
+    rows = []
+    for name in (name for name in COMPARISONS if name in chosen):
+        batch, shared, ways = COMPARISONS[name]
+        rows += compare({**common, "batch": batch, **shared}, ways, arguments.rounds)
+    if rows:
+        header = ["way", "update, s", "faster than the first", "tokens/s", "peak above the model, MiB", "of the first"]
+        print_table(header, rows)
+    if "peak" in chosen:
+        print()
+        print_table(["", "bfloat16", "float32"], peak_rows(common, arguments.rounds))
+
+
+def compare(common: Way, ways: dict[str, Way], rounds: int) -> list[list[str]]:
+    """One row per way. Each has its process, and they take turns."""
+    workers = {name: Worker({**common, **way}) for name, way in ways.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    try:
+        for round_number in range(rounds + 1):
+            for name, worker in workers.items():
+                taken = worker.ask()
+                worker.last = taken
+                if round_number:  # the first round warms up, and compiles
+                    seconds[name].append(taken["seconds"])
+    finally:
+        for worker in workers.values():
+            worker.close()
+    first = next(iter(ways))
+    base, base_memory = median(seconds[first]), workers[first].last["mib"]
+    rows = []
+    for name, worker in workers.items():
+        took, memory = median(seconds[name]), worker.last["mib"]
+        rows.append(
+            [
+                name,
+                f"{took:.2f}",
+                "" if name == first else f"{base / took:.2f}",
+                f"{worker.last['tokens'] / took:.0f}",
+                f"{memory:.0f}",
+                "" if name == first else f"{memory / max(base_memory, 1):.2f}",
+            ]
+        )
+    return rows
+
+
+class Worker:
+    """A process that makes one update whenever it is asked."""
+
+    def __init__(self, way: Way):
+        command = [sys.executable, __file__, "--serve", json.dumps(way)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.last: dict[str, float] = {}
+
+    def ask(self) -> dict[str, float]:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a benchmark process ended; its error is above")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def serve(way: Way) -> None:
+    """The worker: builds an engine, then an update per line of input."""
+    keep_memory()
+    dtype = DTYPES[way.get("dtype", "bfloat16")]
+    model = load_causal_lm(way["path"], dtype=dtype)
+    if rank := way.get("lora"):
+        add_adapter(model, LoraConfig(rank=rank))
+    how = {
+        name: way[name]
+        for name in ("padded", "share_prompts", "gradient_checkpointing", "compile_layers")
+        if name in way
+    }
+    engine = TRAIN_ENGINES.get("local")(
+        model,
+        load_tokenizer(ModelConfig(path=way["path"])),
+        optimizer=OptimizerConfig(lr=1e-9),
+        learning_rate_factor=lambda update: 1.0,
+        sequences_per_micro_batch=way["micro"],
+        max_tokens_per_micro_batch=way.get("max_tokens"),
+        sequences_per_scoring_batch=way["micro"],
+        master_dtype=DTYPES[way.get("master_dtype", "float32")],
+        **how,
+    )
+    if way.get("whole_logits"):
+        engine._scorer.head = "asked for by the benchmark"
+    vocabulary = model.config.vocab_size
+    batch = ragged_batch(way["sequences"], vocabulary) if way["batch"] == "ragged" else groups_batch(vocabulary)
+    clip = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
+    plan = LossPlan(name="ppo_clip", parameters=clip, aggregation="token_mean", temperature=1.0)
+    for weight in engine._masters.parameters.values():  # gradients and averages are there from the start
+        weight.grad = torch.zeros_like(weight)
+    engine.optimizer_step()
+    held = resident_mib()
+    tokens = int((batch.sequences.prompt_lengths + batch.sequences.response_lengths).sum())
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        engine.forward_backward(batch, plan, batch.counts())
+        engine.optimizer_step()
+        seconds = time.perf_counter() - start
+        answer = {"seconds": seconds, "tokens": tokens, "mib": resident_mib() - held, "flops": flops(model, batch)}
+        print(json.dumps(answer), flush=True)
+
+
+def resident_mib() -> float:
+    """The largest resident set of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def ragged_batch(sequences: int, vocabulary: int) -> TrainBatch:
+    """Prompts of 32 tokens and responses of log-normal lengths: median 48, sigma 0.8, at most 512; a group each."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = (48 * (0.8 * torch.randn(sequences, generator=generator)).exp()).long().clamp(1, 512)
+    batch = random_batch(sequences, 1, 32, int(lengths.max()), vocabulary)
+    mask = torch.arange(batch.loss_mask.shape[1]) < lengths[:, None]
+    return with_mask(batch, mask)
+
+
+def groups_batch(vocabulary: int) -> TrainBatch:
+    """8 prompts of 256 tokens with 8 responses of 64 tokens each."""
+    batch = random_batch(8, 8, 256, 64, vocabulary)
+    return with_mask(batch, torch.ones_like(batch.loss_mask))
+
+
+def with_mask(batch: TrainBatch, mask: torch.Tensor) -> TrainBatch:
+    sequences = batch.sequences
+    fields = {name: getattr(sequences, name) for name in SequenceBatch.__dataclass_fields__}
+    advantages = torch.randn(len(mask), 1, generator=torch.Generator().manual_seed(1)) * mask
+    return TrainBatch(
+        sequences=SequenceBatch(**{**fields, "response_mask": mask}), advantages=advantages, loss_mask=mask
+    )
+
+
+def flops(model: Any, batch: TrainBatch) -> float:
+    """Of the matrix products of an update with prompts computed once: 2 per weight and token forward, twice that backward, the
+    head on scored tokens only and once more in the backward pass; attention's own products are left out."""
+    head = model.get_output_embeddings().weight.numel()
+    body = sum(
+        p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n and "lm_head" not in n
+    )
+    sequences = batch.sequences
+    prompts = {int(g): int(n) for g, n in zip(sequences.group_index, sequences.prompt_lengths, strict=True)}
+    tokens = sum(prompts.values()) + int(sequences.response_lengths.sum())
+    return 6.0 * body * tokens + 8.0 * head * int(sequences.response_mask.sum())
+
+
+def peak_rows(common: Way, rounds: int) -> list[list[str]]:
+    """The update's share of what plain matrix products of the model's own shapes reach on this machine."""
+    reached: dict[str, list[float]] = {"peak": [], "update": []}
+    for name in ("bfloat16", "float32"):
+        reached["peak"].append(matrix_peak(common["path"], DTYPES[name]))
+        worker = Worker({**common, "batch": "groups", "dtype": name})
+        rates = []
+        try:
+            for _ in range(rounds + 1):
+                found = worker.ask()
+                rates.append(found["flops"] / found["seconds"])
+        finally:
+            worker.close()
+        reached["update"].append(median(rates[1:]))
+    shares = [f"{100 * u / p:.0f} %" for u, p in zip(reached["update"], reached["peak"], strict=True)]
+    as_text = {name: [f"{value / 1e9:.0f} GFLOP/s" for value in values] for name, values in reached.items()}
+    return [
+        ["matrix products of an MLP's shape", *as_text["peak"]],
+        ["update (8 x 8, prompt 256, response 64)", *as_text["update"]],
+        ["share", *shares],
+    ]
+
+
+def matrix_peak(path: str, dtype: torch.dtype) -> float:
+    """FLOP/s of the widest product of a layer, 2048 tokens at a time: the best of 20."""
+    config = load_model_config(path).get_text_config()
+    left, right = (
+        torch.randn(2048, config.hidden_size).to(dtype),
+        torch.randn(config.intermediate_size, config.hidden_size),
+    )
+    right = right.to(dtype)
+    best = float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        torch.nn.functional.linear(left, right)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * left.shape[0] * right.numel() / best
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()

@@ -1,0 +1,91 @@
+"""The critic: a model with a value head that is scored and updated."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.algos.aggregation import aggregate
+from posttrain.algos.value_loss import value_loss
+from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch, OptimizedModel
+from posttrain.backends.torch_training.scoring import over_rows
+from posttrain.config.policy import OptimizerConfig
+from posttrain.data.packing import pack
+from posttrain.models.packed_attention import shared_layout
+from posttrain.models.value_head import head_name, token_values
+from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
+from posttrain.records.plans import ValueLossPlan
+from posttrain.records.statistics import LossStats
+
+
+class ValueModel(OptimizedModel):
+    """See interfaces.train_engine.ValueEngine. The model is one of models.value_head."""
+
+    path_field = "critic.path"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        optimizer: OptimizerConfig,
+        learning_rate_factor: Factor,
+        sequences_per_micro_batch: int | None,
+        max_tokens_per_micro_batch: int | None = None,  # instead of the number of sequences
+        **how: Unpack[How],
+    ):
+        super().__init__(
+            model,
+            tokenizer,
+            optimizer=optimizer,
+            learning_rate_factor=learning_rate_factor,
+            sequences_per_micro_batch=sequences_per_micro_batch,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+            how=how,
+        )
+
+    @torch.no_grad()
+    def values(self, batch: SequenceBatch) -> Tensor:
+        return over_rows(batch, self.cutter, self._sharding, lambda rows: self._values(batch.rows(rows)))
+
+    def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
+        def learn(micro: TrainBatch) -> MicroBatch:
+            old_values, returns, mask = micro.sequences.values, micro.returns, micro.loss_mask
+            assert old_values is not None and returns is not None, "a critic's batch has values and returns"
+            values = self._values(micro.sequences)
+            token_loss, report = value_loss(values, old_values, returns, mask, value_clip=loss.value_clip)
+            micro_loss = aggregate(
+                token_loss,
+                mask,
+                loss.aggregation,
+                counts,
+                norm_tokens=loss.norm_tokens,
+                group_index=micro.sequences.group_index,
+            )
+            sums = {f"critic/{name}": float(torch.where(mask, v, 0.0).sum()) for name, v in report.items()}
+            return MicroBatch(loss=micro_loss, sums=sums, values=values.detach())
+
+        total, sums, _ = self.accumulate(batch, learn)
+        return LossStats(loss=total, sums=sums, tokens=int(batch.loss_mask.sum()))
+
+    def _head(self) -> str | None:
+        return head_name(self.model)
+
+    def _values(self, batch: SequenceBatch) -> Tensor:
+        """[B, T] on the CPU, carrying gradient where that is on."""
+        packed = pack(batch, self.model.device, share_prompts=self.cutter.share_prompts, padded=self.padded)
+        values = self._sharding.forward(
+            self.model,
+            lambda: token_values(
+                self.model,
+                packed.predicting,
+                input_ids=packed.token_ids[None],
+                position_ids=packed.position_ids[None],
+                attention_layout=shared_layout(packed.groups, packed.token_ids.device),
+                use_cache=False,
+            ),
+        )
+        return packed.unpack(values).cpu()

@@ -1,0 +1,314 @@
+"""A Hugging Face model with an optimizer over master weights: micro-batches, updates, saving, loading.
+
+The half of an engine that does not care what the loss is; the policy's engine and the critic's are built on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypedDict
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.backends.torch_training.master_weights import MasterWeights
+from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory, offloaded_activations
+from posttrain.backends.torch_training.optimizers import build_optimizer, move_state, set_rates
+from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.config.policy import OptimizerConfig
+from posttrain.errors import ModelError, Problem, RunStopped
+from posttrain.models import lora
+from posttrain.models.compiled import compile_layers
+from posttrain.records.batches import TrainBatch
+from posttrain.records.notices import Notices
+from posttrain.records.statistics import OptimizerStats
+
+OPTIMIZER = "optimizer.safetensors"
+COUNTERS = "engine.json"
+
+Factor = Callable[[int], float]  # update number -> a number
+
+
+class How(TypedDict, total=False):
+    """Ways of computing the same numbers; every engine takes these."""
+
+    gradient_checkpointing: bool  # recompute activations in the backward pass
+    activation_offload: bool  # keep them on the CPU instead of the device
+    compile_layers: bool  # torch.compile on MLPs and norms
+    share_prompts: bool  # compute a group's prompt once
+    padded: bool  # let padding tokens go through the model
+    master_dtype: torch.dtype  # of the weights that the optimizer works on
+    weight_decay: Factor  # update number -> weight decay; without it, the optimizer's own throughout
+    seed: int  # of an adapter's dropout
+    sharding: Sharding
+    notices: Notices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroBatch:
+    """What learning from a micro-batch gives."""
+
+    loss: Tensor  # [], its part of the mini-batch's loss, carrying gradient
+    sums: Mapping[str, float]  # metric name -> sum over loss tokens
+    values: Tensor  # [b, T], detached, to be put together again (the policy's log-probs)
+
+
+class OptimizedModel:
+    """The optimizer half of an engine (see interfaces.train_engine). The model stays in eval mode: dropout would make the
+    trainer score another policy than the one that sampled."""
+
+    path_field: ClassVar[str] = "model.path"  # the setting that names the starting weights, for messages
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        optimizer: OptimizerConfig,
+        learning_rate_factor: Factor,  # update number -> factor of the peak
+        sequences_per_micro_batch: int | None,
+        max_tokens_per_micro_batch: int | None = None,  # instead of the number of sequences
+        how: How,
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self._model_class: Any = type(model)
+        self._sharding = how.get("sharding") or Sharding()
+        self._adapted = lora.is_adapted(model)
+        self.padded = how.get("padded", False)
+        share = how.get("share_prompts", True) and not self.padded
+        self.cutter = Cutter(
+            sequences_per_micro_batch, max_tokens_per_micro_batch, share_prompts=share, notices=how.get("notices")
+        )
+        if how.get("gradient_checkpointing"):
+            # transformers 5.23 renamed it; the old name goes when 5.23 is the oldest version supported.
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        self._checkpointed = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
+        if how.get("compile_layers"):
+            compile_layers(model)
+        self._sharding.wrap(model)
+        self._masters = MasterWeights(model, how.get("master_dtype", torch.float32))
+        self._settings = optimizer
+        self._learning_rate_factor = learning_rate_factor
+        self._weight_decay: Factor = how.get("weight_decay", lambda update: optimizer.weight_decay)
+        self._optimizer = build_optimizer(self._masters.parameters.values(), optimizer)
+        self._updates = 0
+        self._passes = 0  # since the last update
+        self._seed = how.get("seed", 0)
+        on_device = model.device.type != "cpu"
+        self._offload_optimizer = optimizer.offload and on_device
+        self._offload_activations = how.get("activation_offload", False) and on_device
+        self.notes: list[str] = []  # for people: what is special about this engine
+        if self._adapted:
+            self.notes.append(lora.trained_share(model))
+        section = self.path_field.rpartition(".")[0]  # model or critic
+        role = section.replace("model", "policy")
+        asked = [f"{section}.activation_offload"] if how.get("activation_offload") else []
+        asked += [f"{role}.optimizer.offload"] if optimizer.offload else []
+        if asked and not on_device:
+            self.notes.append(f"no effect of {', '.join(asked)}: everything is on the CPU already")
+
+    @property
+    def note(self) -> str | None:
+        """What people should know about how this model is computed; None when there is nothing."""
+        return "; ".join(self.notes) or None
+
+    @property
+    def version(self) -> int:
+        return self._updates
+
+    def accumulate(
+        self, batch: TrainBatch, learn: Callable[[TrainBatch], MicroBatch]
+    ) -> tuple[float, dict[str, float], Tensor]:
+        """Add the gradient of every micro-batch's loss to the gradients held. Returns: the loss, sums by name, and the
+        micro-batches' values as [B, T].
+
+        A micro-batch that does not fit into memory is cut in two and everything is done again: a backward pass that broke
+        off has added a part of its gradient, which nothing could take out again.
+
+        Raises: RunStopped when a single sequence does not fit.
+        """
+        held = self._masters.hold_gradients
+        while True:
+            done, too_large = self._pass_over(batch, learn)
+            if done is not None:
+                self._passes += 1
+                return done
+            if held or not self._sharding.splits_when_out_of_memory:
+                tokens = self.cutter.tokens(batch.sequences, too_large)
+                raise RunStopped(f"out of memory with a micro-batch of {tokens} tokens; use smaller micro-batches")
+            self.zero_grad()
+            self.cutter.shrink(batch.sequences, too_large)
+
+    def _pass_over(
+        self, batch: TrainBatch, learn: Callable[[TrainBatch], MicroBatch]
+    ) -> tuple[tuple[float, dict[str, float], Tensor] | None, list[int]]:
+        """One try. Returns its result and no rows, or None and the rows that did not fit into memory."""
+        total, sums = 0.0, Counter[str]()
+        values: list[Tensor] = []
+        order: list[int] = []
+        whole = self.cutter.cut(batch.sequences)
+        loads = [self.cutter.tokens(batch.sequences, rows) for rows in whole]
+        with self._learning():
+            for rows in self._sharding.deal(whole, loads):
+                micro = batch.rows(rows or [0])
+                if not rows:
+                    micro = replace(micro, loss_mask=torch.zeros_like(micro.loss_mask))
+                try:
+                    with offloaded_activations(self._offload_activations):
+                        found = learn(micro)
+                    found.loss.backward()
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    return None, rows
+                if rows:
+                    total += found.loss.item()
+                    sums.update(found.sums)
+                    values.append(found.values)
+                    order += rows
+        joined = self._sharding.joined(torch.cat(values or [batch.advantages[:0]]), order, len(batch))
+        everyone = self._sharding.total({**sums, "": total})
+        return (everyone.pop(""), everyone, joined), []
+
+    @contextmanager
+    def _learning(self) -> Iterator[None]:
+        """Gradient checkpointing and an adapter's dropout are on inside. transformers recomputes layers that are in training
+        mode; what is inside them stays in eval mode, so that no other dropout acts. What is dropped depends on the seed,
+        the update and the pass alone, so a resumed run drops the same."""
+        for layer in self._checkpointed:
+            layer.training = True
+        drops = self._adapted
+        with torch.random.fork_rng(enabled=drops):
+            if drops:
+                torch.manual_seed((self._seed * 1_000_003 + self._updates) * 1_009 + self._passes)
+                lora.drop_inputs(self.model, True)
+            try:
+                yield
+            finally:
+                if drops:
+                    lora.drop_inputs(self.model, False)
+                for layer in self._checkpointed:
+                    layer.training = False
+
+    def optimizer_step(self) -> OptimizerStats:
+        learning_rate = self._settings.lr * self._learning_rate_factor(self._updates)
+        parameters = self._masters.parameters.values()
+        limit = self._settings.max_grad_norm
+        norm = float(self._sharding.whole(clip_grad_norm_(parameters, limit if limit is not None else float("inf"))))
+        usable = norm == norm and norm != float("inf")
+        if usable:
+            set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._updates))
+            if self._offload_optimizer:
+                move_state(self._optimizer, lambda parameter: parameter.device)
+            self._optimizer.step()
+            if self._offload_optimizer:
+                move_state(self._optimizer, lambda parameter: torch.device("cpu"))
+            self._masters.publish()
+            self._updates += 1
+        self.zero_grad()
+        return OptimizerStats(grad_norm=norm, lr=learning_rate, skipped=not usable)
+
+    def zero_grad(self) -> None:
+        self._masters.zero_grad()
+        self._passes = 0
+
+    def saved_bytes(self) -> int:
+        """Every trained weight and its two averages in float32; without an adapter also frozen weights as they are."""
+        trained = sum(weight.numel() for weight in self._masters.parameters.values())
+        frozen = [] if self._adapted else [tensor for tensor in self.model.parameters() if not tensor.requires_grad]
+        return 3 * 4 * trained + sum(tensor.numel() * tensor.element_size() for tensor in frozen)
+
+    def save(self, folder: Path, *, optimizer: bool = True) -> None:
+        """A Hugging Face folder (float32 weights, tokenizer), or a folder of peft's with the adapter alone, plus the
+        optimizer's averages; all without pickle. Over several processes the first one writes what all gather."""
+        masters = {name: self._sharding.whole(weight).float() for name, weight in self._masters.parameters.items()}
+        state = {} if self._adapted else self._whole_state(masters)
+        averages = {}
+        for name, weight in self._masters.parameters.items() if optimizer else ():
+            for key, value in self._optimizer.state.get(weight, {}).items():
+                averages[f"{key}:{name}"] = self._sharding.whole(value)
+        if self._sharding.rank == 0:
+            if self._adapted:
+                lora.write_adapter(self.model, masters, folder, head=self._head())
+            else:
+                self.model.save_pretrained(folder, state_dict=state)
+                # save_pretrained wrote the compute dtype into config.json, and loading would round to it.
+                self.model.config.dtype = torch.float32
+                self.model.config.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+            if optimizer:
+                save_file(averages, folder / OPTIMIZER)
+            (folder / COUNTERS).write_text(json.dumps({"updates": self._updates}))
+        self._sharding.wait()
+
+    def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
+        """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""
+        saved = self._saved_weights(folder)
+        self._masters.load(saved, self._sharding)
+        self._optimizer.state.clear()
+        for key_and_name, value in load_file(folder / OPTIMIZER).items() if optimizer else ():
+            key, name = key_and_name.split(":", 1)  # a weight that never had a gradient has no averages
+            weight = self._masters.parameters[name]
+            here = self._sharding.part(value, like=weight) if value.dim() else value.to(weight.device)
+            self._optimizer.state[weight][key] = here
+        if self._offload_optimizer:
+            move_state(self._optimizer, lambda parameter: torch.device("cpu"))
+        self._updates = json.loads((folder / COUNTERS).read_text())["updates"] if schedule else 0
+        self._passes = 0
+
+    def _saved_weights(self, folder: Path) -> dict[str, Tensor]:
+        """The trained weights in a folder that ``save`` wrote, by name."""
+        holds_adapter = (folder / lora.WEIGHTS).is_file()
+        if holds_adapter != self._adapted:
+            kinds = "the weights of a whole model", "an adapter"
+            held, wanted = kinds[holds_adapter], kinds[self._adapted]
+            field = f"{self.path_field.rpartition('.')[0].replace('model', 'policy')}.lora"
+            what = f"the checkpoint {folder} holds {held}, and this run trains {wanted}"
+            raise ModelError(Problem(what, fix=f"set {field} back, or name another run.folder", field=field))
+        masters = {name: tuple(weight.shape) for name, weight in self._masters.parameters.items()}
+        damaged = False
+        if self._adapted:
+            saved = lora.adapter_tensors(folder, field=self.path_field)
+        else:
+            # By transformers, not by name: what it writes for a mixture of experts is laid out differently in memory.
+            loaded: Any = self._model_class.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+            model, report = loaded
+            saved = dict(model.named_parameters())
+            damaged = any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        fits = all(name in saved and tuple(saved[name].shape) == shape for name, shape in masters.items())
+        if damaged or not fits or (self._adapted and len(saved) != len(masters)):
+            raise ModelError(
+                Problem(
+                    f"the checkpoint {folder} is of another model than {self.model.name_or_path}",
+                    fix=f"set {self.path_field} back, or name another run.folder",
+                    field=self.path_field,
+                )
+            )
+        return saved
+
+    def _head(self) -> str | None:
+        """The layer that is trained in full beside an adapter."""
+        return None
+
+    def _whole_state(self, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model's state dict with the masters in place of the rounded weights (buffers and tied names kept)."""
+        first_name: dict[int, str] = {}
+        state: dict[str, Tensor] = {}
+        for name, weight in self.model.named_parameters(remove_duplicate=False):
+            first = first_name.setdefault(id(weight), name)
+            state[name] = masters[first] if first in masters else state.get(first, self._sharding.whole(weight))
+        names = self.model.state_dict().keys()
+        buffers = {name: self._sharding.whole(buffer) for name, buffer in self.model.named_buffers() if name in names}
+        return {name: tensor for name, tensor in (state | buffers).items() if name in names}

@@ -1,0 +1,220 @@
+"""Scores of response tokens from a Hugging Face model, packed, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from posttrain.algos.fused_scoring import TokenScores, score_logits, score_tokens
+from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
+from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.data.packing import PackedSequences, pack
+from posttrain.models.head import HeadForm, head_form, last_hidden_states
+from posttrain.models.packed_attention import shared_layout
+from posttrain.records.batches import SequenceBatch
+from posttrain.records.notices import Notices
+
+
+class Scorer:
+    """A model that scores responses (the reference, or the policy between updates and in them).
+
+    The model's body makes hidden states; its head is applied to scored positions only, and never leaves their logits in
+    memory. Where a model makes its logits in a way that is not known, they are computed whole: ``note`` says why.
+
+    Args: weights is a context in which the model has the weights to score with, such as without its adapter; with
+        rests_on_cpu they are on their device only while a batch is scored.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sequences_per_micro_batch: int | None,
+        share_prompts: bool = True,
+        *,
+        max_tokens_per_micro_batch: int | None = None,
+        padded: bool = False,
+        weights: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        rests_on_cpu: bool = False,
+        sharding: Sharding | None = None,
+        notices: Notices | None = None,
+    ):
+        self.model = model
+        self.padded = padded
+        self.cutter = Cutter(
+            sequences_per_micro_batch,
+            max_tokens_per_micro_batch,
+            share_prompts=share_prompts and not padded,
+            notices=notices,
+            what="a scoring batch",
+        )
+        self.head = head_form(model)
+        self._weights = weights
+        self._device = model.device
+        self._rests = rests_on_cpu
+        self._rest()
+        self._sharding = sharding or Sharding()
+
+    @property
+    def note(self) -> str | None:
+        """What people should know: why the logits of this model are computed whole, where they are, and the like."""
+        told = []
+        if not isinstance(self.head, HeadForm):
+            told.append(
+                f"{type(self.model).__name__}: {self.head}; its logits are computed whole, which takes more memory and time "
+                "and gives the same numbers"
+            )
+        if self._rests and self._device.type == "cpu":
+            told.append("no effect of reference.offload: everything is on the CPU already")
+        return "; ".join(told) or None
+
+    def pack(self, batch: SequenceBatch, *, share_prompts: bool | None = None) -> PackedSequences:
+        shared = self.cutter.share_prompts if share_prompts is None else share_prompts
+        return pack(batch, self.model.device, share_prompts=shared, padded=self.padded)
+
+    @torch.no_grad()
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        """See interfaces.train_engine.ScoringEngine."""
+        return self._over_batch(batch, lambda packed: self.score(packed, temperature).logprobs)
+
+    @torch.no_grad()
+    def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        """Sum of the squared probabilities at every response token (algos.logprobs), [B, T], 0 where response_mask is
+        False. No gradient."""
+        return self._over_batch(
+            batch, lambda packed: self.score(packed, temperature, sum_pi_squared=True).sum_pi_squared
+        )
+
+    def _over_batch(self, batch: SequenceBatch, scores: Callable[[PackedSequences], Tensor | None]) -> Tensor:
+        def of(rows: list[int]) -> Tensor:
+            packed = self.pack(batch.rows(rows))
+            found = scores(packed)
+            assert found is not None, "what was asked for is there"
+            return packed.unpack(found).cpu()
+
+        if self._rests:
+            self.model.to(self._device)  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
+        try:
+            return over_rows(batch, self.cutter, self._sharding, of)
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._rests:
+            self.model.to("cpu")  # type: ignore[arg-type]
+
+    def score(
+        self,
+        packed: PackedSequences,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        sum_pi_squared: bool = False,
+        reference: Scorer | None = None,
+    ) -> TokenScores:
+        """The M response tokens, carrying gradient where that is on; with a reference also the KL to it over the whole
+        vocabulary, for which the reference reads the same packed row. Only its hidden states at the scored positions are
+        kept until the backward pass."""
+
+        def scores() -> tuple[Tensor | None, ...]:
+            found = self._score(packed, temperature, entropy_gradient, sum_pi_squared, reference)
+            return found.logprobs, found.entropy, found.sum_pi_squared, found.full_kl
+
+        with self._weights():
+            logprobs, entropy, pi_squared, full_kl = self._sharding.forward(self.model, scores)
+        assert logprobs is not None and entropy is not None
+        return TokenScores(logprobs=logprobs, entropy=entropy, sum_pi_squared=pi_squared, full_kl=full_kl)
+
+    def _score(
+        self,
+        packed: PackedSequences,
+        temperature: float,
+        entropy_gradient: bool,
+        sum_pi_squared: bool,
+        reference: Scorer | None,
+    ) -> TokenScores:
+        head, their_head = self.head, reference.head if reference else None
+        if isinstance(head, str) or isinstance(their_head, str):
+            return score_logits(
+                response_logits(self.model, packed),
+                packed.targets,
+                temperature=temperature,
+                entropy_gradient=entropy_gradient,
+                sum_pi_squared=sum_pi_squared,
+                reference_logits=reference.frozen_logits(packed) if reference else None,
+            )
+        theirs = None
+        if reference and their_head:
+            theirs = (reference.frozen_hidden(packed), their_head.of(reference.model))
+        return score_tokens(
+            self.hidden(packed),
+            head.of(self.model),
+            packed.targets,
+            temperature=temperature,
+            entropy_gradient=entropy_gradient,
+            sum_pi_squared=sum_pi_squared,
+            reference=theirs,
+        )
+
+    @torch.no_grad()
+    def frozen_hidden(self, packed: PackedSequences) -> Tensor:
+        """``hidden`` of a reference, while another model is being scored."""
+        with self._weights():
+            return self.hidden(packed)
+
+    @torch.no_grad()
+    def frozen_logits(self, packed: PackedSequences) -> Tensor:
+        with self._weights():
+            return response_logits(self.model, packed)
+
+    def hidden(self, packed: PackedSequences) -> Tensor:
+        """Hidden states that predict the scored tokens, [M, H]."""
+        states = last_hidden_states(
+            self.model,
+            shared_layout(packed.groups, packed.token_ids.device),
+            input_ids=packed.token_ids[None],
+            position_ids=packed.position_ids[None],
+        )
+        return states[0, packed.predicting]
+
+
+def over_rows(batch: SequenceBatch, cutter: Cutter, sharding: Sharding, of: Callable[[list[int]], Tensor]) -> Tensor:
+    """``of(rows)``, [b, T], for every micro-batch of a batch, as [B, T]. No gradient: a part that does not fit into memory
+    is cut and done again by itself."""
+    whole = cutter.cut(batch)
+    waiting = sharding.deal(whole, [cutter.tokens(batch, rows) for rows in whole])[::-1]
+    found: list[Tensor] = []
+    order: list[int] = []
+    while waiting:
+        rows, done = waiting.pop(), None
+        try:
+            done = of(rows or [0])
+        except RuntimeError as error:
+            if not (is_out_of_memory(error) and sharding.splits_when_out_of_memory):
+                raise
+        if done is None:
+            cutter.shrink(batch, rows)
+            middle = (len(rows) + 1) // 2
+            waiting += [rows[middle:], rows[:middle]]
+        elif rows:
+            found.append(done)
+            order += rows
+    if not found:  # this process has no row
+        found = [torch.zeros(0, *batch.response_mask.shape[1:])]
+    return sharding.joined(torch.cat(found), order, len(batch))
+
+
+def response_logits(model: PreTrainedModel, packed: PackedSequences) -> Tensor:
+    """Logits that predict the scored tokens, [M, vocabulary], from the model's own forward pass."""
+    output = model(
+        input_ids=packed.token_ids[None],
+        position_ids=packed.position_ids[None],
+        attention_layout=shared_layout(packed.groups, packed.token_ids.device),
+        logits_to_keep=packed.predicting,
+        use_cache=False,
+    )
+    return output.logits[0]

@@ -1,0 +1,11 @@
+"""A model shared out over processes with torch's ``fully_shard`` (FSDP2); arXiv:2304.11277 describes the idea."""
+
+from __future__ import annotations
+
+from posttrain.backends.torch_training.policy import PolicyModel
+from posttrain.registry import TRAIN_ENGINES
+
+
+@TRAIN_ENGINES.register("fsdp")
+class FsdpTrainEngine(PolicyModel):
+    """The policy, a part of every weight in each process. Give it ``sharding=fsdp.sharding.FsdpSharding(...)``."""
