@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -12,6 +12,7 @@ from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine, ValueEngine
 from posttrain.interfaces.weight_sync import WeightSync
+from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan
 
 
@@ -26,6 +27,7 @@ class Roles:
     critic: ValueEngine | None = None  # None: the advantage estimator needs no values
     reward_model: RewardModel | None = None  # None: rewards are made of terms alone
     device: str  # for people: what the policy runs on
+    notices: Notices = field(default_factory=Notices)  # for people: what engines have to tell while they work
     notes: tuple[str, ...] = ()  # for people: how models are computed where it is not the usual way
 
 

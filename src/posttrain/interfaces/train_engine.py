@@ -29,6 +29,11 @@ class OptimizedEngine(Protocol):
     """A model with an optimizer, whatever it learns."""
 
     @property
+    def note(self) -> str | None:
+        """What people should know about how this model is computed; None when there is nothing."""
+        ...
+
+    @property
     def version(self) -> int:
         """Updates made so far."""
         ...
@@ -45,12 +50,14 @@ class OptimizedEngine(Protocol):
         """About how many bytes ``save`` will write; for a look at the disk before."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write weights (a Hugging Face folder) and optimizer state into an existing, empty folder."""
+    def save(self, folder: Path, *, optimizer: bool = True) -> None:
+        """Write weights (a Hugging Face folder), counters and, unless told otherwise, the optimizer's averages into an
+        existing, empty folder."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Take back what ``save`` wrote."""
+    def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
+        """Take back what ``save`` wrote. Without ``optimizer`` its averages start anew; without ``schedule`` the count of
+        updates does, which the learning rate follows."""
         ...
 
 

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from posttrain.interfaces.rollout_engine import RolloutEngine
+from posttrain.errors import RunStopped
+from posttrain.interfaces.rollout_engine import RolloutEngine, Served
 from posttrain.interfaces.train_engine import TrainEngine
 
 
 class WeightSync(Protocol):
     def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
-        """Make the sampler serve the policy's current weights and version."""
+        """Make the sampler serve the policy's current weights and version.
+
+        Where weights travel, they carry their version and the hash of their content, and the sampler says what it serves
+        afterwards. Raises: RunStopped when that is something else.
+        """
         ...
+
+
+def check_served(announced: Served, reports: list[tuple[str, Served]]) -> None:
+    """Raises: RunStopped when a copy of the sampler says that it serves something else, or nobody says anything."""
+    if not reports:
+        raise RunStopped(f"no sampler says that it has taken the {announced}")
+    for name, served in reports:
+        if served != announced:
+            raise RunStopped(f"{name} serves {served} after {announced} was sent to it")

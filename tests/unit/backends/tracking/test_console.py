@@ -228,3 +228,17 @@ def test_console_durations(seconds: float | None, text: str) -> None:
 def plain(text: str) -> str:
     """The text without its ANSI codes."""
     return Text.from_ansi(text).plain
+
+
+def test_console_shows_losses_where_texts_are_learned() -> None:
+    metrics = {
+        "data/learned_tokens": 53.0,
+        "policy/loss": 2.34,
+        "speed/update_tokens_per_s": 612.4,
+        "policy/grad_norm": 0.8,
+    }
+    assert step_line(3, 12, metrics, 200.0) == "step 3/12  loss 2.34  tokens/s 612  left 3:20"
+    assert (
+        "validation at step 1  loss 1.50"
+        in run(io.StringIO(), metrics | {"validation/loss": 1.5}, steps=1).splitlines()
+    )

@@ -1,0 +1,266 @@
+"""Sampling by transformers' own ``generate``: slow, and the yardstick of the other engines.
+
+It reads the trainer's module in memory, with transformers' attention in the place of ours while it samples, and pads prompts on
+the left. Temperature and cuts are transformers' own; the draw is ours, so that every response has random numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from posttrain.errors import ConfigError, Problem, RunStopped
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
+from posttrain.models.loading import end_token_ids
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
+from posttrain.registry import ROLLOUT_ENGINES
+
+ATTENTION = "sdpa"  # transformers' own, which knows padding
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One response under way."""
+
+    prompt: Prompt
+    sample_id: str
+    random: np.ndarray  # [max_response_tokens] in [0, 1)
+    token_ids: list[int]
+    logprobs: list[float]
+    stop_reason: StopReason | None = None
+
+
+@ROLLOUT_ENGINES.register("hf")
+class HuggingFaceEngine:
+    """See interfaces.rollout_engine.RolloutEngine. Groups are sampled a batch at a time: ``max_concurrent_sequences`` rows, and
+    a batch lasts until its longest response ends."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_concurrent_sequences: int,
+        max_prefill_tokens: int,  # of the native engine; generate has no such limit
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.end_tokens = end_token_ids(model, tokenizer)
+        self.max_concurrent_sequences = max_concurrent_sequences
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def weights_changed(self, version: int) -> None:
+        self._version = version
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        on_tokens: OnTokens | None = None,
+        on_group: OnGroup | None = None,
+    ) -> list[TrajectoryGroup]:
+        """See interfaces.rollout_engine. Raises: RunStopped when the model's logits are not finite; ConfigError for
+        engine_sampling that generate does not know."""
+        rows = [
+            self._row(prompt, number, sampling) for prompt in prompts for number in range(sampling.samples_per_prompt)
+        ]
+        groups: list[TrajectoryGroup] = []
+        with _own_attention(self.model):
+            for start in range(0, len(rows), self.max_concurrent_sequences):
+                self._batch(rows[start : start + self.max_concurrent_sequences], sampling, on_tokens)
+                done = min(start + self.max_concurrent_sequences, len(rows)) // sampling.samples_per_prompt
+                for index in range(len(groups), done):
+                    first = index * sampling.samples_per_prompt
+                    of_group = rows[first : first + sampling.samples_per_prompt]
+                    trajectories = tuple(self._trajectory(row) for row in of_group)
+                    groups.append(TrajectoryGroup(prompt=prompts[index], trajectories=trajectories))
+                    if on_group:
+                        on_group(groups[-1])
+        return groups
+
+    def _row(self, prompt: Prompt, number: int, sampling: SamplingParams) -> _Row:
+        sample_id = f"{prompt.prompt_id}/{number}"
+        generator = np.random.Generator(np.random.Philox(key=sampling.request_seed(sample_id)))
+        return _Row(prompt, sample_id, generator.random(sampling.max_response_tokens), [], [])
+
+    def _batch(self, rows: list[_Row], sampling: SamplingParams, on_tokens: OnTokens | None) -> None:
+        """Sample one response per row."""
+        width = max(len(row.prompt.token_ids) for row in rows)
+        ids = torch.zeros(len(rows), width, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for place, row in enumerate(rows):
+            length = len(row.prompt.token_ids)
+            ids[place, width - length :] = torch.tensor(row.prompt.token_ids)
+            mask[place, width - length :] = 1
+        draw = _Draw(self, rows, sampling, on_tokens)
+        try:
+            model: Any = self.model  # whose generate is annotated through a mixin
+            model.generate(
+                inputs=ids.to(self.model.device),
+                attention_mask=mask.to(self.model.device),
+                generation_config=self._generation_config(sampling),
+                logits_processor=_warpers(sampling, draw),
+                stopping_criteria=StoppingCriteriaList([_AllDone(rows)]),
+            )
+        except (TypeError, ValueError) as error:
+            if not sampling.engine_sampling:
+                raise
+            what = f"generate does not take engine_sampling {dict(sampling.engine_sampling)}: {error}"
+            raise ConfigError(Problem(what, field="rollout.engine_sampling")) from error
+
+    def _generation_config(self, sampling: SamplingParams) -> GenerationConfig:
+        """The model's own (its repetition penalty, its forbidden tokens), but for what the configuration decides."""
+        config = GenerationConfig.from_dict(self.model.generation_config.to_dict())
+        decided: dict[str, Any] = {
+            "do_sample": False,  # the last processor leaves one token: see _Draw
+            "temperature": None,
+            "top_k": None,
+            "top_p": None,
+            "min_p": None,
+            "num_beams": 1,
+            "max_new_tokens": sampling.max_response_tokens,
+            "max_length": None,
+            "eos_token_id": self._ends(sampling),
+            "pad_token_id": 0,
+            "use_cache": True,
+            "return_dict_in_generate": False,
+        }
+        asked = dict(sampling.engine_sampling)
+        if "min_tokens" in asked:  # vLLM's word, which the dialects use
+            asked["min_new_tokens"] = asked.pop("min_tokens")
+        for name, value in (decided | asked).items():
+            if not hasattr(config, name):
+                raise ValueError(f"{name} is not known")
+            setattr(config, name, value)
+        return config
+
+    def _ends(self, sampling: SamplingParams) -> list[int]:
+        """End tokens for generate, which would take the model's own for none: so an id that no token has stands for none."""
+        ends = () if sampling.ignore_eos else self.end_tokens
+        return sorted(ends) or [self.model.config.get_text_config().vocab_size]
+
+    def take(self, row: _Row, token: int, logprob: float, sampling: SamplingParams) -> None:
+        """Add a drawn token to a response and see whether it ends there."""
+        row.token_ids.append(token)
+        row.logprobs.append(logprob)
+        if token in sampling.stop_token_ids or (token in self.end_tokens and not sampling.ignore_eos):
+            row.stop_reason = StopReason.EOS
+        elif self._ends_with_stop_text(row, sampling):
+            row.stop_reason = StopReason.STOP_TEXT
+        elif len(row.token_ids) >= sampling.max_response_tokens:
+            row.stop_reason = StopReason.LENGTH
+
+    def _ends_with_stop_text(self, row: _Row, sampling: SamplingParams) -> bool:
+        if not sampling.stop:
+            return False
+        # A text of b bytes is spelled by at most b tokens; a few more absorb a character cut in two.
+        tail = max(len(text.encode()) for text in sampling.stop) + 8
+        recent = str(self.tokenizer.decode(row.token_ids[-tail:], skip_special_tokens=False))
+        return any(text in recent for text in sampling.stop)
+
+    def _trajectory(self, row: _Row) -> Trajectory:
+        assert row.stop_reason is not None
+        return Trajectory(
+            sample_id=row.sample_id,
+            token_ids=tuple(row.token_ids),
+            logprobs=tuple(row.logprobs),
+            text=str(self.tokenizer.decode(row.token_ids, skip_special_tokens=True)),
+            stop_reason=row.stop_reason,
+            policy_version=self._version,
+        )
+
+
+class _Draw(LogitsProcessor):
+    """The last processor: draws a token per row by its own random number and leaves it as the only possible one, which
+    ``generate`` then takes. So log-probs are kept for one token a step, instead of all logits of all steps."""
+
+    def __init__(
+        self, engine: HuggingFaceEngine, rows: list[_Row], sampling: SamplingParams, on_tokens: OnTokens | None
+    ):
+        self._engine = engine
+        self._rows = rows
+        self._sampling = sampling
+        self._on_tokens = on_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        logprobs = scores.float().log_softmax(dim=1)
+        if self._sampling.temperature == 0:
+            tokens = logprobs.argmax(dim=1)
+        else:
+            random = [row.random[min(len(row.token_ids), len(row.random) - 1)] for row in self._rows]
+            cumulative = logprobs.double().exp().cumsum(dim=1)
+            points = torch.tensor(random, dtype=torch.float64, device=scores.device)[:, None] * cumulative[:, -1:]
+            tokens = torch.searchsorted(cumulative, points, right=True).squeeze(1).clamp(max=scores.shape[1] - 1)
+        drawn = logprobs.gather(1, tokens[:, None]).squeeze(1)
+        if not torch.isfinite(drawn).all():
+            raise RunStopped(
+                f"the model's logits are not finite while sampling, with weights of version {self._engine.version}: the "
+                "weights have grown without bound or hold NaN; go on from an earlier checkpoint with a lower learning rate"
+            )
+        live = [place for place, row in enumerate(self._rows) if row.stop_reason is None]
+        ids, values = tokens.tolist(), drawn.tolist()
+        for place in live:
+            self._engine.take(self._rows[place], ids[place], values[place], self._sampling)
+        if self._on_tokens:
+            self._on_tokens(len(live))
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
+
+
+class _AllDone(StoppingCriteria):
+    def __init__(self, rows: list[_Row]):
+        self._rows = rows
+
+    def __call__(self, input_ids: Tensor, scores: Any, **unused: Any) -> Tensor:
+        done = [row.stop_reason is not None for row in self._rows]
+        return torch.tensor(done, device=input_ids.device)
+
+
+def _warpers(sampling: SamplingParams, draw: _Draw) -> LogitsProcessorList:
+    """Temperature, then top-k, top-p and min-p, as in every engine; at temperature 0 none of them."""
+    warpers: list[LogitsProcessor] = []
+    if sampling.temperature > 0:
+        if sampling.temperature != 1:
+            warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
+        if sampling.top_k > 0:
+            warpers.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            warpers.append(TopPLogitsWarper(sampling.top_p))
+        if sampling.min_p > 0:
+            warpers.append(MinPLogitsWarper(sampling.min_p))
+    return LogitsProcessorList([*warpers, draw])
+
+
+@contextmanager
+def _own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the model computes with transformers' attention."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

@@ -1,0 +1,167 @@
+"""Sampling from any server that speaks OpenAI's completions and gives token ids with log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.backends.serving.engine import ServedEngine
+from posttrain.backends.serving.protocol import Sampled, UnusableAnswer, exact, field_of
+from posttrain.backends.serving.settings import replicas_of
+from posttrain.errors import ConfigError, Problem, RunStopped
+from posttrain.interfaces.rollout_engine import BroadcastPlan, SamplerPlan, Served
+from posttrain.records.trajectories import SamplingParams
+from posttrain.registry import ROLLOUT_ENGINES
+
+if TYPE_CHECKING:
+    import httpx2
+
+LOAD_S = 1800.0  # a server reads a large model from a slow disk
+_FIX = (
+    "the server must take token ids as the prompt of /v1/completions and return token_ids (return_token_ids) or tokens like "
+    "token_id:123 (return_tokens_as_token_ids) with their log-probs, as vLLM does"
+)
+
+
+class CompletionsProtocol:
+    """OpenAI's /v1/completions, with what vLLM added to it; parameters at their usual value are left out, as some servers
+    refuse words that they do not know."""
+
+    def __init__(self, model: str | None, health_path: str = "/health"):
+        self.model = model
+        self.health_path = health_path
+
+    def request(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> tuple[str, dict[str, Any]]:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": list(token_ids),
+            "n": 1,
+            "seed": seed,
+            "max_tokens": sampling.max_response_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "logprobs": 1,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+        if sampling.stop:
+            body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True, "skip_special_tokens": False}
+        more: tuple[tuple[str, Any, Any], ...] = (
+            ("top_k", sampling.top_k, 0),
+            ("min_p", sampling.min_p, 0.0),
+            ("stop_token_ids", list(sampling.stop_token_ids), []),
+            ("ignore_eos", sampling.ignore_eos, False),
+        )
+        for name, value, usual in more:
+            if value != usual:
+                body[name] = value
+        return "/v1/completions", body | dict(sampling.engine_sampling)
+
+    def read(self, answer: Any) -> Sampled:
+        choice = field_of(answer, "choices", 0)
+        spelled = field_of(choice, "logprobs", "tokens")
+        tokens = field_of(choice, "token_ids")
+        if tokens is None and isinstance(spelled, list):
+            tokens = [_token_id(word) for word in spelled]
+        logprobs = field_of(choice, "logprobs", "token_logprobs")
+        token_ids, values = exact("the answer of the sampler", tokens, logprobs, fix=_FIX)
+        return Sampled(token_ids, values, str(field_of(choice, "finish_reason")))
+
+
+class HttpEngine(ServedEngine):
+    """See interfaces.rollout_engine.WeightTaker.
+
+    Weights are taken where the server has an address for that (engine_options.update_path): it is sent ``{"model_path",
+    "version", "content_hash"}`` and must answer with the version and hash that it serves then.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, plan: SamplerPlan, protocol: CompletionsProtocol):
+        super().__init__(tokenizer, plan.end_tokens, replicas_of(plan, plan.endpoints, protocol.health_path), protocol)
+        self._protocol = protocol
+        self._update_path = plan.options.get("update_path")
+        self._served_path = plan.options.get("served_path")
+        self._reports_processed = plan.options.get("logprobs", "raw") == "processed"
+
+    def load_folder(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
+        if not self._update_path:
+            raise RunStopped(
+                "the servers of rollout.engine=http have no address for new weights: name it "
+                "(rollout.engine_options.update_path), or use vllm or sglang with rollout.endpoints"
+            )
+        body = {"model_path": str(folder), "version": announced.version, "content_hash": announced.content_hash}
+
+        async def load(client: httpx2.AsyncClient) -> list[tuple[str, Served]]:
+            answers = await self.replicas.tell_all(client, "POST", str(self._update_path), body, timeout_s=LOAD_S)
+            return [(str(replica), _served(str(replica), answer)) for replica, answer in answers]
+
+        reports = self.control(load)
+        self.content_hash = announced.content_hash
+        return reports
+
+    def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
+        raise RunStopped("rollout.engine=http cannot join a process group: use rollout.weight_sync=disk")
+
+    async def before_generate(self, client: httpx2.AsyncClient) -> None:
+        if self._protocol.model is None:
+            (_, models), *_ = await self.replicas.tell_all(client, "GET", "/v1/models", timeout_s=30)
+            self._protocol.model = field_of(models, "data", 0, "id")
+            if not isinstance(self._protocol.model, str):
+                raise RunStopped("/v1/models names no model: set rollout.engine_options.model")
+        if self._served_path and self.content_hash:
+            expected = Served(self.version, self.content_hash)
+            for replica, answer in await self.replicas.tell_all(client, "GET", str(self._served_path), timeout_s=30):
+                if (served := _served(str(replica), answer)) != expected:
+                    raise RunStopped(f"{replica} serves {served}, and {expected} was sent to it")
+
+    def check_logprobs(self, sampling: SamplingParams) -> None:
+        """Raises: UnusableAnswer when the server reports log-probs of another distribution than the one it samples from."""
+        plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and not sampling.top_k and not sampling.min_p
+        if not plain and not self._reports_processed:
+            raise UnusableAnswer(
+                "log-probs of the raw logits are not those of the distribution sampled from with this temperature, top_k, "
+                "top_p or min_p: start the server with --logprobs-mode processed_logprobs and say so "
+                "(rollout.engine_options.logprobs=processed), or sample plainly (temperature 1)"
+            )
+
+    def generate(self, prompts: Any, sampling: SamplingParams, on_tokens: Any = None, on_group: Any = None) -> Any:
+        self.check_logprobs(sampling)
+        return super().generate(prompts, sampling, on_tokens, on_group)
+
+
+@ROLLOUT_ENGINES.register("http")
+def start_http(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> HttpEngine:
+    """Raises: ConfigError without endpoints, or for options that mean nothing here."""
+    known = ("model", "update_path", "served_path", "health_path", "logprobs", "api_key_env")
+    problems = [
+        Problem(
+            f"rollout.engine=http has no option {name}",
+            fix=f"known: {', '.join(known)}",
+            field="rollout.engine_options",
+        )
+        for name in plan.options
+        if name not in known
+    ]
+    if not plan.endpoints:
+        fix = "rollout.endpoints=[http://host:8000]"
+        problems.append(Problem("rollout.engine=http needs servers", fix=fix, field="rollout.endpoints"))
+    if problems:
+        raise ConfigError(problems)
+    health = str(plan.options.get("health_path", "/health"))
+    return HttpEngine(tokenizer, plan, CompletionsProtocol(plan.options.get("model"), health))
+
+
+def _token_id(word: Any) -> int | None:
+    """123 of "token_id:123"; None of a text."""
+    if isinstance(word, str) and word.startswith("token_id:") and word[9:].isdecimal():
+        return int(word[9:])
+    return None
+
+
+def _served(name: str, answer: Any) -> Served:
+    version, content_hash = field_of(answer, "version"), field_of(answer, "content_hash")
+    if type(version) is not int or not isinstance(content_hash, str):
+        raise RunStopped(f"{name} does not say which weights it serves (version and content_hash)")
+    return Served(version, content_hash)

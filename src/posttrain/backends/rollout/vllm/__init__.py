@@ -1,0 +1,43 @@
+"""Sampling by vLLM: in this process, in a server that we start in another Python, or in servers that run elsewhere."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.backends.rollout.vllm.server import VllmServerEngine, start_server
+from posttrain.backends.serving.settings import replicas_of
+from posttrain.errors import ConfigError, MissingDependency, Problem
+from posttrain.interfaces.rollout_engine import SamplerPlan, WeightTaker
+from posttrain.registry import ROLLOUT_ENGINES
+
+
+@ROLLOUT_ENGINES.register("vllm")
+def start_vllm(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> WeightTaker:
+    """rollout.endpoints: servers there; engine_options.python: a server of that Python; otherwise this process.
+
+    Raises: ConfigError; MissingDependency when vLLM is nowhere; RunStopped when it does not start.
+    """
+    if plan.options.get("sleep_level") not in (None, 1):
+        what = "sleep_level 2 throws the weights away, and validation after a step would sample without any"
+        field = "rollout.engine_options.sleep_level"
+        raise ConfigError(Problem(what, fix="use 1, which keeps them in host memory", field=field))
+    if plan.endpoints:
+        return VllmServerEngine(tokenizer, plan, replicas_of(plan, plan.endpoints))
+    if python := plan.options.get("python"):
+        server = start_server(plan, str(python))
+        return VllmServerEngine(tokenizer, plan, replicas_of(plan, [server.url]), server)
+    if find_spec("vllm") is None:
+        fix = (
+            "name a Python that has it (rollout.engine_options.python=/path/to/venv/bin/python) or servers "
+            "(rollout.endpoints=[http://host:8000]); or pip install 'posttrain[vllm]'"
+        )
+        what = "vllm is not installed in this Python (needed by rollout.engine=vllm)"
+        raise MissingDependency(Problem(what, fix=fix, field="rollout.engine"))
+    from posttrain.backends.rollout.vllm.in_process import VllmInProcessEngine
+
+    return VllmInProcessEngine(tokenizer, plan)
+
+
+__all__ = ["start_vllm"]

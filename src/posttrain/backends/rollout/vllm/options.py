@@ -1,0 +1,82 @@
+"""From our settings and the dialects' words to vLLM's arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.interfaces.rollout_engine import SamplerPlan
+
+# Options about the sampler that are not arguments of vLLM's engine: ours, and those of dialects that act elsewhere.
+NOT_ARGUMENTS = (
+    "python",
+    "startup_timeout_s",
+    "api_key_env",
+    "free_cache_engine",
+    "sleep_level",
+    "layered_summon",
+    "multi_stage_wake_up",
+    "weight_sync_backend",
+    "weight_transfer_threshold_cuda_ipc_GB",
+    "override_existing_update_group",
+    "remote_inference_engine_urls",
+    "vllm_v1_disable_multiproc",
+    "VLLM_USE_V1",
+)
+_RENAMED = {
+    "model_dtype": "dtype",
+    "inference_engine_pipeline_parallel_size": "pipeline_parallel_size",
+    "inference_engine_data_parallel_size": "data_parallel_size",
+}
+
+
+def engine_arguments(plan: SamplerPlan) -> dict[str, Any]:
+    """Arguments of vLLM's engine: engine_options as they are, over what the rest of the configuration says.
+
+    Log-probs are always those of the distribution sampled from, and nothing comes from the model's own generation config.
+    """
+    arguments: dict[str, Any] = {
+        "model": plan.model_path,
+        "tokenizer": plan.tokenizer_path,
+        "hf_overrides": dict(plan.config_overrides) or None,
+        "dtype": plan.dtype,
+        "seed": plan.seed,
+        "trust_remote_code": plan.trust_remote_code,
+        "max_model_len": plan.max_model_len,
+        "max_num_seqs": plan.max_concurrent_sequences,
+        "max_num_batched_tokens": max(plan.max_prefill_tokens, plan.max_concurrent_sequences),
+        "tensor_parallel_size": plan.tensor_parallel,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "enable_sleep_mode": (frees_cache(plan) and plan.cuda) or None,
+    }
+    for name, value in plan.options.items():
+        if name in NOT_ARGUMENTS or value is None:
+            continue
+        if name == "load_format":
+            value = load_format(value)
+        elif name == "limit_images":
+            name, value = "limit_mm_per_prompt", {"image": value}
+        elif name == "disable_mm_preprocessor_cache":
+            name, value = "mm_processor_cache_gb", 0 if value else None  # vLLM's name for it since 0.11
+        elif name == "inference_engine_expert_parallel_size":
+            name, value = "enable_expert_parallel", value > 1
+        arguments[_RENAMED.get(name, name)] = value
+    if not plan.cuda:
+        # On a CPU, vLLM 0.32 dies of a seeded request whose prompt was prefilled in pieces ("CPU Generator does not use offset").
+        arguments["enable_chunked_prefill"] = False
+        whole_prompt = arguments["max_model_len"] or 0
+        arguments["max_num_batched_tokens"] = max(arguments["max_num_batched_tokens"], whole_prompt)
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def load_format(value: str) -> str:
+    """How the server gets its first weights. verl names the format that its trainer sends, with dummy_ where the server begins
+    with random weights: the first sync brings the real ones in either case."""
+    if value.startswith("dummy"):
+        return "dummy"
+    return "auto" if value in ("hf", "dtensor", "megatron") else value
+
+
+def frees_cache(plan: SamplerPlan) -> bool:
+    """Whether the sampler gives its memory back while the trainer works."""
+    return bool(plan.options.get("free_cache_engine", False))

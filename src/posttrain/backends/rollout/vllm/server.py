@@ -1,0 +1,204 @@
+"""vLLM's OpenAI server: on this machine, started by us, or elsewhere.
+
+Needs vLLM 0.10.2 or newer for exact token ids (``return_token_ids``); weights are taken with 0.32's ``reload_weights``. Servers
+that are started elsewhere need VLLM_SERVER_DEV_MODE=1 and our worker extension (docs/rollout.md has the line).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedTokenizerBase
+
+import posttrain
+from posttrain.backends.rollout.vllm.options import engine_arguments, frees_cache
+from posttrain.backends.serving.engine import ServedEngine
+from posttrain.backends.serving.launch import LaunchedServer, arguments, free_port
+from posttrain.backends.serving.protocol import Sampled, exact, field_of
+from posttrain.backends.serving.replicas import Replicas
+from posttrain.errors import RunStopped
+from posttrain.interfaces.rollout_engine import BroadcastPlan, SamplerPlan, Served
+from posttrain.records.trajectories import SamplingParams
+
+if TYPE_CHECKING:
+    import httpx2
+
+EXTENSION = "posttrain.backends.serving.vllm_worker.WeightReceiver"
+STARTUP_S = 600.0  # compiling and measuring memory take minutes on large models
+LOAD_S = 1800.0  # reading a large model from a slow disk
+CPU_CACHE_GIB = "4"  # of keys and values; left to itself, vLLM takes nine tenths of the machine's memory
+_FIX = "use vLLM 0.10.2 or newer"
+
+
+class VllmProtocol:
+    """Completions of vLLM's OpenAI server."""
+
+    health_path = "/health"
+
+    def __init__(self, end_tokens: frozenset[int]):
+        self._end_tokens = end_tokens
+
+    def request(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> tuple[str, dict[str, Any]]:
+        """Everything is said: what is left out would come from the server's defaults."""
+        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._end_tokens)}
+        return "/v1/completions", {
+            "prompt": list(token_ids),
+            "n": 1,
+            "seed": seed,
+            "max_tokens": sampling.max_response_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": 1.0,
+            "stop": list(sampling.stop),
+            "stop_token_ids": sorted(ends),
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,  # a stop text may be spelled with them
+            "ignore_eos": sampling.ignore_eos,
+            "logprobs": 0,  # of the sampled token, and of no other
+            "return_token_ids": True,
+            **sampling.engine_sampling,
+        }
+
+    def read(self, answer: Any) -> Sampled:
+        choice = field_of(answer, "choices", 0)
+        tokens, logprobs = exact(
+            "the answer of vLLM",
+            field_of(choice, "token_ids"),
+            field_of(choice, "logprobs", "token_logprobs"),
+            fix=_FIX,
+        )
+        return Sampled(tokens, logprobs, str(field_of(choice, "finish_reason")))
+
+
+class VllmServerEngine(ServedEngine):
+    """See interfaces.rollout_engine.WeightTaker."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        plan: SamplerPlan,
+        replicas: Replicas,
+        server: LaunchedServer | None = None,
+    ):
+        super().__init__(tokenizer, plan.end_tokens, replicas, VllmProtocol(plan.end_tokens))
+        self.server = server  # None: they run elsewhere
+        if server:
+            replicas.last_words = server.last_lines
+        self._frees = frees_cache(plan) and plan.cuda
+        self._asleep = False
+
+    def load_folder(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
+        return self._take("posttrain_load", [str(folder), announced.content_hash], announced)
+
+    def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
+        """With one server; each of its workers is a rank."""
+        words = [manifest, group.backend, group.address, str(group.port), "1", str(group.size)]
+        return self._take("posttrain_receive", [*words, str(group.bucket_bytes), str(group.timeout_s)], announced)
+
+    def _take(self, method: str, words: list[str], announced: Served) -> list[tuple[str, Served]]:
+        async def take(client: httpx2.AsyncClient) -> list[tuple[str, Served]]:
+            await self._wake(client)
+            reports = await self._call(client, method, words)
+            await self.replicas.tell_all(client, "POST", "/reset_prefix_cache", timeout_s=LOAD_S)
+            return reports
+
+        reports = self.control(take)
+        self.content_hash = announced.content_hash
+        return reports
+
+    async def before_generate(self, client: httpx2.AsyncClient) -> None:
+        """Every server must serve what was sent last: one that was started again in between does not."""
+        await self._wake(client)
+        if not self.content_hash:
+            return
+        for url, served in await self._call(client, "posttrain_served", []):
+            if served != Served(self.version, self.content_hash):
+                raise RunStopped(f"{url} serves {served}, and {Served(self.version, self.content_hash)} was sent to it")
+
+    async def after_generate(self, client: httpx2.AsyncClient) -> None:
+        if self._frees:
+            await self.replicas.tell_all(client, "POST", "/sleep?level=1", timeout_s=LOAD_S)
+            self._asleep = True
+
+    async def _wake(self, client: httpx2.AsyncClient) -> None:
+        if self._asleep:
+            await self.replicas.tell_all(client, "POST", "/wake_up", timeout_s=LOAD_S)
+            self._asleep = False
+
+    async def _call(self, client: httpx2.AsyncClient, method: str, words: list[str]) -> list[tuple[str, Served]]:
+        """What the workers of every server answer."""
+        body = {"method": method, "args": words}
+        try:
+            answers = await self.replicas.tell_all(client, "POST", "/collective_rpc", body, timeout_s=LOAD_S)
+        except RunStopped as error:
+            hint = f"is it started with VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls {EXTENSION}?"
+            raise RunStopped(f"vLLM could not do {method}: {error}; {hint}") from None
+        reports = []
+        for replica, answer in answers:
+            results = field_of(answer, "results") or []
+            if not results:
+                raise RunStopped(f"{replica} said nothing to {method}")
+            reports += [(str(replica), _served(str(replica), result)) for result in results]
+        return reports
+
+    def close(self) -> None:
+        if self.server:
+            self.server.close()
+
+
+def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
+    """vLLM in another Python, as a server on loopback, ready to answer.
+
+    Raises: RunStopped with the end of its log when it does not start.
+    """
+    port = free_port()
+    words = server_words(plan, port)
+    environment = {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        **({} if plan.cuda else {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE_GIB)}),
+        **environment_of(plan.options),
+    }
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", *words, "--worker-extension-cls", EXTENSION]
+    server = LaunchedServer(
+        command,
+        port=port,
+        name="vLLM's server",
+        environment=environment,
+        importable=Path(posttrain.__file__).parent,  # for the worker extension
+    )
+    server.wait_until_ready("/health", float(plan.options.get("startup_timeout_s") or STARTUP_S))
+    return server
+
+
+def server_words(plan: SamplerPlan, port: int) -> list[str]:
+    """The server's command line."""
+    settings = {**engine_arguments(plan), "host": "127.0.0.1", "port": port}
+    if settings.get("disable_log_stats") is False:
+        del settings["disable_log_stats"]  # the one flag that has no form with no-
+    return arguments(settings, off="no-")
+
+
+def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options that vLLM takes from its environment."""
+    environment = {}
+    if options.get("vllm_v1_disable_multiproc"):
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if (version := options.get("VLLM_USE_V1")) is not None:
+        environment["VLLM_USE_V1"] = str(int(version))
+    return environment
+
+
+def _served(name: str, report: Any) -> Served:
+    if error := field_of(report, "error"):
+        raise RunStopped(f"{name} refuses the weights: {error}")
+    version, content_hash = field_of(report, "version"), field_of(report, "content_hash")
+    if type(version) is not int or not isinstance(content_hash, str):
+        raise RunStopped(f"{name} does not say which weights it serves")
+    return Served(version, content_hash)

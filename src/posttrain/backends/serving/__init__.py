@@ -1,0 +1,1 @@
+"""Samplers that are servers: what the engines http, vllm and sglang have in common."""

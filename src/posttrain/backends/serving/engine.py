@@ -1,0 +1,201 @@
+"""Sampling from servers: one request per response, many in flight, none of which can hold up the step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.backends.serving.protocol import Sampled, ServerProtocol, UnusableAnswer
+from posttrain.backends.serving.replicas import Replicas
+from posttrain.errors import RunStopped
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
+from posttrain.libraries.json_http import HttpFailure
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    import httpx2
+
+T = TypeVar("T")
+
+
+class ServedEngine:
+    """See interfaces.rollout_engine.RolloutEngine.
+
+    A request that fails, or is not answered within its time, becomes a trajectory with the stop reason ``failed`` and no
+    tokens, which no reward scores and no loss sees. The step stops only when nothing at all comes back.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_tokens: frozenset[int],
+        replicas: Replicas,
+        protocol: ServerProtocol,
+    ):
+        self.tokenizer = tokenizer
+        self.end_tokens = end_tokens
+        self.replicas = replicas
+        self.protocol = protocol
+        self._version = 0
+        self.content_hash = ""  # of the weights that were sent last; empty: those that the server began with
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def weights_changed(self, version: int) -> None:
+        self._version = version
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        on_tokens: OnTokens | None = None,
+        on_group: OnGroup | None = None,
+    ) -> list[TrajectoryGroup]:
+        """See interfaces.rollout_engine. Raises: RunStopped when no server is left, or one serves other weights or answers
+        without token ids or log-probs."""
+        return run(self._generate(prompts, sampling, on_tokens, on_group))
+
+    async def before_generate(self, client: httpx2.AsyncClient) -> None:
+        """What has to be so before the first request; engines that can ask what is served do it here."""
+
+    async def after_generate(self, client: httpx2.AsyncClient) -> None:
+        """What is done when all have answered."""
+
+    async def _generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        on_tokens: OnTokens | None,
+        on_group: OnGroup | None,
+    ) -> list[TrajectoryGroup]:
+        groups: dict[int, TrajectoryGroup] = {}
+        responses: list[list[Trajectory | None]] = [[None] * sampling.samples_per_prompt for _ in prompts]
+        gate = asyncio.Semaphore(self.replicas.in_flight)
+        async with self.replicas.client() as client:
+            await self.replicas.probe(client)
+            if not self.replicas.current():
+                raise self.replicas.nobody()
+            await self.before_generate(client)
+            tasks = {
+                asyncio.create_task(self._sample(client, gate, prompt, group, number, sampling)): (group, number)
+                for group, prompt in enumerate(prompts)
+                for number in range(sampling.samples_per_prompt)
+            }
+            waiting = set(tasks)
+            try:
+                while waiting:
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for task in sorted(done, key=lambda each: tasks[each]):
+                        group, number = tasks[task]
+                        responses[group][number] = trajectory = task.result()
+                        if on_tokens:
+                            on_tokens(len(trajectory.token_ids))
+                        whole = [each for each in responses[group] if each is not None]
+                        if len(whole) == sampling.samples_per_prompt:
+                            groups[group] = TrajectoryGroup(prompt=prompts[group], trajectories=tuple(whole))
+                            if on_group:
+                                on_group(groups[group])
+            finally:
+                for task in waiting:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            _refuse_only_failures(list(groups.values()))
+            await self.after_generate(client)
+        return [groups[group] for group in range(len(prompts))]
+
+    async def _sample(
+        self,
+        client: httpx2.AsyncClient,
+        gate: asyncio.Semaphore,
+        prompt: Prompt,
+        group: int,
+        number: int,
+        sampling: SamplingParams,
+    ) -> Trajectory:
+        sample_id = f"{prompt.prompt_id}/{number}"
+        path, body = self.protocol.request(prompt.token_ids, sampling, sampling.request_seed(sample_id))
+        async with gate:
+            try:
+                answer = await self.replicas.ask_group(client, group, path, body)
+            except HttpFailure as failure:
+                return self._failed(sample_id, str(failure))
+        sampled = self.protocol.read(answer)
+        if not sampled.token_ids or sampled.finish not in ("stop", "length"):
+            return self._failed(
+                sample_id, f"the sampler ended it after {len(sampled.token_ids)} tokens: {sampled.finish}"
+            )
+        if len(sampled.token_ids) > sampling.max_response_tokens:
+            raise UnusableAnswer(
+                f"the sampler gave {len(sampled.token_ids)} tokens, and {sampling.max_response_tokens} is the limit"
+            )
+        return Trajectory(
+            sample_id=sample_id,
+            token_ids=tuple(sampled.token_ids),
+            logprobs=tuple(sampled.logprobs),
+            text=str(self.tokenizer.decode(sampled.token_ids, skip_special_tokens=True)),
+            stop_reason=self._stop_reason(sampled, sampling),
+            policy_version=self._version,
+        )
+
+    def _stop_reason(self, sampled: Sampled, sampling: SamplingParams) -> StopReason:
+        """Judged by the last token, as servers have different words for it."""
+        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.end_tokens)}
+        if sampled.token_ids[-1] in ends:
+            return StopReason.EOS
+        if sampled.finish == "length":
+            return StopReason.LENGTH
+        return StopReason.STOP_TEXT if sampling.stop else StopReason.EOS
+
+    def _failed(self, sample_id: str, why: str) -> Trajectory:
+        return Trajectory(
+            sample_id=sample_id,
+            token_ids=(),
+            logprobs=(),
+            text="",
+            stop_reason=StopReason.FAILED,
+            policy_version=self._version,
+            failure=why,
+        )
+
+    def control(self, work: Callable[[httpx2.AsyncClient], Coroutine[Any, Any, T]]) -> T:
+        """Do something with the servers besides sampling, after a look which of them are there.
+
+        Raises: RunStopped when none is.
+        """
+
+        async def whole() -> T:
+            async with self.replicas.client() as client:
+                await self.replicas.probe(client)
+                if not self.replicas.current():
+                    raise self.replicas.nobody()
+                return await work(client)
+
+        return run(whole())
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end in an event loop of its own.
+
+    In a thread that has one running already this raises RuntimeError; engines are called from plain code.
+    """
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(work)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Does not wait, at its end, for name lookups whose deadline is over: their threads cannot be ended."""
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        return None
+
+
+def _refuse_only_failures(groups: Sequence[TrajectoryGroup]) -> None:
+    failures = [t.failure for group in groups for t in group.trajectories if t.stop_reason is StopReason.FAILED]
+    if failures and len(failures) == sum(len(group.trajectories) for group in groups):
+        raise RunStopped(f"not one of {len(failures)} responses came back from the sampler; the first: {failures[0]}")

@@ -1,0 +1,65 @@
+"""How one kind of server is spoken to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from posttrain.errors import RunStopped
+from posttrain.records.trajectories import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a server says that it sampled."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish: str  # "stop", "length", or what else went on
+
+
+class UnusableAnswer(RunStopped):
+    """A server answers, and not with what training needs: asking again would bring the same."""
+
+
+class ServerProtocol(Protocol):
+    """The words of one kind of server."""
+
+    health_path: str
+
+    def request(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> tuple[str, dict[str, Any]]:
+        """Path and JSON of the request for one response."""
+        ...
+
+    def read(self, answer: Any) -> Sampled:
+        """Raises: UnusableAnswer when token ids or log-probs are missing."""
+        ...
+
+
+def exact(answer_of: str, token_ids: Any, logprobs: Any, *, fix: str) -> tuple[list[int], list[float]]:
+    """Token ids and their log-probs, which must both be there, one for one: text is never tokenised again, because other
+    tokens can spell it.
+
+    Raises: UnusableAnswer.
+    """
+    if not isinstance(token_ids, list) or not all(type(token) is int and token >= 0 for token in token_ids):
+        raise UnusableAnswer(f"{answer_of} has no token ids, and text is not tokenised again; {fix}")
+    if not isinstance(logprobs, list) or not all(isinstance(value, int | float) for value in logprobs):
+        raise UnusableAnswer(f"{answer_of} has no log-probs of its tokens; {fix}")
+    if len(token_ids) != len(logprobs):
+        raise UnusableAnswer(f"{answer_of} has {len(token_ids)} tokens and {len(logprobs)} log-probs")
+    if not all(math.isfinite(value) and value < 1e-3 for value in logprobs):
+        raise UnusableAnswer(f"{answer_of} has a log-prob that is not finite or above 0")
+    return token_ids, [float(value) for value in logprobs]
+
+
+def field_of(value: Any, *path: str | int) -> Any:
+    """What stands at a path in a JSON value, or None."""
+    for part in path:
+        if isinstance(part, int):
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        else:
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,141 @@
+"""The sampler of a run and the way weights get to it, from its configuration."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.config.model import ModelConfig
+from posttrain.config.rollout import RolloutConfig
+from posttrain.interfaces.rollout_engine import RolloutEngine, SamplerPlan
+from posttrain.interfaces.weight_sync import WeightSync
+from posttrain.models.hugging_face_weights import hugging_face_weights
+from posttrain.models.loading import expanded, load_model_config
+from posttrain.registry import ROLLOUT_ENGINES, WEIGHT_SYNCS
+
+SHARING = ("native", "hf")  # engines that read the trainer's own module
+
+
+def make_sampler(
+    rollout: RolloutConfig,
+    model: ModelConfig,
+    load: Callable[[], PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: torch.device,
+    seed: int,
+    max_prompt_tokens: int,
+) -> RolloutEngine:
+    """Args: ``load`` gives the module to sample from; it is not called for samplers with a copy of the weights.
+
+    Raises: RequestError when something is missing that the engine needs; RunStopped when its server does not start.
+    """
+    engine: Any = ROLLOUT_ENGINES.get(rollout.engine)
+    if rollout.engine in SHARING:
+        sharing: RolloutEngine = engine(
+            load(),
+            tokenizer,
+            max_concurrent_sequences=rollout.max_concurrent_sequences,
+            max_prefill_tokens=rollout.max_prefill_tokens,
+        )
+        return sharing
+    served: RolloutEngine = engine(
+        sampler_plan(rollout, model, tokenizer, device=device, seed=seed, max_prompt_tokens=max_prompt_tokens),
+        tokenizer,
+    )
+    return served
+
+
+def sampler_plan(
+    rollout: RolloutConfig,
+    model: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: torch.device,
+    seed: int,
+    max_prompt_tokens: int,
+) -> SamplerPlan:
+    path = _absolute(model.path)
+    return SamplerPlan(
+        model_path=path,
+        tokenizer_path=_absolute(model.tokenizer_path or model.path),
+        trust_remote_code=model.trust_remote_code,
+        config_overrides=model.config_overrides,
+        dtype=model.compute_dtype,
+        cuda=device.type == "cuda",
+        seed=seed,
+        end_tokens=_end_tokens(path, tokenizer, model.trust_remote_code),
+        max_model_len=max_prompt_tokens + rollout.max_response_tokens,
+        max_concurrent_sequences=rollout.max_concurrent_sequences,
+        max_prefill_tokens=rollout.max_prefill_tokens,
+        tensor_parallel=rollout.tensor_parallel,
+        endpoints=tuple(rollout.endpoints),
+        timeout_s=rollout.timeout_s,
+        retries=rollout.retries,
+        options=rollout.engine_options,
+    )
+
+
+def start_weight_sync(
+    rollout: RolloutConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, device: torch.device
+) -> WeightSync:
+    """How the policy's weights get to this sampler."""
+    if rollout.engine in SHARING:
+        shared: WeightSync = WEIGHT_SYNCS.get("in_memory")()
+        return shared
+    weights, bucket_bytes = partial(hugging_face_weights, model), rollout.weight_bucket_mib << 20
+    if rollout.weight_sync == "collective":
+        pipeline = rollout.engine_options.get("pipeline_parallel_size") or 1
+        broadcast: WeightSync = WEIGHT_SYNCS.get("collective")(
+            weights,
+            backend=rollout.engine_options.get("weight_sync_backend", "nccl") if device.type == "cuda" else "gloo",
+            address=_own_address(rollout.endpoints),
+            workers=rollout.tensor_parallel * pipeline,
+            bucket_bytes=bucket_bytes,
+        )
+        return broadcast
+
+    def describe(folder: Path) -> None:
+        model.config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    folder = Path(rollout.weight_folder or tempfile.mkdtemp(prefix="posttrain-weights-"))
+    disk: WeightSync = WEIGHT_SYNCS.get("disk")(
+        weights,
+        folder=folder.expanduser().resolve(),
+        shard_bytes=bucket_bytes,
+        beside=describe,
+        temporary=rollout.weight_folder is None,
+    )
+    return disk
+
+
+def _end_tokens(path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool) -> frozenset[int]:
+    """As models.loading.end_token_ids, from the files alone."""
+    found = [getattr(load_model_config(path, trust_remote_code).get_text_config(), "eos_token_id", None)]
+    with suppress(OSError):  # a folder without one
+        found.append(GenerationConfig.from_pretrained(path).eos_token_id)
+    found.append(tokenizer.eos_token_id)
+    return frozenset(id for ids in found if ids is not None for id in (ids if isinstance(ids, list) else [ids]))
+
+
+def _absolute(path: str) -> str:
+    """A folder by its whole name, for a server that starts elsewhere; hub ids stay as they are."""
+    folder = Path(expanded(path))
+    return str(folder.resolve()) if folder.exists() else path
+
+
+def _own_address(endpoints: list[str]) -> str:
+    """This machine's address, as the server can reach it."""
+    hosts = {urlsplit(url if "://" in url else f"http://{url}").hostname for url in endpoints}
+    here = hosts <= {"127.0.0.1", "localhost", "::1"}
+    return "127.0.0.1" if here else socket.gethostbyname(socket.gethostname())

@@ -1,0 +1,89 @@
+"""Inside vLLM's worker processes: taking weights, and saying which ones are served.
+
+vLLM mixes this class into its worker (``--worker-extension-cls posttrain.backends.serving.vllm_worker.WeightReceiver``) and
+calls its methods by name. It runs in vLLM's Python, where posttrain is a folder on PYTHONPATH and need not be installed. Written
+against vLLM 0.32 (``reload_weights(weights_iterator=...)`` of its model runner).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posttrain.models.weight_transfer import (
+    Manifest,
+    WeightsDiffer,
+    check_folder,
+    join_group,
+    read_folder,
+    read_manifest,
+    receive_buckets,
+)
+
+
+class WeightReceiver:
+    """What answers is JSON: ``{"version": 3, "content_hash": "…"}``, or ``{"error": "…"}`` with the words for the user."""
+
+    model_runner: Any  # of vLLM's worker
+    device: torch.device
+    rank: int
+
+    def posttrain_served(self) -> dict[str, Any]:
+        """The weights that were taken last; version 0 without a hash before the first."""
+        served: dict[str, Any] = getattr(self, "_posttrain_served", {"version": 0, "content_hash": ""})
+        return served
+
+    def posttrain_load(self, folder: str, content_hash: str) -> dict[str, Any]:
+        """Take the weights of a folder. They are checked before the first one replaces anything."""
+        path = Path(folder)
+        try:
+            manifest = read_manifest(path, content_hash)
+            check_folder(path, manifest)
+            return self._take(manifest, read_folder(path, manifest))
+        except WeightsDiffer as error:
+            return {"error": str(error)}
+
+    def posttrain_receive(
+        self,
+        manifest: str,
+        backend: str,
+        address: str,
+        port: str,
+        first_rank: str,
+        size: str,
+        bucket: str,
+        timeout: str,
+    ) -> dict[str, Any]:
+        """Take weights that rank 0 of a process group broadcasts; this worker is rank ``first_rank`` + its own."""
+        group = join_group(
+            backend, address, int(port), int(first_rank) + getattr(self, "rank", 0), int(size), float(timeout)
+        )
+        try:
+            expected = Manifest.from_json(manifest)
+            device = self.device if backend == "nccl" else torch.device("cpu")
+            return self._take(expected, receive_buckets(group, expected, int(bucket), device))
+        except WeightsDiffer as error:
+            return {"error": str(error)}
+
+    def _take(self, manifest: Manifest, weights: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
+        """Raises: WeightsDiffer. From the first tensor on, and until the last, the old weights are not served any more."""
+        self._posttrain_served = {"version": -1, "content_hash": ""}
+        self.model_runner.reload_weights(weights_iterator=iter(weights))
+        _pack_again(self.model_runner.model)
+        self._posttrain_served = {"version": manifest.version, "content_hash": manifest.content_hash}
+        return self._posttrain_served
+
+
+def _pack_again(model: torch.nn.Module) -> None:
+    """On a CPU, vLLM multiplies by packed copies of the weights. Reloading packs anew what it loads, and an output layer that
+    shares the embedding's weights is not loaded by itself: it would go on with the copy of the old ones (seen in 0.32)."""
+    for layer in model.modules():
+        weight = getattr(layer, "weight", None)
+        if hasattr(layer, "cpu_linear") and isinstance(weight, Tensor) and weight.numel():
+            if hasattr(layer, "_already_called_process_weights_after_loading"):
+                del layer._already_called_process_weights_after_loading
+            layer.quant_method.process_weights_after_loading(layer)  # type: ignore[operator, union-attr]
