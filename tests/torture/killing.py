@@ -13,6 +13,7 @@ import hashlib
 import os
 import random
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,7 @@ import torch
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig
+from posttrain.errors import RunStopped
 from posttrain.models.loading import load_causal_lm, load_tokenizer
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.retention import Retention
@@ -107,7 +109,7 @@ class Work:
 class _Reader:
     """Takes nothing: restore() has compared the hashes."""
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, optimizer: bool, schedule: bool) -> None:
         pass
 
 
@@ -120,7 +122,7 @@ class _Copier:
     def saved_bytes(self) -> int:
         return 1
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, optimizer: bool) -> None:
         shutil.copytree(self.source, folder, dirs_exist_ok=True)
 
 
@@ -130,13 +132,15 @@ class Tally:
 
     name: str
     trials: int = 0
-    killed: int = 0
+    killed: int = 0  # or stopped, before the save was acknowledged
+    how: str = "killed before the save was acknowledged"
+    good: str = "all resumed, hashes as the reference"
     resumed_at: dict[int, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        verdict = f"{len(self.failures)} FAILED" if self.failures else "all resumed, hashes as the reference"
-        return f"{self.name}: {self.trials} trials, {self.killed} killed before the save was acknowledged; {verdict}"
+        verdict = f"{len(self.failures)} FAILED" if self.failures else self.good
+        return f"{self.name}: {self.trials} trials, {self.killed} {self.how}; {verdict}"
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -150,19 +154,31 @@ class Child:
     pid: int
     said: int  # read end of the pipe it acknowledges on
     go: int  # write end of the pipe it waits on
+    status: int = 0  # how it ended
+    stopped_by: str = ""  # the error that its save stopped with
+
+    def begin(self) -> float:
+        """Tell it to save. Returns the time at which it has begun."""
+        os.write(self.go, b"x")
+        assert os.read(self.said, 1) == b"b", "the child died before its save"
+        return time.perf_counter()
+
+    def acknowledges_within(self, seconds: float) -> bool:
+        return bool(select.select([self.said], [], [], seconds)[0])
 
     def wait(self) -> int:
         """Its end; what it acknowledged (0 or 2)."""
-        os.waitpid(self.pid, 0)
-        acknowledged = 2 if os.read(self.said, 1) else 0
+        _, self.status = os.waitpid(self.pid, 0)
+        said = os.read(self.said, 10_000).decode().removeprefix("b")
         os.close(self.said)
         with suppress(OSError):
             os.close(self.go)
-        return acknowledged
+        self.stopped_by = said if said != "2" else ""
+        return 2 if said == "2" else 0
 
 
 def saving_child(work: Work, checkpoints: Checkpoints, prepare: Callable[[], None] = lambda: None) -> Child:
-    """A forked process that saves step 2 when told to, and acknowledges it."""
+    """A forked process that, when told to, says that it begins, saves step 2, and acknowledges it."""
     said, say = os.pipe()
     told, go = os.pipe()
     pid = os.fork()
@@ -171,9 +187,12 @@ def saving_child(work: Work, checkpoints: Checkpoints, prepare: Callable[[], Non
         os.close(go)
         os.read(told, 1)
         try:
+            os.write(say, b"b")
             prepare()
             checkpoints.save(2, work.engine, Position(2))  # type: ignore[arg-type]
             os.write(say, b"2")
+        except RunStopped as error:
+            os.write(say, str(error).encode())
         finally:
             os._exit(0)
     os.close(say)
@@ -181,25 +200,37 @@ def saving_child(work: Work, checkpoints: Checkpoints, prepare: Callable[[], Non
     return Child(pid, said, go)
 
 
-def random_kills(work: Work, trials: int, seed: int = 0) -> Tally:
-    """SIGKILL at a random instant of a save."""
+def random_kills(work: Work, kills: int, seed: int = 0) -> Tally:
+    """SIGKILL at a random instant of a save, until so many have hit one: a save that was done before its kill came is a trial
+    too, but no kill.
+
+    The instants are spread over a little more than the last duration seen, so one in ten comes too late and measures it anew.
+    """
     work.become(2)
     tally, draw = Tally("SIGKILL at a random instant of a save"), random.Random(seed)
+    duration_s = _undisturbed_s(work)
+    while tally.killed < kills and tally.trials < 10 * kills:
+        child = saving_child(work, work.start(work.folder / "trial"))
+        start = child.begin()
+        done = child.acknowledges_within(draw.uniform(0, 1.1 * duration_s))
+        if done:
+            duration_s = time.perf_counter() - start
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+        count(work, tally, child.wait(), f"trial {tally.trials + 1}")
+    return tally
+
+
+def _undisturbed_s(work: Work) -> float:
+    """Seconds that a save takes: the shortest of three."""
     durations = []
     for _ in range(3):
         child = saving_child(work, work.start(work.folder / "trial"))
-        start = time.perf_counter()
-        os.write(child.go, b"x")
-        child.wait()
+        start = child.begin()
+        assert child.wait() == 2, "a save that nobody disturbed did not go through"
         durations.append(time.perf_counter() - start)
-    for _ in range(trials):
-        child = saving_child(work, work.start(work.folder / "trial"))
-        os.write(child.go, b"x")
-        time.sleep(draw.uniform(0, sorted(durations)[1]))
-        with suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)
-        _count(work, tally, child.wait(), f"trial {tally.trials + 1}")
-    return tally
+    return min(durations)
 
 
 # ------------------------------------------------------------------------------------- at every file operation of a save
@@ -253,15 +284,12 @@ def operation_kills(work: Work, *, stride: int = 1) -> Tally:
     number = 1
     while True:
         child = saving_child(work, work.start(work.folder / "trial"), at_operation(number, kill_self))
-        os.write(child.go, b"x")
-        _, status = os.waitpid(child.pid, 0)
-        acknowledged = 2 if os.read(child.said, 1) else 0
-        os.close(child.said)
-        os.close(child.go)
-        if not os.WIFSIGNALED(status):
+        child.begin()
+        acknowledged = child.wait()
+        if not os.WIFSIGNALED(child.status):
             assert acknowledged == 2
             return tally
-        _count(work, tally, acknowledged, f"operation {number}")
+        count(work, tally, acknowledged, f"operation {number}")
         number += stride
 
 
@@ -269,15 +297,15 @@ def strace_kills(work: Work, *, stride: int = 1) -> Tally:
     """SIGKILL at the entry of every ``stride``-th system call that has to do with files, of Python and of what is compiled."""
     work.become(2)
     tally = Tally("SIGKILL at every system call of a save")
-    calls = _traced_calls(work)
+    calls = traced_calls(work)
     # One counter per kind of call is what strace has, so each kind is swept by its own numbers.
-    for name, count in calls.items():
-        for number in range(1, count + 1, stride):
+    for name, times in calls.items():
+        for number in range(1 + (name == "write"), times + 1, stride):  # the first write says that the save begins
             child = saving_child(work, work.start(work.folder / "trial"))
-            tracer = _trace(child, ["-e", f"trace={name}", "-e", f"inject={name}:signal=SIGKILL:when={number}"])
+            tracer = trace(child, ["-e", f"trace={name}", "-e", f"inject={name}:signal=SIGKILL:when={number}"])
             acknowledged = child.wait()
             tracer.wait()
-            _count(work, tally, acknowledged, f"{name} {number}")
+            count(work, tally, acknowledged, f"{name} {number}")
     return tally
 
 
@@ -287,11 +315,11 @@ CALLS = (
 )
 
 
-def _traced_calls(work: Work) -> dict[str, int]:
+def traced_calls(work: Work) -> dict[str, int]:
     """How often a whole save makes each call."""
     child = saving_child(work, work.start(work.folder / "trial"))
     log = work.folder / "strace.log"
-    tracer = _trace(child, ["-e", f"trace={CALLS}"], log)
+    tracer = trace(child, ["-e", f"trace={CALLS}"], log)
     assert child.wait() == 2, "the save did not go through under strace"
     tracer.wait()
     counts: dict[str, int] = {}
@@ -300,7 +328,7 @@ def _traced_calls(work: Work) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _trace(child: Child, options: list[str], log: Path | None = None) -> subprocess.Popen[str]:
+def trace(child: Child, options: list[str], log: Path | None = None) -> subprocess.Popen[str]:
     """strace attached to a child, which then gets to work."""
     command = ["strace", "-f", "-o", str(log or "/dev/null"), *options, "-p", str(child.pid)]
     tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -310,10 +338,11 @@ def _trace(child: Child, options: list[str], log: Path | None = None) -> subproc
     return tracer
 
 
-def _count(work: Work, tally: Tally, acknowledged: int, where: str) -> None:
+def count(work: Work, tally: Tally, acknowledged: int, where: str, at_least: int = 1) -> None:
+    """Look at what a trial has left: the step to resume at is no older than the acknowledged one and ``at_least``."""
     tally.trials += 1
     tally.killed += not acknowledged
-    if failure := work.verdict(work.folder / "trial", acknowledged or 1):
+    if failure := work.verdict(work.folder / "trial", max(acknowledged, at_least)):
         tally.failures.append(f"{where}: {failure}")
 
 

@@ -159,3 +159,25 @@ def test_the_grace_time_ends_a_phase_that_does_not(
         assert time.monotonic() - start < 20
     assert json.loads((tmp_path / "late/run.json").read_text())["status"] == "interrupted"
     assert result(train_run(config)) == result(straight)
+
+
+def test_a_run_goes_on_elsewhere_from_what_was_uploaded(tmp_path: Path, tiny_llama: Path) -> None:
+    """Six steps, uploaded; another folder goes on after step 4, from there, and both end with the same weights. Plain folders
+    of the models are written on the way."""
+    store = f"file://{tmp_path}/store"
+    kept = {"checkpoint": {"every_steps": 2, "upload": store, "upload_keep_last": 2, "export_every_steps": 4}}
+    straight = train_run(tiny_run(tmp_path, tiny_llama, "straight", steps=6, **kept))
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == [
+        "global_step_4",
+        "global_step_6",
+        "latest",
+        "run",
+    ]
+    assert sorted(path.name for path in (straight / "exports").iterdir()) == ["global_step_4", "global_step_6"]
+    section = {"total_steps": 6, "folder": str(tmp_path / "there"), "resume_path": f"{store}/global_step_4"}
+    there = train_run(tiny_run(tmp_path, tiny_llama, "there", steps=6, run=section))
+    for path in ("policy/model.safetensors", "policy/optimizer.safetensors"):
+        ours, theirs = (run / "checkpoints/global_step_6" / path for run in (there, straight))
+        assert ours.read_bytes() == theirs.read_bytes()
+    exported = (straight / "exports/global_step_6/policy/model.safetensors").read_bytes()
+    assert exported == (straight / "checkpoints/global_step_6/policy/model.safetensors").read_bytes()

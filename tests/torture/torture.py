@@ -6,6 +6,7 @@ Options: --kills N random kills of a save (200), --stride N every N-th system ca
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process that has started threads must not fork
 
+import failing
 import killing
 import torch
 from runs import PPO, result, tiny_run
@@ -43,17 +45,28 @@ def main() -> int:
     for failure in failures[:5]:
         print(failure, file=sys.stderr)
     trials = sum(tally.trials for tally in tallies)
-    verdict = f"{len(failures)} saves and {len(different)} runs FAILED" if failures or different else "nothing was lost"
-    print(f"torture: {trials} killed saves, 2 runs killed 10 times each, {time.monotonic() - start:.0f} s: {verdict}")
+    verdict = (
+        f"{len(failures)} trials and {len(different)} runs FAILED" if failures or different else "nothing was lost"
+    )
+    print(f"torture: {trials} trials, 2 runs killed 10 times each, {time.monotonic() - start:.0f} s: {verdict}")
     return int(bool(failures or different))
 
 
 def saves(work: killing.Work, options: argparse.Namespace) -> list[killing.Tally]:
     tallies = [told(killing.random_kills(work, options.kills, options.seed)), told(killing.operation_kills(work))]
+    tallies += [told(failing.failing_operations(work, code)[0]) for code in (errno.EIO, errno.ENOSPC)]
     if shutil.which("strace"):
         tallies.append(told(killing.strace_kills(work, stride=options.stride)))
+        tallies.append(told(failing.failing_calls(work, errno.EIO, stride=options.stride)))
     else:
-        print("SIGKILL at every system call of a save: left out, strace is not installed (apt-get install strace)")
+        print("SIGKILL and EIO at every system call: LEFT OUT, strace is not installed (apt-get install strace)")
+    disk = work.folder / "disk"
+    disk.mkdir()
+    if failing.can_mount():
+        tallies += [told(failing.full_disks(work, disk, looks=looks)) for looks in (True, False)]
+    else:
+        print("disk full at ten sizes: LEFT OUT, it needs the right to mount a small file system (run it as root)")
+    tallies.append(told(failing.two_trainers(work.folder / "trainers", 20)))
     return tallies
 
 

@@ -12,18 +12,21 @@ from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.clock import Clock
+from posttrain.loops.frame import due, end_step, leave_step
 from posttrain.loops.stopping import StepAbandoned, StopSignal
 from posttrain.loops.trackers import Trackers
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import AdvantagePlan, CriticUpdatePlan, GroupFilterPlan, RewardPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
-from posttrain.records.trajectories import SamplingParams
+from posttrain.records.trajectories import SamplingParams, ScoredGroup
 from posttrain.stages.advantage import estimate_advantages, inputs_of
 from posttrain.stages.assemble import assemble
 from posttrain.stages.baseline import add_greedy_rewards
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.collect import collect
+from posttrain.stages.exports import export_models
+from posttrain.stages.health import Health
 from posttrain.stages.logprobs import add_logprobs, add_sum_pi_squared
 from posttrain.stages.measure import measure
 from posttrain.stages.samples import write_samples
@@ -67,6 +70,8 @@ class RunPlan:
     validate_after: bool
     save_every: int | None
     save_at_end: bool
+    export_every: int | None = None  # plain Hugging Face folders, also at the end
+    export_folder: Path | None = None
     samples_every: int | None
     critic_warmup_steps: int = 0  # steps at the start in which the policy is not updated
 
@@ -171,6 +176,11 @@ def run(
             trackers.log(0, metrics | clock.metrics())
         except StepAbandoned:
             raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
+
+    def save(number: int) -> str:
+        return checkpoints.save(number, roles.policy, loader, roles.critic, rewards, metrics)
+
+    health = Health()
     skipped_in_a_row = 0
     for step in range(first_step, plan.total_steps + 1):
         clock = Clock(trackers, step, stop)
@@ -184,39 +194,37 @@ def run(
         except StepAbandoned:  # before its first update: prompts were drawn, and rewards may have been counted
             loader.restore(before[0])
             rewards.restore(before[1])
-            if step == 1:
-                raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
-            if not checkpoints.holds(step - 1):
-                with stop.saving():
-                    checkpoints.save(step - 1, roles.policy, loader, roles.critic, rewards, metrics)
-            raise RunInterrupted(
-                f"stopped by {stop.name} in step {step}, which begins anew when the run is started again; what was done "
-                f"before is saved as global_step_{step - 1}"
-            ) from None
+            leave_step(step, save, checkpoints, stop)
+        for text in roles.notices.take():
+            trackers.message(text)
         groups = selection.groups
         metrics = measure(groups, train, stats) | clock.throughput(selection.sampled_tokens, train)
         metrics |= selection.metrics() | rewards.metrics
         metrics["progress/epoch"] = loader.epochs
-        if _due(step, plan.samples_every) or not stats.updates:  # a step that failed must be there to look at
+        if due(step, plan.samples_every) or not stats.updates:  # a step that failed must be there to look at
             write_samples(folder / "samples" / f"step_{step}.jsonl", step, groups, train)
         skipped_in_a_row = 0 if stats.updates else skipped_in_a_row + 1
         if skipped_in_a_row >= plan.max_skipped_steps:
             metrics |= scorer.take_costs()
             trackers.log(step, metrics | clock.metrics())
             raise RunStopped(no_update_message(skipped_in_a_row, step, train))
-        if _due(step, plan.validate_every) or (last and plan.validate_after):
+        if due(step, plan.validate_every) or (last and plan.validate_after):
             metrics |= validate(roles, scorer, plan, step, folder, clock)
         metrics |= scorer.take_costs()
         # Logged before it is saved: a resumed run drops the lines of steps that no checkpoint holds and writes them again.
         trackers.log(step, metrics | clock.metrics())
-        stopping = stop.requested  # read once: a signal may come between the save and the end of the step
-        if _due(step, plan.save_every) or (last and plan.save_at_end) or stopping:
-            trackers.phase("checkpoint", step)
-            with stop.saving():
-                saved = checkpoints.save(step, roles.policy, loader, roles.critic, rewards, metrics)
-            trackers.message(f"saved {saved}")
-        if stopping and not last:
-            raise RunInterrupted(f"stopped by {stop.name} after step {step}, saved as {saved}; start it again to go on")
+        for alarm in health.look(step, metrics, longest_first(groups)):
+            trackers.message(alarm)
+        if plan.export_folder and (due(step, plan.export_every) or (last and plan.export_every)):
+            trackers.message(f"exported {export_models(plan.export_folder, step, roles.policy, roles.critic)}")
+        save_due = due(step, plan.save_every) or (last and plan.save_at_end)
+        end_step(step, save, trackers, stop, save_due=save_due, last=last)
+
+
+def longest_first(groups: Sequence[ScoredGroup]) -> list[str]:
+    """The sample ids of a step, longest response first: those that show best what went wrong."""
+    trajectories = [trajectory for group in groups for trajectory in group.group.trajectories]
+    return [one.sample_id for one in sorted(trajectories, key=lambda one: len(one.token_ids), reverse=True)]
 
 
 def validate(
@@ -250,7 +258,3 @@ def mixed_seed(seed: int, number: int) -> int:
 def most_tokens(prompts: Sequence[Prompt], sampling: SamplingParams) -> int:
     """Response tokens if every response were as long as allowed."""
     return len(prompts) * sampling.samples_per_prompt * sampling.max_response_tokens
-
-
-def _due(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0

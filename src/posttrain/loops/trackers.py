@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from posttrain.config import RunConfig
+from posttrain.config import TrainingConfig
 from posttrain.interfaces.tracker import Tracker
 
 
@@ -16,7 +16,7 @@ class Trackers:
         self._required = list(required)
         self._optional = list(optional)
 
-    def begin(self, config: RunConfig, total_steps: int, first_step: int) -> None:
+    def begin(self, config: TrainingConfig, total_steps: int, first_step: int) -> None:
         self._tell(lambda tracker: tracker.begin(config, total_steps, first_step))
 
     def phase(self, name: str, step: int, total: int | None = None) -> None:

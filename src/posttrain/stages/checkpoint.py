@@ -17,20 +17,22 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
 from posttrain.errors import Problem, RequestError, RunStopped
-from posttrain.interfaces.loader import PromptLoader
+from posttrain.interfaces.loader import Position
 from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
 from posttrain.stages import durable
-from posttrain.stages.durable import MANIFEST, sync, write_durably, write_manifest
+from posttrain.stages.durable import MANIFEST, is_of_the_disk, sync, write_durably, write_manifest
+from posttrain.stages.remote import download
 from posttrain.stages.retention import Retention, ranked, surplus
 
 if TYPE_CHECKING:
     from posttrain.stages.shape_rewards import RewardState
+    from posttrain.stages.uploads import Uploads
 
 PREFIX = "global_step_"
 RUN_STATE = "run.json"
@@ -39,26 +41,46 @@ BEST = "best"
 BESIDE = ".tmp"  # being written
 GOING = ".old"  # being deleted
 ASIDE = ".aside"  # later than the step that a run was told to go back to
+COUNTERS = "engine.json"  # what an engine writes beside its model; with the optimizer's file
+OPTIMIZER = "optimizer.safetensors"
+DOWNLOADED = "download.tmp"  # what a run starts from that goes on from a URL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What is saved and restored of an engine besides its weights."""
+
+    save_optimizer: bool = True
+    load_optimizer: bool = True
+    load_schedule: bool = True
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
-    Args: ``origin`` is the checkpoint (or run folder) that the run starts from instead of its own newest one; None goes on
-        from that. What the run saves remembers its origin, so that starting the same command again goes on.
+    Args: ``origin`` is the checkpoint (or run folder, or URL) that the run starts from instead of its own newest one; None goes
+        on from that. What the run saves remembers its origin, so that starting the same command again goes on.
     """
 
-    def __init__(self, folder: Path, retention: Retention | None = None, origin: Path | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        retention: Retention | None = None,
+        origin: Path | str | None = None,
+        contents: Contents | None = None,
+    ):
         self.folder = folder
+        self.contents = contents or Contents()
         self.retention = retention or Retention()
         self.origin = origin
         self.passed_over: list[str] = []  # what ``restore`` found damaged, for the record of the run
+        self._uploads: Uploads | None = None
 
     def save(
         self,
         step: int,
         policy: TrainEngine,
-        loader: PromptLoader,
+        loader: Position,
         critic: ValueEngine | None = None,
         rewards: RewardState | None = None,
         metrics: Mapping[str, float] | None = None,
@@ -75,16 +97,19 @@ class Checkpoints:
             "rewards": rewards.state() if rewards else None,
             "origin": self._origin,
             "best_metric": (metrics or {}).get(self.retention.metric or ""),
+            "optimizer": self.contents.save_optimizer,
         }
+        kept = self.contents.save_optimizer
         try:
             shutil.rmtree(beside, ignore_errors=True)
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._check_room(step, policy.saved_bytes() + (critic.saved_bytes() if critic else 0))
+            needed = policy.saved_bytes() + (critic.saved_bytes() if critic else 0)
+            self._check_room(step, needed if kept else needed // 3)  # two of three numbers are averages
             (beside / "policy").mkdir(parents=True)
-            policy.save(beside / "policy")
+            policy.save(beside / "policy", optimizer=kept)
             if critic:
                 (beside / "critic").mkdir()
-                critic.save(beside / "critic")
+                critic.save(beside / "critic", optimizer=kept)
             (beside / RUN_STATE).write_text(json.dumps(state))
             write_manifest(beside)
             sync(self.folder)
@@ -92,7 +117,9 @@ class Checkpoints:
                 shutil.rmtree(final)
             os.replace(beside, final)
             sync(self.folder)
-        except (OSError, SafetensorError) as error:
+        except Exception as error:
+            if not is_of_the_disk(error):
+                raise
             shutil.rmtree(beside, ignore_errors=True)
             what = f"the checkpoint of step {step} could not be written to {self.folder}: {_reason(error)}"
             raise RunStopped(what) from error
@@ -102,12 +129,29 @@ class Checkpoints:
         except OSError as error:
             what = f"the checkpoint of step {step} is whole, but older ones and {self.folder / POINTER} could not be changed"
             raise RunStopped(f"{what}: {_reason(error)}") from error
+        if self._uploads:
+            self._uploads.begin(name)
         return name
+
+    def upload_with(self, uploads: Uploads, step: int) -> None:
+        """Upload what is saved from now on, and the checkpoint of ``step``, if it is here and the last run did not get to it."""
+        self._uploads = uploads
+        uploads.claim(self._origin)
+        if (self.folder / f"{PREFIX}{step}").is_dir():
+            uploads.begin(f"{PREFIX}{step}")
+
+    def finish_uploads(self, deadline_s: float) -> None:
+        """Wait for uploads, and then delete what stayed for them alone."""
+        if self._uploads:
+            self._uploads.finish(deadline_s)
+            if steps := self._steps():
+                with suppress(OSError):  # the run is over, and the next one does it
+                    self._drop_surplus(steps[-1])
 
     def restore(
         self,
         policy: TrainEngine,
-        loader: PromptLoader,
+        loader: Position,
         say: Callable[[str], None],
         critic: ValueEngine | None = None,
         rewards: RewardState | None = None,
@@ -126,19 +170,28 @@ class Checkpoints:
             what = f"{folder} was saved by a run without a critic, and this run needs one"
             fix = "name another run.folder, or go on with the advantage estimator of that run"
             raise RequestError(Problem(what, fix=fix, field="advantage.name"))
-        policy.load(folder / "policy")
-        if critic:
-            critic.load(folder / "critic")
         state = read_state(folder)
+        wanted, schedule = self.contents.load_optimizer, self.contents.load_schedule
+        averages = wanted and bool(state.get("optimizer", True))
+        if wanted and not averages:
+            say(f"{folder.name} was saved without the optimizer's averages; they start anew")
+        policy.load(folder / "policy", optimizer=averages, schedule=schedule)
+        if critic:
+            critic.load(folder / "critic", optimizer=averages, schedule=schedule)
         loader.restore(state["loader"])
         if rewards and state.get("rewards"):
             rewards.restore(state["rewards"])
+        shutil.rmtree(self.folder / DOWNLOADED, ignore_errors=True)
         if folder.parent.resolve() == self.folder.resolve():
             if self.origin is not None:
                 self._set_aside(int(state["step"]), say)
             self._put_pointer_right(folder.name, say)
             self._drop_surplus(int(state["step"]))  # which a save that was cut off has left
         return int(state["step"])
+
+    def names(self) -> list[str]:
+        """Folder names by step, of damaged ones, too."""
+        return [f"{PREFIX}{step}" for step in self._steps()]
 
     def exist(self) -> bool:
         """Whether any checkpoint is there, valid or not."""
@@ -155,7 +208,7 @@ class Checkpoints:
 
     @property
     def _origin(self) -> str | None:
-        return str(self.origin.resolve()) if self.origin else None
+        return str(self.origin.resolve()) if isinstance(self.origin, Path) else self.origin
 
     def _check_room(self, step: int, needed: int) -> None:
         free = shutil.disk_usage(self.folder).free
@@ -171,7 +224,8 @@ class Checkpoints:
         rules = self.retention
         values = {number: _metric_of(self.folder / f"{PREFIX}{number}") if rules.best else None for number in there}
         for old in surplus(values, rules):
-            self._delete(self.folder / f"{PREFIX}{old}")
+            if not (self._uploads and self._uploads.reads(f"{PREFIX}{old}")):
+                self._delete(self.folder / f"{PREFIX}{old}")
         if rules.best and (best := ranked(values, rules.mode)):
             write_durably(self.folder / BEST, f"{PREFIX}{best[0]}\n")
 
@@ -184,7 +238,7 @@ class Checkpoints:
 
     def _tidy(self, say: Callable[[str], None]) -> None:
         """Finish or remove what a process that was killed left half done."""
-        for path in self._named(GOING):
+        for path in [*self._named(GOING), *self.folder.glob(DOWNLOADED)]:
             shutil.rmtree(path)
         for path in self._named(BESIDE):
             final = path.with_name(path.name.removesuffix(BESIDE))
@@ -212,10 +266,13 @@ class Checkpoints:
         assert self.origin is not None
         if own := self._newest(say, self._origin):
             return own
-        start = resolve_checkpoint(self.origin, field="run.resume_path")
-        if self.exist() and start.parent.resolve() != self.folder.resolve():
+        start = None if isinstance(self.origin, str) else resolve_checkpoint(self.origin, field="run.resume_path")
+        if self.exist() and (start is None or start.parent.resolve() != self.folder.resolve()):
             what = f"{self.folder} holds checkpoints of a run that did not start from {self.origin}"
             raise RequestError(Problem(what, fix="name another run.folder", field="run.resume_path"))
+        if start is None:
+            start = download(str(self.origin), self.folder / DOWNLOADED, say, field="run.resume_path")
+            say(f"copied {start.name} from {self.origin}")
         return start
 
     def _set_aside(self, step: int, say: Callable[[str], None]) -> None:

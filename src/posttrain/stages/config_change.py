@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, TrainingConfig
 
 # Where things are, how long the run is, what is shown, what is saved, how the work is cut: the numbers of a step do not
 # depend on these beyond rounding. Whole sections end in a dot.
@@ -23,18 +23,26 @@ HARMLESS = (
     "run.resume_path",
     "run.total_epochs",
     "run.total_steps",
+    "critic.activation_offload",
     "critic.devices",
     "critic.gradient_checkpointing",
     "critic.max_tokens_per_micro_batch",
+    "critic.optimizer.offload",
     "critic.pipeline_parallel",
     "critic.sequence_parallel",
     "critic.sequences_per_micro_batch_per_device",
     "critic.tensor_parallel",
     "data.filter_workers",
+    "data.tokenize_workers",
     "data.validation_files",
+    "model.activation_offload",
+    "model.compile",
     "model.gradient_checkpointing",
+    "model.liger",
+    "model.padded",
     "policy.devices",
     "policy.max_tokens_per_micro_batch",
+    "policy.optimizer.offload",
     "policy.pipeline_parallel",
     "policy.sequence_parallel",
     "policy.sequences_per_micro_batch_per_device",
@@ -42,6 +50,7 @@ HARMLESS = (
     "policy.tensor_parallel",
     "reference.devices",
     "reference.max_tokens_per_micro_batch",
+    "reference.offload",
     "reference.sequences_per_micro_batch_per_device",
     "reward.max_invalid_share",
     "reward.model.devices",
@@ -67,10 +76,10 @@ class Change:
         return f"{self.field} {self.before} -> {self.now}"
 
 
-def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def changes(saved: Mapping[str, Any], now: Mapping[str, Any], root: type[TrainingConfig] = RunConfig) -> list[Change]:
     """What differs between the configuration that a run has saved and this one, both as read from YAML. A setting that the
-    saved one does not know, because an earlier version wrote it, counts as its default."""
-    defaults = RunConfig.model_validate({"model": {"path": ""}, "data": {"train_files": []}}).model_dump(mode="json")
+    saved one does not know, because an earlier version wrote it, counts as its default. Both are of kind ``root``."""
+    defaults = root.model_validate({"model": {"path": ""}, "data": {"train_files": []}}).model_dump(mode="json")
     before, after = flat(defaults) | flat(saved), flat(now)
     return [Change(key, before.get(key), after.get(key)) for key in after | before if before.get(key) != after.get(key)]
 

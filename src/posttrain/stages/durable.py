@@ -9,6 +9,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 MANIFEST = "manifest.json"
 
 
@@ -24,6 +26,11 @@ def write_durably(path: Path, text: str) -> None:
             beside.unlink()
         raise
     sync(path.parent)
+
+
+def is_of_the_disk(error: Exception) -> bool:
+    """Whether an error says that something could not be written. The library tokenizers raises Exception itself for that."""
+    return isinstance(error, OSError | SafetensorError) or type(error) is Exception
 
 
 def sync(path: Path) -> None:

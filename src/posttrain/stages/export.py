@@ -15,13 +15,15 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from posttrain.errors import ModelError, Problem, RequestError
 from posttrain.models.loading import first_line, load_model_config
+from posttrain.models.lora import CONFIG as ADAPTER
+from posttrain.models.lora import merge_saved_adapter
 from posttrain.models.shards import has_shards, merge_shards
-from posttrain.stages.checkpoint import PREFIX, resolve_checkpoint
+from posttrain.stages.checkpoint import COUNTERS, OPTIMIZER, PREFIX, resolve_checkpoint
 from posttrain.stages.durable import different
 
 Role = Literal["policy", "critic"]
 # What a training engine keeps beside the Hugging Face files.
-ENGINE_FILES = ("optimizer.safetensors", "engine.json")
+ENGINE_FILES = (OPTIMIZER, COUNTERS)
 # Other trainers: the folder of each role, and the file that names their newest step.
 ROLE_FOLDERS: dict[Role, tuple[str, ...]] = {"policy": ("actor", "policy"), "critic": ("critic",)}
 STEP_FILES = ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt")
@@ -31,7 +33,8 @@ def export_checkpoint(checkpoint: Path, out: Path, role: Role = "policy") -> Pat
     """Write a model of a checkpoint (or of a run's newest valid one) as a folder that transformers loads: the policy as a
     causal language model, the critic as a token classification model with one label.
 
-    Our checkpoints hold such a folder with the float32 masters, which is copied and compared by hash. Shards of verl and SkyRL
+    Our checkpoints hold such a folder with the float32 masters, which is copied and compared by hash, or an adapter, which is
+    merged into its base model. Shards of verl and SkyRL
     are merged in the precision they were saved in, and the folder's logits are compared with those of the merged model.
     Returns the folder that was taken.
 
@@ -44,6 +47,9 @@ def export_checkpoint(checkpoint: Path, out: Path, role: Role = "policy") -> Pat
     with _written_beside(out) as beside:
         if shards:
             _write_merged(shards, beside, role)
+        elif (source / role / ADAPTER).is_file():
+            beside.mkdir()
+            merge_saved_adapter(source / role, beside)
         else:
             shutil.copytree(source / role, beside, ignore=shutil.ignore_patterns(*ENGINE_FILES))
             if changed := different(beside, source, role):

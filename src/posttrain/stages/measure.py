@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from statistics import pstdev
 
 import torch
 from torch import Tensor
@@ -56,12 +57,19 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     trajectories = [trajectory for group in groups for trajectory in group.group.trajectories]
     lengths = [len(trajectory.token_ids) for trajectory in trajectories]
+    texts = Counter(tuple(trajectory.token_ids) for trajectory in trajectories)
+    prompts = [len(group.group.prompt.token_ids) for group in groups]
     cut = sum(trajectory.stop_reason is StopReason.LENGTH for trajectory in trajectories)
     return {
         "response/length_mean": sum(lengths) / len(lengths),
         "response/length_max": float(max(lengths)),
+        "response/length_min": float(min(lengths)),
+        "response/length_std": pstdev(lengths),
         "response/truncated_share": cut / len(lengths),
-        "prompt/length_mean": sum(len(group.group.prompt.token_ids) for group in groups) / len(groups),
+        "response/most_common_share": max(texts.values()) / len(lengths),
+        "prompt/length_mean": sum(prompts) / len(prompts),
+        "prompt/length_max": float(max(prompts)),
+        "prompt/length_min": float(min(prompts)),
         "step/prompts": float(len(groups)),
         "step/sequences": float(len(lengths)),
         "step/response_tokens": float(sum(lengths)),
@@ -72,7 +80,12 @@ def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
     kept = batch.advantages[batch.loss_mask]
     if not len(kept):
         return {}
-    return {"advantage/mean": kept.mean().item(), "advantage/abs_mean": kept.abs().mean().item()}
+    return {
+        "advantage/mean": kept.mean().item(),
+        "advantage/abs_mean": kept.abs().mean().item(),
+        "advantage/max": kept.max().item(),
+        "advantage/min": kept.min().item(),
+    }
 
 
 def critic_metrics(batch: TrainBatch) -> dict[str, float]:

@@ -16,9 +16,10 @@ from typing import Any
 import yaml
 
 from posttrain import __version__
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.dialects.native.write import to_yaml
 from posttrain.errors import ConfigError, Problem
+from posttrain.libraries.remote import is_url
 from posttrain.placement.batch import needs_values
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.config_change import Change, changes, flat
@@ -28,10 +29,11 @@ from posttrain.stages.durable import write_durably
 class RunFolder:
     """The folder of one run. Nothing is written before ``begin``: a request that is refused leaves it as it was."""
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: TrainingConfig):
         self.path = Path(config.folder)
         self._config = config
         self._about: dict[str, Any] = {}
+        self._id: str | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -39,23 +41,24 @@ class RunFolder:
         return Path(self._config.checkpoint.folder or self.path / "checkpoints")
 
     @property
-    def origin(self) -> Path | None:
-        """The checkpoint, or the folder of a run, that this one starts from; None: from its own newest."""
+    def origin(self) -> Path | str | None:
+        """The checkpoint, or the folder of a run, that this one starts from, or its URL; None: from its own newest."""
         path = self._config.run.resume_path
-        return Path(path).expanduser() if path else None
+        return path if path is None or is_url(path) else Path(path).expanduser()
 
     def check(self, *, holds_checkpoint: bool, allow_config_change: bool = False) -> None:
         """Raises ConfigError when this run must not go on from what the folder (or run.resume_path) holds."""
         if self._config.run.resume == "never" and (self.path / "metrics.jsonl").exists():
             fix = "name another run.folder, or set run.resume=auto"
             raise ConfigError(Problem(f"{self.path} already holds a run", fix=fix, field="run.folder"))
-        if self.origin is not None and not self.origin.is_dir():
+        if isinstance(self.origin, Path) and not self.origin.is_dir():
             raise ConfigError(Problem(f"there is no folder {self.origin}", field="run.resume_path"))
         if not holds_checkpoint and self.origin is None:
             self._check_start()
             return
         base = self.path if holds_checkpoint else self._run_of_origin()
         if base is not None:
+            self._check_kind(base)
             self._check_weights(base)
             self._check_changes(base, allow_config_change)
 
@@ -71,6 +74,17 @@ class RunFolder:
             fix = "set checkpoint.folder to where they are, or name another run.folder"
             raise ConfigError(Problem(what, fix=fix, field="checkpoint.folder"))
 
+    def _check_kind(self, base: Path) -> None:
+        """A run of another kind has other steps, and another configuration altogether."""
+        saved = _saved(base)
+        kinds = {"reinforcement learning": "data.prompts_per_step", "SFT": "data.sequences_per_step"}
+        own = "SFT" if isinstance(self._config, SftConfig) else "reinforcement learning"
+        for kind, mark in kinds.items():
+            if mark in saved and kind != own:
+                what = f"{base} holds a run of {kind}, and this is one of {own}"
+                fix = "name another run.folder; weights of the other run are named with model.path"
+                raise ConfigError(Problem(what, fix=fix, field="run.folder"))
+
     def _check_weights(self, base: Path) -> None:
         """Weights come from the checkpoint, so a model that is asked for beside it would be ignored without a word."""
         saved = _saved(base)
@@ -79,6 +93,8 @@ class RunFolder:
             what = f"{base} holds a run that started from {started_from}, and would go on with that run's weights"
             fix = "name another run.folder, or the same model.path"
             raise ConfigError(Problem(what, fix=fix, field="model.path"))
+        if not isinstance(self._config, RunConfig):
+            return
         same_estimator = saved.get("advantage.name") == self._config.advantage.name
         critic_from, wanted = saved.get("critic.path"), self._config.critic.path
         if same_estimator and needs_values(self._config.advantage.name) and critic_from != wanted:
@@ -118,7 +134,7 @@ class RunFolder:
         write_durably(self.path / "config.yaml", to_yaml(self._config))
         self._about = {
             "name": self._config.run.name,
-            "id": before.get("id") or uuid.uuid4().hex,  # the same after a resume: trackers know the run by it
+            "id": self.id_from(first_step),
             "started": before.get("started") or now,
             "resumes": resumes,
             "checkpoints": str(self.checkpoints.resolve()),
@@ -133,6 +149,13 @@ class RunFolder:
         }
         self._write("running")
         return changed
+
+    def id_from(self, first_step: int) -> str:
+        """What trackers and upload folders know the run by: the same after a resume, another one where the first step is
+        made anew."""
+        if self._id is None:
+            self._id = (self._about_before().get("id") if first_step > 1 else None) or uuid.uuid4().hex
+        return self._id
 
     def end(self, status: str) -> None:
         """How the run ended: done, interrupted, stopped or failed. Never raises for a full disk: the error that ended the run
@@ -152,14 +175,15 @@ class RunFolder:
 
     def _run_of_origin(self) -> Path | None:
         """The run folder that run.resume_path belongs to; None for a checkpoint that was moved away from its run."""
-        assert self.origin is not None
+        if not isinstance(self.origin, Path):
+            return None
         near = (self.origin, *self.origin.resolve().parents[:2])
         return next((path for path in near if (path / "config.yaml").is_file()), None)
 
     def _changes(self, base: Path) -> list[Change]:
         """What is configured otherwise than in the run folder ``base``; nothing when that has no configuration."""
         saved = _saved(base)
-        return changes(saved, yaml.safe_load(to_yaml(self._config))) if saved else []
+        return changes(saved, yaml.safe_load(to_yaml(self._config)), type(self._config)) if saved else []
 
 
 def _saved(folder: Path) -> dict[str, Any]:

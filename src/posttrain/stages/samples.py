@@ -41,9 +41,10 @@ def _sample(step: int, group: ScoredGroup, number: int, advantage: float | None)
         "data_source": prompt.data_source,
         "prompt": prompt.text,
         "response": trajectory.text,
-        "ground_truth": _as_json(prompt.ground_truth),
+        "ground_truth": as_json(prompt.ground_truth),
         "reward": outcome.value if isinstance(outcome, Reward) else None,
         "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
+        "reward_texts": dict(outcome.texts) if isinstance(outcome, Reward) else {},
         "invalid": {"reason": outcome.reason, "detail": outcome.detail} if isinstance(outcome, Invalid) else None,
         "advantage": advantage,
         "stop_reason": str(trajectory.stop_reason),
@@ -52,7 +53,7 @@ def _sample(step: int, group: ScoredGroup, number: int, advantage: float | None)
     }
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """The value, or its text where JSON has no form for it (NaN in a dataset, keys that are not strings)."""
     try:
         json.dumps(value, allow_nan=False, default=str)

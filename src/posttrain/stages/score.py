@@ -8,9 +8,18 @@ from dataclasses import replace
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.reward import GroupScorer, RewardModel
-from posttrain.records.trajectories import Invalid, Outcome, Reward, ScoredGroup, TrajectoryGroup
+from posttrain.records.trajectories import (
+    Invalid,
+    Outcome,
+    Reward,
+    ScoredGroup,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+)
 from posttrain.rewards.score import LARGEST, NOT_FINITE
 
+NOT_SAMPLED = "not_sampled"  # the reason of a response that the sampler failed to give
 MODEL = "model"  # name of the reward model's score among the terms
 
 
@@ -47,6 +56,10 @@ def score(
             )
             for group, outcomes in zip(scored, reward_model.score(groups), strict=True)
         ]
+    scored = [
+        replace(group, outcomes=tuple(map(_unless_failed, group.group.trajectories, group.outcomes)))
+        for group in scored
+    ]
     failures = [
         (trajectory.sample_id, outcome)
         for group in scored
@@ -69,6 +82,13 @@ def score(
     return scored
 
 
+def _unless_failed(trajectory: Trajectory, outcome: Outcome) -> Outcome:
+    """A request that failed has no response; whatever the empty text was worth, it is no score."""
+    if trajectory.stop_reason is StopReason.FAILED:
+        return Invalid(NOT_SAMPLED, trajectory.failure)
+    return outcome
+
+
 def _of_every_reason(failures: Sequence[tuple[str, Invalid]]) -> list[tuple[str, Invalid]]:
     """The first failure of every reason, then the second of each, and so on."""
     seen: Counter[str] = Counter()
@@ -88,4 +108,4 @@ def with_model(terms: Outcome, model: Outcome, weight: float) -> Outcome:
     total = terms.value + weight * model.value
     if not abs(total) <= LARGEST:
         return Invalid(NOT_FINITE, f"the sum of terms and model is {total}")
-    return Reward(total, (*terms.terms, (MODEL, model.value)))
+    return Reward(total, (*terms.terms, (MODEL, model.value)), terms.texts)

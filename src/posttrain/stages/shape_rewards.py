@@ -69,7 +69,7 @@ def _shaped(outcome: Outcome, trajectory: Trajectory, plan: RewardPlan) -> Outco
             buffer_tokens=plan.overlong_buffer_tokens,
             penalty=plan.overlong_penalty,
         )
-        outcome = Reward(outcome.value + change, (*outcome.terms, ("overlong", change)))
+        outcome = Reward(outcome.value + change, (*outcome.terms, ("overlong", change)), outcome.texts)
     if plan.zero_unless_stopped and trajectory.stop_reason is StopReason.LENGTH:
         outcome = replace(outcome, value=0.0)
     return outcome

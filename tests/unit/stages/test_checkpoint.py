@@ -27,14 +27,14 @@ class FakePolicy:
     def saved_bytes(self) -> int:
         return 3
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, optimizer: bool = True) -> None:
         assert list(folder.iterdir()) == []
         (folder / "model.safetensors").write_text(str(self.value))
         (folder / "config.json").write_text("{}")
         (folder / "optimizer.safetensors").write_text("averages")
         (folder / "engine.json").write_text("{}")
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
         self.value = int((folder / "model.safetensors").read_text())
 
 
@@ -430,3 +430,21 @@ def test_shards_of_another_trainer_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "actor/model_world_size_2_rank_0.pt").touch()
     with pytest.raises(RequestError, match=r"but shards of another trainer; merge them \(posttrain export"):
         resolve_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (Exception("No space left on device (os error 28)"), RunStopped),  # what the library tokenizers raises
+        (RuntimeError("a mistake"), RuntimeError),
+    ],
+)
+def test_a_full_disk_is_known_by_what_libraries_raise(
+    checkpoints: Checkpoints, error: Exception, raised: type[Exception]
+) -> None:
+    class Failing(FakePolicy):
+        def save(self, folder: Path, *, optimizer: bool = True) -> None:
+            raise error
+
+    with pytest.raises(raised, match=str(error.args[0])[:9]):
+        checkpoints.save(1, Failing(), FakeLoader())  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from posttrain.stages.advantage import estimate_advantages
 from posttrain.stages.assemble import assemble
 from posttrain.stages.measure import advantage_metrics, critic_metrics, gap_metrics, length_metrics, reward_metrics
 from posttrain.stages.samples import write_samples
-from posttrain.stages.validate import validation_metrics
+from posttrain.stages.validate import answer_of, prompt_metrics, validation_metrics
 
 
 def make_scored(
@@ -82,9 +82,10 @@ def test_step_without_a_valid_reward_has_no_mean_reward() -> None:
 def test_length_metrics_by_hand() -> None:
     metrics = length_metrics(GROUPS)
     assert metrics["response/length_mean"] == 18 / 6
-    assert metrics["response/length_max"] == 5
+    assert (metrics["response/length_min"], metrics["response/length_max"]) == (1, 5)
+    assert metrics["response/length_std"] == pytest.approx(math.sqrt(10 / 6))  # 1, 2, 4, 3, 3, 5 around 3
     assert metrics["response/truncated_share"] == 2 / 6
-    assert metrics["prompt/length_mean"] == 2
+    assert metrics["prompt/length_mean"] == metrics["prompt/length_min"] == metrics["prompt/length_max"] == 2
     assert (metrics["step/prompts"], metrics["step/sequences"], metrics["step/response_tokens"]) == (2, 6, 18)
 
 
@@ -99,7 +100,8 @@ def test_advantage_metrics_are_over_loss_tokens() -> None:
     """Rewards 1 and 0 on 1 and 2 tokens, advantages +-0.70711; the invalid response's 4 tokens do not count."""
     train = estimate_advantages(assemble(GROUPS[:1]), AdvantagePlan(name="grpo"))
     metrics = advantage_metrics(train)
-    assert metrics == pytest.approx({"advantage/mean": -0.70711 / 3, "advantage/abs_mean": 0.70711}, abs=1e-4)
+    expected = {"mean": -0.70711 / 3, "abs_mean": 0.70711, "max": 0.70711, "min": -0.70711}
+    assert metrics == pytest.approx({f"advantage/{name}": value for name, value in expected.items()}, abs=1e-4)
     nothing = estimate_advantages(assemble([make_scored([Invalid("exception")], [2])]), AdvantagePlan(name="grpo"))
     assert advantage_metrics(nothing) == {}
 
@@ -117,6 +119,7 @@ def test_validation_metrics_are_split_by_source() -> None:
         "validation/sums/reward_mean": 1.0,
         "validation/sums/length_mean": 3.0,
         "validation/sums/invalid_share": 0.5,
+        "validation/sums/invalid/exception": 0.5,
         "validation/words/accuracy": 0.0,
         "validation/words/reward_mean": 0.5,
         "validation/words/length_mean": 3.0,
@@ -125,16 +128,49 @@ def test_validation_metrics_are_split_by_source() -> None:
 
 
 def test_several_samples_of_a_prompt_show_their_spread() -> None:
-    """Of two valid rewards 0 and 1: std 1/2, the better of two draws 3/4, the worse 1/4; of two of 2: 2, 2."""
+    """Of three answers, valid rewards a {0, 1}, b {2, 2}, c {1}, and means over the three prompts:
+
+    mean 1/2, 2, 1; std 1/2, 0, 0; the best of two draws 3/4, 2, 1, of three 7/8, 2, 1; the worst 1/4, 2, 1 and 1/8, 2, 1.
+    Right are 1, 2, 1 of 3: pass@2 = 1 - C(2,2)/C(3,2) = 2/3, 1, 2/3; pass@3 = 1.
+    """
+    lost = Invalid("exception")
     metrics = validation_metrics(
         [
-            make_scored([Reward(0.0), Reward(1.0), Invalid("exception")], [2, 2, 2]),
-            make_scored([Reward(2.0), Reward(2.0), Invalid("exception")], [2, 2, 2], name="b"),
-            make_scored([Reward(1.0), Invalid("exception"), Invalid("exception")], [2, 2, 2], name="c"),
+            make_scored([Reward(0.0), Reward(1.0), lost], [2, 2, 2]),
+            make_scored([Reward(2.0), Reward(2.0), lost], [2, 2, 2], name="b"),
+            make_scored([Reward(1.0), lost, lost], [2, 2, 2], name="c"),
         ]
     )
     several = {name.removeprefix("validation/sums/"): value for name, value in metrics.items() if "@" in name}
-    assert several == pytest.approx({"reward_std@2": 0.25, "reward_best@2": 1.375, "reward_worst@2": 1.125})
+    assert several == pytest.approx(
+        {
+            "pass@2": 7 / 9,
+            "pass@3": 1.0,
+            "reward_mean@3": 3.5 / 3,
+            "reward_std@3": 0.5 / 3,
+            "reward_best@2": 3.75 / 3,
+            "reward_best@3": 3.875 / 3,
+            "reward_worst@2": 3.25 / 3,
+            "reward_worst@3": 3.125 / 3,
+        }
+    )
+    assert metrics["validation/sums/accuracy"] == pytest.approx((1 + 2 + 1) / 9)
+    assert metrics["validation/sums/invalid/exception"] == pytest.approx(4 / 9)
+
+
+def test_answers_vote_where_every_reward_says_which_it_found() -> None:
+    """Of "7", "7" and "8", worth 0, 0 and 1, the majority is worth 0 unless "8" is drawn often enough."""
+    said = [
+        Reward(0.0, (), (("a/note", "x"), ("a/pred", "7"))),
+        Reward(0.0, (), (("a/pred", "7"),)),
+        Reward(1.0, (), (("a/pred", "8"),)),
+    ]
+    metrics = prompt_metrics(said)
+    # of three draws the 8 wins with two or three: 3 x (1/3)^2 x 2/3 + (1/3)^3 = 7/27 = 0.259
+    assert metrics["reward_maj@3"] == pytest.approx(7 / 27, abs=0.04)
+    assert "reward_maj@3" not in prompt_metrics([*said[:2], Reward(1.0)])
+    assert answer_of(said[0]) == "7"
+    assert answer_of(Reward(1.0)) is None and answer_of(Invalid("exception")) is None
 
 
 # --------------------------------------------------------------------------------------------------------- samples
@@ -161,6 +197,7 @@ def test_samples_of_a_training_step(tmp_path: Path) -> None:
         "ground_truth": None,
         "reward": 1.0,
         "reward_terms": {"x": 1.0},
+        "reward_texts": {},
         "invalid": None,
         "advantage": pytest.approx(0.70711, abs=1e-4),
         "stop_reason": "eos",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, SftConfig
 from posttrain.errors import ConfigError
 from posttrain.stages.config_change import HARMLESS, flat
 from posttrain.stages.run_folder import RunFolder
@@ -140,6 +140,8 @@ def test_every_harmless_setting_exists() -> None:
     """A setting that was renamed would become a grave one unnoticed."""
     tree = {"model": {"path": "a"}, "data": {"train_files": "b"}, "reward": {"model": {"path": "c"}}}
     known = flat(RunConfig.model_validate(tree).model_dump(mode="json"))
+    del tree["reward"]
+    known |= flat(SftConfig.model_validate(tree).model_dump(mode="json"))
     sections = {f"{name.split('.')[0]}." for name in known}
     assert [name for name in HARMLESS if name not in known and name not in sections] == []
 
@@ -158,6 +160,10 @@ def test_a_run_keeps_its_id_and_its_beginning(tmp_path: Path) -> None:
     second = json.loads((tmp_path / "run/run.json").read_text())
     assert (first["id"], first["started"]) == (second["id"], second["started"])
     assert len(first["id"]) == 32
+    RunFolder(config(tmp_path)).begin(
+        first_step=1, total_steps=9, device="cpu"
+    )  # all anew: another run to the trackers
+    assert json.loads((tmp_path / "run/run.json").read_text())["id"] != first["id"]
 
 
 def test_a_broken_run_json_is_in_nobodys_way(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.config import RunConfig
+from posttrain.config import TrainingConfig
 from posttrain.registry import TRACKERS
 
 LINE_WIDTH = 80  # characters, at most, of a plain line
@@ -31,6 +31,11 @@ SHOWN = (  # label, metric: what the live display keeps in view
     ("gap", "gap/mean"),
     ("grad norm", "policy/grad_norm"),
     ("tokens/s", "speed/rollout_tokens_per_s"),
+)
+SHOWN_OF_SFT = (
+    ("loss", "policy/loss"),
+    ("grad norm", "policy/grad_norm"),
+    ("tokens/s", "speed/update_tokens_per_s"),
 )
 
 
@@ -55,7 +60,7 @@ class Console:
         self._metrics: dict[str, float] = {}
         self._first_accuracy: dict[str, float] = {}
 
-    def begin(self, config: RunConfig, total_steps: int, first_step: int) -> None:
+    def begin(self, config: TrainingConfig, total_steps: int, first_step: int) -> None:
         self._title = visible(f"{config.run.name}: {os.path.basename(config.model.path.rstrip('/'))}")
         self._total_steps = total_steps
         self._step = first_step - 1
@@ -139,7 +144,7 @@ class Console:
             bar = ProgressBar(total=phase.total, completed=min(phase.done, phase.total)) if phase.total else Text("")
             bars.add_row(Text(phase.name), bar, Text(phase.progress(), style="dim"))
         parts: list[Text | Table | Columns] = [Text(self._title, style="dim", no_wrap=True, overflow="ellipsis"), bars]
-        shown = [(label, self._metrics[name]) for label, name in SHOWN if name in self._metrics]
+        shown = [(label, self._metrics[name]) for label, name in labels(self._metrics) if name in self._metrics]
         if shown:
             parts.append(Columns([_labelled(label, short(value)) for label, value in shown], padding=(0, 3)))
         for source, accuracy in accuracies(self._metrics).items():
@@ -194,12 +199,12 @@ class StepClock:
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
     """One step in at most 80 characters; what does not fit is dropped, the least telling first."""
     parts = {"step": f"step {step}/{total_steps}"}
-    for label, name in SHOWN:
+    for label, name in labels(metrics):
         if name in metrics and label != "grad norm":
             parts[label] = f"{label} {short(metrics[name])}"
     if seconds_left is not None:
         parts["left"] = f"left {duration(seconds_left)}"
-    order = ["step", "reward", "length", "tokens/s", "gap", "left"]
+    order = ["step", "reward", "loss", "length", "tokens/s", "gap", "left"]
     for droppable in ("gap", "tokens/s", "length", "left"):
         if len(_join(parts, order)) <= LINE_WIDTH:
             break
@@ -207,9 +212,16 @@ def step_line(step: int, total_steps: int, metrics: Mapping[str, float], seconds
     return _join(parts, order)
 
 
+def labels(metrics: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+    """What is shown of a run: label and metric. A run without learned texts is one of reinforcement learning."""
+    return SHOWN_OF_SFT if "data/learned_tokens" in metrics else SHOWN
+
+
 def validation_lines(step: int, metrics: Mapping[str, float], first: dict[str, float]) -> list[str]:
     """A line per data source that was validated at this step. ``first`` keeps each source's first accuracy, and is updated."""
     lines = []
+    if "validation/loss" in metrics:
+        lines.append(f"validation at step {step}  loss {short(metrics['validation/loss'])}")
     for source, accuracy in accuracies(metrics).items():
         was = f" (at first {short(first[source])})" if source in first else ""
         first.setdefault(source, accuracy)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from posttrain.config import RunConfig
+from posttrain.config import TrainingConfig
 from posttrain.registry import TRACKERS
 
 
@@ -24,7 +24,7 @@ class Jsonl:
         self.path = Path(folder) / "metrics.jsonl"
         self._file: TextIO | None = None
 
-    def begin(self, config: RunConfig, total_steps: int, first_step: int) -> None:
+    def begin(self, config: TrainingConfig, total_steps: int, first_step: int) -> None:
         """Open the file. A run that goes on at ``first_step`` > 1 keeps the lines of earlier steps and drops the rest,
         which it is about to write again; a run that starts at 1 starts the file anew."""
         self.path.parent.mkdir(parents=True, exist_ok=True)

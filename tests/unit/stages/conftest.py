@@ -1,0 +1,8 @@
+"""What several tests of this folder share lies beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

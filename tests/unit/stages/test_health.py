@@ -1,0 +1,74 @@
+"""Alarms: none in recorded runs that went well, and each one at most 3 steps after its fault is planted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posttrain.stages.health import SILENCE, WATCHED, Health
+
+# The demo (GRPO, SmolLM2-135M, 40 steps) with three seeds, as it ran: held-out accuracy 0.46 -> 0.80, 0.46 -> 0.82, 0.48 -> 0.82.
+RECORDED: list[dict[str, list[float]]] = json.loads((Path(__file__).parent / "data/demo_runs.json").read_text())
+IDS = ["a", "b", "c", "d"]
+
+
+def steps_of(run: dict[str, list[float]]) -> list[dict[str, float]]:
+    length = len(run["gap/mean"])
+    return [{name: values[index] for name, values in run.items()} for index in range(length)]
+
+
+@pytest.mark.parametrize("run", RECORDED)
+def test_a_run_that_goes_well_raises_no_alarm(run: dict[str, list[float]]) -> None:
+    health = Health()
+    assert [alarm for step, metrics in enumerate(steps_of(run), 1) for alarm in health.look(step, metrics, IDS)] == []
+
+
+# What a fault does to the metrics from the step on in which it is planted, and what is said.
+FAULTS = {
+    "stale weights": ({"gap/mean": 0.4}, "sampler and trainer disagree: gap/mean is 0.4, and was about 0.0"),
+    "learning rate x 1000, collapse": (
+        {"policy/entropy": 0.004},
+        "the policy has stopped exploring: policy/entropy is 0.004",
+    ),
+    "learning rate x 1000, noise": ({"policy/entropy": 9.5}, "the policy is coming apart: policy/entropy is 9.5"),
+    "reward always 1": ({"group/no_signal_share": 1.0}, "no group has had a signal for 3 steps"),
+    "too many updates": ({"policy/clip_fraction": 0.7}, "most of the update is clipped: policy/clip_fraction is 0.7"),
+    "length pays": ({"response/length_mean": 40.0}, "responses are getting much longer: response/length_mean is 40"),
+    "template without its end": ({"response/length_mean": 2.0}, "responses are getting much shorter"),
+    "one answer for all": ({"response/most_common_share": 0.9}, "most prompts get the same answer"),
+    "gradient": ({"policy/grad_norm": 60.0}, "the gradient has jumped: policy/grad_norm is 60, and was about 2."),
+}
+
+
+@pytest.mark.parametrize("planted_at", [2, 20])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_told_within_three_steps(fault: str, planted_at: int) -> None:
+    changes, said = FAULTS[fault]
+    if planted_at == 2 and fault == "gradient":
+        planted_at = 4  # three steps must say first what is usual
+    health, alarms = Health(), []
+    for step, metrics in enumerate(steps_of(RECORDED[1])[: planted_at + 2], 1):
+        alarms += health.look(step, metrics | (changes if step >= planted_at else {}), IDS)
+    [alarm] = alarms
+    assert planted_at <= int(alarm.split()[1].rstrip(":")) <= planted_at + 2
+    assert said in alarm and "Usual causes: " in alarm
+    assert alarm.endswith(f"Look at a, b, c in samples/step_{alarm.split()[1].rstrip(':')}.jsonl")
+
+
+def test_an_alarm_that_stays_is_told_again_after_a_while() -> None:
+    health = Health()
+    told = [step for step in range(1, 60) if health.look(step, {"policy/clip_fraction": 0.9}, IDS)]
+    assert told == [1, 1 + SILENCE, 1 + 2 * SILENCE]
+
+
+def test_every_rule_has_a_fault_that_raises_it() -> None:
+    assert {watched.what for watched in WATCHED} == {
+        watched.what for watched in WATCHED if any(watched.what in said for _, said in FAULTS.values())
+    }
+    assert len({watched.what for watched in WATCHED}) == len(WATCHED) == len(FAULTS)
+
+
+def test_a_step_without_a_metric_is_passed_over() -> None:
+    assert Health().look(1, {}, []) == []
