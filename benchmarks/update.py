@@ -45,7 +45,7 @@ def main() -> None:
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for round_number in range(arguments.rounds + 1):
             for shared in (True, False):
-                engine.share_prompts = shared
+                engine.cutter.share_prompts = shared
                 start = time.perf_counter()
                 engine.forward_backward(batch, plan, batch.counts())
                 engine.optimizer_step()

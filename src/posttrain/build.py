@@ -16,12 +16,14 @@ from posttrain.config.model import ModelConfig
 from posttrain.config.rollout import SamplingConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import load_prompts
-from posttrain.errors import ConfigError, ModelError, Problem, RunInterrupted, RunStopped
+from posttrain.errors import ConfigError, ModelError, Problem
 from posttrain.interfaces.reward import GroupScorer
+from posttrain.interfaces.tracker import Tracker, Uploader
 from posttrain.loops import rl_sync
-from posttrain.loops.stopping import GraceOver, StopSignal
+from posttrain.loops.frame import begin_run, contents, retention, under_way
+from posttrain.loops.relay import Relay
 from posttrain.loops.trackers import Trackers
-from posttrain.models.loading import load_model_config, load_tokenizer, positions_of
+from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
 from posttrain.placement.batch import needs_old_logprobs, plan_batches
 from posttrain.records.plans import (
     AdvantagePlan,
@@ -43,7 +45,6 @@ from posttrain.registry import ADVANTAGES, POLICY_LOSSES, RUNTIMES, TRACKERS
 from posttrain.rewards.served import start_scorer
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.lock import only_trainer
-from posttrain.stages.retention import Retention
 from posttrain.stages.run_folder import RunFolder
 from posttrain.stages.shape_rewards import RewardState
 
@@ -55,7 +56,9 @@ def train_run(config: RunConfig, *, allow_config_change: bool = False) -> Path:
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
     folder = RunFolder(config)
-    checkpoints = Checkpoints(folder.checkpoints, retention(config), folder.origin)
+    checkpoints = Checkpoints(
+        folder.checkpoints, retention(config.checkpoint), folder.origin, contents(config.checkpoint)
+    )
     with only_trainer(folder.path, *([folder.checkpoints] if config.checkpoint.folder else [])) as notes:
         folder.check(holds_checkpoint=checkpoints.exist(), allow_config_change=allow_config_change)
         with closing(start_scorer(config.reward)) as scorer:
@@ -65,6 +68,7 @@ def train_run(config: RunConfig, *, allow_config_change: bool = False) -> Path:
 def _train(
     config: RunConfig, folder: RunFolder, checkpoints: Checkpoints, notes: list[str], scorer: GroupScorer
 ) -> Path:
+    import_modules(config.model.external_modules)
     tokenizer = load_tokenizer(config.model)
     training = load_prompts(config.data.train_files, config.data, tokenizer, what="training")
     overlong = training.overlong_message("training")
@@ -85,66 +89,42 @@ def _train(
     if batches.critic:
         check_critic_fits(config, tokenizer, training_prompts)
     plan = run_plan(config, batches, validation)
-    trackers = Trackers([Jsonl(folder.path)], [TRACKERS.get(name)() for name in config.tracking.trackers])
+    trackers = Trackers([Jsonl(folder.path)], [tracker(name, folder.path) for name in config.tracking.trackers])
 
     roles = RUNTIMES.get("inprocess")().start(config, batches, tokenizer)
     rewards = RewardState(plan.step.reward.kl)
     first_step = checkpoints.restore(roles.policy, loader, trackers.message, roles.critic, rewards) + 1
-    changes = folder.begin(
+    scorer.keep_in(folder.path)
+    begin_run(
+        config,
+        folder,
+        checkpoints,
+        trackers,
         first_step=first_step,
         total_steps=plan.total_steps,
         device=roles.device,
-        passed_over=checkpoints.passed_over,
+        notes=[*notes, *overlong, *roles.notes],
     )
-    scorer.keep_in(folder.path)
-    trackers.begin(config, plan.total_steps, first_step)
-    if first_step > plan.total_steps:
-        done = f"step {first_step - 1} is done and {plan.total_steps} are asked for"
-        trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to go on")
-    elif first_step > 1:
-        trackers.message(f"going on after step {first_step - 1}")
-    told = [f"changed since this run was started: {change}" for change in changes]
-    for text in [*notes, *told, *overlong, *roles.notes]:
-        trackers.message(text)
-    try:
-        with StopSignal(config.run.grace_s) as stop:
-            rl_sync.run(
-                roles,
-                scorer,
-                loader,
-                plan,
-                rewards=rewards,
-                first_step=first_step,
-                folder=folder.path,
-                checkpoints=checkpoints,
-                trackers=trackers,
-                stop=stop,
-            )
-        folder.end("done")
-    except RunInterrupted:
-        folder.end("interrupted")
-        raise
-    except RunStopped as error:
-        folder.end("stopped")
-        raise RunStopped(f"{error}\nLast good checkpoint: {checkpoints.newest_name() or 'none was saved'}") from error
-    except GraceOver:
-        folder.end("interrupted")
-        last_good = checkpoints.newest_name()
-        raise RunInterrupted(
-            f"stopped after the {config.run.grace_s:g} s of run.grace_s, in the middle of a step, which is done again when "
-            f"the run is started again. Last good checkpoint: {last_good or 'none was saved'}"
-        ) from None
-    except KeyboardInterrupt:
-        folder.end("interrupted")
-        last_good = checkpoints.newest_name() or "none was saved"
-        trackers.message(f"stopped at once, in the middle of a step. Last good checkpoint: {last_good}")
-        raise
-    except BaseException:
-        folder.end("failed")
-        raise
-    finally:
-        trackers.close()
+    with under_way(config, folder, checkpoints, trackers) as stop:
+        rl_sync.run(
+            roles,
+            scorer,
+            loader,
+            plan,
+            rewards=rewards,
+            first_step=first_step,
+            folder=folder.path,
+            checkpoints=checkpoints,
+            trackers=trackers,
+            stop=stop,
+        )
     return folder.path
+
+
+def tracker(name: str, folder: Path) -> Tracker:
+    """One that shows the run itself, or a service, which is sent what is in the run folder."""
+    made = TRACKERS.get(name)()
+    return Relay(name, made, folder) if isinstance(made, Uploader) else made
 
 
 def check_fit(config: RunConfig, training: Sequence[Prompt], validation: Sequence[Prompt]) -> None:
@@ -152,7 +132,9 @@ def check_fit(config: RunConfig, training: Sequence[Prompt], validation: Sequenc
 
     Raises: ConfigError. Rotary embeddings would go on beyond the last position, with a model that never saw one there.
     """
-    model = load_model_config(config.model.path, config.model.trust_remote_code).get_text_config()
+    whole = load_model_config(config.model.path, config.model.trust_remote_code)
+    override_config(whole, config.model.config_overrides)
+    model = whole.get_text_config()
     problems = []
     highest = max(max(prompt.token_ids) for prompt in [*training, *validation])
     if highest >= model.vocab_size:
@@ -268,19 +250,10 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         validate_after=config.validation.after_training,
         save_every=config.checkpoint.every_steps,
         save_at_end=config.checkpoint.at_end,
+        export_every=config.checkpoint.export_every_steps,
+        export_folder=Path(config.checkpoint.export_folder or Path(config.folder) / "exports"),
         samples_every=config.tracking.samples_every_steps,
         critic_warmup_steps=batches.critic.warmup_steps if batches.critic else 0,
-    )
-
-
-def retention(config: RunConfig) -> Retention:
-    rules = config.checkpoint
-    return Retention(
-        last=rules.keep_last,
-        best=rules.keep_best,
-        metric=rules.best_metric,
-        mode=rules.best_mode,
-        every=rules.keep_every,
     )
 
 
@@ -332,5 +305,6 @@ def sampling_params(config: SamplingConfig, max_response_tokens: int, seed: int)
         stop=tuple(config.stop),
         stop_token_ids=tuple(config.stop_token_ids),
         ignore_eos=config.ignore_eos,
+        engine_sampling=config.engine_sampling,
         seed=seed,
     )

@@ -22,8 +22,15 @@ T = TypeVar("T")
 EXTRAS = {
     "httpx2": "http",
     "langdetect": "ifeval",
+    "liger_kernel": "liger",
     "math_verify": "math",
+    "mlflow": "mlflow",
+    "peft": "lora",
     "reasoning_gym": "tasks",
+    "s3fs": "s3",
+    "swanlab": "swanlab",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
 }
 
 
@@ -99,6 +106,11 @@ class Registry:
             fix=did_you_mean(name, known, listed=True),
             field=field,
         )
+
+
+def is_installed(library: str) -> bool:
+    """Whether a third-party library can be imported, without importing it."""
+    return find_spec(library) is not None
 
 
 def missing_library(library: str, needed_by: str) -> Problem:

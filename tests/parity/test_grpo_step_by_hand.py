@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from posttrain.backends.torch_training.scoring import Scorer
 from posttrain.backends.train.local import LocalTrainEngine
-from posttrain.backends.train.local.scoring import Scorer
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm
 from posttrain.records.plans import AdvantagePlan, LossPlan, UpdatePlan

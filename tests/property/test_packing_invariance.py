@@ -82,7 +82,7 @@ def loss_and_gradient(
     engine: LocalTrainEngine, batch: TrainBatch, micro: int, share: bool, max_tokens: int | None = None
 ) -> tuple[float, Tensor]:
     engine.zero_grad()
-    engine.sequences_per_micro_batch, engine.share_prompts = micro, share
+    engine.cutter.sequences, engine.cutter.share_prompts = micro, share
     engine.max_tokens_per_micro_batch = max_tokens
     stats = engine.forward_backward(batch, PLAN, batch.counts())
     gradient = torch.cat([weight.grad.flatten() for weight in engine.model.parameters() if weight.grad is not None])

@@ -54,6 +54,7 @@ def policy_objective(
     if sequences.importance_weights is not None:
         token_loss = token_loss * weights_of(plan.name, sequences.importance_weights, mask)
     loss = aggregated(token_loss)
+    report["policy/pg_loss"] = token_loss
     report["policy/entropy"] = entropy
     if plan.entropy_coef:
         loss = loss - plan.entropy_coef * aggregated(entropy)

@@ -9,7 +9,22 @@ from typing import Annotated
 import typer
 
 from posttrain import __version__
-from posttrain.cli import data, demo, doctor, export, keys, plan, report, schema, train, translate
+from posttrain.cli import (
+    checkpoints,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    generate,
+    keys,
+    plan,
+    report,
+    schema,
+    sft,
+    train,
+    translate,
+)
 from posttrain.cli.errors import run_guarded
 
 app = typer.Typer(
@@ -23,11 +38,15 @@ app = typer.Typer(
 # Unknown options reach the command, which can say that overrides have no dashes here.
 OVERRIDES = {"ignore_unknown_options": True}
 app.command("train", context_settings=OVERRIDES)(train.train)
+app.command("sft", context_settings=OVERRIDES)(sft.sft)
+app.command("generate", context_settings=OVERRIDES)(generate.generate)
+app.command("evaluate", context_settings=OVERRIDES)(evaluate.evaluate)
 app.command("plan", context_settings=OVERRIDES)(plan.plan)
 app.command("keys")(keys.keys)
 app.command("translate", context_settings=OVERRIDES)(translate.translate)
 app.command("report")(report.report)
 app.command("export")(export.export)
+app.command("checkpoints")(checkpoints.checkpoints)
 app.add_typer(data.app, name="data")
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from posttrain.config import RunConfig
+from posttrain.config.evaluate import EvaluateConfig
 from posttrain.dialects.reward_checks import CODE_REWARDS
 
 
-def box_text(config: RunConfig) -> list[str]:
+def box_text(config: RunConfig | EvaluateConfig) -> list[str]:
     """Lines for a person; none when no term runs code, or the rewards have not been checked (which looks for a box)."""
     from posttrain.rewards.sandbox.layers import describe, probed
 

@@ -1,7 +1,8 @@
-"""``posttrain data``: write datasets."""
+"""``posttrain data``: write and check datasets."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +10,16 @@ import typer
 
 from posttrain.errors import Problem, RequestError
 
-app = typer.Typer(help="Write datasets in the format that training reads.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Write datasets in the format that training reads, and check files.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
 def data() -> None:
-    """Write datasets in the format that training reads."""
+    """Write datasets in the format that training reads, and check files."""
 
 
 @app.command("reasoning-gym")
@@ -34,11 +39,7 @@ def reasoning_gym(
     from posttrain.data.reasoning_gym import write_dataset
     from posttrain.dialects.overrides import parse_overrides
 
-    present = [str(file) for name in ("train", "validation") if (file := out / f"{name}.parquet").exists()]
-    if present and not overwrite:
-        raise RequestError(
-            Problem(f"{' and '.join(present)} already there", fix="name another folder, or add --overwrite")
-        )
+    _refuse_present(out, ("train", "validation"), overwrite)
     files = write_dataset(
         task,
         out,
@@ -50,3 +51,102 @@ def reasoning_gym(
     )
     for file in files:
         typer.echo(f"wrote {file}")
+
+
+OUT = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Receives a parquet file per split.")]
+TRAIN = Annotated[Path | None, typer.Option(help="The published file (or folder of JSON files) of the training split.")]
+TEST = Annotated[Path | None, typer.Option(help="That of the test split.")]
+INSTRUCTION = Annotated[str | None, typer.Option(help="Text behind every question; the dataset's own when not given.")]
+OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")]
+
+
+@app.command("gsm8k")
+def gsm8k(
+    out: OUT, train: TRAIN = None, test: TEST = None, instruction: INSTRUCTION = None, overwrite: OVERWRITE = False
+) -> None:
+    """GSM8K: grade-school word problems, from its JSON lines or parquet files."""
+    _published("gsm8k", out, train, test, instruction, overwrite)
+
+
+@app.command("math")
+def math(
+    out: OUT, train: TRAIN = None, test: TEST = None, instruction: INSTRUCTION = None, overwrite: OVERWRITE = False
+) -> None:
+    """MATH: competition problems, from its parquet files, JSON lines, or folders of JSON files."""
+    _published("math", out, train, test, instruction, overwrite)
+
+
+@app.command("geo3k")
+def geo3k(
+    out: OUT, train: TRAIN = None, test: TEST = None, instruction: INSTRUCTION = None, overwrite: OVERWRITE = False
+) -> None:
+    """Geometry3K: geometry with a figure, from its parquet files. Images are copied, not looked at."""
+    _published("geo3k", out, train, test, instruction, overwrite)
+
+
+@app.command("hh-rlhf")
+def hh_rlhf(
+    out: OUT,
+    form: Annotated[str, typer.Option(help="rl: prompts; sft: the chosen answers; rm: both, to train a reward model.")],
+    train: TRAIN = None,
+    test: TEST = None,
+    instruction: Annotated[str | None, typer.Option(help="System message of every conversation.")] = None,
+    overwrite: OVERWRITE = False,
+) -> None:
+    """Helpful and harmless: pairs of answers, from Dahoas/full-hh-rlhf's or Anthropic/hh-rlhf's files."""
+    _published("hh-rlhf", out, train, test, instruction, overwrite, form=form)
+
+
+@app.command("check")
+def check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A .parquet, .jsonl, .json or .csv file.")],
+    purpose: Annotated[str, typer.Option("--for", help="What it is for: rl, sft or evaluate.")] = "rl",
+) -> None:
+    """Look at every row of a file, and name the row and column of everything that is wrong."""
+    from posttrain.data.check import MAX_SHOWN, PURPOSES, check_dataset
+
+    if purpose not in PURPOSES:
+        raise RequestError(Problem(f"there is no use called {purpose!r}", fix=f"use {', '.join(PURPOSES)}"))
+    found = check_dataset(file, purpose)
+    if found.bad:
+        more = found.bad - len(found.problems)
+        rest = [Problem(f"… and {more} more (the first {MAX_SHOWN} are shown)")] if more else []
+        raise RequestError([*found.problems, *rest])
+    typer.echo(f"{file}: {found.rows} rows, all right for {purpose}")
+    if found.responses:
+        typer.echo(f"{found.responses} responses")
+    for source, rows in sorted(found.sources.items()):
+        typer.echo(f"  {source}: {rows} rows")
+    for source in found.unscored():
+        typer.echo(f"no built-in scorer is made for {source}: name one with reward.terms")
+
+
+def _published(
+    name: str,
+    out: Path,
+    train: Path | None,
+    test: Path | None,
+    instruction: str | None,
+    overwrite: bool,
+    *,
+    form: str = "rl",
+) -> None:
+    from posttrain.data.published import DATASETS, write_published
+
+    forms = [known for dataset, known in DATASETS if dataset == name]
+    if form not in forms:
+        raise RequestError(Problem(f"there is no form called {form!r}", fix=f"use {', '.join(forms)}"))
+    splits = {split: path.expanduser() for split, path in (("train", train), ("test", test)) if path is not None}
+    if not splits:
+        raise RequestError(Problem("there is no file to read", fix="name one with --train or --test"))
+    _refuse_present(out, splits, overwrite)
+    for file in write_published(name, out, splits, form=form, instruction=instruction):
+        typer.echo(f"wrote {file}")
+
+
+def _refuse_present(out: Path, splits: Iterable[str], overwrite: bool) -> None:
+    present = [str(file) for name in splits if (file := out / f"{name}.parquet").exists()]
+    if present and not overwrite:
+        raise RequestError(
+            Problem(f"{' and '.join(present)} already there", fix="name another folder, or add --overwrite")
+        )

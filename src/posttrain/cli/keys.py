@@ -17,13 +17,15 @@ def keys(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page that docs/ holds.")] = False,
 ) -> None:
     """Explain the keys of a dialect."""
-    from posttrain.dialects.explain import explain_text, key_row, page
+    from posttrain.dialects.explain import ENTRIES, explain_text, key_row, page
     from posttrain.dialects.ledger import Key
 
     ledger = find_ledger(dialect)
     rows: list[Key] = list(ledger.rows)
     if key is not None:
-        exact = [row for row in rows if row.name == key] or [row for row in [ledger.find(key)] if row is not None]
+        exact = [row for row in rows if row.name == key] or list(
+            {row.name: row for name in ENTRIES if (row := ledger.of(name).find(key)) is not None}.values()
+        )
         rows = exact or [row for row in rows if row.name.startswith(f"{key}.")]
         if not rows:
             near = ledger.nearest(key)
@@ -37,7 +39,9 @@ def keys(
         typer.echo("\n\n".join(explain_text(row, dialect) for row in rows))
     else:
         width = max(len(row.name) for row in rows)
-        for row in rows:
+        for before, row in zip([None, *rows], rows, strict=False):
+            if row.entry != (before.entry if before else "train"):
+                typer.echo(f"\n{ENTRIES[row.entry]}:")
             where = "" if row.status != "mapped" else f" -> {', '.join(row.fields)}"
             typer.echo(f"{row.name:<{width}}  {row.status}{where}" + (f": {row.reason}" if row.reason else ""))
 

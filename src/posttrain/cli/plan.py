@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -11,6 +12,13 @@ DIALECT_HELP = (
     "Whose keys the file uses: native, verl, verl@0.2, skyrl, skyrl@2025-08, roll. Seen from the keys when not given."
 )
 HERE_HELP = "Run a cluster's configuration on the one device at hand; every change is printed."
+# Where each entry has check_request, plan_text and plan_json.
+PLANS = {
+    "train": "posttrain.cli.plan_text",
+    "sft": "posttrain.cli.plan_sft",
+    "generate": "posttrain.cli.plan_generate",
+    "evaluate": "posttrain.cli.plan_evaluate",
+}
 
 
 def plan(
@@ -23,8 +31,9 @@ def plan(
     here: Annotated[bool, typer.Option("--here", help=HERE_HELP)] = False,
 ) -> None:
     """Explain what a run would do, without starting it."""
-    from posttrain.cli.plan_text import plan_json, plan_text
-    from posttrain.cli.request import read_request
+    from posttrain.cli.request import load_request
 
-    request = read_request(arguments or [], dialect, look_at_files=not skip_files, here=here)
-    typer.echo(plan_json(request) if json else plan_text(request))
+    loaded = load_request(arguments or [], dialect, here=here)
+    module = import_module(PLANS[loaded.entry])
+    request = module.check_request(loaded, look_at_files=not skip_files)
+    typer.echo(module.plan_json(request) if json else module.plan_text(request))

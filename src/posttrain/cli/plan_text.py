@@ -7,34 +7,25 @@ from dataclasses import asdict
 
 from posttrain.cli.box_text import box_text
 from posttrain.cli.plan_devices import devices_text, memory_text
-from posttrain.cli.request import Request
+from posttrain.cli.plan_plain import closing, document
+from posttrain.cli.request import Request, check_request
 from posttrain.config import RunConfig
+from posttrain.config.lora import LoraConfig
+from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.rollout import SamplingConfig
-from posttrain.dialects.loaded import LoadedConfig
 from posttrain.placement.files import is_hub_id
 from posttrain.placement.memory import estimate
 from posttrain.records.plans import CriticBatchPlan
 from posttrain.registry import POLICY_LOSSES
 
+__all__ = ["check_request", "plan_json", "plan_text"]
+
 
 def plan_json(request: Request) -> str:
     """{dialect, entry, config, derived, ignored, unsupported, warnings}; ``derived`` holds the batch plan."""
     derived = {"world_size": request.batches.devices, **asdict(request.batches)}
-    loaded = request.loaded
-    document = {
-        "dialect": loaded.dialect,
-        "entry": "train",
-        "config": loaded.config.model_dump(mode="json"),
-        "derived": derived,
-        "ignored": [asdict(one) for one in loaded.ignored],
-        "unsupported": [
-            {"key": problem.field, "reason": problem.what, "where": problem.where, "fix": problem.fix}
-            for problem in loaded.unsupported
-        ],
-        "warnings": [*loaded.changes, *loaded.warnings],
-    }
-    return json.dumps(document, indent=2)
+    return json.dumps(document(request.loaded, derived), indent=2)
 
 
 def plan_text(request: Request) -> str:
@@ -50,14 +41,9 @@ def plan_text(request: Request) -> str:
     ]
     if box := box_text(config):
         parts.append("\n".join(box))
-    said = remarks(request.loaded)
-    if said:
-        parts.append("\n".join(said))
-    if request.loaded.unsupported:
-        lines = [f"  {number}. {problem}" for number, problem in enumerate(request.loaded.unsupported, start=1)]
-        parts.append("\n".join(["Planned, not built yet; train refuses it:", *lines]))
-        if config.placement.devices > 1 or config.rollout.engine != "native":
-            parts.append("With --here it runs on the one device of this machine, and every change is printed.")
+    parts += closing(request.loaded)
+    if request.loaded.unsupported and (config.placement.devices > 1 or config.rollout.engine != "native"):
+        parts.append("With --here it runs on the one device of this machine, and every change is printed.")
     if config.data.overlong_prompts == "filter" and request.training_prompts is not None:
         parts.append("Prompts that the overlong filter drops are still counted here: they are known once tokenized.")
     return "\n\n".join(parts)
@@ -67,26 +53,36 @@ def _what(request: Request) -> str:
     config = request.loaded.config
     rows = [
         ("run", f"{config.run.name}, into {config.folder}, seed {config.run.seed}"),
-        ("model", _model(config)),
-        ("data", f"{_files(config.data.train_files)}{_prompts(request.training_prompts)}"),
+        ("model", model_text(config.model)),
+        ("data", f"{files_text(config.data.train_files)}{_prompts(request.training_prompts)}"),
         ("validation", _validation(request)),
         ("rollout", f"{config.rollout.engine}, {_sampling(config.rollout)}"),
         ("reward", _reward(config)),
         *([("groups", _groups(config))] if config.group_filter.strategy != "none" else []),
         ("advantage", _advantage(config)),
         ("loss", _loss(config)),
-        ("optimizer", _optimizer(config.policy.optimizer, config.policy.schedule)),
+        *([("adapter", lora_text(config.policy.lora))] if config.policy.lora else []),
+        ("optimizer", optimizer_text(config.policy.optimizer, config.policy.schedule)),
         *([("critic", _critic(config, request.batches.critic))] if request.batches.critic else []),
     ]
     return "\n".join(f"{name:<11}{text}" for name, text in rows)
 
 
-def _model(config: RunConfig) -> str:
-    kind = "hub id; no such folder here" if is_hub_id(config.model.path) else "folder"
-    return f"{config.model.path} ({kind})\n{'':<11}float32 weights, {config.model.compute_dtype} compute"
+def model_text(model: ModelConfig) -> str:
+    """Which weights are trained, and in which precision, on two lines."""
+    kind = "hub id; no such folder here" if is_hub_id(model.path) else "folder"
+    return f"{model.path} ({kind})\n{'':<11}{model.master_dtype} weights, {model.compute_dtype} compute"
 
 
-def _files(files: list[str]) -> str:
+def lora_text(lora: LoraConfig) -> str:
+    """Which adapter is trained, and where it sits."""
+    if lora.adapter_path is not None:
+        return f"LoRA, from {lora.adapter_path}: only the adapter is trained and saved"
+    layers = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
+    return f"LoRA on {layers}, rank {lora.rank}, alpha {lora.alpha:g}: only the adapter is trained and saved"
+
+
+def files_text(files: list[str]) -> str:
     return files[0] if len(files) == 1 else f"{len(files)} files, {files[0]} first"
 
 
@@ -104,7 +100,7 @@ def _validation(request: Request) -> str:
         *([f"every {rule.every_steps} steps"] if rule.every_steps else []),
         *(["after training"] if rule.after_training else []),
     ]
-    files = f"{_files(config.data.validation_files)}{_prompts(request.validation_prompts)}"
+    files = f"{files_text(config.data.validation_files)}{_prompts(request.validation_prompts)}"
     if rule.max_prompts is not None:
         files += f", at most {rule.max_prompts} used"
     return f"{files}\n{'':<11}{', '.join(when) or 'never'}; {_sampling(rule, config.rollout.max_response_tokens)}"
@@ -201,7 +197,7 @@ def _critic(config: RunConfig, plan: CriticBatchPlan) -> str:
     lines = [
         start,
         f"value loss{clip}, {critic.aggregation}",
-        _optimizer(critic.optimizer, critic.schedule),
+        optimizer_text(critic.optimizer, critic.schedule),
         f"{_count(plan.updates_per_step, 'update')} per step, of {plan.sequences_per_update} sequences",
         f"{micro} per micro-batch",
     ]
@@ -210,28 +206,13 @@ def _critic(config: RunConfig, plan: CriticBatchPlan) -> str:
     return f"\n{'':<11}".join(lines)
 
 
-def _optimizer(optimizer: OptimizerConfig, schedule: ScheduleConfig) -> str:
+def optimizer_text(optimizer: OptimizerConfig, schedule: ScheduleConfig) -> str:
     warmup = ""
     if schedule.warmup_updates:
         warmup = f" after {schedule.warmup_updates} updates of warm-up"
     elif schedule.warmup_updates is None and schedule.warmup_ratio:
         warmup = f" after {100 * schedule.warmup_ratio:g} % of the updates as warm-up"
     return f"{optimizer.name}, learning rate {optimizer.lr:g}, {schedule.name}{warmup}"
-
-
-def remarks(loaded: LoadedConfig) -> list[str]:
-    """What is changed, ignored, or without effect, a line each."""
-    if loaded.dialect == "native" and not (loaded.changes or loaded.ignored or loaded.warnings):
-        return []
-    shown = [one for one in loaded.ignored if one.asks]
-    quiet = len(loaded.ignored) - len(shown)
-    more = [f"ignored: {quiet} more keys that are written with their default value"] if quiet else []
-    return [
-        *(f"here: {change}" for change in loaded.changes),
-        *(f"ignored: {one.key}, at {one.where}: {one.reason}" for one in shown),
-        *more,
-        *(f"warning: {warning}" for warning in loaded.warnings),
-    ]
 
 
 def _step(request: Request) -> str:

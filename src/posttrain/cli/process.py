@@ -5,11 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import MutableMapping
+from typing import Protocol
 
-from posttrain.config import RunConfig
+from posttrain.config.placement import PlacementConfig
 
 
-def prepare(config: RunConfig, environment: MutableMapping[str, str] = os.environ) -> None:
+class Placed(Protocol):
+    """A configuration of something that runs on devices."""
+
+    @property
+    def placement(self) -> PlacementConfig: ...
+
+
+def prepare(config: Placed, environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what must stand in the environment before torch is imported. What the user has set stays.
 
     On a CPU, OpenMP gets one thread per core of the run, and its threads wait for each other only briefly before they sleep.

@@ -1,13 +1,15 @@
-"""What ``plan`` and ``train`` have in common: read the request, and find everything wrong with it before torch is loaded."""
+"""What the commands have in common: read the request, and find everything wrong with it before torch is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.dialects.detect import read_config
+from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, DataError, Problem, RequestError
 from posttrain.placement.batch import plan_batches
@@ -18,9 +20,9 @@ from posttrain.records.plans import BatchPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that can be run."""
+    """A training request that can be run."""
 
-    loaded: LoadedConfig
+    loaded: LoadedConfig[RunConfig]
     batches: BatchPlan
     roles: list[RolePlacement]
     training_prompts: int | None  # rows of the training files; None: not looked at
@@ -50,21 +52,38 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
         raise ConfigError(problems)
 
 
-def read_request(
-    arguments: Sequence[str], dialect: str | None, *, look_at_files: bool, here: bool = False, to_run: bool = False
-) -> Request:
-    """Read the configuration and check it, the files it names and its sizes.
+def load_request(
+    arguments: Sequence[str], dialect: str | None, entry: Entry[Any] | None = None, *, here: bool = False
+) -> LoadedConfig[Any]:
+    """The configuration that a command's arguments describe; ``entry`` is the one the command is for, None for any.
 
-    Args: ``here`` puts a cluster's configuration on one device; ``to_run`` refuses what is planned and not built yet,
-        which a plan only tells.
-    Raises: RequestError with every problem: of single keys, between keys, of files and of batch sizes. Sizes are looked
-        at when the keys are right: arithmetic on a value that was not understood would only confuse.
+    Raises: RequestError for options that do not exist and for what cannot be read at all.
     """
     refuse_dashes(arguments)
     if not arguments and dialect is None:
         raise ConfigError(Problem("there is nothing to read", fix="name a file, or a --dialect and its keys"))
     path, overrides = split_arguments(arguments)
-    loaded = read_config(path, overrides, dialect, here=here)
+    return read_config(path, overrides, dialect, entry=entry, here=here)
+
+
+def read_request(
+    arguments: Sequence[str], dialect: str | None, *, look_at_files: bool, here: bool = False, to_run: bool = False
+) -> Request:
+    """A training request: the configuration, the files it names and its sizes, all checked. See ``check_request``.
+
+    Args: ``here`` puts a cluster's configuration on one device.
+    """
+    loaded = load_request(arguments, dialect, TRAIN, here=here)
+    return check_request(loaded, look_at_files=look_at_files, to_run=to_run)
+
+
+def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_run: bool = False) -> Request:
+    """Check a training configuration, the files it names and its sizes.
+
+    Args: ``to_run`` refuses what is planned and not built yet, which a plan only tells.
+    Raises: RequestError with every problem: of single keys, between keys, of files and of batch sizes. Sizes are looked
+        at when the keys are right: arithmetic on a value that was not understood would only confuse.
+    """
     problems = [*loaded.problems, *(loaded.unsupported if to_run else ())]
     training = validation = None
     if look_at_files:
@@ -83,7 +102,7 @@ def read_request(
     )
 
 
-def _look_at_files(loaded: LoadedConfig) -> tuple[list[Problem], int | None, int | None]:
+def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int | None, int | None]:
     """Problems of all files, and the rows of the training and validation files when they are in order."""
     from posttrain.data.readers import check_files, count_rows
     from posttrain.rewards.load import check_rewards

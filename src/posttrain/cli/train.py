@@ -31,7 +31,7 @@ def train(
 
 def _train(arguments: list[str], dialect: str | None, *, here: bool, allow_config_change: bool) -> None:
     from posttrain.cli.box_text import box_text
-    from posttrain.cli.plan_text import remarks
+    from posttrain.cli.plan_plain import remarks
     from posttrain.cli.process import prepare
     from posttrain.cli.request import read_request
 

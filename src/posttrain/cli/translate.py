@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP, HERE_HELP
+from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP, HERE_HELP, PLANS
 from posttrain.errors import ConfigError, Problem
 
 
@@ -17,15 +18,16 @@ def translate(
     here: Annotated[bool, typer.Option("--here", help=HERE_HELP)] = False,
 ) -> None:
     """Print a configuration as a complete native YAML file. What was ignored goes to the error stream."""
-    from posttrain.cli.plan_text import remarks
-    from posttrain.cli.request import read_request
+    from posttrain.cli.plan_plain import remarks
+    from posttrain.cli.request import load_request
     from posttrain.dialects.native.write import to_yaml
 
     if to != "native":
         raise ConfigError(Problem(f"a configuration cannot be written in {to!r}", fix="use --to native"))
-    request = read_request(arguments or [], dialect, look_at_files=False, here=here)
-    for line in remarks(request.loaded):
+    loaded = load_request(arguments or [], dialect, here=here)
+    import_module(PLANS[loaded.entry]).check_request(loaded, look_at_files=False)
+    for line in remarks(loaded):
         typer.echo(line, err=True)
-    for problem in request.loaded.unsupported:
+    for problem in loaded.unsupported:
         typer.echo(f"planned, not built yet: {problem}", err=True)
-    typer.echo(to_yaml(request.loaded.config), nl=False)
+    typer.echo(to_yaml(loaded.config), nl=False)

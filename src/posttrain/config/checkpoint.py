@@ -26,3 +26,19 @@ class CheckpointConfig(Section):
     """Whether high or low values of best_metric are good."""
     keep_every: int | None = Field(default=None, ge=1)
     """Besides those, keep the checkpoints of steps that this divides; null keeps none for that."""
+    save_optimizer: bool = True
+    """Save the optimizer's averages. Without them a checkpoint is a third as large, and a run that goes on is not exact."""
+    load_optimizer: bool = True
+    """Going on, take the optimizer's averages from the checkpoint; false starts them anew."""
+    load_schedule: bool = True
+    """Going on, take the number of updates made from the checkpoint; false starts the learning-rate schedule anew."""
+    export_every_steps: int | None = Field(default=None, ge=1)
+    """Write plain Hugging Face folders after every so many steps and at the end; null writes none. All stay."""
+    export_folder: str | None = None
+    """Folder of those; null means exports in the run folder."""
+    upload: str | None = None
+    """URL (s3://...) or folder that every checkpoint is copied to in the background; null copies none."""
+    upload_keep_last: int | None = Field(default=None, ge=1)
+    """Keep only the newest so many checkpoints there; null means as many as keep_last. keep_best and keep_every hold, too."""
+    upload_wait_s: float = Field(default=600.0, ge=0.0)
+    """Seconds that a run waits at its end for uploads; one that was told to stop waits no longer than run.grace_s."""

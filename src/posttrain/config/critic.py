@@ -8,6 +8,7 @@ from pydantic import Field
 
 from posttrain.config.algorithm import Aggregation
 from posttrain.config.base import Section
+from posttrain.config.lora import LoraConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 
 
@@ -27,6 +28,8 @@ class CriticConfig(Section):
     """Sequences per forward and backward pass. Changes memory and speed, never the result."""
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
     """Cut micro-batches by this many tokens per device instead of by count; null cuts by count."""
+    lora: LoraConfig | None = None
+    """Train a low-rank adapter and the value head instead of all weights; null trains all of them."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
     """Optimizer of the critic."""
     schedule: ScheduleConfig = ScheduleConfig()
@@ -39,6 +42,8 @@ class CriticConfig(Section):
     """Steps at the start in which only the critic is updated."""
     gradient_checkpointing: bool = False
     """Recompute activations in the critic's backward pass."""
+    activation_offload: bool = False
+    """Keep the critic's activations in CPU memory between forward and backward pass; for accelerators."""
     engine_options: dict[str, Any] = {}
     """Options for the training engine, as policy.engine_options."""
     devices: list[int] | None = None

@@ -27,6 +27,9 @@ class DataConfig(Section):
     reward_model.ground_truth, reward_spec.ground_truth, ground_truth and answer that the file has."""
     extra_info_column: str = "extra_info"
     """Column handed to reward functions as it is; may be absent."""
+    extra_columns: list[str] = []
+    """Further columns that reward functions read: they are put into what the extra information holds, under their names; may
+    be absent."""
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt, in tokens, after the chat template."""
     overlong_prompts: Literal["error", "filter", "truncate_left", "truncate_right", "truncate_middle"] = "error"

@@ -15,9 +15,20 @@ class ModelConfig(Section):
     tokenizer_path: str | None = None
     """Folder or hub id of the tokenizer; null means the model's."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of forward and backward passes. Master weights and optimizer state are float32 in either case."""
+    """Precision of forward and backward passes."""
+    master_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights that the optimizer works on, their gradients and its state. bfloat16 (with bfloat16 compute)
+    takes half the memory and loses updates that are small beside their weight."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
+    activation_offload: bool = False
+    """Keep activations in CPU memory between forward and backward pass; for accelerators."""
+    padded: bool = False
+    """Let the padding of micro-batches go through the model instead of packing sequences: the same numbers, slower."""
+    compile: bool = False
+    """torch.compile the MLPs and norms; takes a minute or more at the start. docs/training.md says where it pays."""
+    liger: bool = False
+    """Run MLPs, norms and rotary embeddings with Liger's kernels; needs a GPU and the package liger-kernel."""
     trust_remote_code: bool = False
     """Allow code from the model's folder to run. Off unless you have read that code."""
     chat_template_file: str | None = None
@@ -35,6 +46,8 @@ class ReferenceConfig(Section):
     """Sequences per forward pass when log-probs are computed without gradient (reference, and old log-probs of the policy)."""
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
     """Cut those passes by this many tokens per device instead of by count; null cuts by count."""
+    offload: bool = False
+    """Keep its weights in CPU memory except while it scores a step; for accelerators."""
     engine_options: dict[str, Any] = {}
     """Options for the reference's engine, as policy.engine_options."""
     devices: list[int] | None = None

@@ -24,6 +24,9 @@ class RewardTerm(Section):
     batched: bool = False
     """Your function is called once for all responses of a step, with lists: data_sources, solution_strs, ground_truths,
     extra_infos; it returns a list."""
+    halve_failed_batch: bool = True
+    """With batched: when the call fails it is made again about halves of the responses, until only those are without a reward
+    that fail alone; false is for a function whose values depend on what it is asked about together."""
     data_sources: list[str] = []
     """The term counts for prompts of these data sources only; empty means all."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -34,7 +34,21 @@ class SamplingConfig(Section):
 
 class RolloutConfig(SamplingConfig):
     engine: str = "native"
-    """Sampler: native samples from the weights being trained."""
+    """Sampler: native samples from the weights being trained, and so does hf (slowly, by model.generate); vllm, sglang and http
+    (any server that speaks OpenAI's completions) have a copy of the weights, which is sent to them after every step."""
+    endpoints: list[str] = []
+    """Addresses of samplers that run already, such as [http://host:8000]; empty: vllm and sglang are started by the run."""
+    timeout_s: float = Field(default=600.0, gt=0.0)
+    """Time that a server has for one response, tries and waits included; a response that takes longer has failed."""
+    retries: int = Field(default=3, ge=0)
+    """Further tries of a request that a server fails."""
+    weight_sync: Literal["auto", "in_memory", "disk", "collective"] = "auto"
+    """How new weights get to the sampler: in_memory (native, hf), through a folder, or by a broadcast to one vLLM server; auto is
+    in_memory where the sampler shares them, and disk elsewhere."""
+    weight_folder: str | None = None
+    """Folder through which weights go, which the samplers see under the same name; null makes a temporary one."""
+    weight_bucket_mib: int = Field(default=512, ge=1)
+    """Weights that are copied or broadcast at a time (a larger tensor has a bucket of its own), MiB."""
     max_concurrent_sequences: int = Field(default=256, ge=1)
     """Sequences decoded side by side; the rest wait their turn."""
     max_prefill_tokens: int = Field(default=8192, ge=1)
@@ -42,7 +56,7 @@ class RolloutConfig(SamplingConfig):
     tensor_parallel: int = Field(default=1, ge=1)
     """Devices that share one copy of the sampler."""
     engine_options: dict[str, Any] = {}
-    """Options for the sampler in its own words (vllm, sglang); the native engine reads none."""
+    """Options for the sampler in its own words (docs/rollout.md); native and hf read none."""
     devices: list[int] | None = None
     """Devices of the sampler, by number; null means all."""
 

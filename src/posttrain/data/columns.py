@@ -1,4 +1,4 @@
-"""Which columns of a file hold the prompt, the task, the reference answer and the extra information.
+"""Which columns of a file hold the prompt, the task, the reference answer, the extra information and the responses.
 
 A column that the configuration names is taken as it is. One that it leaves open is the first of the usual names that the
 file has: those of verl, ROLL and SkyRL.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from posttrain.config.data import DataConfig
 from posttrain.errors import DataError, Problem, nearest
@@ -17,26 +18,48 @@ DATA_SOURCE = ("data_source", "tag", "env_class")
 GROUND_TRUTH = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth", "answer")
 
 
+class Named(Protocol):
+    """The columns that a configuration names; null leaves the choice to the file."""
+
+    @property
+    def prompt_column(self) -> str | None: ...
+    @property
+    def data_source_column(self) -> str | None: ...
+    @property
+    def ground_truth_column(self) -> str | None: ...
+    @property
+    def extra_info_column(self) -> str: ...
+    @property
+    def extra_columns(self) -> list[str]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     """The columns of one file. ``ground_truth`` may be a dotted path into a nested column."""
 
-    prompt: str
+    prompt: str | None  # None: a file of responses without one
     data_source: str | None  # None: the file has no such column, and its own name stands for the task
-    ground_truth: str
+    ground_truth: str | None  # None: not asked for
     extra_info: str  # may be absent from the file
+    responses: str | None = None  # None: not asked for
+    extra: tuple[str, ...] = ()  # columns that go into the extra information, where the file has them
 
     def roots(self) -> set[str]:
         """Top-level columns that may be needed."""
-        named = {self.prompt, self.data_source, self.extra_info, self.ground_truth, root(self.ground_truth)}
-        return {name for name in named if name is not None}
+        named = {self.prompt, self.data_source, self.extra_info, self.ground_truth, self.responses, *self.extra}
+        return {name for name in named if name is not None} | {root(name) for name in named if name is not None}
 
 
 class ColumnChoice:
-    """The columns of one file: decided at its header, or at its first row where each row has keys of its own."""
+    """The columns of one file: decided at its header, or at its first row where each row has keys of its own.
 
-    def __init__(self, data: DataConfig):
+    Args: ``prompts_only`` asks for no other column; ``responses`` asks for this one, and does without a prompt.
+    """
+
+    def __init__(self, data: Named, *, prompts_only: bool = False, responses: str | None = None):
         self._data = data
+        self._prompts_only = prompts_only
+        self._responses = responses
         self._columns: Columns | None = None
 
     @property
@@ -73,16 +96,30 @@ class ColumnChoice:
                 problems.append(_none_of(DATA_SOURCE, names, place, "data_source_column"))
             return None
 
-        columns = Columns(
-            prompt=take("prompt_column", known.prompt if known else data.prompt_column, PROMPT),
-            data_source=source(),
-            ground_truth=take(
-                "ground_truth_column", known.ground_truth if known else data.ground_truth_column, GROUND_TRUTH
-            ),
-            extra_info=data.extra_info_column,
-        )
+        def prompt() -> str | None:
+            named = known.prompt if known else data.prompt_column
+            if self._responses and named is None and (known or not set(PROMPT) & set(names)):
+                return None
+            return take("prompt_column", named, PROMPT)
+
+        if self._prompts_only:
+            columns = Columns(prompt=prompt(), data_source=None, ground_truth=None, extra_info="")
+        else:
+            columns = Columns(
+                prompt=prompt(),
+                data_source=source(),
+                ground_truth=take(
+                    "ground_truth_column", known.ground_truth if known else data.ground_truth_column, GROUND_TRUTH
+                ),
+                extra_info=data.extra_info_column,
+                responses=take("response_column", self._responses, ()) if self._responses else None,
+                extra=tuple(data.extra_columns),
+            )
+            for column in data.extra_columns:  # may be absent, but a misspelling is not the same as that
+                if column not in names and nearest(column, list(names)):
+                    problems.append(_missing(column, names, place, "extra_columns"))
         # extra_info may be absent, but a column the user named himself is meant to be there.
-        if data.extra_info_column != DataConfig.model_fields["extra_info_column"].default:
+        if not self._prompts_only and data.extra_info_column != DataConfig.model_fields["extra_info_column"].default:
             take("extra_info_column", data.extra_info_column, ())
         if problems:
             raise DataError(problems)

@@ -1,37 +1,41 @@
-"""Prompts in a seeded order, step by step, from a position that can be saved."""
+"""Prompts, or texts to learn, in a seeded order, step by step, from a position that can be saved."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from posttrain.errors import ConfigError, Problem
-from posttrain.records.prompts import Prompt
+
+T = TypeVar("T")
 
 
-class ShuffledLoader:
-    """A PromptLoader over a list of prompts.
+class ShuffledLoader(Generic[T]):
+    """A StepLoader over a list of prompts (or other items).
 
     Each epoch has an order of its own, a permutation drawn from (seed, epoch) alone, so a position is two numbers. The
-    prompts that do not fill the last batch of an epoch are left out of that epoch.
+    items that do not fill the last batch of an epoch are left out of that epoch.
 
-    Args: ``shuffle`` False keeps the order of the list in every epoch.
-    Raises: ConfigError when there are fewer prompts than a step needs.
+    Args: ``shuffle`` False keeps the order of the list in every epoch; ``kind`` is what the items are called, in messages and
+        in data.KIND_per_step, which is ``per_step``.
+    Raises: ConfigError when there are fewer items than a step needs.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], prompts_per_step: int, *, seed: int, shuffle: bool):
-        if len(prompts) < prompts_per_step:
+    def __init__(self, items: Sequence[T], per_step: int, *, seed: int, shuffle: bool, kind: str = "prompts"):
+        self._kind = kind
+        field = f"data.{kind}_per_step"
+        if len(items) < per_step:
             raise ConfigError(
                 Problem(
-                    f"a step needs {prompts_per_step} prompts and the dataset has {len(prompts)}",
-                    fix=f"set data.prompts_per_step to at most {len(prompts)}, or add prompts",
-                    field="data.prompts_per_step",
+                    f"a step needs {per_step} {kind} and the dataset has {len(items)}",
+                    fix=f"set {field} to at most {len(items)}, or add {kind}",
+                    field=field,
                 )
             )
-        self._prompts = prompts
-        self._prompts_per_step = prompts_per_step
+        self._items = items
+        self._per_step = per_step
         self._seed = seed
         self._shuffle = shuffle
         self._epoch = 0
@@ -40,41 +44,42 @@ class ShuffledLoader:
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self._prompts) // self._prompts_per_step
+        return len(self._items) // self._per_step
 
     @property
     def epochs(self) -> float:
         """Passes over the data that have been drawn so far; an epoch's left-out prompts count as drawn."""
         return (self._epoch * self.steps_per_epoch + self._step) / self.steps_per_epoch
 
-    def next(self) -> list[Prompt]:
-        """The prompts of the next step; a new epoch begins by itself."""
+    def next(self) -> list[T]:
+        """The items of the next step; a new epoch begins by itself."""
         if self._step == self.steps_per_epoch:
             self._epoch += 1
             self._step = 0
             self._order = self._order_of(self._epoch)
-        start = self._step * self._prompts_per_step
+        start = self._step * self._per_step
         self._step += 1
-        return [self._prompts[index] for index in self._order[start : start + self._prompts_per_step]]
+        return [self._items[index] for index in self._order[start : start + self._per_step]]
 
     def state(self) -> dict[str, Any]:
-        """The position, and what must be the same for it to mean the same prompts."""
+        """The position, and what must be the same for it to mean the same items."""
         return {"epoch": self._epoch, "step": self._step, **self._identity()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state`` was taken.
 
-        Raises: ConfigError, with everything that differs, when it was taken from another order of prompts.
+        Raises: ConfigError, with everything that differs, when it was taken from another order of items.
         """
+        fields = ("", f"data.{self._kind}_per_step", "data.seed", "data.shuffle")
         problems = [
             Problem(
                 f"the saved position is of {name} = {state.get(name)}, and this run has {value}",
                 fix=f"set {field}={_written(state.get(name))}, or start a new run"
                 if field
-                else "use the files and data.max_prompts the run began with",
+                else f"use the files and the limit of {self._kind} the run began with",
                 field=field or "data.train_files",
             )
-            for (name, value), field in zip(self._identity().items(), _FIELDS, strict=True)
+            for (name, value), field in zip(self._identity().items(), fields, strict=True)
             if state.get(name) != value
         ]
         if problems:
@@ -85,22 +90,18 @@ class ShuffledLoader:
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "prompts": len(self._prompts),
-            "prompts_per_step": self._prompts_per_step,
+            self._kind: len(self._items),
+            f"{self._kind}_per_step": self._per_step,
             "seed": self._seed,
             "shuffle": self._shuffle,
         }
 
     def _order_of(self, epoch: int) -> list[int]:
-        """Indices of all prompts in the order of this epoch."""
+        """Indices of all items in the order of this epoch."""
         if not self._shuffle:
-            return list(range(len(self._prompts)))
+            return list(range(len(self._items)))
         generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-        return [int(index) for index in generator.permutation(len(self._prompts))]
-
-
-# The config field behind each entry of ShuffledLoader._identity.
-_FIELDS = ("", "data.prompts_per_step", "data.seed", "data.shuffle")
+        return [int(index) for index in generator.permutation(len(self._items))]
 
 
 def _written(value: Any) -> str:

@@ -47,6 +47,14 @@ def micro_batches(
     ]
 
 
+def tokens_of(batch: SequenceBatch, *, share_prompts: bool = True) -> int:
+    """Tokens that go through the model when these rows are packed together."""
+    responses = int(batch.response_lengths.sum())
+    if not share_prompts:
+        return responses + int(batch.prompt_lengths.sum())
+    return responses + sum(int(batch.prompt_lengths[run[0]]) for run in rows_sharing_a_prompt(batch))
+
+
 def in_row_order(parts: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
     """The rows of the parts, [b, T] each, back in the batch's order, [B, T]."""
     return torch.cat(list(parts))[torch.tensor(list(chain.from_iterable(rows))).argsort()]

@@ -33,11 +33,18 @@ class PackedSequences:
         return out.masked_scatter(self.response_mask, values)
 
 
-def pack(batch: SequenceBatch, device: torch.device | str = "cpu", *, share_prompts: bool = True) -> PackedSequences:
+def pack(
+    batch: SequenceBatch,
+    device: torch.device | str = "cpu",
+    *,
+    share_prompts: bool = True,
+    padded: bool = False,
+) -> PackedSequences:
     """Pack each row's prompt and response; padding on either side is dropped, tokens between scored ones are kept.
 
     With ``share_prompts``, neighbouring rows of one group that have the same prompt hold it once, so that the model reads it
-    once: the same numbers for less work.
+    once: the same numbers for less work. With ``padded`` the model reads what it would without packing: every row with its
+    own prompt, filled up behind to the longest one; no response token sees the filling.
     """
     width = batch.prompt_width
     prompts: list[int] = batch.prompt_lengths.tolist()
@@ -47,7 +54,9 @@ def pack(batch: SequenceBatch, device: torch.device | str = "cpu", *, share_prom
     groups: list[tuple[int, tuple[int, ...]]] = []
     prompt_ends, response_starts = [0] * len(batch), [0] * len(batch)  # in the packed row
     start = 0
-    for rows in rows_sharing_a_prompt(batch) if share_prompts else ([row] for row in range(len(batch))):
+    longest = max(map(sum, zip(prompts, responses, strict=True)), default=0)
+    alone = padded or not share_prompts
+    for rows in ([row] for row in range(len(batch))) if alone else rows_sharing_a_prompt(batch):
         prompt = prompts[rows[0]]
         tokens.append(batch.tokens[rows[0], width - prompt : width])
         positions.append(torch.arange(prompt))
@@ -57,6 +66,13 @@ def pack(batch: SequenceBatch, device: torch.device | str = "cpu", *, share_prom
             positions.append(torch.arange(prompt, prompt + responses[row]))
             prompt_ends[row], response_starts[row] = prompt_end, start
             start += responses[row]
+        if padded:
+            used = prompt + responses[rows[0]]
+            tokens.append(batch.tokens.new_zeros(longest - used))
+            positions.append(torch.arange(used, longest))
+            groups.append((longest, ()))
+            start += longest - used
+            continue
         shared = len(rows) > 1
         groups.append((prompt, tuple(responses[row] for row in rows)) if shared else (prompt + responses[rows[0]], ()))
     column = torch.arange(batch.response_mask.shape[1])

@@ -18,7 +18,8 @@ from posttrain.records.prompts import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-What = Literal["training", "validation"]
+What = Literal["training", "validation", "prompt"]
+_FIELDS = {"training": "data.train_files", "validation": "data.validation_files", "prompt": "data.files"}
 Tokenised = tuple[str, list[int]]  # text and token ids
 
 # Rows that a worker process takes at a time.
@@ -38,16 +39,22 @@ class PromptSet:
         """A line for a person when prompts were left out or cut, so that neither happens silently; else none."""
         if not self.dropped and not self.truncated:
             return []
-        fate = f"{self.dropped} of {self.rows} {what} prompts are too long and were left out"
+        fate = f"{self.dropped} of {self.rows} {_called(what)} are too long and were left out"
         if self.truncated:
-            fate = f"{self.truncated} of {self.rows} {what} prompts are too long and were cut"
+            fate = f"{self.truncated} of {self.rows} {_called(what)} are too long and were cut"
         return [fate]
 
 
 def load_prompts(
-    files: Sequence[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, what: What
+    files: Sequence[str],
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    what: What,
+    limit: int | None = None,
 ) -> PromptSet:
-    """All prompts of ``files``, read in order and concatenated; ``what`` names the dataset in errors.
+    """All prompts of ``files``, read in order and concatenated, or the first ``limit`` rows; ``what`` names the dataset in
+    errors. Of a "prompt" dataset only the prompts are read: there is nothing to score.
 
     With ``data.filter_workers`` > 1 that many processes tokenise; prompts and their order stay the same.
 
@@ -56,24 +63,28 @@ def load_prompts(
     """
     if problems := check_template(tokenizer, data.chat_template_options):
         raise ModelError(problems)
-    rows, names = _read(files, data)
-    field = "data.train_files" if what == "training" else "data.validation_files"
+    rows, names = _read(files, data, prompts_only=what == "prompt")
+    rows, names = rows[:limit], names[:limit]
+    field = _FIELDS[what]
     if not rows:
         raise DataError(Problem(f"the {what} files hold no rows", field=field))
     tokenised = _tokenise(rows, names, data, tokenizer)
 
-    limit = data.max_prompt_tokens
-    overlong = [index for index, (_, ids) in enumerate(tokenised) if len(ids) > limit]
+    longest = data.max_prompt_tokens
+    overlong = [index for index, (_, ids) in enumerate(tokenised) if len(ids) > longest]
     if overlong and data.overlong_prompts == "error":
-        raise DataError(_overlong_problem([(names[i], len(tokenised[i][1])) for i in overlong], len(rows), limit, what))
+        too_long = [(names[i], len(tokenised[i][1])) for i in overlong]
+        raise DataError(_overlong_problem(too_long, len(rows), longest, what))
     drop = set(overlong) if data.overlong_prompts == "filter" else set()
     if len(drop) == len(rows):
         shortest = min(len(ids) for _, ids in tokenised)
-        text = f"no {what} prompt is left: all {len(rows)} are longer than {limit} tokens (the shortest has {shortest})"
+        text = (
+            f"no {what} prompt is left: all {len(rows)} are longer than {longest} tokens (the shortest has {shortest})"
+        )
         field = "data.max_prompt_tokens"
         raise DataError(Problem(text, fix=f"raise {field}", field=field))
     for index in [] if drop else overlong:
-        ids = cut(tokenised[index][1], limit, data.overlong_prompts)
+        ids = cut(tokenised[index][1], longest, data.overlong_prompts)
         tokenised[index] = (str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)), ids)
     prompts = [
         _prompt(row, name, text, ids)
@@ -112,14 +123,14 @@ def file_labels(files: Sequence[str]) -> list[str]:
     return labels
 
 
-def _read(files: Sequence[str], data: DataConfig) -> tuple[list[Row], list[str]]:
+def _read(files: Sequence[str], data: DataConfig, *, prompts_only: bool) -> tuple[list[Row], list[str]]:
     """Rows of all files and their prompt ids, such as train.parquet:17."""
     rows: list[Row] = []
     names: list[str] = []
     problems: list[Problem] = []
     for file, label in zip(files, file_labels(files), strict=True):
         try:
-            for row in read_rows(file, data):
+            for row in read_rows(file, data, prompts_only=prompts_only):
                 rows.append(row)
                 names.append(f"{label}:{row.number}")
         except DataError as error:
@@ -141,14 +152,20 @@ def _prompt(row: Row, name: str, text: str, ids: list[int]) -> Prompt:
     )
 
 
+def _called(what: What) -> str:
+    """The prompts of a dataset, for people."""
+    return "prompts" if what == "prompt" else f"{what} prompts"
+
+
 def _overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, what: What) -> Problem:
     first = ", ".join(f"{name} has {length}" for name, length in overlong[:MAX_LISTED])
     more = f", … {len(overlong) - MAX_LISTED} more" if len(overlong) > MAX_LISTED else ""
     longest = max(length for _, length in overlong)
     return Problem(
-        f"{len(overlong)} of {rows} {what} prompts are longer than {limit} tokens: {first}{more}; "
+        f"{len(overlong)} of {rows} {_called(what)} are longer than {limit} tokens: {first}{more}; "
         f"the longest has {longest}",
-        fix="raise data.max_prompt_tokens, or set data.overlong_prompts to filter or truncate_left, _right or _middle",
+        fix=f"raise data.max_prompt_tokens, or set data.overlong_prompts to {'filter or ' * (what != 'prompt')}"
+        "truncate_left, _right or _middle",
         field="data.max_prompt_tokens",
     )
 

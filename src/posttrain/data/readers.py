@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.config.data import DataConfig
-from posttrain.data.columns import ColumnChoice, Columns, root
+from posttrain.data.columns import ColumnChoice, Columns, Named, root
 from posttrain.errors import DataError, Problem, did_you_mean, nearest
 
 # How many bad rows one error lists.
@@ -33,24 +34,28 @@ class Row:
     """One row, checked: what becomes a Prompt once a tokenizer has seen it."""
 
     number: int  # in its file, from 0
-    messages: list[dict[str, Any]]  # chat messages, each with role and content
+    messages: list[
+        dict[str, Any]
+    ]  # chat messages, each with role and content; empty where a file of responses has no prompt
     data_source: str
-    ground_truth: Any  # as the dataset holds it
+    ground_truth: Any  # as the dataset holds it; None where only prompts are read
     extra_info: dict[str, Any]  # as the dataset holds it; empty when absent
+    responses: tuple[str, ...] = ()  # where they are read
 
 
-def read_rows(path: str | Path, data: DataConfig) -> Iterator[Row]:
+def read_rows(
+    path: str | Path, data: Named, *, prompts_only: bool = False, responses: str | None = None
+) -> Iterator[Row]:
     """The rows of one file, in order.
 
+    Args: ``prompts_only`` reads no other column, so that the others may hold anything; ``responses`` names the column with
+        the responses, and makes the prompt optional.
     Raises: DataError when the file cannot be read, or with the first bad rows (at most MAX_LISTED). Rows before the
     first bad one are yielded before it is raised.
     """
-    file = Path(path).expanduser()
     problems: list[Problem] = []
-    choice = ColumnChoice(data)
     try:
-        for number, record in enumerate(_records(file, choice)):
-            row = _row(record, number, file, choice.columns)
+        for row in checked_rows(path, data, prompts_only=prompts_only, responses=responses):
             if isinstance(row, Problem):
                 problems.append(row)
                 if len(problems) == MAX_LISTED:
@@ -61,6 +66,33 @@ def read_rows(path: str | Path, data: DataConfig) -> Iterator[Row]:
         problems += error.problems
     if problems:
         raise DataError(problems)
+
+
+def checked_rows(
+    path: str | Path, data: Named, *, prompts_only: bool = False, responses: str | None = None
+) -> Iterator[Row | Problem]:
+    """Every row of a file, or what is wrong with it; see ``read_rows``.
+
+    Raises: DataError when the file cannot be read, or lacks a column.
+    """
+    file = Path(path).expanduser()
+    choice = ColumnChoice(data, prompts_only=prompts_only, responses=responses)
+    by_row = _kind(file) in ("json", "jsonl")  # every row has keys of its own: one that lacks some does not end it
+    for number, record in enumerate(_records(file, None if by_row else choice)):
+        try:
+            if by_row:
+                choice.check(list(record), partial(_reaches, record), f"row {number} of {file.name}")
+        except DataError as error:
+            if not number:  # the first decides
+                raise
+            yield error.problems[0]
+        else:
+            yield _row(record, number, file, choice.columns)
+
+
+def read_records(path: str | Path) -> Iterator[Record]:
+    """The rows of a file as they stand, with all their columns. Raises: DataError when it cannot be read."""
+    yield from _records(Path(path).expanduser(), None)
 
 
 def count_rows(path: str | Path) -> int:
@@ -75,14 +107,14 @@ def count_rows(path: str | Path) -> int:
     return sum(1 for _ in _records(file, None))
 
 
-def data_sources(path: str | Path, data: DataConfig) -> set[str]:
+def data_sources(path: str | Path, data: Named, *, responses: str | None = None) -> set[str]:
     """The distinct task names of a file. Of a parquet file only that column is read, other kinds are read through.
 
     Raises: DataError when the file cannot be read or lacks a column. Cells that hold no name are passed over: opening
         the dataset reports them with their rows.
     """
     file = Path(path).expanduser()
-    choice = ColumnChoice(data)
+    choice = ColumnChoice(data, responses=responses)
     if _kind(file) == "parquet":
         with _readable(file), pq.ParquetFile(file) as table:
             column = _parquet_columns(table, file, choice).data_source
@@ -104,25 +136,36 @@ def check_files(data: DataConfig) -> list[Problem]:
         if field == "train_files" and not files:
             problems.append(Problem("there is no training file", fix="name at least one", field="data.train_files"))
         for path in files:
-            problems += _check_file(path, data, f"data.{field}")
+            problems += check_file(path, ColumnChoice(data), f"data.{field}")
     return problems
 
 
-def _check_file(path: str, data: DataConfig, field: str) -> list[Problem]:
+def check_file(path: str, choice: ColumnChoice, field: str) -> list[Problem]:
+    """The same of one file, in which ``choice`` looks for columns and which the setting ``field`` names."""
+    record, problems = first_record(path, field, choice)
+    if record is None:
+        return problems
+    row = _row(record, 0, Path(path).expanduser(), choice.columns)
+    return [row] if isinstance(row, Problem) else []
+
+
+def first_record(
+    path: str, field: str, choice: ColumnChoice | None = None, *, read: bool = True
+) -> tuple[Record | None, list[Problem]]:
+    """The first row of a file that the setting ``field`` names, as it stands, or why there is none. With ``read`` False it
+    is only looked for."""
     if "://" in path:
-        return [Problem(f"{path} is not on this machine", fix="download it and name the local file", field=field)]
+        return None, [Problem(f"{path} is not on this machine", fix="download it and name the local file", field=field)]
     file = Path(path).expanduser()
     if not file.is_file():
-        return [_missing_file(file, path, field)]
+        return None, [_missing_file(file, path, field)]
+    if not read:
+        return None, []
     try:
-        choice = ColumnChoice(data)
         record = next(iter(_records(file, choice)), None)
     except DataError as error:
-        return [Problem(item.what, fix=item.fix, field=item.field or field) for item in error.problems]
-    if record is None:
-        return [Problem(f"{path} holds no rows", field=field)]
-    row = _row(record, 0, file, choice.columns)
-    return [row] if isinstance(row, Problem) else []
+        return None, [Problem(item.what, fix=item.fix, field=item.field or field) for item in error.problems]
+    return record, [] if record is not None else [Problem(f"{path} holds no rows", field=field)]
 
 
 def _missing_file(file: Path, path: str, field: str) -> Problem:
@@ -226,7 +269,7 @@ def _json_object(text: str, place: str, file: Path, choice: ColumnChoice | None)
 
 def _checked_object(value: Any, place: str, file: Path, choice: ColumnChoice | None) -> Record:
     if not isinstance(value, dict):
-        raise DataError(Problem(f"{place} holds {_said(value)}", fix="each row is an object, column by column"))
+        raise DataError(Problem(f"{place} holds {said(value)}", fix="each row is an object, column by column"))
     if choice is not None:
         choice.check(list(value), lambda path: _reaches(value, path), place)
     return value
@@ -265,10 +308,12 @@ _READERS: dict[str, Callable[[Path, ColumnChoice | None], Iterator[Record]]] = {
 def _with_json_cells(record: Record, place: str, columns: Columns) -> Record:
     """A csv row with its JSON cells read: nested columns always, the prompt when it is a list of messages."""
     nested = {columns.extra_info}
-    if columns.ground_truth not in record:
+    if columns.ground_truth is not None and columns.ground_truth not in record:
         nested.add(root(columns.ground_truth))
-    if re.match(r"\s*\[\s*[{\]]", record[columns.prompt]):  # "[INST] hello" is a prompt in words
+    if columns.prompt and re.match(r"\s*\[\s*[{\]]", record[columns.prompt]):  # "[INST] hello" is a prompt in words
         nested.add(columns.prompt)
+    if columns.responses and _TEXTS_AS_TEXT.match(record[columns.responses]):
+        nested.add(columns.responses)
     for column in nested & set(record):
         try:
             record[column] = json.loads(record[column]) if record[column].strip() else {}
@@ -285,28 +330,54 @@ def _with_json_cells(record: Record, place: str, columns: Columns) -> Record:
 _MESSAGES_AS_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content)"\s*:')
 
 
+# How a list of texts begins when it is written as JSON text.
+_TEXTS_AS_TEXT = re.compile(r'\s*\[\s*["\]]')
+
+
 class _BadValue(Exception):
     """What is wrong with a cell; caught in _row, which knows the row."""
 
 
 def _row(record: Mapping[str, Any], number: int, file: Path, columns: Columns) -> Row | Problem:
     """The checked row, or the first thing that is wrong with it."""
-    field, column = "prompt_column", columns.prompt
+    field, column = "prompt_column", columns.prompt or ""
     try:
-        messages = _messages(record[column])
+        messages = _messages(record[column]) if column else []
+        field, column = "response_column", columns.responses or ""
+        responses = _responses(record[column]) if column else ()
         field, column = "data_source_column", columns.data_source or ""
         source = record[column] if column else file.stem
         if not isinstance(source, str) or not source:
-            raise _BadValue(f"holds {_said(source)}; the name of a task is expected")
-        field, column = "ground_truth_column", columns.ground_truth
-        truth = _drill(record, column)
+            raise _BadValue(f"holds {said(source)}; the name of a task is expected")
+        field, column = "ground_truth_column", columns.ground_truth or ""
+        truth = _drill(record, column) if column else None
         field, column = "extra_info_column", columns.extra_info
         extra = record.get(column)
         if extra is not None and not isinstance(extra, Mapping):
-            raise _BadValue(f"holds {_said(extra)}; a mapping is expected")
+            raise _BadValue(f"holds {said(extra)}; a mapping is expected")
     except _BadValue as error:
         return Problem(f"row {number} of {file.name}: column {column} {error}", field=f"data.{field}")
-    return Row(number=number, messages=messages, data_source=source, ground_truth=truth, extra_info=dict(extra or {}))
+    return Row(
+        number=number,
+        messages=messages,
+        data_source=source,
+        ground_truth=truth,
+        extra_info={**(extra or {}), **{name: record[name] for name in columns.extra if name in record}},
+        responses=responses,
+    )
+
+
+def _responses(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise _BadValue(f"holds {said(value)}; a text or a list of texts is expected")
+    if not value:
+        raise _BadValue("holds a list of 0 responses; at least one is expected")
+    for index, response in enumerate(value):
+        if not isinstance(response, str):
+            raise _BadValue(f"holds {said(response)} as response {index}; text is expected")
+    return tuple(value)
 
 
 def _messages(prompt: Any) -> list[dict[str, Any]]:
@@ -320,16 +391,16 @@ def _messages(prompt: Any) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise _BadValue(f"holds messages that are not JSON: {error.msg} at character {error.pos}") from error
     if not isinstance(prompt, list):
-        raise _BadValue(f"holds {_said(prompt)}; a text or a list of chat messages is expected")
+        raise _BadValue(f"holds {said(prompt)}; a text or a list of chat messages is expected")
     if not prompt:
         raise _BadValue("holds a list of 0 messages; at least one is expected")
     messages = []
     for index, message in enumerate(prompt):
         if not isinstance(message, Mapping):
-            raise _BadValue(f"holds {_said(message)} as message {index}; a mapping with role and content is expected")
+            raise _BadValue(f"holds {said(message)} as message {index}; a mapping with role and content is expected")
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                missing = f"holds {_said(message[key])} as {key} of message {index}" if key in message else ""
+                missing = f"holds {said(message[key])} as {key} of message {index}" if key in message else ""
                 raise _BadValue((missing or f"has no {key} in message {index}") + "; text is expected")
         # parquet gives every message the keys of all others, as None
         messages.append({key: value for key, value in message.items() if value is not None})
@@ -352,7 +423,7 @@ def _drill(record: Mapping[str, Any], path: str) -> Any:
     value: Any = record
     for depth, key in enumerate(parts := path.split(".")):
         if not isinstance(value, Mapping):
-            raise _BadValue(f"cannot be reached: {'.'.join(parts[:depth])} holds {_said(value)}")
+            raise _BadValue(f"cannot be reached: {'.'.join(parts[:depth])} holds {said(value)}")
         if key not in value:
             fix = did_you_mean(key, list(value)) if value else "it is empty"
             raise _BadValue(f"cannot be reached: there is no {key!r} in {'.'.join(parts[:depth])}; {fix}")
@@ -360,7 +431,7 @@ def _drill(record: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _said(value: Any) -> str:
+def said(value: Any) -> str:
     """A value in words, for an error."""
     if value is None:
         return "nothing"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateSyntaxError
+
 from posttrain.errors import DataError, ModelError, Problem
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ def apply_template(
     The text is tokenised without special tokens: a template writes its own begin-of-sequence token, and the tokenizer
     would add a second one.
 
-    Raises: ModelError as ``check_template`` finds; DataError when the template refuses these messages.
+    Raises: ModelError as ``check_template`` finds, or when the template is no template; DataError when it refuses these
+        messages.
     """
     if problems := check_template(tokenizer, options):
         raise ModelError(problems)
@@ -49,6 +52,14 @@ def apply_template(
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **options
         )
+    except TemplateSyntaxError as error:
+        raise ModelError(
+            Problem(
+                f"the chat template cannot be read: {error.message}, in its line {error.lineno}",
+                fix="name another Jinja file with model.chat_template_file",
+                field="model.chat_template_file",
+            )
+        ) from error
     except Exception as error:  # a template is a program from the model's folder: it may fail in any way
         raise DataError(Problem(f"the chat template refuses it: {type(error).__name__}: {error}")) from error
     assert isinstance(text, str)  # one conversation gives one text

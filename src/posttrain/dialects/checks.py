@@ -11,6 +11,15 @@ from posttrain.config.critic import CriticConfig
 from posttrain.dialects.algorithm_checks import algorithm_problems, algorithm_warnings
 from posttrain.dialects.batch_checks import batch_problems, batch_warnings
 from posttrain.dialects.reward_checks import reward_problems, reward_warnings
+from posttrain.dialects.rollout_checks import missing_sampler, rollout_problems, rollout_warnings
+from posttrain.dialects.run_checks import (
+    PLANNED_TRAIN_ENGINES,
+    resuming_problems,
+    retention_warnings,
+    unbuilt_training,
+)
+from posttrain.dialects.tracking_checks import tracking_problems, tracking_warnings
+from posttrain.dialects.training_checks import training_problems, training_warnings
 from posttrain.errors import Problem
 from posttrain.placement.batch import needs_values
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
@@ -23,12 +32,6 @@ NOT_YET_SUPPLIED = {
 SEQUENCE_MEAN_LOSSES = ("geo_mean", "gspo", "sapo")  # losses defined as a mean over responses
 
 
-# Engines and trackers that configurations may name and later versions bring.
-PLANNED_TRAIN_ENGINES = ("fsdp", "deepspeed", "megatron")
-PLANNED_ROLLOUT_ENGINES = ("hf", "vllm", "sglang", "http")
-PLANNED_TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab")
-
-
 def check(config: RunConfig) -> list[Problem]:
     """Everything wrong with a configuration whose keys are right one by one."""
     return [*_names(config), *_rules(config)]
@@ -36,27 +39,8 @@ def check(config: RunConfig) -> list[Problem]:
 
 def unbuilt(config: RunConfig) -> list[Problem]:
     """What is right to ask for and planned, and this version cannot run. A plan can be made of it; a run is refused."""
-    roles = {"policy": config.policy.engine, "critic": config.critic.engine}
-    asked = [
-        *((f"{role}.engine", name) for role, name in roles.items() if name in PLANNED_TRAIN_ENGINES),
-        *([("rollout.engine", config.rollout.engine)] if config.rollout.engine in PLANNED_ROLLOUT_ENGINES else []),
-        *(
-            (f"tracking.trackers.{index}", name)
-            for index, name in enumerate(config.tracking.trackers)
-            if name in PLANNED_TRACKERS
-        ),
-    ]
-    instead = {"policy": "local", "critic": "local", "rollout": "native", "tracking": "console"}
-    problems = [
-        Problem(
-            f"{name} is planned; this version cannot run it", fix=f"use {instead[field.split('.')[0]]}", field=field
-        )
-        for field, name in asked
-    ]
-    if config.placement.devices > 1:
-        what = f"a run on {config.placement.devices} devices is planned; this version runs on one"
-        problems.append(Problem(what, fix="use placement.devices=1", field="placement.devices"))
-    return problems
+    engines = {"policy": config.policy.engine, "critic": config.critic.engine}
+    return [*unbuilt_training(engines, config.placement), *missing_sampler(config.rollout)]
 
 
 def _names(config: RunConfig) -> Iterator[Problem]:
@@ -72,9 +56,8 @@ def _names(config: RunConfig) -> Iterator[Problem]:
             chosen.append((REWARDS, term.name, f"reward.terms.{index}.name"))
     for index, name in enumerate(config.tracking.trackers):
         chosen.append((TRACKERS, name, f"tracking.trackers.{index}"))
-    planned = {*PLANNED_TRAIN_ENGINES, *PLANNED_ROLLOUT_ENGINES, *PLANNED_TRACKERS}  # told by unbuilt()
     for registry, name, field in chosen:
-        if name not in registry.names() and name not in planned:
+        if name not in registry.names() and name not in PLANNED_TRAIN_ENGINES:  # told by unbuilt()
             yield registry.problem(name, field)
 
 
@@ -87,21 +70,14 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
             fix="use a temperature above 0, such as rollout.temperature=1.0",
             field="rollout.temperature",
         )
-    yield from _resuming_rules(config)
+    yield from resuming_problems(config)
     yield from _algorithm_rules(config)
     yield from algorithm_problems(config)
     yield from batch_problems(config)
+    yield from rollout_problems(config)
+    yield from training_problems(config)
     yield from reward_problems(config)
-
-
-def _resuming_rules(config: RunConfig) -> Iterator[Problem]:
-    if config.checkpoint.keep_best is not None and config.checkpoint.best_metric is None:
-        what = "checkpoint.keep_best needs the metric that says what is best"
-        fix = "name one of metrics.jsonl, such as checkpoint.best_metric=reward/mean"
-        yield Problem(what, fix=fix, field="checkpoint.keep_best")
-    if config.run.resume == "never" and config.run.resume_path is not None:
-        what = "run.resume=never and a path to go on from contradict each other"
-        yield Problem(what, fix="use run.resume=auto", field="run.resume_path")
+    yield from tracking_problems(config.tracking)
 
 
 def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
@@ -128,7 +104,6 @@ def warnings_of(config: RunConfig) -> list[str]:
     """What was asked for and has no effect, in sentences."""
     wants_no_validation = not config.data.validation_files
     uses_critic = needs_values(config.advantage.name)
-    schedules = [("policy", config.policy.schedule), *([("critic", config.critic.schedule)] if uses_critic else [])]
     found = [
         (
             wants_no_validation and config.validation.every_steps is not None,
@@ -137,20 +112,6 @@ def warnings_of(config: RunConfig) -> list[str]:
         (
             config.reference.path is not None and config.loss.kl_coef == config.reward.kl.coef == 0,
             "reference.path has no effect: loss.kl_coef and reward.kl.coef are 0, so no reference model is loaded",
-        ),
-        *(
-            (
-                schedule.warmup_updates is not None and schedule.warmup_ratio > 0,
-                f"{role}.schedule.warmup_ratio has no effect: {role}.schedule.warmup_updates is given",
-            )
-            for role, schedule in schedules
-        ),
-        *(
-            (
-                schedule.name == "constant" and schedule.min_lr_ratio > 0,
-                f"{role}.schedule.min_lr_ratio has no effect: the schedule is constant",
-            )
-            for role, schedule in schedules
         ),
         (
             config.loss.kl_estimator != "k3" and config.loss.kl_coef == 0,
@@ -164,24 +125,17 @@ def warnings_of(config: RunConfig) -> list[str]:
     ]
     return [
         *(text for applies, text in found if applies),
-        *_unused_retention(config),
+        *retention_warnings(config.checkpoint),
         *algorithm_warnings(config),
         *batch_warnings(config),
+        *rollout_warnings(config.rollout),
+        *training_warnings(config, uses_critic=uses_critic),
         *reward_warnings(config),
         *([] if uses_critic else _without_a_critic(config)),
+        *tracking_warnings(config.tracking),
         *_unread("advantage", config.advantage, ADVANTAGES),
         *_unread("loss", config.loss, POLICY_LOSSES),
     ]
-
-
-def _unused_retention(config: RunConfig) -> Iterator[str]:
-    rules = config.checkpoint
-    if rules.keep_last is None:
-        for name in ("keep_best", "keep_every"):
-            if getattr(rules, name) is not None:
-                yield f"checkpoint.{name} has no effect: checkpoint.keep_last is null, so all are kept"
-    if rules.keep_best is None and rules.best_metric is not None:
-        yield "checkpoint.best_metric has no effect: checkpoint.keep_best is null"
 
 
 def _without_a_critic(config: RunConfig) -> Iterator[str]:

@@ -1,10 +1,15 @@
-"""Which dialect a configuration is written in, seen by its own shape."""
+"""Which dialect a configuration is written in, and for which entry point, seen by its own keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 from posttrain.dialects.compose import read_yaml
+from posttrain.dialects.entries import ENTRIES, Entry, entry_of
+from posttrain.dialects.ledger import Ledger
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.overrides import parse_overrides
 from posttrain.errors import ConfigError, Problem, did_you_mean
@@ -13,7 +18,20 @@ NAMES = ("native", "verl", "verl@0.2", "skyrl", "skyrl@2025-06", "skyrl@2025-08"
 
 # Keys that only one dialect has, dotted where the first name alone is shared.
 MARKS: dict[str, tuple[str, ...]] = {
-    "native": ("model.path", "policy", "rollout", "run", "advantage", "loss", "validation", "data.prompts_per_step"),
+    "native": (
+        "model.path",
+        "policy",
+        "rollout",
+        "run",
+        "advantage",
+        "loss",
+        "validation",
+        "data.prompts_per_step",
+        "data.sequences_per_step",
+        "data.files",
+        "output",
+        "metrics",
+    ),
     "verl": (
         "actor_rollout_ref",
         "algorithm",
@@ -23,6 +41,10 @@ MARKS: dict[str, tuple[str, ...]] = {
         "data.train_batch_size",
         "data.response_key",
         "data.output_path",
+        "data.path",
+        "data.n_samples",
+        "data.prompt_key",
+        "rollout.response_length",
         "evaluation",
         "数据",
         "自定义奖励函数",
@@ -49,46 +71,83 @@ MARKS: dict[str, tuple[str, ...]] = {
         "train_env_manager",
     ),
 }
-# verl's other files: what they are, and the keys that only they have.
-OTHER_ENTRIES = {
-    "sft": ("verl's sft_trainer.yaml (supervised fine-tuning)", ("model.partial_pretrain", "optim", "优化器配置")),
-    "evaluate": (
-        "verl's evaluation.yaml (scoring responses in a file)",
-        ("data.response_key", "evaluation", "数据", "自定义奖励函数"),
-    ),
-    "generate": ("verl's generation.yaml (writing responses to a file)", ("data.output_path", "data.n_samples")),
+# What a defaults list may name: whose file it is, and of which entry.
+PEER_FILES = {
+    "ppo_trainer": ("verl", "train"),
+    "ppo_megatron_trainer": ("verl", "train"),
+    "sft_trainer": ("verl", "sft"),
+    "generation": ("verl", "generate"),
+    "evaluation": ("verl", "evaluate"),
+    "ppo_base_config": ("skyrl", "train"),
 }
-PEER_FILES = {"ppo_trainer": "verl", "ppo_megatron_trainer": "verl", "sft_trainer": "verl", "ppo_base_config": "skyrl"}
 
 
-def read_config(path: str | None, overrides: Sequence[str], dialect: str | None, *, here: bool = False) -> LoadedConfig:
+def read_config(
+    path: str | None,
+    overrides: Sequence[str],
+    dialect: str | None,
+    *,
+    entry: Entry[Any] | None = None,
+    here: bool = False,
+) -> LoadedConfig[Any]:
     """The configuration in the dialect it is written in, or in the one that is named.
 
-    Raises: ConfigError for a dialect that does not exist or cannot be told, and for what cannot be read at all.
+    Args: ``entry`` is what the user asked for; None takes what the keys show. ``config`` is an ``entry.root``.
+    Raises: ConfigError for a dialect that does not exist or cannot be told, for a configuration of another entry than the
+        one that was asked for, and for what cannot be read at all.
     """
     if dialect is not None and dialect not in NAMES:
         raise ConfigError(
             Problem(f"there is no dialect {dialect!r} (known: {', '.join(NAMES)})", fix=did_you_mean(dialect, NAMES))
         )
     name, _, version = (dialect or detect(path, overrides)).partition("@")
+    found = detect_entry(name, path, overrides, entry)
+    if entry is not None and found is not entry:
+        given = path or "KEY=VALUE ..."
+        raise ConfigError(Problem(f"this is {found.title}: posttrain {found.name} {given}"))
     if name == "native":
         from posttrain.dialects import native
 
-        return native.read(path, overrides, here=here)
-    from posttrain.dialects.reading import read_dialect, refuse_entry
+        return native.read(path, overrides, found, here=here)
+    from posttrain.dialects.reading import read_dialect
 
-    for entry, (title, marks) in OTHER_ENTRIES.items() if name == "verl" else ():
-        keys = _keys(path, overrides)
-        if _present(marks, keys) and not _present(MARKS["verl"][:3], keys):
-            refuse_entry(load_dialect(name), path, overrides, version, entry, title)
-    return read_dialect(load_dialect(name), path, overrides, version=version, here=here)
+    spoken = load_dialect(name)
+    if found.name not in spoken.rules:
+        what = f"{name} has no configuration for posttrain {found.name} that could be read"
+        raise ConfigError(Problem(what, fix="write a native one", where=path or "the command line"))
+    return read_dialect(spoken, path, overrides, entry=found, version=version, here=here)
 
 
 def load_dialect(name: str):  # type: ignore[no-untyped-def]
     """The dialect of a peer, with its tables."""
-    from importlib import import_module
-
     return import_module(f"posttrain.dialects.{name}").DIALECT
+
+
+def detect_entry(dialect: str, path: str | None, overrides: Sequence[str], asked: Entry[Any] | None) -> Entry[Any]:
+    """The entry whose keys a configuration in this dialect has; see ``entry_of``."""
+    for name in _defaults_list(path):
+        if name in PEER_FILES and PEER_FILES[name][0] == dialect:
+            return ENTRIES[PEER_FILES[name][1]]
+    tables = {name: _ledger(dialect).of(name) for name in ENTRIES}
+
+    def knows(entry: Entry[Any], key: str) -> bool:
+        return _has(tables[entry.name], key)
+
+    return entry_of(knows, _keys(path, overrides) | _keys(None, overrides), asked)
+
+
+def _has(table: Ledger, key: str) -> bool:
+    return table.find(key) is not None or table.is_section(key)
+
+
+@cache
+def _ledger(dialect: str) -> Ledger:
+    if dialect == "native":
+        from posttrain.dialects.native.ledger import native_ledger
+
+        return native_ledger()
+    ledger: Ledger = load_dialect(dialect).ledger
+    return ledger
 
 
 def detect(path: str | None, overrides: Sequence[str]) -> str:
@@ -97,17 +156,17 @@ def detect(path: str | None, overrides: Sequence[str]) -> str:
     Raises: ConfigError when they could be of several, or of none.
     """
     keys = _keys(path, overrides)
-    if path is not None:
-        values, _ = read_yaml(path)
-        listed = values.get("defaults") or []
-        for name in listed if isinstance(listed, list) else []:
-            if isinstance(name, str) and name.partition("@")[0].rpartition("/")[2] in PEER_FILES:
-                return PEER_FILES[name.partition("@")[0].rpartition("/")[2]]
+    for name in _defaults_list(path):
+        if name in PEER_FILES:
+            return PEER_FILES[name][0]
     marks = {dialect: sorted(_present(MARKS[dialect], keys)) for dialect in MARKS}
     most = max(len(found) for found in marks.values())
     best = [dialect for dialect, found in marks.items() if len(found) == most]
     if most == 0 and path is None:
         return "native"
+    if most and len(best) > 1:  # rare enough to read their tables for it
+        known = {dialect: sum(_has(_ledger(dialect), key) for key in keys) for dialect in best}
+        best = [dialect for dialect in best if known[dialect] == max(known.values())]
     if most == 0 or len(best) > 1:
         what = "the keys do not show whose configuration this is"
         if most:
@@ -116,6 +175,13 @@ def detect(path: str | None, overrides: Sequence[str]) -> str:
             Problem(what, fix=f"say it with --dialect {'|'.join(NAMES)}", where=path or "the command line")
         )
     return best[0]
+
+
+def _defaults_list(path: str | None) -> list[str]:
+    """The names of the files that a file starts from (Hydra's defaults list), without folders and packages."""
+    listed = read_yaml(path)[0].get("defaults") if path is not None else None
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    return [name.partition("@")[0].rpartition("/")[2] for name in names]
 
 
 def _keys(path: str | None, overrides: Sequence[str]) -> set[str]:

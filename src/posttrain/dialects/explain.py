@@ -8,9 +8,9 @@ from posttrain.dialects.ledger import ABSENT, Key, Ledger, type_text
 
 ENTRIES = {
     "train": "Reinforcement learning (`posttrain train`)",
-    "sft": "Supervised fine-tuning",
-    "generate": "Generation",
-    "evaluate": "Evaluation",
+    "sft": "Supervised fine-tuning (`posttrain sft`)",
+    "generate": "Generation (`posttrain generate`)",
+    "evaluate": "Evaluation (`posttrain evaluate`)",
 }
 
 
@@ -62,7 +62,13 @@ def became(row: Key) -> str:
 
 def explain_text(row: Key, dialect: str) -> str:
     """One key, for a terminal."""
-    lines = [row.name, f"  {row.meaning}", f"  type      {type_text(row.type)}", f"  default   {default_text(row)}"]
+    lines = [
+        row.name,
+        f"  {row.meaning}",
+        *([f"  entry     posttrain {row.entry}"] if row.entry != "train" else []),
+        f"  type      {type_text(row.type)}",
+        f"  default   {default_text(row)}",
+    ]
     lines += [
         f"  {f'in {version}':<9} {'absent' if value is ABSENT else _value_text(value)}"
         for version, value in row.earlier.items()

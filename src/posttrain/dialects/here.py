@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from posttrain.config import RunConfig
-from posttrain.dialects.checks import PLANNED_TRACKERS
+from posttrain.config.base import Section
+from posttrain.dialects.metric_names import SERVICES
+from posttrain.registry import is_installed
+
+C = TypeVar("C", bound=Section)
 
 ONE_DEVICE: dict[str, dict[str, Any]] = {
     "placement": {"device": "auto", "devices": 1, "nodes": 1},
@@ -24,7 +27,7 @@ ONE_DEVICE: dict[str, dict[str, Any]] = {
         "pipeline_parallel": 1,
     },
     "reference": {"devices": None},
-    "rollout": {"engine": "native", "tensor_parallel": 1, "devices": None},
+    "rollout": {"engine": "native", "endpoints": [], "weight_sync": "auto", "tensor_parallel": 1, "devices": None},
 }
 OPTIONS = {
     "policy": ("engine_options",),
@@ -35,25 +38,31 @@ OPTIONS = {
 }
 
 
-def at_hand(config: RunConfig) -> tuple[RunConfig, list[str]]:
-    """The same run on one device: parallel sizes 1, the native sampler, the local training engine, and every change in words."""
+def at_hand(config: C) -> tuple[C, list[str]]:
+    """The same run on one device: parallel sizes 1, the native sampler, the local training engine, the trackers that
+    are installed, and every change in words."""
     changes: list[str] = []
     sections: dict[str, Any] = {}
-    for name in {**ONE_DEVICE, **OPTIONS}:
+    held = type(config).model_fields  # not every entry has every section
+    for name in [name for name in {**ONE_DEVICE, **OPTIONS} if name in held]:
         section = getattr(config, name)
         wanted = {
             **ONE_DEVICE.get(name, {}),
-            **{option: {} for option in OPTIONS.get(name, ()) if getattr(section, option)},
+            **{option: {} for option in OPTIONS.get(name, ()) if getattr(section, option, None)},
         }
         different = {key: value for key, value in wanted.items() if getattr(section, key) != value}
         for key, value in different.items():
             changes.append(f"{name}.{key}: {_shown(value)} instead of {_shown(getattr(section, key))}")
         sections[name] = section.model_copy(update=different)
-    trackers = [name for name in config.tracking.trackers if name not in PLANNED_TRACKERS]
-    if trackers != config.tracking.trackers:
-        left_out = ", ".join(name for name in config.tracking.trackers if name not in trackers)
-        changes.append(f"tracking.trackers: without {left_out}, which is planned; metrics.jsonl is written in any case")
-        sections["tracking"] = config.tracking.model_copy(update={"trackers": trackers})
+    tracking = getattr(config, "tracking", None)
+    asked = tracking.trackers if tracking else []
+    trackers = [name for name in asked if name not in SERVICES or is_installed(name)]
+    if tracking and trackers != asked:
+        left_out = ", ".join(name for name in asked if name not in trackers)
+        changes.append(
+            f"tracking.trackers: without {left_out}, which is not installed; metrics.jsonl is written in any case"
+        )
+        sections["tracking"] = tracking.model_copy(update={"trackers": trackers})
     return config.model_copy(update=sections), changes
 
 

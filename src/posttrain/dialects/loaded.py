@@ -1,15 +1,17 @@
-"""What every dialect hands over: the RunConfig, and how to speak about it in the user's own words."""
+"""What every dialect hands over: the configuration, and how to speak about it in the user's own words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from posttrain.config import RunConfig
+from posttrain.config.base import Section
 from posttrain.dialects.sources import SourceMap, same_branch
 from posttrain.errors import ConfigError, Problem
+
+C = TypeVar("C", bound=Section)
 
 
 class Words(Protocol):
@@ -33,7 +35,7 @@ class Ignored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedConfig:
+class LoadedConfig(Generic[C]):
     """A configuration as it was understood.
 
     ``problems`` lists what is wrong with single keys. While there are any, ``config`` holds the defaults in their place:
@@ -41,9 +43,10 @@ class LoadedConfig:
     of it, a run is refused. ``words`` is None where the keys are our own.
     """
 
-    config: RunConfig
+    config: C
     sources: SourceMap
     dialect: str
+    entry: str = "train"  # whose configuration it is: a name in entries.ENTRIES
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     ignored: tuple[Ignored, ...] = ()
@@ -75,7 +78,7 @@ class LoadedConfig:
             if not any(same_branch(problem.field, field) for field in reported)
         ]
 
-    def runnable(self) -> LoadedConfig:
+    def runnable(self) -> LoadedConfig[C]:
         """This, when nothing is wrong with it and nothing in it is only planned.
 
         Raises: ConfigError with every problem.
@@ -84,7 +87,7 @@ class LoadedConfig:
             raise ConfigError([*self.problems, *self.unsupported])
         return self
 
-    def checked(self) -> LoadedConfig:
+    def checked(self) -> LoadedConfig[C]:
         """This, when nothing is wrong with it.
 
         Raises: ConfigError with every problem.
@@ -94,31 +97,19 @@ class LoadedConfig:
         return self
 
 
-def expand_home(config: RunConfig) -> RunConfig:
-    """``~`` becomes the home folder, in every key that holds a path. Other paths stay relative to the current folder."""
-    model, data, reference, run = config.model, config.data, config.reference, config.run
-    scorer = config.reward.model
-    return config.model_copy(
-        update={
-            "model": model.model_copy(
-                update={name: _home(getattr(model, name)) for name in ("path", "tokenizer_path", "chat_template_file")}
-            ),
-            "data": data.model_copy(
-                update={
-                    name: [_home(file) for file in getattr(data, name)] for name in ("train_files", "validation_files")
-                }
-            ),
-            "reference": reference.model_copy(update={"path": _home(reference.path)}),
-            "run": run.model_copy(update={"folder": _home(run.folder)}),
-            "reward": config.reward.model_copy(
-                update={
-                    "terms": [term.model_copy(update={"path": _home(term.path)}) for term in config.reward.terms],
-                    "model": scorer and scorer.model_copy(update={"path": _home(scorer.path)}),
-                }
-            ),
-        }
-    )
+def expand_home(config: C) -> C:
+    """``~`` becomes the home folder in every field that holds paths: those whose name is or ends in path, file, files or
+    folder. Other paths stay relative to the current folder."""
+    return config.model_copy(update={name: _home(name, getattr(config, name)) for name in type(config).model_fields})
 
 
-def _home(path: str | None) -> str | None:
-    return str(Path(path).expanduser()) if path == "~" or (path and path.startswith("~/")) else path
+def _home(name: str, value: Any) -> Any:
+    match value:
+        case Section():
+            return expand_home(value)
+        case list():
+            return [_home(name, item) for item in value]
+        case str() if name.rpartition("_")[2] in ("path", "file", "files", "folder"):
+            return str(Path(value).expanduser()) if value == "~" or value.startswith("~/") else value
+        case _:
+            return value

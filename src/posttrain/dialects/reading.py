@@ -5,31 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
-from posttrain.dialects.checks import check, unbuilt, warnings_of
 from posttrain.dialects.compose import Composed, compose
 from posttrain.dialects.defaults import read_with_defaults
+from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.ledger import ABSENT, Key, Ledger, choices, fits, leaves, type_text
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
 from posttrain.dialects.native.validate import show, validate
 from posttrain.dialects.sources import same_branch
 from posttrain.dialects.words import OUR_SECTION, Words
-from posttrain.errors import ConfigError, Problem, nearest
+from posttrain.errors import Problem, nearest
 
 _NOTHING = object()
 
-# What only some engines read, and the engine that reads none of it.
+# What only some engines read, and the engines that read none of it, the default first.
 ENGINE_FIELDS = {
-    "rollout.engine_options": ("rollout.engine", "native"),
-    "rollout.engine_sampling": ("rollout.engine", "native"),
-    "validation.engine_sampling": ("rollout.engine", "native"),
-    "policy.engine_options": ("policy.engine", "local"),
-    "reference.engine_options": ("policy.engine", "local"),
-    "critic.engine_options": ("critic.engine", "local"),
+    "rollout.engine_options": ("rollout.engine", ("native", "hf")),
+    "rollout.engine_sampling": ("rollout.engine", ("native",)),
+    "rollout.weight_bucket_mib": ("rollout.engine", ("native", "hf")),
+    "validation.engine_sampling": ("rollout.engine", ("native",)),
+    "policy.engine_options": ("policy.engine", ("local",)),
+    "reference.engine_options": ("policy.engine", ("local",)),
+    "critic.engine_options": ("critic.engine", ("local",)),
 }
+
+
+# Sets the fields that several keys decide together; complains through the Reader.
+Rules = Callable[["Reader"], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +42,7 @@ class Dialect:
 
     name: str
     ledger: Ledger
-    rules: Callable[
-        [Reader], dict[str, Any]
-    ]  # RunConfig fields that several keys decide together; complains through Reader
+    rules: Mapping[str, Rules]  # by the name of the entry; an entry without rules cannot be read in this dialect
     unknown_keys: Literal["refuse", "warn"] = "refuse"
     built_in: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # what a defaults list may name
     refers_to_defaults: bool = True  # whether ${...} may lead to a key that nobody wrote
@@ -108,14 +110,20 @@ class Reader:
 
 
 def read_dialect(
-    dialect: Dialect, path: str | None, overrides: Sequence[str], *, version: str = "", here: bool = False
-) -> LoadedConfig:
-    """The configuration, and everything there is to say about it.
+    dialect: Dialect,
+    path: str | None,
+    overrides: Sequence[str],
+    *,
+    entry: Entry[Any] = TRAIN,
+    version: str = "",
+    here: bool = False,
+) -> LoadedConfig[Any]:
+    """The configuration of an entry, and everything there is to say about it.
 
     Args: ``version`` of the peer, "" for the ledger's own; ``here`` does without what only a cluster can give.
     Raises: ConfigError when there is nothing to speak of: an unreadable file, broken YAML, a broken override.
     """
-    ledger = (dialect.ledger.at(version) if version else dialect.ledger).of("train")
+    ledger = (dialect.ledger.at(version) if version else dialect.ledger).of(entry.name)
     known = _Known(ledger)
     composed = compose(
         path,
@@ -127,10 +135,10 @@ def read_dialect(
     )
     reader = Reader(ledger, composed)
     _look_at_every_key(dialect, reader, known, here=here)
-    fields = _direct(reader) | dialect.rules(reader)
-    words = Words(ledger, reader)
+    fields = _direct(reader) | dialect.rules[entry.name](reader)
+    words = Words(ledger, reader, entry.root)
     fields = _only_what_engines_read(fields, reader, words, here=here) | dict(leaves(reader.section(OUR_SECTION)))
-    config, found = validate(_nested(fields), words.sources)
+    config, found = validate(_nested(fields), words.sources, entry.root)
     config = expand_home(config)
     changes: list[str] = []
     if here:
@@ -140,16 +148,17 @@ def read_dialect(
     problems.sort(key=lambda problem: reader.order(problem.field))
     warnings = list(reader.warnings)
     if not problems:
-        warnings += [words.text(text) for text in warnings_of(config) if words.is_written(text)]
-        problems += words.translate(check(config))
+        warnings += [words.text(text) for text in entry.warnings_of(config) if words.is_written(text)]
+        problems += words.translate(entry.check(config))
         reader.unsupported += [
-            replace(problem, fix="--here runs without it") for problem in words.translate(unbuilt(config))
+            replace(problem, fix="--here runs without it") for problem in words.translate(entry.unbuilt(config))
         ]
     label = f"{dialect.name}@{version}" if version else dialect.name
     return LoadedConfig(
         config=config,
         sources=words.sources,
         dialect=label,
+        entry=entry.name,
         warnings=tuple(warnings),
         problems=tuple(problems),
         ignored=tuple(reader.ignored),
@@ -157,23 +166,6 @@ def read_dialect(
         changes=tuple(words.text(change) for change in changes),
         words=words,
     )
-
-
-def refuse_entry(
-    dialect: Dialect, path: str | None, overrides: Sequence[str], version: str, entry: str, name: str
-) -> None:
-    """For a configuration of an entry point that is planned: everything wrong with its keys, and that it is planned.
-
-    Raises: ConfigError, always.
-    """
-    ledger = (dialect.ledger.at(version) if version else dialect.ledger).of(entry)
-    known = _Known(ledger)
-    read = partial(read_with_defaults, built_in={})
-    composed = compose(path, overrides, struct=True, base=ledger.defaults(), known=known, read=read)
-    reader = Reader(ledger, composed)
-    _look_at_every_key(dialect, reader, known, here=False)
-    what = f"this is {name}, which is planned; this version trains with reinforcement learning"
-    raise ConfigError([*reader.problems, Problem(what, where=path or "the command line")])
 
 
 def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here: bool) -> None:
@@ -272,16 +264,17 @@ def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words
     kept = {}
     for name, value in fields.items():
         section = next((section for section in ENGINE_FIELDS if f"{name}.".startswith(f"{section}.")), None)
-        engine, plain = ENGINE_FIELDS[section] if section else ("", "")
-        if section is None or (fields.get(engine, plain) != plain and not here):
+        engine, plain = ENGINE_FIELDS[section] if section else ("", ("",))
+        chosen = plain[0] if here else fields.get(engine, plain[0])
+        if section is None or chosen not in plain:
             kept[name] = value
         elif key := words.key(name):
-            reader.ignore(key, f"the {plain} engine has no such setting")
+            reader.ignore(key, f"the {chosen} engine has no such setting")
     return kept
 
 
 def _new(found: Iterable[Problem], reader: Reader, words: Words) -> list[Problem]:
-    """Problems of the RunConfig that are not about a key that is reported already."""
+    """Problems of the configuration that are not about a key that is reported already."""
     reported = {problem.field for problem in reader.problems}
     return [problem for problem in found if words.key(problem.field) not in reported]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from posttrain.config.base import Section
 from posttrain.dialects.ledger import Ledger
 from posttrain.dialects.sources import SourceMap
 from posttrain.errors import Problem
@@ -14,14 +15,14 @@ from posttrain.errors import Problem
 if TYPE_CHECKING:
     from posttrain.dialects.reading import Reader
 
-# In every dialect: fields of RunConfig by their own names, for what the dialect has no key for.
+# In every dialect: our fields by their own names, for what the dialect has no key for.
 OUR_SECTION = "posttrain"
 
 
 class Words:
     """Turns what is said about our fields into the user's own keys."""
 
-    def __init__(self, ledger: Ledger, reader: Reader):
+    def __init__(self, ledger: Ledger, reader: Reader, root: type[Section]):
         self._keys: dict[str, str] = {}
         self._plain: set[str] = set()  # fields whose value is their key's value, so that a fix can be given in it
         for row in ledger.rows:
@@ -34,6 +35,7 @@ class Words:
                     if not row.by_rule and row.to is None:
                         self._plain.add(name)
         self._reader = reader
+        self._field = re.compile(rf"\b((?:{'|'.join(root.model_fields)})(?:\.[a-z_0-9]+)+)\b(=[\w.+-]*\w)?")
         self.sources: SourceMap = _TheirSources(reader.sources.file, reader.sources.places, self)
 
     def key(self, field: str) -> str:
@@ -62,11 +64,11 @@ class Words:
                 return f"{key}{value}"
             return f"{name}{value} (by {key})" if key else f"{name}{value}"
 
-        return _FIELD.sub(theirs, text)
+        return self._field.sub(theirs, text)
 
     def is_written(self, text: str) -> bool:
         """Whether a warning that begins with one of our fields is about something the user wrote."""
-        match = _FIELD.match(text)
+        match = self._field.match(text)
         return match is None or (bool(self._keys.get(match[1])) and self._reader.written(self._keys[match[1]]))
 
     def translate(self, problems: Iterable[Problem]) -> list[Problem]:
@@ -80,12 +82,6 @@ class Words:
             )
             for problem in problems
         ]
-
-
-_FIELD = re.compile(
-    r"\b((?:model|data|run|rollout|reward|group_filter|advantage|loss|policy|critic|reference|validation|checkpoint|"
-    r"tracking|placement)(?:\.[a-z_0-9]+)+)\b(=[\w.+-]*\w)?"
-)
 
 
 @dataclass(frozen=True, slots=True)

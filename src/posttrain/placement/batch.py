@@ -6,7 +6,7 @@ import math
 
 from posttrain.config import RunConfig
 from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import PolicyConfig
+from posttrain.config.policy import LearnerConfig
 from posttrain.errors import Problem
 from posttrain.records.plans import BatchPlan, CriticBatchPlan
 from posttrain.registry import ADVANTAGES
@@ -78,12 +78,12 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     return plan, []
 
 
-def split_over(role: PolicyConfig | CriticConfig) -> int:
+def split_over(role: LearnerConfig | CriticConfig) -> int:
     """Devices that hold one copy of a trained model together."""
     return role.sequence_parallel * role.tensor_parallel * role.pipeline_parallel
 
 
-def copies_of(role: PolicyConfig | CriticConfig, devices: int) -> int:
+def copies_of(role: LearnerConfig | CriticConfig, devices: int) -> int:
     """Data-parallel size: how many copies of the model share a mini-batch; at least 1."""
     return max(1, (devices if role.devices is None else len(role.devices)) // split_over(role))
 

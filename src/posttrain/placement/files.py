@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.model import ModelConfig
 from posttrain.errors import Problem
+from posttrain.libraries.remote import is_url, plain, problem_of
 from posttrain.placement.batch import needs_values
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -18,24 +20,65 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 def check_run_files(config: RunConfig) -> list[Problem]:
     """Everything wrong with the model, reference, critic, reward model, tokenizer and run folders and the chat template."""
-    model = config.model
-    problems = list(_check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
-    if model.tokenizer_path is not None and not is_hub_id(model.tokenizer_path):
-        problems += _check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")
+    problems = check_model_files(config.model)
     if config.reference.path is not None and (config.loss.kl_coef > 0 or config.reward.kl.coef > 0):
         problems += _check_model(config.reference.path, "reference.path", tokenizer=False)
     if config.critic.path is not None and needs_values(config.advantage.name):
         problems += _check_model(config.critic.path, "critic.path", tokenizer=False)
     if config.reward.model is not None:
         problems += _check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
-    if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
-        problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
-    problems += _check_folder(Path(config.folder), "run.folder")
+    return problems + check_run_folders(config)
+
+
+def check_run_folders(config: TrainingConfig) -> list[Problem]:
+    """Everything wrong with the places a run that trains writes to and goes on from."""
+    problems = list(_check_folder(Path(config.folder), "run.folder"))
     if config.checkpoint.folder is not None:
         problems += _check_folder(Path(config.checkpoint.folder), "checkpoint.folder")
-    if config.run.resume_path is not None and not Path(config.run.resume_path).expanduser().is_dir():
-        problems.append(Problem(f"there is no folder {config.run.resume_path}", field="run.resume_path"))
+    return [*problems, *_check_urls(config)]
+
+
+def _check_urls(config: TrainingConfig) -> Iterator[Problem]:
+    """Checkpoints elsewhere. Nothing is looked up over the network."""
+    start, target = config.run.resume_path, config.checkpoint.upload
+    if start is not None and is_url(start):
+        found: list[Problem | None] = [problem_of(start, "run.resume_path")]
+    else:
+        missing = start is not None and not Path(start).expanduser().is_dir()
+        found = [Problem(f"there is no folder {start}", field="run.resume_path")] if missing else []
+    if target is not None:
+        found.append(problem_of(target, "checkpoint.upload"))
+        own = config.checkpoint.folder or Path(config.folder) / "checkpoints"
+        if plain(target.removeprefix("file://")) == plain(str(own)):
+            what = f"{target} is where the run's own checkpoints are"
+            found.append(Problem(what, fix="name a folder on another disk", field="checkpoint.upload"))
+    yield from (problem for problem in found if problem is not None)
+
+
+def check_model_files(model: ModelConfig) -> list[Problem]:
+    """Everything wrong with a model's folder, its tokenizer and its chat template."""
+    problems = list(_check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
+    if model.tokenizer_path is not None and not is_hub_id(model.tokenizer_path):
+        problems += _check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")
+    if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
+        problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
     return problems
+
+
+def check_output_file(path: str, field: str) -> list[Problem]:
+    """Whether a file can be written, or made. Nothing is made."""
+    if Path(path).is_dir():
+        return [
+            Problem(
+                f"{path} is a folder, and a file is to be written", fix=f"name a file in it with {field}", field=field
+            )
+        ]
+    return list(_check_folder(Path(path).absolute().parent, field))
+
+
+def check_output_folder(path: str, field: str) -> list[Problem]:
+    """Whether files can be written into a folder, or it can be made. Nothing is made."""
+    return list(_check_folder(Path(path), field))
 
 
 def is_hub_id(path: str) -> bool:

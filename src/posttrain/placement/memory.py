@@ -13,7 +13,10 @@ from posttrain.placement.roles import RolePlacement
 from posttrain.records.plans import BatchPlan
 
 BYTES = {"float32": 4, "bfloat16": 2}
-ADAM = 4 + 4 + 4  # bytes per weight: the gradient and Adam's two averages, all float32
+ADAM = 3  # values per trained weight: the gradient and Adam's two averages, in the dtype of the masters
+# Weights of an adapter on all linear layers, per layer, hidden unit and rank: in + out of four attention matrices (7) and of
+# an MLP four times as wide (15).
+ADAPTER = 22
 # Activations that the backward pass of one layer needs, in values per token and hidden unit: the inputs of attention,
 # projections and products of the MLP (arXiv:2205.05198, section 4.1, without dropout and without the attention matrix).
 ACTIVATIONS = 17
@@ -75,10 +78,13 @@ def _role(config: RunConfig, batches: BatchPlan, place: RolePlacement, shape: Mo
     # Sharding (fsdp, deepspeed, megatron's distributed optimizer) spreads what is kept over all devices of the role.
     shards = len(place.devices)
     if place.role in ("reference", "reward model"):
-        return RoleMemory(role=place.role, weights=shape.parameters * width // shards)
-    masters = 4 if width < 4 else 0  # with float32 compute the weights are their own masters
+        without_adapter = place.role == "reference" and config.policy.lora and shares_policy(config)
+        return RoleMemory(role=place.role, weights=0 if without_adapter else shape.parameters * width // shards)
     section, plan = (config.critic, batches.critic) if place.role == "critic" else (config.policy, batches)
     assert plan is not None
+    trained_width = BYTES[config.model.master_dtype]
+    masters = trained_width if width < trained_width else 0  # otherwise the weights are their own masters
+    trained = ADAPTER * shape.layers * shape.hidden * section.lora.rank if section.lora else shape.parameters
     tokens = section.max_tokens_per_micro_batch or (plan.sequences_per_micro_batch_per_device or 1) * (
         config.data.max_prompt_tokens + config.rollout.max_response_tokens
     )
@@ -87,9 +93,14 @@ def _role(config: RunConfig, batches: BatchPlan, place: RolePlacement, shape: Mo
     return RoleMemory(
         role=place.role,
         weights=shape.parameters * width // shards,
-        optimizer=shape.parameters * (ADAM + masters) // shards,
+        optimizer=trained * (ADAM * trained_width + masters) // shards,
         activations=tokens * per_token * width // place.devices_per_copy,
     )
+
+
+def shares_policy(config: RunConfig) -> bool:
+    """Whether the reference starts from the policy's weights."""
+    return config.reference.path in (None, config.model.path)
 
 
 def read_shape(path: str) -> ModelShape | None:

@@ -74,6 +74,20 @@ class BatchPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SftBatchPlan:
+    """How many of what in a run of supervised fine-tuning. A step is one update."""
+
+    devices: int
+    sequences_per_step: int
+    sequences_per_micro_batch_per_device: int | None  # None: cut by tokens
+    gradient_accumulation_steps: int | None  # micro-batches of an update; None: as many as their tokens need
+    max_tokens_per_micro_batch: int | None = None  # per device; None: cut by count
+    steps_per_epoch: int | None  # None: the data was not looked at
+    total_steps: int | None  # None: needs the data
+    schedule_updates: int | None  # updates that warm-up and decay are stretched over; None: needs the data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KlRewardPlan:
     """The KL penalty inside the reward."""
 

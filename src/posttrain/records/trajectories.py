@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from posttrain.records.prompts import Prompt
 
@@ -12,6 +15,7 @@ class StopReason(StrEnum):
     EOS = "eos"  # the model ended its turn, or a stop token id was drawn
     STOP_TEXT = "stop_text"  # one of the stop texts appeared
     LENGTH = "length"  # max_response_tokens was reached
+    FAILED = "failed"  # there is no response: the request for it ran out of time, or its server failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,12 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = 0
+    engine_sampling: Mapping[str, Any] = field(default_factory=dict)  # more, in the engine's own words
+
+    def request_seed(self, sample_id: str) -> int:
+        """The seed of one response, 0 to 2^31 - 1 (what every server takes): of the seed and the sample's name alone."""
+        named = hashlib.blake2b(f"{self.seed}/{sample_id}".encode(), digest_size=4).digest()
+        return int.from_bytes(named, "little") >> 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +48,7 @@ class Trajectory:
     text: str  # decoded without special tokens
     stop_reason: StopReason
     policy_version: int  # number of updates the sampling weights had seen
+    failure: str = ""  # with FAILED: what happened, in a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +61,11 @@ class TrajectoryGroup:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A finite score, with the value of each term by name."""
+    """A finite score, with the value of each term by name, and the texts that terms gave beside theirs (``gsm8k/pred``)."""
 
     value: float
     terms: tuple[tuple[str, float], ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ def render(data: dict[str, Any], title: str) -> str:
     style = (here / "page.css").read_text(encoding="utf-8")
     script = (here / "page.js").read_text(encoding="utf-8")
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {source_hash(script)}; style-src {source_hash(style)}; "
+        "base-uri 'none'; form-action 'none'"
     )
     parts = {
         "title": html.escape(re.sub(r"[\x00-\x1f\x7f-\x9f]", "", title)),
@@ -204,6 +205,6 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def _hash(text: str) -> str:
+def source_hash(text: str) -> str:
     """A source expression that allows exactly this inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -223,12 +223,14 @@ class TestPlan:
         assert "at data.prompts_per_step (a default; run.yaml does not set it)" in " ".join(err.split())
 
     def test_what_is_planned_is_told_in_a_plan_and_refused_in_a_run(self, posttrain: Run, job: Path) -> None:
-        arguments = ("run.yaml", "rollout.engine=vllm", "placement.devices=2", "tracking.trackers=[console,wandb]")
+        arguments = ("run.yaml", "policy.engine=megatron", "critic.engine=deepspeed", "placement.devices=2")
         code, out, _ = posttrain("plan", *arguments)
         assert code == 0 and "Planned, not built yet; train refuses it:" in out
-        assert "1. vllm is planned; this version cannot run it, at override rollout.engine=vllm; use native" in out
+        assert (
+            "1. megatron is planned; this version cannot run it, at override policy.engine=megatron; use local" in out
+        )
         code, _, err = posttrain("train", *arguments)
-        assert code == 2 and "3 problems, and nothing was started" in err and "wandb is planned" in err
+        assert code == 2 and "3 problems, and nothing was started" in err and "deepspeed is planned" in err
 
     def test_here_puts_it_on_one_device_and_says_what_changed(self, posttrain: Run, job: Path) -> None:
         arguments = ("run.yaml", "rollout.engine=vllm", "placement.devices=2", "policy.engine=fsdp", "--here", "--json")
@@ -326,6 +328,15 @@ class TestOthers:
         assert re.search(r"^  (on |off)  landlock  ", out, re.MULTILINE)
         assert "math_verify    not installed: pip install 'posttrain[math]'" in out
         assert "langdetect     installed" in out
+
+    def test_steps_are_pushed_to_services_only(self, posttrain: Run, tmp_path: Path) -> None:
+        for name in ("jsonl", "console"):
+            code, _, err = posttrain("report", "--push", name, str(tmp_path))
+            assert code == 2 and f"{name} is nothing that steps are sent to; use one of tensorboard," in err
+        code, _, err = posttrain("report", "--push", "tensorbord", str(tmp_path))
+        assert code == 2 and "did you mean tensorboard?" in err
+        code, _, err = posttrain("report", "--push", "tensorboard", str(tmp_path / "none"))
+        assert code == 2 and "does not exist" in err
 
     def test_schema(self, posttrain: Run) -> None:
         assert posttrain("schema")[:2] == (0, json_schema())

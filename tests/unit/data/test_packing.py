@@ -91,3 +91,13 @@ def test_unpack_puts_scores_back_row_by_row_with_their_gradient() -> None:
     assert unpacked.tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
     (unpacked * torch.tensor([[1.0, 2, 100], [3, 4, 5], [6, 100, 100]])).sum().backward()
     assert values.grad is not None and values.grad.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_padded_rows_are_filled_up_behind_and_share_nothing() -> None:
+    rows = [([1, 2], [3]), ([1, 2], [4, 5, 6]), ([7], [8])]  # 3, 5 and 2 tokens
+    packed = pack(make_batch(rows, groups=[0, 0, 1]), padded=True)
+    assert packed.groups == ((5, ()), (5, ()), (5, ()))
+    assert packed.token_ids.tolist() == [1, 2, 3, 0, 0, 1, 2, 4, 5, 6, 7, 8, 0, 0, 0]
+    assert packed.position_ids.tolist() == [0, 1, 2, 3, 4] * 3
+    assert packed.targets.tolist() == [3, 4, 5, 6, 8]
+    assert packed.predicting.tolist() == [1, 6, 7, 8, 10]

@@ -274,7 +274,7 @@ def test_columns_are_found_file_by_file_and_stay_for_a_whole_file(tmp_path, row,
     ] == ["7", "7"]
     with pytest.raises(DataError) as caught:
         list(read_rows(mixed, data_config()))
-    assert "line 2 of b.jsonl has no column 'data_source'" in str(caught.value)
+    assert "row 1 of b.jsonl has no column 'data_source'" in str(caught.value)
 
 
 def test_named_columns_are_meant(tmp_path, data_config):
@@ -322,3 +322,12 @@ def test_the_distinct_data_sources_of_a_file(tmp_path, row, data_config):
     rows = [row(data_source="b"), row(data_source="a"), row(data_source="b")]
     for name in ("a.parquet", "a.jsonl", "a.json"):
         assert data_sources(write(tmp_path / name, rows), data_config()) == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_further_columns_go_into_the_extra_information(tmp_path, row, data_config, name):
+    path = write(tmp_path / name, [{**row("x", "1"), "db_id": "shop", "tests": [{"stdin": "1"}]}])
+    [read] = read_rows(path, data_config(extra_columns=["db_id", "tests", "not_there"]))
+    assert read.extra_info == {"split": "train", "index": 0, "db_id": "shop", "tests": [{"stdin": "1"}]}
+    with pytest.raises(DataError, match=r"has no column 'db_ids' .*did you mean data.extra_columns=db_id\?"):
+        list(read_rows(path, data_config(extra_columns=["db_ids"])))

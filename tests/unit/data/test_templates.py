@@ -57,3 +57,9 @@ def test_tokenizer_without_template_and_options_that_are_ours(tokenizer):
 def test_what_a_template_refuses_is_a_data_error(tokenizer):
     with pytest.raises(DataError, match="no robots"):
         apply_template(tokenizer, [{"role": "robot", "content": "w0"}], {})
+
+
+def test_a_template_that_is_none_is_the_models_fault_and_not_a_rows(tokenizer):
+    tokenizer.chat_template = "{% for message in messages %}\n{{ message.content }}"
+    with pytest.raises(ModelError, match=r"the chat template cannot be read: .*endfor.*, in its line \d"):
+        apply_template(tokenizer, [{"role": "user", "content": "a"}], {})

@@ -37,6 +37,28 @@ def test_rules_without_effect_are_told() -> None:
     assert line == "checkpoint.best_metric has no effect: checkpoint.keep_best is null"
 
 
+def test_settings_of_uploads_and_exports_that_do_nothing_are_told() -> None:
+    section = {"upload_keep_last": 2, "upload_wait_s": 5, "export_folder": "x"}
+    said = [line for line in warnings_of(config(checkpoint=section)) if line.startswith("checkpoint.")]
+    assert said == [
+        "checkpoint.upload_keep_last has no effect: checkpoint.upload is null",
+        "checkpoint.upload_wait_s has no effect: checkpoint.upload is null",
+        "checkpoint.export_folder has no effect: checkpoint.export_every_steps is null",
+    ]
+    used = section | {"upload": "s3://store/run", "export_every_steps": 5}
+    assert not [line for line in warnings_of(config(checkpoint=used)) if line.startswith("checkpoint.")]
+
+
+def test_uploads_go_elsewhere(tmp_path: Path) -> None:
+    for target in (f"{tmp_path}/run/checkpoints/", f"file://{tmp_path}/run/checkpoints"):
+        request = config(run={"folder": str(tmp_path / "run")}, checkpoint={"upload": target})
+        (problem,) = [one for one in check_run_files(request) if one.field == "checkpoint.upload"]
+        assert problem.what.endswith("is where the run's own checkpoints are")
+    request = config(run={"resume_path": "s33://x/y"}, checkpoint={"upload": "memory://x"})
+    found = {problem.field: problem.what for problem in check_run_files(request)}
+    assert found["run.resume_path"] == "s33:// is not known" and "checkpoint.upload" not in found
+
+
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     request = config(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.dialects.detect import detect, read_config
+from posttrain.dialects.detect import detect, detect_entry, read_config
+from posttrain.dialects.entries import ENTRIES
 from posttrain.errors import ConfigError
 
 
@@ -58,3 +59,35 @@ def test_a_shape_that_is_nobodys_or_several_is_asked_about(tmp_path: Path) -> No
 def test_an_unknown_dialect() -> None:
     with pytest.raises(ConfigError, match=r"there is no dialect 'verk' .*did you mean verl\?"):
         read_config(None, [], "verk")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "dialect", "entry"),
+    [
+        (["data.sequences_per_step=8", "model.path=m"], None, "sft"),
+        (["data.files=[a]", "output.file=b", "model.path=m"], None, "generate"),
+        (["data.files=[a]", "metrics.pass_score=1"], None, "evaluate"),
+        (["policy.optimizer.lr=1"], None, "train"),  # several have it, and the first of them is taken
+        (["model.partial_pretrain=m", "data.train_batch_size=8"], "verl", "sft"),
+        (["data.path=a", "model.path=m", "data.output_path=b", "rollout.temperature=1"], "verl", "generate"),
+        (["data.path=a", "data.reward_model_key=rm", "data.response_key=r"], "verl", "evaluate"),
+        (["actor_rollout_ref.rollout.n=4"], "verl", "train"),
+    ],
+)
+def test_the_entry_is_seen_by_the_keys(overrides: list[str], dialect: str | None, entry: str) -> None:
+    assert detect(None, overrides) == (dialect or "native")
+    assert detect_entry(dialect or "native", None, overrides, None).name == entry
+
+
+@pytest.mark.parametrize(
+    ("asked", "overrides", "taken"),
+    [
+        ("train", ["data.max_tokens=8", "rollout.temperature=1"], "train"),  # one slip in what is clearly this
+        ("train", ["data.max_tokens=8", "model.path=m"], "sft"),  # nothing here is of reinforcement learning alone
+        ("sft", ["model.path=m", "policy.optimizer.lr=1"], "sft"),  # both have these
+        ("sft", ["rollout.temperature=1"], "train"),
+        ("sft", ["colour=red"], "sft"),
+    ],
+)
+def test_what_was_asked_for_counts_unless_the_keys_are_anothers(asked: str, overrides: list[str], taken: str) -> None:
+    assert detect_entry("native", None, overrides, ENTRIES[asked]).name == taken

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.config import RunConfig
-from posttrain.dialects.detect import detect
+from posttrain.config.policy import OptimizerConfig
+from posttrain.dialects.detect import detect, read_config
+from posttrain.dialects.entries import ENTRIES
 from posttrain.dialects.native import load
 from posttrain.dialects.native.write import json_schema, to_yaml
 
@@ -40,7 +42,7 @@ def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
 def test_it_is_complete_and_in_schema_order() -> None:
     written = yaml.safe_load(to_yaml(config()))
     assert list(written) == list(RunConfig.model_fields)
-    assert list(written["policy"]["optimizer"]) == ["name", "lr", "betas", "eps", "weight_decay", "max_grad_norm"]
+    assert list(written["policy"]["optimizer"]) == list(OptimizerConfig.model_fields)
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=12) | st.text(
@@ -55,16 +57,23 @@ def test_any_text_reads_back_equal(stop: list[str], tmp_path_factory: pytest.Tem
     assert read_back(written, tmp_path_factory.getbasetemp()) == written
 
 
-def test_the_schema_file_is_current() -> None:
-    stale = "run: posttrain schema > docs/posttrain.schema.json"
-    assert (ROOT / "docs" / "posttrain.schema.json").read_text(encoding="utf-8") == json_schema(), stale
+def schema_name(entry: str) -> str:
+    return "posttrain.schema.json" if entry == "train" else f"posttrain.{entry}.schema.json"
 
 
-def test_the_schema_describes_every_key() -> None:
-    schema = json.loads(json_schema())
+@pytest.mark.parametrize("entry", list(ENTRIES))
+def test_the_schema_file_is_current(entry: str) -> None:
+    name = schema_name(entry)
+    stale = f"run: posttrain schema --entry {entry} > docs/{name}"
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == json_schema(ENTRIES[entry].root), stale
+
+
+@pytest.mark.parametrize("entry", list(ENTRIES))
+def test_the_schema_describes_every_key(entry: str) -> None:
+    schema = json.loads(json_schema(ENTRIES[entry].root))
     for name, section in schema["$defs"].items():
-        for key, entry in section["properties"].items():
-            assert entry.get("description"), f"{name}.{key} has no docstring"
+        for key, described in section["properties"].items():
+            assert described.get("description"), f"{name}.{key} has no docstring"
 
 
 NATIVE = [file for file in sorted((ROOT / "examples").glob("*.yaml")) if detect(str(file), []) == "native"]
@@ -72,6 +81,7 @@ NATIVE = [file for file in sorted((ROOT / "examples").glob("*.yaml")) if detect(
 
 @pytest.mark.parametrize("example", NATIVE, ids=lambda path: path.name)
 def test_examples_load_and_name_the_schema(example: Path) -> None:
-    assert load(str(example)).warnings == ()
+    loaded = read_config(str(example), [], "native").runnable()
+    assert loaded.warnings == ()
     first = example.read_text(encoding="utf-8").splitlines()[0]
-    assert first == "# yaml-language-server: $schema=../docs/posttrain.schema.json"
+    assert first == f"# yaml-language-server: $schema=../docs/{schema_name(loaded.entry)}"

@@ -58,8 +58,8 @@ def rules(keys: Reader) -> dict[str, Any]:
     return fields
 
 
-TOY = Dialect(name="toy", ledger=Ledger("toy", "2", ROWS, ("1", "2")), rules=rules)
-LENIENT = Dialect(name="toy", ledger=TOY.ledger, rules=rules, unknown_keys="warn")
+TOY = Dialect(name="toy", ledger=Ledger("toy", "2", ROWS, ("1", "2")), rules={"train": rules})
+LENIENT = Dialect(name="toy", ledger=TOY.ledger, rules={"train": rules}, unknown_keys="warn")
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_the_file_is_laid_on_the_defaults_and_references_follow_it(load) -> None
         ("opt:\n  mini: 3\n", "", "16 prompts do not split into mini-batches of 3, at run.yaml:2 opt.mini; use 16"),
         ("data: {lie: true}\n", "", "data.lie is refused: it would be untrue, at run.yaml:1 data.lie"),
         ("opt: {lr: -1}\n", "", "lr must be above 0, not -1, at run.yaml:1 opt.lr"),
-        ("log: [consol]\n", "", "there is no tracker called 'consol' (known: console, jsonl), at run.yaml:1 log; did you mean console?"),
+        ("log: [consol]\n", "", "there is no tracker called 'consol' (known: console, jsonl, mlflow, swanlab, tensorboard, wandb), at run.yaml:1 log; did you mean console?"),
         ("opt: {lr: 1}\n", "opt.lrs=1", "there is no key opt.lrs in toy 2, at override opt.lrs=1; did you mean opt.lr?"),
         ("opt: {lr: 1}\n", "+opt.lrs=1", "there is no key opt.lrs in toy 2, at override +opt.lrs=1; did you mean opt.lr?"),
         ("opt: {lr: 1}\n", "opt.seed=1", "opt.seed is not in toy 2's own file, at override opt.seed=1; a key that is not there yet needs a +: +opt.seed=1"),
@@ -132,11 +132,12 @@ def test_planned_keys_are_told_and_leave_a_plan_possible(load) -> None:
     assert not load("gen: {images: false}\n").unsupported
 
 
-def test_here_does_without_the_cluster_and_says_so(load) -> None:
-    text = "gen: {devices: 8, engine: vllm, wait_s: 5, eager: false, n: 4}\nlog: [console, wandb]\n"
+def test_here_does_without_the_cluster_and_says_so(load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.dialects.here.is_installed", lambda library: library != "wandb")
+    text = "gen: {devices: 8, engine: vllm, wait_s: 5, eager: false, n: 4}\nlog: [console, mlflow, wandb]\n"
     there, here = load(text), load(text, here=True)
     assert there.config.placement.devices == 8 and there.config.rollout.engine_options == {"eager": False}
-    assert len(there.unsupported) == 4  # wait_s, vllm, wandb, 8 devices
+    assert len(there.unsupported) == 3  # wait_s, vllm, 8 devices
     assert not here.unsupported
     assert (here.config.placement.devices, here.config.rollout.engine, here.config.rollout.engine_options) == (
         1,
@@ -147,8 +148,9 @@ def test_here_does_without_the_cluster_and_says_so(load) -> None:
     assert here.changes == (
         "gen.devices: 1 instead of 8",
         "gen.engine: native instead of vllm",
-        "log: without wandb, which is planned; metrics.jsonl is written in any case",
+        "log: without wandb, which is not installed; metrics.jsonl is written in any case",
     )
+    assert here.config.tracking.trackers == ["console", "mlflow"]
     assert [one.key for one in here.ignored] == ["gen.wait_s", "gen.eager"]
 
 
@@ -203,7 +205,7 @@ def test_warnings_are_about_what_the_user_wrote(load) -> None:
     dialect = Dialect(
         name="toy",
         ledger=Ledger("toy", "", (*ROWS, mapped("kl.kind", str, "k1", "loss.kl_estimator", "KL.")), ()),
-        rules=rules,
+        rules={"train": rules},
     )
     assert load("", "opt.lr=1", dialect=dialect).warnings == ()
     assert load("kl: {kind: k2}\n", dialect=dialect).warnings == ("kl.kind has no effect: loss.kl_coef is 0",)

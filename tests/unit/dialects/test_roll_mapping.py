@@ -34,6 +34,12 @@ KL_REWARD = ("add_token_level_kl=true",)
 PG = ("actor_train.worker_cls=roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker",)
 TRAIN2 = ("actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[0,1]")
 CRITIC2 = (*GAE, *TRAIN2, "critic.device_mapping=[0,1]")
+CODE = "roll.pipeline.rlvr.rewards.code_sandbox_reward_worker.CodeSandboxRewardWorker"
+JUDGE = (
+    "rewards.d.worker_cls=roll.pipeline.rlvr.rewards.llm_judge_reward_worker.LLMJudgeRewardWorker",
+    "rewards.d.judge_api_url=http://here/v1",
+    "rewards.d.judge_model_name=m",
+)
 VAL = ("validation.data_args.file_name=v.jsonl",)
 GROUPS = ("num_return_sequences_in_group=8",)
 WEIGHT = ("train_infer_correction.is_weight.enabled=true",)
@@ -51,6 +57,7 @@ def term(name: str, sources: list[str] | None = None, **options: Any) -> dict[st
         "weight": 1.0,
         "options": options,
         "batched": False,
+        "halve_failed_batch": True,
         "data_sources": sources or [],
     }
 
@@ -60,6 +67,7 @@ TOP = [
     Case("seed", "seed=7", "run.seed", 7),
     Case("output_dir", "output_dir=out", "run.folder", "out/mine", ("exp_name=mine",)),
     Case("track_with", "track_with=wandb", "tracking.trackers", ["console", "wandb"]),
+    Case("track_with", "track_with=swanlab", "tracking.dialect_names", "roll"),
     Case("tracker_kwargs.project", "tracker_kwargs.project=math", "tracking.project", "math"),
     Case("max_steps", "max_steps=20", "run.total_steps", 20),
     Case("save_steps", "save_steps=5", "checkpoint.every_steps", 5),
@@ -67,12 +75,15 @@ TOP = [
     Case("logging_steps", "logging_steps=4", "tracking.samples_every_steps", 4),
     Case("eval_steps", "eval_steps=5", "validation.every_steps", 5, VAL),
     Case("resume_from_checkpoint", "resume_from_checkpoint=true", "run.resume", "auto"),
+    Case("resume_from_checkpoint", "resume_from_checkpoint=/ck/global_step_5", "run.resume_path", "/ck/global_step_5"),
     Case("checkpoint_config.output_dir", "checkpoint_config.output_dir=ck", "checkpoint.folder", "ck"),
     Case("num_gpus_per_node", "num_gpus_per_node=1", "placement.nodes", 2, TRAIN2),
     Case("rollout_batch_size", "rollout_batch_size=64", "data.prompts_per_step", 64),
     Case("num_return_sequences_in_group", "num_return_sequences_in_group=4", "rollout.samples_per_prompt", 4),
     Case("prompt_length", "prompt_length=500", "data.max_prompt_tokens", 500),
     Case("response_length", "response_length=50", "rollout.max_response_tokens", 50),
+    Case("model_update_buffer_size_mb", "model_update_buffer_size_mb=256", "rollout.weight_bucket_mib", 256,
+         (*TRAIN2, "actor_infer.strategy_args.strategy_name=vllm")),
     Case("sequence_length", "sequence_length=1324", "rollout.max_response_tokens", 300),  # 1324 - 1024
     Case("val_prompt_length", "val_prompt_length=24", "validation.max_response_tokens", 76,  # 100 - 24
          (*VAL, "val_sequence_length=100", "val_prompt_length=50")),
@@ -112,6 +123,8 @@ TOP = [
     Case("loss_agg_mode", "loss_agg_mode=seq-mean-token-sum", "loss.aggregation", "sequence_mean_token_sum"),
     Case("loss_agg_mode", "loss_agg_mode=seq-mean-token-sum-norm", "loss.norm_tokens", 1123),  # 1024 + 100 - 1
     Case("entropy_loss_coef", "entropy_loss_coef=0.01", "loss.entropy_coef", 0.01),
+    Case("postive_loss_coef", "postive_loss_coef=0.1", "loss.sft_coef", 0.1),
+    Case("sft_loss_coef", "sft_loss_coef=0.2", "loss.sft_coef", 0.2),
     Case("max_grad_norm", "max_grad_norm=0.5", "policy.optimizer.max_grad_norm", 0.5),
     Case("max_grad_norm", "max_grad_norm=0.5", "critic.optimizer.max_grad_norm", 0.5, GAE),
     Case("value_clip", "value_clip=0.2", "critic.value_clip", 0.2, GAE),
@@ -138,6 +151,16 @@ REWARDS = [
          "reward.terms", [term("math_rule")]),
     Case("rewards.*.worker_cls", "rewards.d.worker_cls=ifeval_rule_reward_worker.GeneralRuleRewardWorker",
          "reward.terms", [term("ifeval"), term("repetition")]),
+    Case("rewards.*.worker_cls", f"rewards.d.worker_cls={CODE}", "reward.terms",
+         [term("code", block="first_def", timeout_s=20.0, function_in="test_case_function")]),
+    Case("rewards.*.worker_cls", f"rewards.d.worker_cls={CODE}", "data.ground_truth_column", "test_cases"),
+    Case("rewards.*.worker_cls", f"rewards.d.worker_cls={CODE}", "data.extra_columns", ["test_case_function", "case_type"]),
+    Case("rewards.*.worker_cls", f"rewards.d.worker_cls={CODE}", "reward.timeout_s", 450.0),  # 80 % of it are ROLL's 360
+    Case("rewards.*.judge_model_name", "rewards.d.judge_model_name=qwen", "reward.terms.0.options.model", "qwen", JUDGE),
+    Case("rewards.*.judge_api_url", "rewards.d.judge_api_url=http://there/v1", "reward.terms.0.options.base_url",
+         "http://there/v1", JUDGE),
+    Case("rewards.*.judge_api_key", "rewards.d.judge_api_key=JUDGE_KEY", "reward.terms.0.options.api_key_env", "JUDGE_KEY",
+         JUDGE),
     Case("rewards.*.worker_cls", "rewards.d.worker_cls='mine.py:brevity'", "reward.terms",
          [{**term("brevity"), "path": "mine.py"}]),
     Case("rewards.*.tag_included", "rewards.d.tag_included=[sums, maths]", "reward.terms",
@@ -156,7 +179,7 @@ REWARDS = [
          "rewards.d.query_filter_config.filter_args.std_threshold=0.05", "group_filter.above_std", 0.05, STD),
 ]  # fmt: skip
 
-TIS, CISPO, KIMI = ((*PG, f"actor_train.pg_variant={name}") for name in ("tis", "cispo", "kimi15"))
+TIS, CISPO, KIMI, TOPR = ((*PG, f"actor_train.pg_variant={name}") for name in ("tis", "cispo", "kimi15", "topr"))
 ACTOR = [
     Case("worker_cls", PG[0].removeprefix("actor_train."), "loss.name", "gpg"),
     Case("pg_variant", "pg_variant=kimi15", "loss.name", "dro", PG),
@@ -166,7 +189,11 @@ ACTOR = [
     Case("tis_upper_bound", "tis_upper_bound=1.5", "loss.clip_ratio_high", 0.5, TIS),  # 1.5 - 1
     Case("cispo_epsilon_low", "cispo_epsilon_low=1", "loss.clip_ratio_low", 1.0, CISPO),
     Case("cispo_epsilon_high", "cispo_epsilon_high=3", "loss.clip_ratio_high", 3.0, CISPO),
+    Case("cispo_use_unified_mask", "cispo_use_unified_mask=true", "loss.drop_clipped", True, CISPO),
     Case("kimi15_tau", "kimi15_tau=0.3", "loss.dro_beta", 0.3, KIMI),
+    Case("pg_variant", "pg_variant=topr", "loss.name", "topr", PG),
+    Case("topr_positive_weight", "topr_positive_weight=2", "loss.positive_weight", 2.0, TOPR),
+    Case("topr_negative_weight", "topr_negative_weight=0.5", "loss.negative_weight", 0.5, TOPR),
     Case("device_mapping", "device_mapping='list(range(0,4))'", "placement.devices", 4),
     Case("device_mapping", "device_mapping='list(range(0,2))'", "policy.devices", [0, 1], ("actor_infer.device_mapping=[2,3]",
          "actor_train.device_mapping=[0,1,2,3]")),
@@ -200,6 +227,7 @@ def trained(role: str) -> list[Case]:
     two = TRAIN2 if role == "policy" else CRITIC2
     section = "actor_train" if role == "policy" else "critic"
     megatron = (*two, f"{section}.strategy_args.strategy_name=megatron_train")
+    lora = (f"{section}.model_args.lora_target=all",)
     recompute = "model.gradient_checkpointing" if role == "policy" else "critic.gradient_checkpointing"
     return [
         Case("training_args.learning_rate", "training_args.learning_rate=1e-6", f"{role}.optimizer.lr", 1e-6),
@@ -210,6 +238,14 @@ def trained(role: str) -> list[Case]:
         Case("training_args.weight_decay", "training_args.weight_decay=0.1", f"{role}.optimizer.weight_decay", 0.1),
         Case("training_args.adam_beta1", "training_args.adam_beta1=0.8", f"{role}.optimizer.betas", (0.8, 0.999)),
         Case("training_args.adam_beta2", "training_args.adam_beta2=0.95", f"{role}.optimizer.betas", (0.9, 0.95)),
+        Case("model_args.lora_target", "model_args.lora_target='q_proj, v_proj'", f"{role}.lora.target_modules",
+             ["q_proj", "v_proj"]),
+        Case("model_args.lora_rank", "model_args.lora_rank=32", f"{role}.lora.rank", 32, lora),
+        Case("model_args.lora_rank", "model_args.lora_rank=32", f"{role}.lora.alpha", 64.0, lora),  # 2 x 32
+        Case("model_args.lora_alpha", "model_args.lora_alpha=8", f"{role}.lora.alpha", 8.0, lora),
+        Case("model_args.lora_dropout", "model_args.lora_dropout=0.1", f"{role}.lora.dropout", 0.1, lora),
+        Case("model_args.adapter_name_or_path", "model_args.adapter_name_or_path=my/adapter", f"{role}.lora.adapter_path",
+             "my/adapter", lora),
         Case("training_args.warmup_steps", "training_args.warmup_steps=20", f"{role}.schedule.warmup_updates", 20),
         Case("training_args.warmup_ratio", "training_args.warmup_ratio=0.1", f"{role}.schedule.warmup_ratio", 0.1),
         # 4 x 1 x 1 device, and 8 x 4 x 1 device
@@ -372,7 +408,10 @@ def read(*overrides: str) -> LoadedConfig:
 def at(config: RunConfig, field: str) -> Any:
     node: Any = config
     for name in field.split("."):
-        node = getattr(node, name)
+        if isinstance(node, list):
+            node = node[int(name)]
+        else:
+            node = node.get(name) if isinstance(node, dict) else getattr(node, name, None)
     return [one.model_dump() for one in node] if field == "reward.terms" else node
 
 

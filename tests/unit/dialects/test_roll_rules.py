@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from posttrain.dialects.roll import DIALECT
 from posttrain.dialects.roll.devices import devices_of
 from posttrain.dialects.roll.rules.rewards import prompts_by_domain
 from posttrain.placement.batch import plan_batches
+from posttrain.rewards.scorers.llm_judge import matched_verdict
 
 BASE = (
     "pretrain=m", "response_length=100", "actor_train.data_args.file_name=a.jsonl", "rewards.d.worker_cls=exact_match",
@@ -205,7 +207,7 @@ BAD = [
     ((*SIXTEEN, "actor_train.strategy_args.strategy_name=deepspeed_train", f"actor_train.{CONFIG}.zero_optimization.stage=0"), "deepspeed_train needs a ZeRO stage above 0, and it is 0, at override actor_train.strategy_args.strategy_config.zero_optimization.stage=0; use stage 2 or 3, such as strategy_config: ${deepspeed_zero2}"),
     ((*SIXTEEN, "use_kl_loss=true", "kl_loss_coef=0.1", "reference.strategy_args.strategy_name=deepspeed_infer", f"reference.{CONFIG}.zero_optimization.stage=2"), "deepspeed_infer needs ZeRO stage 3, and it is 2, at override reference.strategy_args.strategy_config.zero_optimization.stage=2; use strategy_config: ${deepspeed_zero3}"),
     ((*SIXTEEN, "actor_train.model_args.ulysses_size=4", f"actor_train.{CONFIG}.fsdp_size=2"), "fsdp_size is 2, less than ulysses_size=4, at override actor_train.strategy_args.strategy_config.fsdp_size=2; use actor_train.strategy_args.strategy_config.fsdp_size=4"),
-    (("~rewards.d.worker_cls",), "rewards.d has no worker_cls, at override ~rewards.d.worker_cls; use one of MathRuleRewardWorker, GeneralRuleRewardWorker, CrossThinkQARuleRewardWorker, MultipleChoiceBoxedRuleRewardWorker, GeneralValRuleRewardWorker, or a reward of this program, such as exact_match"),
+    (("~rewards.d.worker_cls",), "rewards.d has no worker_cls, at override ~rewards.d.worker_cls; use one of MathRuleRewardWorker, GeneralRuleRewardWorker, CrossThinkQARuleRewardWorker, MultipleChoiceBoxedRuleRewardWorker, GeneralValRuleRewardWorker, CodeSandboxRewardWorker, LLMJudgeRewardWorker, or a reward of this program, such as exact_match"),
     (("~rewards",), "there is no reward: rewards is empty, at override ~rewards; add one, such as rewards: {math_rule: {worker_cls: roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker}}"),
     (("rewards.d.worker_cls=x.MathRulRewardWorker",), "there is no reward 'x.MathRulRewardWorker', at override rewards.d.worker_cls=x.MathRulRewardWorker; did you mean MathRuleRewardWorker?"),
     (("rewards.d.worker_cls=roll.CrossThinkQARuleRewardWorker",), "rewards.d needs a reward_type, at rewards.d.reward_type (a default; the command line does not set it); use rewards.d.reward_type=loose, soft or strict"),
@@ -228,6 +230,38 @@ def test_what_cannot_be_is_said_once_with_its_place_and_a_fix(overrides, message
     assert [str(problem) for problem in load(*overrides).problems] == [message]
 
 
+JUDGE = ("rewards.d.worker_cls=roll.LLMJudgeRewardWorker",)
+SERVED = (*JUDGE, "rewards.d.judge_api_url=http://judge/v1", "rewards.d.judge_model_name=m")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        (("rewards.d.use_local=false",), "rewards.d.use_local", "no sandbox service is asked"),
+        (JUDGE, "rewards.d.worker_cls", "needs judge_api_url and judge_model_name"),
+        ((*SERVED, "rewards.d.judge_api_key=sk-12ab"), "rewards.d.judge_api_key", "holds a key, which would be saved"),
+    ],
+)
+def test_what_scores_cannot_be_so(overrides: tuple[str, ...], key: str, words: str) -> None:
+    [problem] = load(*overrides).problems
+    assert problem.field == key and words in problem.what
+    assert "sk-12ab" not in problem.what + problem.fix
+
+
+def test_a_judge_and_a_sandbox_among_other_domains() -> None:
+    loaded = load(
+        *SERVED, "rewards.d.judge_api_key=EMPTY", "rewards.d.options={concurrency: 2}", "rewards.d.tag_included=[chat]",
+        "rewards.c.worker_cls=roll.CodeSandboxRewardWorker", "rewards.c.tag_included=[code]",
+    )  # fmt: skip
+    assert loaded.problems == ()
+    judge, code = loaded.config.reward.terms
+    assert "api_key_env" not in judge.options and judge.options["concurrency"] == 2
+    assert matched_verdict("It is right.\nYES", pattern=regex.compile(judge.options["extract"])) == 1.0
+    assert (code.data_sources, code.options["tests_in"]) == (["code"], "test_cases")  # the reference is chat's
+    assert loaded.config.data.extra_columns == ["test_cases", "test_case_function", "case_type"]
+    assert loaded.config.data.ground_truth_column is None
+
+
 @pytest.mark.parametrize("key", ["pretrain", "actor_train.data_args.file_name"])
 def test_what_must_be_given_is_asked_for(key) -> None:
     base = tuple(one for one in BASE if not one.startswith(f"{key}="))
@@ -237,14 +271,15 @@ def test_what_must_be_given_is_asked_for(key) -> None:
 @pytest.mark.parametrize(
     ("overrides", "word"),
     [
-        (("rewards.d.worker_cls=roll.CodeSandboxRewardWorker",), "running code that a model wrote"),
-        (("rewards.d.worker_cls=roll.LLMJudgeRewardWorker",), "a model that judges responses"),
+        (
+            ("rewards.d.worker_cls=roll.LLMJudgeRewardWorker", "rewards.d.judge_model_type=cluster"),
+            "a judge on the run's own devices",
+        ),
         (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
         (("async_generation_ratio=1",), "asynchronous rollouts"),
-        (("actor_train.model_args.lora_target=all",), "LoRA"),
+        (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
         (("actor_train.data_args.template=chatml",), "templates besides the tokenizer's own"),
-        (("resume_from_checkpoint=/ck/checkpoint-5",), "going on from a named checkpoint"),
-        ((PG, "actor_train.pg_variant=topr"), "a loss that is not there yet"),
+        (("use_topr_loss=true",), "a loss on bad responses beside the policy's"),
         (("rl_loss_coef=0.5",), "a weight on the loss"),
         (("difficulty_loss_weight=true",), "weights of samples"),
         (("rewards.d.tag_included=[d]", "rewards.e={worker_cls: gsm8k, tag_included: [e]}",

@@ -34,6 +34,7 @@ BASE = (
     f"{G}.n_samples_per_prompt=8",
     f"{G}.inference_engine_tensor_parallel_size=1",
 )
+JUDGE = ("environment.env_class=llm_as_a_judge",)
 KL = (f"{AL}.use_kl_loss=true",)
 KL_REWARD = (f"{AL}.use_kl_in_reward=true",)
 ADAPTIVE = (*KL_REWARD, f"{AL}.kl_ctrl.type=adaptive")
@@ -64,6 +65,31 @@ DATA: list[Case] = [
         (),
         "reward.terms",
         [("math_dapo", {"box_fallback": False, "stop_at_tag": True})],
+    ),
+    case("environment.env_class", "search", (), "reward.terms", [("search", {"max_answer_tags": None})]),
+    case(
+        "environment.env_class",
+        "lcb",
+        (),
+        "reward.terms",
+        [("code", {"block": "last", "tolerance": 0.0, "timeout_s": 6.0})],
+    ),
+    case("environment.env_class", "lcb", (), "reward.timeout_s", 60.0),
+    case("environment.env_class", "text2sql", (), "data.extra_columns", ["db_id", "data"]),
+    case(
+        "environment.skyrl_gym.text2sql.db_path",
+        "/data/sql",
+        ("environment.env_class=text2sql",),
+        "reward.terms",
+        [("text2sql", {"db_path": "/data/sql"})],
+    ),
+    case("environment.skyrl_gym.llm_as_a_judge.model", "qwen", JUDGE, "reward.terms.0.options.model", "qwen"),
+    case(
+        "environment.skyrl_gym.llm_as_a_judge.base_url",
+        "http://here:8000/v1",
+        JUDGE,
+        "reward.terms.0.options.base_url",
+        "http://here:8000/v1",
     ),
     (
         "environment.skyrl_gym.*.**",
@@ -106,6 +132,8 @@ TRAINER: list[Case] = [
     case(f"{T}.eval_before_train", "false", (), "validation.before_training", False),
     case(f"{T}.eval_interval", "20", (), "validation.every_steps", 20),
     case(f"{T}.resume_mode", "none", (), "run.resume", "never"),
+    case(f"{T}.hf_save_interval", "5", (), "checkpoint.export_every_steps", 5),
+    case(f"{T}.export_path", "out/hf", (f"{T}.hf_save_interval=5",), "checkpoint.export_folder", "out/hf"),
     case(f"{T}.resume_path", "x/global_step_9", (f"{T}.resume_mode=from_path",), "run.resume_path", "x/global_step_9"),
     case(f"{T}.ckpt_path", "out/here", (), "checkpoint.folder", "out/here"),
     case(f"{T}.max_ckpts_to_keep", "3", (), "checkpoint.keep_last", 3),
@@ -128,6 +156,13 @@ def _model(role: str, ours: str, around: tuple[str, ...]) -> Iterator[Case]:
     yield case(f"{optimizer}.num_warmup_steps", "4", around, f"{ours}.schedule.warmup_updates", 4)
     yield case(f"{optimizer}.scheduler", "inverse_sqrt", around, f"{ours}.schedule.name", "inverse_square_root")
     yield case(f"{keys}.sequence_parallel_size", "2", two, f"{ours}.sequence_parallel", 2)
+    lora = f"{keys}.model.lora"
+    on = (*around, f"{lora}.rank=8")
+    yield case(f"{lora}.rank", "32", around, f"{ours}.lora.rank", 32)
+    yield case(f"{lora}.alpha", "32", on, f"{ours}.lora.alpha", 32.0)
+    yield case(f"{lora}.dropout", "0.1", on, f"{ours}.lora.dropout", 0.1)
+    yield case(f"{lora}.target_modules", "[q_proj]", on, f"{ours}.lora.target_modules", ["q_proj"])
+    yield case(f"{lora}.exclude_modules", "[o_proj]", on, f"{ours}.lora.exclude_modules", ["o_proj"])
 
 
 def _sharding(role: str, ours: str, around: tuple[str, ...], *, offloads: bool) -> Iterator[Case]:
@@ -383,6 +418,16 @@ GENERATOR: list[Case] = [
 ]  # fmt: skip
 # Further fields of keys that decide several.
 FURTHER: list[Case] = [
+    *(  # 1e-7 / 1e-5 = 0.01
+        case(
+            f"{T}.{role}.optimizer_config.scheduler",
+            "polynomial",
+            (*around, f"{T}.{role}.optimizer_config.lr=1e-5"),
+            f"{role}.schedule.min_lr_ratio",
+            1e-7 / 1e-5,
+        )
+        for role, around in (("policy", ()), ("critic", PPO))
+    ),
     case(f"{P}.colocate_all", "false", VLLM, "policy.devices", [0]),
     case(f"{P}.colocate_all", "false", VLLM, "rollout.devices", [1]),
     case(f"{P}.colocate_all", "false", (*KL, *VLLM), "reference.devices", [0]),
@@ -407,6 +452,7 @@ FURTHER: list[Case] = [
     case(f"{G}.num_inference_engines", "2", (*VLLM, *APART), "placement.devices", 3),
     case(f"{G}.sampling_params.top_k", "-1", (f"{G}.sampling_params.top_k=9",), "rollout.top_k", 0),
     case(f"{T}.logger", "wandb", (), "tracking.trackers", ["wandb"]),
+    case(f"{T}.logger", "wandb", (), "tracking.dialect_names", "skyrl"),
 ]  # fmt: skip
 
 CASES = [*DATA, *PLACEMENT, *TRAINER, *MODELS, *ALGORITHM, *LOSS, *CORRECTION, *DEEPSPEEDS, *GENERATOR]
@@ -427,7 +473,10 @@ def read(*overrides: str) -> LoadedConfig:
 def value(config: RunConfig, field: str) -> Any:
     node: Any = config
     for part in field.split("."):
-        node = node.get(part) if isinstance(node, dict) else getattr(node, part, None)
+        if isinstance(node, list):
+            node = node[int(part)]
+        else:
+            node = node.get(part) if isinstance(node, dict) else getattr(node, part, None)
     return [(item.name, item.options) for item in node] if field == "reward.terms" else node
 
 

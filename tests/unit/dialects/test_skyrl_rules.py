@@ -6,12 +6,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+import regex
 
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.skyrl import DIALECT
 from posttrain.placement.batch import plan_batches
+from posttrain.rewards.scorers.llm_judge import matched_verdict
 
 T, P, AL, G, E = "trainer", "trainer.placement", "trainer.algorithm", "generator", "generator.inference_engine"
 OPC = f"{AL}.off_policy_correction"
@@ -665,20 +667,17 @@ def test_engine_settings_are_told_on_one_device() -> None:
 PLANNED = [
     (f"{G}.max_turns=3", f"{G}.max_turns", ()),
     (f"{T}.update_ref_every_epoch=true", f"{T}.update_ref_every_epoch", ()),
-    (f"{T}.hf_save_interval=10", f"{T}.hf_save_interval", ()),
     (f"{T}.dump_data_batch=true", f"{T}.dump_data_batch", ()),
     (f"{T}.policy.record_memory=true", f"{T}.policy.record_memory", ()),
-    (f"{T}.policy.model.lora.rank=16", f"{T}.policy.model.lora.rank", ()),
     (f"{G}.run_engines_locally=false", f"{G}.run_engines_locally", APART),
     (f"{G}.step_wise_trajectories=true", f"{G}.step_wise_trajectories", ()),
     (f"{G}.enable_http_endpoint=true", f"{G}.enable_http_endpoint", ()),
     (f"{T}.fully_async.max_staleness_steps=2", f"{T}.fully_async.max_staleness_steps", ()),
-    ("environment.env_class=text2sql", "environment.env_class", ()),
-    ("environment.env_class=search", "environment.env_class", ()),
+    ("environment.env_class=searchcode", "environment.env_class", ()),
+    ("environment.env_class=gsm8k_multi_turn", "environment.env_class", ()),
     ("environment.skyrl_gym.search.topk=5", "environment.skyrl_gym.search.topk", ()),
     ("data.train_data=[openai/gsm8k:train]", "data.train_data", ()),
     (f"{T}.logger=vemlp_wandb", f"{T}.logger", ()),
-    (f"{T}.policy.optimizer_config.scheduler=polynomial", f"{T}.policy.optimizer_config.scheduler", ()),
     (f"{G}.chat_template.name_or_path=qwen3_without_thinking", f"{G}.chat_template.name_or_path", ()),
 ]
 
@@ -703,6 +702,19 @@ def test_scorers_by_environment() -> None:
     term = read("environment.env_class=gsm8k").config.reward.terms[0]
     assert (term.name, term.options) == ("gsm8k", {"which": "first"})
     assert read("environment.env_class=exact_match").config.reward.terms[0].name == "exact_match"
+    judge = read("environment.env_class=llm_as_a_judge")
+    assert judge.problems == ()
+    options = judge.config.reward.terms[0].options
+    assert (options["base_url"], options["model"]) == ("https://api.openai.com/v1", "gpt-4o-mini")
+    assert options["api_key_env"] == "OPENAI_API_KEY"
+    said = matched_verdict("so\n### Final Score: 1", pattern=regex.compile(options["extract"]))
+    assert said == 1.0 and all(
+        f"{{{name}}}" in options["prompt_template"] for name in ("prompt", "ground_truth", "response")
+    )
+    unread = read("environment.skyrl_gym.text2sql.db_path=/data", "+environment.skyrl_gym.gsm8k.method=flexible")
+    assert [(one.key, one.reason) for one in unread.ignored] == [
+        ("environment.skyrl_gym.text2sql", "environment.env_class is gsm8k")
+    ]
     config = ("+environment.skyrl_gym.exact_match.extract=tag", "+environment.skyrl_gym.mine.level=5")
     ours = read("environment.env_class=exact_match", *config)
     assert ours.config.reward.terms[0].options == {"extract": "tag"}

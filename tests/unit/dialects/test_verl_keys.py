@@ -58,12 +58,11 @@ def test_every_key_of_the_page_has_a_row(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "entry"), [("sft_trainer_0.4", "sft"), ("sft_trainer_0.4_zh", "sft"), ("evaluation_0.4", "evaluate")]
 )
-def test_the_blocks_of_other_entry_points_have_planned_rows_of_their_types(name: str, entry: str) -> None:
+def test_the_blocks_of_other_entry_points_have_rows_of_their_types(name: str, entry: str) -> None:
     ledger = LEDGER.of(entry)
     for key, value in written(name).items():
         found = row(key, ledger)
-        assert found.status == "planned"
-        assert found.reason in ("supervised fine-tuning", "scoring responses that are in a file")
+        assert found.status in ("mapped", "ignored", "planned")
         assert fits(float(value) if value == "1e-5" else value, found.type)  # OmegaConf reads 1e-5 as a number
 
 
@@ -82,7 +81,8 @@ def test_the_page_as_it_stands_loads(version: str, name: str) -> None:
     assert config.placement.devices == 8
     assert config.rollout.engine == "vllm"
     asked = " ".join(problem.what for problem in loaded.unsupported)
-    for name in ("trainer.default_hdfs_dir", "fsdp", "vllm", "wandb", "8 devices"):
+    assert config.checkpoint.upload is not None and "experiments/gsm8k/ppo/" in config.checkpoint.upload
+    for name in ("fsdp", "vllm", "8 devices"):
         assert name in asked
     if version == "0.2":  # the KL is in the reward, with the 0.005 that the page shows
         assert (config.reward.kl.coef, config.loss.entropy_coef, config.loss.dual_clip) == (0.005, 0.001, None)

@@ -66,6 +66,7 @@ RECIPE = (
     "+reward_model.overlong_buffer.enable=True",
     "+reward_model.overlong_buffer.len=64",
 )
+WANDB = ("trainer.logger=[console,wandb]",)
 FUNCTION = ("custom_reward_function.path=my.py",)
 SCORER = ("reward_model.enable=True", "reward_model.micro_batch_size_per_gpu=4")
 FILTER = ("+algorithm.filter_groups.enable=True",)
@@ -130,9 +131,10 @@ def _engine_options() -> Iterator[Case]:
         ("", "disable_log_stats", "False", False),
         ("", "multi_stage_wake_up", "True", True),
         ("", "limit_images", "2", 2),
-        ("+", "update_weights_bucket_megabytes", "512", 512),
     ):
         yield f"{R}.{name}", f"{plus}{R}.{name}={text}", VLLM, f"rollout.engine_options.{name}", value
+    bucket = f"{R}.update_weights_bucket_megabytes"
+    yield bucket, f"+{bucket}=256", VLLM, "rollout.weight_bucket_mib", 256
     summon = f"{R}.layered_summon"
     yield summon, f"{summon}=True", (*VLLM, f"{R}.load_format=auto"), "rollout.engine_options.layered_summon", True
 
@@ -141,6 +143,7 @@ def _optimizer(section: str, ours: str, around: tuple[str, ...]) -> Iterator[Cas
     """optim of the actor or the critic."""
     at, megatron = f"{section}.optim", (*around, *MEGATRON)
     cosine = (*around, f"{at}.warmup_style=cosine")
+    roles = around
     plus = "" if section == A else "+"
     yield f"{at}.lr", f"{at}.lr=3e-6", around, f"{ours}.optimizer.lr", 3e-6
     yield f"{at}.weight_decay", f"{at}.weight_decay=0.1", around, f"{ours}.optimizer.weight_decay", 0.1
@@ -162,6 +165,36 @@ def _optimizer(section: str, ours: str, around: tuple[str, ...]) -> Iterator[Cas
     # 20 of 100 iterations decay: 1 - 20 / 100 = 0.8
     around = (*wsd, f"{at}.lr_wsd_decay_steps=40")
     yield f"{at}.lr_wsd_decay_steps", f"{at}.lr_wsd_decay_steps=20", around, f"{ours}.schedule.stable_ratio", 0.8
+    shape = f"{at}.lr_wsd_decay_style"
+    yield shape, f"{shape}=linear", around, f"{ours}.schedule.decay", "linear"
+    # 1e-6 / 1e-5 = 0.1
+    yield (
+        f"{at}.lr_warmup_init",
+        f"{at}.lr_warmup_init=1e-6",
+        linear,
+        f"{ours}.schedule.warmup_start_ratio",
+        1e-6 / 1e-5,
+    )
+    # 50 iterations x 2 updates = 100
+    yield f"{at}.lr_decay_steps", f"{at}.lr_decay_steps=50", linear, f"{ours}.schedule.decay_updates", 100
+    further = f"{at}.override_optimizer_config"
+    yield further, f"+{further}={{eps: 1e-6}}", roles, f"{ours}.optimizer.eps", 1e-6
+    yield f"{further}.**", f"+{further}.eps=1e-6", roles, f"{ours}.optimizer.eps", 1e-6
+
+
+def _lora(section: str, ours: str, around: tuple[str, ...]) -> Iterator[Case]:
+    """Adapters of the actor or the critic."""
+    on = (*around, f"{section}.lora_rank=8")
+    for name, text, field, value in (
+        ("lora_alpha", "32", "alpha", 32.0),
+        ("target_modules", "[q_proj,v_proj]", "target_modules", ["q_proj", "v_proj"]),
+        *([("exclude_modules", "[lm_head]", "exclude_modules", ["lm_head"])] if section == M else []),
+    ):
+        yield f"{section}.{name}", f"{section}.{name}={text}", on, f"{ours}.lora.{field}", value
+    yield f"{section}.lora_rank", f"{section}.lora_rank=32", around, f"{ours}.lora.rank", 32
+    if section == M:
+        path = f"{section}.lora_adapter_path"
+        yield path, f"+{path}=my/adapter", around, f"{ours}.lora.adapter_path", "my/adapter"
 
 
 def _megatron(section: str, ours: str, around: tuple[str, ...]) -> Iterator[Case]:
@@ -226,6 +259,7 @@ MODEL: list[Case] = [
         {"dropout": 0.1},
     ),
     (f"{M}.trust_remote_code", f"{M}.trust_remote_code=True", (), "model.trust_remote_code", True),
+    (f"{M}.enable_activation_offload", f"{M}.enable_activation_offload=True", (), "model.activation_offload", True),
     (
         f"{M}.enable_gradient_checkpointing",
         f"{M}.enable_gradient_checkpointing=False",
@@ -486,6 +520,13 @@ CRITIC: list[Case] = [
     ("critic.model.path", "critic.model.path=some/critic", PPO, "critic.path", "some/critic"),
     ("critic.model.external_lib", "critic.model.external_lib=values", PPO, "model.external_modules", ["values"]),
     (
+        "critic.model.enable_activation_offload",
+        "critic.model.enable_activation_offload=True",
+        PPO,
+        "critic.activation_offload",
+        True,
+    ),
+    (
         "critic.model.enable_gradient_checkpointing",
         "critic.model.enable_gradient_checkpointing=False",
         PPO,
@@ -551,8 +592,10 @@ MY_REWARD = {
     "options": {},
     "batched": False,
     "data_sources": [],
+    "halve_failed_batch": True,
 }
-EXACT_MATCH = {"name": "exact_match", "path": None, "weight": 1.0, "options": {}, "batched": False, "data_sources": []}
+MY_BATCH = {**MY_REWARD, "batched": True}
+EXACT_MATCH = {**MY_REWARD, "name": "exact_match", "path": None}
 REWARD: list[Case] = [
     ("custom_reward_function.path", "custom_reward_function.path=my.py", (), "reward.terms", [MY_REWARD]),
     ("custom_reward_function.name", "custom_reward_function.name=exact_match", (), "reward.terms", [EXACT_MATCH]),
@@ -672,6 +715,24 @@ REWARD: list[Case] = [
         [EXACT_MATCH],
     ),
     ("reward.reward_manager.name", "+reward.reward_manager.name=dapo", DAPO[1:], "reward.overlong_buffer_tokens", 64),
+    ("reward.reward_manager.name", "+reward.reward_manager.name=batch", FUNCTION, "reward.terms", [MY_BATCH]),
+    ("reward_model.reward_manager", "reward_model.reward_manager=batch", FUNCTION, "reward.terms", [MY_BATCH]),
+    ("reward.num_workers", "+reward.num_workers=3", FUNCTION, "reward.workers", 3),
+    ("reward_model.num_workers", "+reward_model.num_workers=3", FUNCTION, "reward.workers", 3),
+    (
+        "reward_model.reward_kwargs.num_processes",
+        "+reward_model.reward_kwargs.num_processes=3",
+        FUNCTION,
+        "reward.workers",
+        3,
+    ),
+    (
+        "reward_model.reward_kwargs.timeout",
+        "+reward_model.reward_kwargs.timeout=20",
+        FUNCTION,
+        "reward.timeout_s",
+        20.0,
+    ),
 ]
 ALGORITHM: list[Case] = [
     ("algorithm.adv_estimator", "algorithm.adv_estimator=rloo", (), "advantage.name", "rloo"),
@@ -747,6 +808,27 @@ ALGORITHM: list[Case] = [
         "loss.rollout_correction.use_rollout_logprobs",
         True,
     ),
+    (
+        f"{CORRECTION}.loss_type",
+        f"+{CORRECTION}.loss_type=reinforce",
+        (f"+{CORRECTION}.bypass_mode=True",),
+        "loss.name",
+        "gpg",
+    ),
+    (
+        "algorithm.gdpo_reward_keys",
+        "algorithm.gdpo_reward_keys=[score,acc]",
+        ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[format]"),
+        "advantage.terms",
+        ["by_data_source", "by_data_source/acc"],
+    ),
+    (
+        "algorithm.gdpo_reward_weights",
+        "+algorithm.gdpo_reward_weights=[1.0,0.5]",
+        ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]"),
+        "advantage.term_weights",
+        [1.0, 0.5],
+    ),
 ]
 TRAINER: list[Case] = [
     ("trainer.total_epochs", "trainer.total_epochs=3", (), "run.total_epochs", 3),
@@ -759,11 +841,36 @@ TRAINER: list[Case] = [
     ("trainer.project_name", "trainer.project_name=sums", (), "tracking.project", "sums"),
     ("trainer.experiment_name", "trainer.experiment_name=first", (), "run.name", "first"),
     ("trainer.logger", "trainer.logger=[console,tracking,file]", (), "tracking.trackers", ["console", "wandb"]),
+    ("trainer.log_val_generations", "trainer.log_val_generations=10", WANDB, "tracking.validation_samples", 10),
+    (
+        "trainer.val_generations_to_log_to_wandb",
+        "+trainer.val_generations_to_log_to_wandb=5",
+        WANDB,
+        "tracking.validation_samples",
+        5,
+    ),
+    ("trainer.wandb_proxy", "+trainer.wandb_proxy=http://proxy:80", WANDB, "tracking.proxy", "http://proxy:80"),
     ("trainer.test_freq", "trainer.test_freq=5", (), "validation.every_steps", 5),
     ("trainer.val_before_train", "trainer.val_before_train=False", (), "validation.before_training", False),
     ("trainer.save_freq", "trainer.save_freq=20", (), "checkpoint.every_steps", 20),
     ("trainer.default_local_dir", "trainer.default_local_dir=out/here", (), "run.folder", "out/here"),
     ("trainer.resume_mode", "trainer.resume_mode=disable", (), "run.resume", "never"),
+    (
+        "trainer.resume_from_path",
+        "trainer.resume_from_path=out/global_step_5",
+        ("trainer.resume_mode=resume_path",),
+        "run.resume_path",
+        "out/global_step_5",
+    ),
+    ("trainer.default_hdfs_dir", "trainer.default_hdfs_dir=s3://store/run", (), "checkpoint.upload", "s3://store/run"),
+    *(
+        (f"{A}.checkpoint.{key}", f"{plus}{A}.checkpoint.{key}=[model,extra]", (), f"checkpoint.{field}", False)
+        for key, field, plus in (
+            ("save_contents", "save_optimizer", ""),
+            ("load_contents", "load_optimizer", ""),
+            ("contents", "save_optimizer", "+"),
+        )
+    ),
     ("trainer.max_actor_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep=3", (), "checkpoint.keep_last", 3),
     (
         "trainer.remove_previous_ckpt_in_save",
@@ -776,6 +883,30 @@ TRAINER: list[Case] = [
 
 # A key decides several fields: the others, with the same override.
 FURTHER: list[Case] = [
+    *(
+        (f"{A}.checkpoint.{key}", f"{plus}{A}.checkpoint.{key}=[model]", (), f"checkpoint.{field}", False)
+        for key, field, plus in (
+            ("load_contents", "load_schedule", ""),
+            ("contents", "load_optimizer", "+"),
+            ("contents", "load_schedule", "+"),
+        )
+    ),
+    ("trainer.logger", "trainer.logger=[console,mlflow]", (), "tracking.dialect_names", "verl"),
+    *(
+        (f"{key}{end}", f"+{key}{text}", around, f"{role}.optimizer.betas", (0.8, 0.9))
+        for key, role, around in (
+            (f"{A}.optim.override_optimizer_config", "policy", ()),
+            ("critic.optim.override_optimizer_config", "critic", PPO),
+        )
+        for end, text in (("", "={betas: [0.8, 0.9]}"), (".**", ".betas=[0.8,0.9]"))
+    ),
+    (  # the loss of bypass_mode=reinforce has no ratio, so that the weights have an effect
+        f"{CORRECTION}.rollout_is",
+        f"+{CORRECTION}.rollout_is=sequence",
+        (f"+{CORRECTION}.bypass_mode=True", f"+{CORRECTION}.loss_type=reinforce"),
+        "loss.rollout_correction.weights",
+        "sequence",
+    ),
     (f"{A}.clip_ratio", f"{A}.clip_ratio=0.1", (), "loss.clip_ratio_high", 0.1),
     (f"{A}.tis_imp_ratio_cap", f"+{A}.tis_imp_ratio_cap=4.0", (), "loss.rollout_correction.weights", "token"),
     (
@@ -809,7 +940,8 @@ FURTHER: list[Case] = [
     ("trainer.default_local_dir", "trainer.default_local_dir=out/here", (), "checkpoint.folder", "out/here"),
 ]
 
-CASES = [*DATA, *MODEL, *ACTOR, *REFERENCE, *ROLLOUT, *CRITIC, *REWARD, *ALGORITHM, *TRAINER]
+ADAPTERS = [*_lora(M, "policy", ()), *_lora("critic.model", "critic", PPO)]
+CASES = [*ADAPTERS, *DATA, *MODEL, *ACTOR, *REFERENCE, *ROLLOUT, *CRITIC, *REWARD, *ALGORITHM, *TRAINER]
 
 
 @cache
@@ -825,14 +957,14 @@ def value(config: RunConfig, field: str) -> Any:
 
 
 def test_every_mapped_key_has_a_case() -> None:
-    mapped = {row.name for row in DIALECT.ledger.rows if row.status == "mapped"}
+    mapped = {row.name for row in DIALECT.ledger.of("train").rows if row.status == "mapped"}
     assert mapped == {key for key, *_ in CASES}
 
 
 def test_every_field_of_every_mapped_key_has_a_case() -> None:
     """A key that decides several fields has one case for each; sections stand for what lies in them."""
     seen = {(key, field) for key, _, _, field, _ in [*CASES, *FURTHER]}
-    for row in DIALECT.ledger.rows:
+    for row in DIALECT.ledger.of("train").rows:
         if row.status == "mapped" and len(row.fields) > 1 and "engine_sampling" not in row.fields[0]:
             missing = [field for field in row.fields if (row.name, field) not in seen]
             assert missing in ([], ["reward.model.path"]), row.name

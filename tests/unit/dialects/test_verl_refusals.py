@@ -41,6 +41,20 @@ def read(*overrides: str, version: str = "") -> LoadedConfig:
 
 # overrides; the key that the message is about; words of the message; the overrides of its fix ("" where it needs a choice)
 REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
+    # scoring
+    (
+        ("reward_model.reward_manager=batch",),
+        "reward_model.reward_manager",
+        "calls a function with lists, and by_data_source scores one response at a time",
+        "reward_model.reward_manager=naive",
+    ),
+    (
+        ("reward_model.sandbox_fusion.url=http://here",),
+        "reward_model.sandbox_fusion.url",
+        "model-written code runs in boxes on this machine",
+        "",
+    ),
+    (("+reward.sandbox_fusion.url=http://here",), "reward.sandbox_fusion.url", "no sandbox server is asked", ""),
     # batch sizes
     (
         (f"{A}.ppo_micro_batch_size=8",),
@@ -304,6 +318,12 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         f"{R}.n=8",
     ),
     (
+        ("algorithm.adv_estimator=gdpo",),
+        "algorithm.gdpo_reward_keys",
+        "gdpo compares the numbers that gdpo_reward_keys names, and it names none",
+        "+algorithm.gdpo_reward_keys=[score]",
+    ),
+    (
         (f"{R}.name=hf", f"{R}.do_sample=False"),
         f"{R}.do_sample",
         "greedy responses of a prompt are all the same",
@@ -537,6 +557,12 @@ TOLD: list[tuple[tuple[str, ...], str]] = [
     ((f"{A}.policy_loss.clip_cov_lb=2.0",), "ppo_clip does not use it (clip_cov would)"),
     (("data.filter_overlong_prompts=True", "data.truncation=left"), "leaves out prompts that are too long"),
     ((*CRITIC, "algorithm.adv_estimator=rloo"), "no critic: rloo needs no values"),
+    (("+algorithm.gdpo_reward_keys=[acc]",), "grpo does not use it (gdpo does)"),
+    ((f"+{CORRECTION}.loss_type=reinforce",), "read with bypass_mode only"),
+    (
+        (f"+{CORRECTION}.bypass_mode=True", f"+{CORRECTION}.rollout_is=token"),
+        "the ratio itself starts from the sampler's log-probs",
+    ),
 ]
 
 
@@ -550,14 +576,8 @@ def test_what_has_no_effect_or_another_one_is_told(overrides: tuple[str, ...], w
 PLANNED = [
     "data.image_key=pictures",
     "data.custom_cls.path=my.py",
-    f"{M}.lora_rank=32",
-    f"{M}.enable_activation_offload=True",
-    f"{A}.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
     f"{R}.mode=async",
-    "trainer.default_hdfs_dir=hdfs://here",
     "trainer.profile_steps=[1,2]",
-    "reward_model.sandbox_fusion.url=http://here",
-    "reward_model.reward_manager=batch",
     "algorithm.use_pf_ppo=True",
     "trainer.logger=[console,clearml]",
 ]
@@ -589,9 +609,22 @@ def test_shuffled_mini_batches_of_megatron_are_planned() -> None:
     assert read(*shuffled).unsupported == ()  # verl's FSDP actor does not read it
 
 
-def test_named_checkpoints_are_planned_in_both_versions() -> None:
-    [problem] = read("trainer.resume_mode=resume_path", "trainer.resume_from_path=out/global_step_5").unsupported
-    assert "is planned" in problem.what
+def test_a_named_checkpoint_is_gone_on_from_in_both_versions() -> None:
+    loaded = read("trainer.resume_mode=resume_path", "trainer.resume_from_path=out/global_step_5")
+    assert (loaded.config.run.resume, loaded.config.run.resume_path) == ("auto", "out/global_step_5")
     old = ("data.val_batch_size=8", f"{F}.log_prob_micro_batch_size_per_gpu=8")
-    [problem] = read(*old, "trainer.resume_mode=out/global_step_5", version="0.2").unsupported
-    assert problem.field == "trainer.resume_mode"
+    loaded = read(*old, "trainer.resume_mode=out/global_step_5", version="0.2")
+    assert (loaded.config.run.resume, loaded.config.run.resume_path) == ("auto", "out/global_step_5")
+
+
+def test_contents_of_checkpoints() -> None:
+    loaded = read(f"{A}.checkpoint.save_contents=[hf_model,extra,model,optimizer]").config.checkpoint
+    assert (loaded.save_optimizer, loaded.load_optimizer, loaded.load_schedule) == (True, True, True)
+    without = read(f"{A}.checkpoint.save_contents=[optimizer,extra]").problems
+    assert [problem.field for problem in without] == [f"{A}.checkpoint.save_contents", f"{A}.checkpoint.load_contents"]
+    assert "leaves the model out" in without[0].what
+    [unknown] = read(f"{A}.checkpoint.load_contents=[model,hf]").problems
+    assert unknown.what.endswith("does not know hf")
+    ppo = ("algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=8")
+    [told] = read(*ppo, "critic.checkpoint.save_contents=[model]").ignored
+    assert told.key == "critic.checkpoint.save_contents" and "actor and critic together" in told.reason

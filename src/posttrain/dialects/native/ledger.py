@@ -1,4 +1,4 @@
-"""The native dialect as a table, read off the RunConfig models: every key goes where it says."""
+"""The native dialect as a table, read off the models of every entry's root: every key goes where it says."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from typing import Any, get_origin
 from pydantic_core import PydanticUndefined
 
 from posttrain.config.base import Section
+from posttrain.dialects.entries import ENTRIES, Entry
 from posttrain.dialects.ledger import ABSENT, Key, Ledger
 from posttrain.dialects.native.schema import ITEM, known_keys, sections
 
 
 def native_ledger() -> Ledger:
-    """One row per field of RunConfig, sections left out."""
+    """One row per field of every entry's configuration, sections left out."""
+    return Ledger(dialect="native", version="", rows=tuple(row for entry in ENTRIES.values() for row in _rows(entry)))
+
+
+def _rows(entry: Entry[Any]) -> list[Key]:
     rows = []
-    for name, field in known_keys().items():
-        if name in sections() or f"{name}.{ITEM}" in sections():
+    root: type[Section] = entry.root
+    known = sections(root)
+    for name, field in known_keys(root).items():
+        if name in known or f"{name}.{ITEM}" in known:
             continue
         default: Any = field.default
         if field.default_factory is not None or default is PydanticUndefined:
@@ -34,6 +41,7 @@ def native_ledger() -> Ledger:
                 status="mapped",
                 fields=(shown,),
                 meaning=meaning,
+                entry=entry.name,
             )
         )
-    return Ledger(dialect="native", version="", rows=tuple(rows))
+    return rows

@@ -1,4 +1,4 @@
-"""The keys that a native configuration may have, read off the RunConfig models."""
+"""The keys that a native configuration may have, read off the models of its root (RunConfig, where nothing else is said)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ITEM = "#"  # stands for any list index in a dotted key: reward.terms.#.name
 
 
 @cache
-def sections() -> dict[str, dict[str, FieldInfo]]:
+def sections(root: type[Section] = RunConfig) -> dict[str, dict[str, FieldInfo]]:
     """Dotted name of every section (``""`` is the top) -> its fields by name."""
     found: dict[str, dict[str, FieldInfo]] = {}
-    _collect(RunConfig, "", found)
+    _collect(root, "", found)
     return found
 
 
@@ -33,9 +33,9 @@ def _collect(model: type[Section], name: str, found: dict[str, dict[str, FieldIn
 
 
 @cache
-def known_keys() -> dict[str, FieldInfo]:
+def known_keys(root: type[Section] = RunConfig) -> dict[str, FieldInfo]:
     """Every dotted key, sections included."""
-    return {child(section, key): field for section, fields in sections().items() for key, field in fields.items()}
+    return {child(section, key): field for section, fields in sections(root).items() for key, field in fields.items()}
 
 
 def pattern(key: str) -> str:
@@ -43,12 +43,12 @@ def pattern(key: str) -> str:
     return ".".join(ITEM if part.isdecimal() else part for part in key.split("."))
 
 
-def field_of(key: str) -> FieldInfo | None:
+def field_of(key: str, root: type[Section] = RunConfig) -> FieldInfo | None:
     """The field that a dotted key names, if it is one."""
-    return known_keys().get(pattern(key))
+    return known_keys(root).get(pattern(key))
 
 
-def suggest(key: str) -> str:
+def suggest(key: str, root: type[Section] = RunConfig) -> str:
     """What to tell someone who wrote an unknown key: the known key most like it, in the same section rather than in
     another (``data.samples_per_prompt`` is ``rollout.samples_per_prompt``); failing that, what the section holds."""
     section, _, leaf = key.rpartition(".")
@@ -57,15 +57,15 @@ def suggest(key: str) -> str:
         known_section, _, known_leaf = known.rpartition(".")
         return SequenceMatcher(None, leaf, known_leaf).ratio() + (0.15 if known_section == pattern(section) else 0.0)
 
-    best = max(sorted(known_keys(), key=_importance), key=likeness)
+    best = max(sorted(known_keys(root), key=_importance), key=likeness)
     if likeness(best) >= 0.75:
-        others = [known for known in known_keys() if known != best and known.rpartition(".")[2] == leaf]
+        others = [known for known in known_keys(root) if known != best and known.rpartition(".")[2] == leaf]
         also = f" There is also {others[0]}." if len(others) == 1 else ""
         return f"did you mean {_with_indices(best, key)}?{also}"
-    here = sections().get(pattern(section), {})
+    here = sections(root).get(pattern(section), {})
     if section and here:
         return f"known in {section}: {', '.join(here)}"
-    return f"known sections: {', '.join(sections()[''])}"
+    return f"known sections: {', '.join(sections(root)[''])}"
 
 
 def _importance(key: str) -> tuple[bool, int]:

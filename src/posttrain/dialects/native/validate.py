@@ -1,19 +1,21 @@
-"""From plain values to a RunConfig, or to everything that is wrong with them, in words for people."""
+"""From plain values to a configuration, or to everything that is wrong with them, in words for people."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, get_origin
+from typing import Any, TypeVar, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from posttrain.config import RunConfig
+from posttrain.config.base import Section
 from posttrain.dialects.native import schema
 from posttrain.dialects.sources import SourceMap, child, same_branch
 from posttrain.errors import Problem
+
+C = TypeVar("C", bound=Section)
 
 # pydantic's error type -> what the value must be, from the error's context.
 EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -41,19 +43,19 @@ EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def validate(values: dict[str, Any], sources: SourceMap) -> tuple[RunConfig, list[Problem]]:
-    """The configuration that ``values`` describe, and everything that is wrong with single keys.
+def validate(values: dict[str, Any], sources: SourceMap, root: type[C]) -> tuple[C, list[Problem]]:
+    """The configuration of kind ``root`` that ``values`` describe, and everything that is wrong with single keys.
 
     Where there are problems, the configuration has a default or an empty value in the place of what is wrong.
     """
     values = copy.deepcopy(values)
-    for name, field in schema.sections()[""].items():
+    for name, field in schema.sections(root)[""].items():
         if field.is_required():  # so that what is missing is reported key by key
             values.setdefault(name, {})
-    problems = _truth_values_as_numbers(values, "", sources)
+    problems = _truth_values_as_numbers(values, "", sources, root)
     while True:
         try:
-            return RunConfig.model_validate(values), problems
+            return root.model_validate(values), problems
         except ValidationError as error:
             details = error.errors(include_url=False)
         # A union reports once per member: one message for the key.
@@ -63,9 +65,9 @@ def validate(values: dict[str, Any], sources: SourceMap) -> tuple[RunConfig, lis
         for key, group in by_key.items():
             # What the repairs below leave behind is no mistake of the user's.
             if not any(same_branch(problem.field, key) for problem in problems):
-                problems.append(_problem(key, group, values, sources))
+                problems.append(_problem(key, group, values, sources, root))
         for key, group in by_key.items():
-            _repair(values, key, absent=_is_absent(group[0]))
+            _repair(values, key, root, absent=_is_absent(group[0]))
 
 
 def _key(detail: ErrorDetails, values: dict[str, Any]) -> str:
@@ -85,14 +87,16 @@ def _is_absent(detail: ErrorDetails) -> bool:
     return detail["type"] == "missing" and isinstance(detail["loc"][-1], str)
 
 
-def _problem(key: str, group: list[ErrorDetails], values: dict[str, Any], sources: SourceMap) -> Problem:
+def _problem(
+    key: str, group: list[ErrorDetails], values: dict[str, Any], sources: SourceMap, root: type[Section]
+) -> Problem:
     detail = group[0]
-    field = schema.field_of(key)
+    field = schema.field_of(key, root)
     leaf = _leaf(key)
     where = sources.where(key)
     kind = detail["type"]
     if kind == "extra_forbidden":
-        return Problem(f"there is no key {key}", fix=schema.suggest(key), where=where, field=key)
+        return Problem(f"there is no key {key}", fix=schema.suggest(key, root), where=where, field=key)
     if kind == "invalid_key":
         return Problem(f"{key} is a number or truth value, and keys are names", where=where, field=key)
     if _is_absent(detail):
@@ -157,14 +161,14 @@ def _value(values: Any, key: str) -> Any:
     return node
 
 
-def _repair(values: dict[str, Any], key: str, *, absent: bool) -> None:
+def _repair(values: dict[str, Any], key: str, root: type[Section], *, absent: bool) -> None:
     """Take out what is wrong, so that the rest can be understood; what must be there becomes empty."""
     parent, _, leaf = key.rpartition(".")
     node = _value(values, parent) if parent else values
     if isinstance(node, list):  # without the item, the list would say something else: it goes as a whole
-        _repair(values, parent, absent=False)
+        _repair(values, parent, root, absent=False)
     elif isinstance(node, dict) and absent:
-        field = schema.field_of(key)
+        field = schema.field_of(key, root)
         annotation = field.annotation if field else None
         node[leaf] = "" if annotation is str else [] if get_origin(annotation) is list else {}
     elif isinstance(node, dict):
@@ -172,12 +176,12 @@ def _repair(values: dict[str, Any], key: str, *, absent: bool) -> None:
             del node[name]
 
 
-def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap) -> list[Problem]:
+def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap, root: type[Section]) -> list[Problem]:
     """true and false where a number belongs. pydantic would read them as 1 and 0."""
     if isinstance(node, dict):
         parts = [(child(key, name), value) for name, value in node.items()]
-        return [problem for name, value in parts for problem in _truth_values_as_numbers(value, name, sources)]
-    field = schema.field_of(key)
+        return [problem for name, value in parts for problem in _truth_values_as_numbers(value, name, sources, root)]
+    field = schema.field_of(key, root)
     if not isinstance(node, bool) or field is None or not schema.is_number(field.annotation):
         return []
     return [Problem(f"{_leaf(key)} must be a number, not {show(node)}", where=sources.where(key), field=key)]

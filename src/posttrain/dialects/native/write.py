@@ -1,4 +1,4 @@
-"""RunConfig as a native YAML file, and the JSON schema that editors check and complete such a file with."""
+"""A configuration as a native YAML file, and the JSON schema that editors check and complete such a file with."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from posttrain.config import RunConfig
+from posttrain.config.base import Section
 
 
-def to_yaml(config: RunConfig) -> str:
-    """The complete configuration, defaults included, sections in schema order. Reading it gives an equal RunConfig."""
+def to_yaml(config: Section) -> str:
+    """The complete configuration, defaults included, sections in schema order. Reading it gives an equal one."""
     values = _escape(config.model_dump(mode="json"))
     # OmegaConf writes, because OmegaConf reads: it quotes the texts that it would take for numbers, such as "1e-6".
     return OmegaConf.to_yaml(OmegaConf.create(values))
@@ -29,7 +30,8 @@ def _escape(node: Any) -> Any:
     return node
 
 
-def json_schema() -> str:
-    """The JSON schema of a native configuration; ``docs/posttrain.schema.json`` is this text."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | RunConfig.model_json_schema()
+def json_schema(root: type[Section] = RunConfig) -> str:
+    """The JSON schema of a native configuration; ``docs/posttrain.schema.json`` is this text, and ``posttrain.sft.schema.json``
+    and so on are those of the other entries."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | root.model_json_schema()
     return json.dumps(schema, indent=2) + "\n"

@@ -9,5 +9,5 @@ from posttrain.dialects.roll.rules import rules
 
 # ROLL's defaults stand in its classes, which see a file after its references are resolved.
 DIALECT = Dialect(
-    name="roll", ledger=LEDGER, rules=rules, unknown_keys="warn", built_in=PRESETS, refers_to_defaults=False
+    name="roll", ledger=LEDGER, rules={"train": rules}, unknown_keys="warn", built_in=PRESETS, refers_to_defaults=False
 )

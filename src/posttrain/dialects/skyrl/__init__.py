@@ -10,6 +10,6 @@ from posttrain.dialects.skyrl.rules import rules
 # skyrl_gym_config/default.yaml. They hold the defaults of the ledger, which lie below everything in any case.
 SHIPPED_FILES = ("ppo_base_config", "train", "eval", "default")
 
-DIALECT = Dialect(name="skyrl", ledger=LEDGER, rules=rules, built_in=dict.fromkeys(SHIPPED_FILES, dict))
+DIALECT = Dialect(name="skyrl", ledger=LEDGER, rules={"train": rules}, built_in=dict.fromkeys(SHIPPED_FILES, dict))
 
 __all__ = ["DIALECT"]

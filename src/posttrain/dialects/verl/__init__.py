@@ -7,10 +7,17 @@ from typing import Any
 from posttrain.dialects.reading import Dialect
 from posttrain.dialects.verl.keys import LEDGER
 from posttrain.dialects.verl.rules import rules
+from posttrain.dialects.verl.rules.evaluate import evaluate_rules
+from posttrain.dialects.verl.rules.generate import generate_rules
+from posttrain.dialects.verl.rules.sft import sft_rules
 
 
 def _ppo_trainer() -> dict[str, Any]:
     return LEDGER.of("train").defaults()
+
+
+def _sft_trainer() -> dict[str, Any]:
+    return LEDGER.of("sft").defaults()
 
 
 def _ppo_megatron_trainer() -> dict[str, Any]:
@@ -26,6 +33,6 @@ def _ppo_megatron_trainer() -> dict[str, Any]:
 DIALECT = Dialect(
     name="verl",
     ledger=LEDGER,
-    rules=rules,
-    built_in={"ppo_trainer": _ppo_trainer, "ppo_megatron_trainer": _ppo_megatron_trainer},
+    rules={"train": rules, "sft": sft_rules, "evaluate": evaluate_rules, "generate": generate_rules},
+    built_in={"ppo_trainer": _ppo_trainer, "sft_trainer": _sft_trainer, "ppo_megatron_trainer": _ppo_megatron_trainer},
 )

@@ -10,6 +10,10 @@ from posttrain.dialects.roll.keys.worker import FIRST, LATEST
 Norm = Literal["batch", "group", "running", "None"] | None  # the text None stands in many of ROLL's files, for null
 _NORM = "reward.normalize_mean reward.normalize_std"
 _OPD = "on-policy distillation"
+_TOPR = "a loss on bad responses beside the policy's; actor_train.pg_variant=topr has both in its place"
+_SFT = (
+    "ROLL also multiplies by the probability of the whole response, which is next to nothing for all but the shortest."
+)
 
 _ADVANTAGE: tuple[Key, ...] = (
     mapped("pretrain", str | None, None, "model.path reference.path", "model of the policy and the reference where they name "
@@ -101,12 +105,11 @@ _LOSS: tuple[Key, ...] = (
            "values move at most this far from the old ones before the loss stops rewarding it; null: no limit", by_rule=True,
            change="and the value loss is a mean over sequences of means over tokens"),
     mapped("critic_warmup", int, 0, "critic.warmup_steps", "steps at the start in which only the critic learns", by_rule=True),
-    planned("postive_loss_coef", float, 0.0, "a supervised loss on good responses beside the policy's",
-            "weight of a loss on good responses (spelled so by ROLL)"),
-    planned("sft_loss_coef", float, 0.0, "a supervised loss on good responses beside the policy's",
-            "weight of a loss on good responses", until=FIRST),
-    planned("use_topr_loss", bool, False, "the loss topr", "the same on bad ones, with a clipped ratio"),
-    planned("use_topr_neg_loss_coef", float, 0.0, "the loss topr", "weight of the loss on bad responses"),
+    mapped("postive_loss_coef", float, 0.0, "loss.sft_coef", "weight of a supervised loss on good responses (spelled so by "
+           "ROLL)", by_rule=True, note=_SFT),
+    mapped("sft_loss_coef", float, 0.0, "loss.sft_coef", "its older name", by_rule=True, until=FIRST, note=_SFT),
+    planned("use_topr_loss", bool, False, _TOPR, "the same on bad ones, with a clipped ratio"),
+    planned("use_topr_neg_loss_coef", float, 0.0, _TOPR, "weight of the loss on bad responses"),
     planned("use_policy_loss_type", Literal["PPO", "PG"], "PPO", "this way of choosing the loss; worker_cls and pg_variant "
             "of actor_train do it", "kind of policy loss"),
 )  # fmt: skip

@@ -25,8 +25,9 @@ _BOOKKEEPING: tuple[Key, ...] = (
     ignored("save_logging_board_dir", str | None, None, _SAMPLES, "folder for tokens, log-probs and rewards"),
     mapped(
         "track_with", Literal["tensorboard", "wandb", "swanlab", "trackio", "stdout", ""], "tensorboard",
-        "tracking.trackers", "where metrics go", by_rule=True,
-        change="console besides; stdout and the default: console alone; metrics.jsonl is always written",
+        "tracking.trackers tracking.dialect_names", "where metrics go", by_rule=True,
+        change="console besides; stdout and the default: console alone; metrics.jsonl is always written. Services are "
+        "sent ROLL's names of metrics too",
         note="In mid-2025 tensorboard, wandb and stdout. ROLL's default is tensorboard; a run that does not ask for it "
         "does without.",
     ),
@@ -47,9 +48,9 @@ _BOOKKEEPING: tuple[Key, ...] = (
         change="the starting weights are validated, the last ones are not",
     ),
     mapped(
-        "resume_from_checkpoint", bool | str, False, "run.resume",
+        "resume_from_checkpoint", bool | str, False, "run.resume run.resume_path",
         "go on from a checkpoint: true for the newest, or the path of one", by_rule=True,
-        change="true: auto; false: never; a path is planned",
+        change="true: auto; false: never; a path: auto, from there",
         note="In ROLL true finds nothing, because it looks into a folder that was just made; here it works.",
     ),
     mapped("checkpoint_config.output_dir", str, ABSENT, "checkpoint.folder", "folder that checkpoints are moved to",
@@ -74,8 +75,8 @@ _BOOKKEEPING: tuple[Key, ...] = (
     refused("model_download_type", Literal["MODELSCOPE", "HUGGINGFACE_HUB"] | None, None,
             "models are read from a folder or from the Hugging Face hub", "where models are downloaded from",
             off=("HUGGINGFACE_HUB",), note="Without it ROLL downloads from ModelScope; here it is Hugging Face."),
-    ignored("model_update_buffer_size_mb", int, 1024, "the sampler reads the trained weights themselves",
-            "MiB per piece when weights go to the sampler", since=LATEST),
+    mapped("model_update_buffer_size_mb", int, 1024, "rollout.weight_bucket_mib",
+           "MiB per piece when weights go to the sampler", since=LATEST),
     ignored("is_offload_states", bool, False, "read by SFT and DPO only", "offload models after every call", since=LATEST),
     ignored("is_offload_optimizer_states_in_train_step", bool, False, "read by SFT and DPO only",
             "offload the optimizer during passes", since=LATEST),

@@ -49,6 +49,7 @@ _COMMON = {
     "model_args.model_type": "the section says what kind of model it is",
     "model_args.device_map": "read by hf_infer on several devices only",
     "training_args.num_train_epochs": "RLVR goes by max_steps",
+    "training_args.save_hf_model": "every checkpoint holds its models as Hugging Face folders",
     "training_args.max_steps": _BY_PIPELINE,
     "training_args.seed": _BY_PIPELINE,
     "training_args.data_seed": _BY_PIPELINE,
@@ -74,19 +75,13 @@ _COMMON = {
     "generating_args.length_penalty": "read by beam search only",
     "generating_args.logprobs": "the sampler's log-probs are always kept here",
 }  # fmt: skip
-_LORA = ("LoRA", ())
 _TRAINED_PLANNED: dict[str, Planned] = {
     "router_replay.mode": ("replaying the choice of experts", ()),
     "mtp_training_mode": ("heads for several tokens ahead", ()),
     "model_args.freeze_module_prefix": ("training a part of the model", ()),
     "model_args.moe_aux_loss_coef": ("the balance loss of experts", (0, 0.0)),
-    "model_args.lora_target": _LORA,
-    "model_args.additional_target": _LORA,
-    "model_args.adapter_name_or_path": _LORA,
-    "training_args.save_hf_model": (
-        "a Hugging Face folder with every checkpoint; posttrain export makes one of any checkpoint", ()),
+    "model_args.additional_target": ("modules trained in full beside LoRA adapters", ()),
 }  # fmt: skip
-_LORA_ONLY = {f"model_args.lora_{name}": "read with lora_target only" for name in ("rank", "alpha", "dropout")}
 
 
 def _parallel(role: str) -> dict[str, Here]:
@@ -103,6 +98,18 @@ def _parallel(role: str) -> dict[str, Here]:
         "strategy_args.strategy_name": by_rule(
             f"{role}.engine", "without _train, fsdp2 is fsdp; one device: local, which gives the same numbers"
         ),
+    }
+
+
+def _lora(role: str) -> dict[str, Here]:
+    return {
+        "model_args.lora_target": by_rule(
+            f"{role}.lora.target_modules", "all: all-linear; names between commas: a list; null: no adapter"
+        ),
+        "model_args.lora_rank": by_rule(f"{role}.lora.rank {role}.lora.alpha", "read with lora_target"),
+        "model_args.lora_alpha": by_rule(f"{role}.lora.alpha", "null: 2 x lora_rank; read with lora_target"),
+        "model_args.lora_dropout": by_rule(f"{role}.lora.dropout", "read with lora_target"),
+        "model_args.adapter_name_or_path": by_rule(f"{role}.lora.adapter_path", "read with lora_target"),
     }
 
 
@@ -134,13 +141,16 @@ _LOSS_KEYS = {
     "worker_cls": by_rule("loss.name", "the PG worker classes: the loss that pg_variant names"),
     "pg_variant": by_rule(
         "loss.name loss.clip_ratio_low loss.clip_ratio_high loss.dro_beta",
-        "vanilla: gpg; ppo: ppo_clip; tis and cispo: cispo; kimi15: dro; topr is planned",
+        "vanilla: gpg; ppo: ppo_clip; tis and cispo: cispo; kimi15: dro; topr: topr",
     ),
     "tis_lower_bound": by_rule("loss.clip_ratio_low", "1 - the bound"),
     "tis_upper_bound": by_rule("loss.clip_ratio_high", "the bound - 1"),
     "cispo_epsilon_low": by_rule("loss.clip_ratio_low"),
     "cispo_epsilon_high": by_rule("loss.clip_ratio_high"),
+    "cispo_use_unified_mask": by_rule("loss.drop_clipped"),
     "kimi15_tau": by_rule("loss.dro_beta"),
+    "topr_positive_weight": by_rule("loss.positive_weight"),
+    "topr_negative_weight": by_rule("loss.negative_weight"),
 }
 _FORWARD = {
     "infer_batch_size": by_rule(
@@ -159,6 +169,7 @@ ACTOR_TRAIN = Role(
     mapped={
         **_parallel("policy"),
         **_updates("policy"),
+        **_lora("policy"),
         **_LOSS_KEYS,
         **_FORWARD,
         "model_args.model_name_or_path": by_rule("model.path", "null: pretrain"),
@@ -175,9 +186,6 @@ ACTOR_TRAIN = Role(
     planned={
         **_TRAINED_PLANNED,
         "model_update_frequency": ("a sampler that keeps older weights for several steps", ()),
-        "topr_positive_weight": ("the loss topr", ()),
-        "topr_negative_weight": ("the loss topr", ()),
-        "cispo_use_unified_mask": ("cispo with tokens left out", ()),
         "apply_loss_scale": ("losses divided by other counts than the update's", ()),
         "data_args.dataset_type": ("data from a service", ("arrow", "csv", "jsonl", "parquet", "txt")),
         "data_args.image_folder": ("images in prompts", ()),
@@ -187,7 +195,6 @@ ACTOR_TRAIN = Role(
     },
     ignored={
         **_COMMON,
-        **_LORA_ONLY,
         "num_gpus_per_worker": "a training worker has one device, in ROLL too",
         "data_args.domain_interleave_probs": "one domain makes up the whole step; several are planned",
     },
@@ -202,13 +209,13 @@ CRITIC = Role(
     mapped={
         **_parallel("critic"),
         **_updates("critic"),
+        **_lora("critic"),
         "model_args.model_name_or_path": by_rule("critic.path", "null: reward_pretrain; the policy's own path is null here"),
         "model_args.disable_gradient_checkpointing": by_rule("critic.gradient_checkpointing", "not"),
     },
     planned=_TRAINED_PLANNED,
     ignored={
         **_COMMON,
-        **_LORA_ONLY,
         "worker_cls": "there is one kind of critic",
         "num_gpus_per_worker": "a training worker has one device, in ROLL too",
         "infer_batch_size": "values are computed in the micro-batches of the critic's training",

@@ -127,6 +127,7 @@ def loss(keys: Reader) -> dict[str, Any]:
             "loss_agg_mode=seq-mean-token-sum-norm is divided by the number of sequences here and not in ROLL: losses and "
             "gradient norms are smaller by that, which AdamW levels out and max_grad_norm does not"
         )
+    fields["loss.sft_coef"] = keys["postive_loss_coef"] or keys["sft_loss_coef"]
     fields["policy.optimizer.max_grad_norm"] = keys["max_grad_norm"] or None
     return fields
 
@@ -145,12 +146,16 @@ def _variant(keys: Reader) -> dict[str, Any]:
             "tis_upper_bound",
             "cispo_epsilon_low",
             "cispo_epsilon_high",
+            "cispo_use_unified_mask",
             "kimi15_tau",
+            "topr_positive_weight",
+            "topr_negative_weight",
         ):
             keys.ignore(f"actor_train.{key}", "read by the PG worker classes only (actor_train.worker_cls)")
         return _clipped(keys)
     for key, variants in (("tis_lower_bound", "tis"), ("tis_upper_bound", "tis"), ("cispo_epsilon_low", "cispo"),
-                          ("cispo_epsilon_high", "cispo"), ("kimi15_tau", "kimi15")):  # fmt: skip
+                          ("cispo_epsilon_high", "cispo"), ("cispo_use_unified_mask", "cispo"), ("kimi15_tau", "kimi15"),
+                          ("topr_positive_weight", "topr"), ("topr_negative_weight", "topr")):  # fmt: skip
         if variant != variants:
             keys.ignore(f"actor_train.{key}", f"pg_variant is {variant}")
     if variant == "ppo":
@@ -170,12 +175,16 @@ def _variant(keys: Reader) -> dict[str, Any]:
                 "loss.name": "cispo",
                 "loss.clip_ratio_low": keys["actor_train.cispo_epsilon_low"],
                 "loss.clip_ratio_high": keys["actor_train.cispo_epsilon_high"],
+                "loss.drop_clipped": keys["actor_train.cispo_use_unified_mask"],
             }
         case "kimi15":
             return {"loss.name": "dro", "loss.dro_beta": keys["actor_train.kimi15_tau"]}
         case "topr":
-            keys.plan_only("actor_train.pg_variant=topr is planned: a loss that is not there yet", key="actor_train.pg_variant",
-                           fix="use pg_variant=tis, which clips the same ratio for all samples")  # fmt: skip
+            return {
+                "loss.name": "topr",
+                "loss.positive_weight": keys["actor_train.topr_positive_weight"],
+                "loss.negative_weight": keys["actor_train.topr_negative_weight"],
+            }
     return {"loss.name": "gpg"}
 
 

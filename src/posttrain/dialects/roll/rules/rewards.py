@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.roll.keys.rewards import PLANNED_WORKERS, WORKERS
+from posttrain.dialects.roll.keys.rewards import (
+    CODE,
+    CODE_COLUMNS,
+    CODE_S,
+    JUDGE,
+    PLANNED_WORKERS,
+    TESTS_COLUMN,
+    WORKERS,
+)
 from posttrain.errors import did_you_mean, nearest
 from posttrain.registry import REWARDS
 
@@ -29,7 +38,17 @@ def rewards(keys: Reader) -> dict[str, Any]:
     trained = _trained_domains(keys, domains)
     terms = [term for name in domains for term in _terms(keys, name, alone=len(domains) == 1)]
     fields: dict[str, Any] = {"reward.terms": terms} if terms else {}
+    workers = [str(keys[f"rewards.{name}.worker_cls"]).rpartition(".")[2] for name in domains]
+    if CODE in workers:
+        fields |= _code(alone=len(domains) == 1)
     return fields | _group_filter(keys, trained)
+
+
+def _code(*, alone: bool) -> dict[str, Any]:
+    """Where the tests of programs are, and the time for all of them: one test has 20 s and all have 360 s, 80 % of CODE_S."""
+    columns = {"data.ground_truth_column": TESTS_COLUMN} if alone else {}
+    more = CODE_COLUMNS if alone else [TESTS_COLUMN, *CODE_COLUMNS]
+    return {**columns, "data.extra_columns": more, "reward.timeout_s": CODE_S}
 
 
 def _trained_domains(keys: Reader, domains: list[str]) -> list[str]:
@@ -96,7 +115,11 @@ def _terms(keys: Reader, domain: str, *, alone: bool) -> list[dict[str, Any]]:
         path, found = "", ((worker, {}),)
     elif name in WORKERS:
         path, found = "", WORKERS[name]
-        if options:
+        if name == CODE and not alone:  # the reference column is that of the other domains
+            found = tuple((term, {**settings, "tests_in": TESTS_COLUMN}) for term, settings in found)
+        if name == JUDGE:
+            options = _judge(keys, at) | options
+        if options and name not in (CODE, JUDGE):
             keys.ignore(f"{at}.options", f"read with a reward of this program or a file, and {name} is ROLL's")
             options = {}
     elif name in PLANNED_WORKERS:
@@ -104,6 +127,9 @@ def _terms(keys: Reader, domain: str, *, alone: bool) -> list[dict[str, Any]]:
         return []
     else:
         return _unknown_worker(keys, f"{at}.worker_cls", worker, name)
+    if name != JUDGE:
+        for key in ("model_name", "api_url", "api_key"):
+            keys.ignore(f"{at}.judge_{key}", f"read by {JUDGE} only")
     kind = keys[f"{at}.reward_type"]
     if name == "CrossThinkQARuleRewardWorker" and kind is None:
         keys.problem(
@@ -117,6 +143,23 @@ def _terms(keys: Reader, domain: str, *, alone: bool) -> list[dict[str, Any]]:
         one: dict[str, Any] = {"name": term, "options": {**settings, **given, **options}, "data_sources": sources}
         terms.append(one | ({"path": path} if path else {}))
     return terms
+
+
+def _judge(keys: Reader, at: str) -> dict[str, Any]:
+    """Options of llm_judge."""
+    served = keys[f"{at}.judge_model_type"] in ("api", None)  # the others are planned
+    if served and not (keys[f"{at}.judge_api_url"] and keys[f"{at}.judge_model_name"]):
+        keys.problem(f"{at} needs judge_api_url and judge_model_name", key=f"{at}.worker_cls",
+                     fix="such as judge_api_url: http://judge:8000/v1")  # fmt: skip
+    options = {"base_url": keys[f"{at}.judge_api_url"] or "", "model": keys[f"{at}.judge_model_name"] or ""}
+    variable = keys[f"{at}.judge_api_key"]
+    if variable in (None, "", "EMPTY"):
+        return options
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", variable):  # not repeated: it may be the key
+        keys.problem(f"{at}.judge_api_key holds a key, which would be saved with the run", key=f"{at}.judge_api_key",
+                     fix="put the key into an environment variable and name that, such as judge_api_key: JUDGE_KEY")  # fmt: skip
+        return options
+    return options | {"api_key_env": variable}
 
 
 def _unknown_worker(keys: Reader, key: str, worker: str, name: str) -> list[dict[str, Any]]:

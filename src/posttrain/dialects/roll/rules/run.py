@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.keys.roles import VALIDATION
 from posttrain.dialects.roll.rules.look import CONFIG, count, plain, uses_critic, uses_reference
@@ -29,7 +30,10 @@ def model(keys: Reader) -> dict[str, Any]:
         keys.warn("actor_train.model_args.dtype is null: bf16 is used, whatever the checkpoint holds")
     fields["model.compute_dtype"] = DTYPES.get(dtype, "bfloat16")
     fields["model.gradient_checkpointing"] = recomputes(keys, "actor_train")
-    if uses_reference(keys):
+    if uses_reference(keys) and keys["actor_train.model_args.lora_target"]:
+        without = "with lora_target the reference is the policy without its adapter, in ROLL too"
+        keys.ignore("reference.model_args.model_name_or_path", without)
+    elif uses_reference(keys):
         reference = keys["reference.model_args.model_name_or_path"] or keys["pretrain"]
         if reference != path and reference is not None:
             fields["reference.path"] = reference
@@ -143,8 +147,7 @@ def cadence(keys: Reader) -> dict[str, Any]:
         fields["checkpoint.keep_last"] = keep
     resume = keys["resume_from_checkpoint"]
     if isinstance(resume, str):
-        keys.plan_only("going on from a named checkpoint is planned", key="resume_from_checkpoint",
-                       fix="use resume_from_checkpoint=true, for the newest in the run folder")  # fmt: skip
+        fields["run.resume_path"] = resume
     fields["run.resume"] = "never" if resume is False else "auto"
     if keys.written("output_dir"):
         fields["run.folder"] = f"{keys['output_dir'].rstrip('/')}/{keys['exp_name']}"
@@ -152,7 +155,7 @@ def cadence(keys: Reader) -> dict[str, Any]:
     if keys.written("track_with") and tracker == "trackio":
         keys.plan_only("track_with=trackio is planned", key="track_with", fix="use track_with=stdout")
     elif keys.written("track_with") and tracker:
-        fields["tracking.trackers"] = ["console"] if tracker == "stdout" else ["console", tracker]
+        fields |= tracking(["console", *([] if tracker == "stdout" else [tracker])], "roll")
     if keys["profiler_timeline"] and keys["profiler_memory"]:
         keys.problem(
             "profiler_timeline and profiler_memory are both true", key="profiler_timeline", fix="keep one of them"

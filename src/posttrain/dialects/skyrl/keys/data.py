@@ -35,17 +35,22 @@ ROWS: tuple[Key, ...] = (
         str,
         "gsm8k",
         "reward.terms",
-        "what scores responses, for rows without an env_class of their own: gsm8k, aime, or a reward of this program",
+        "what scores responses, for rows without an env_class of their own: gsm8k, aime, search, lcb, text2sql, "
+        "llm_as_a_judge, or a reward of this program",
         by_rule=True,
-        change="gsm8k: the scorer gsm8k, first match; aime: math_dapo with SkyRL's reading of the answer",
-        note="A row's own env_class is not read as a scorer: the run has one. Other environments are planned.",
+        change="gsm8k: the scorer gsm8k, first match; aime: math_dapo with SkyRL's reading of the answer; search; lcb: code; "
+        "text2sql, with the columns db_id and data; llm_as_a_judge: llm_judge, with the key in OPENAI_API_KEY",
+        note="A row's own env_class is not read as a scorer: the run has one. search and text2sql score conversations of one "
+        "turn (generator.max_turns=1), without a retriever or queries on the way. Other environments are planned.",
     ),
-    planned(
+    mapped(
         "environment.skyrl_gym.text2sql.db_path",
         str,
         "/home/ray/default/sql_data",
-        _ENVIRONMENTS,
+        "reward.terms",
         "folder of the SQLite databases of the text2sql environment",
+        by_rule=True,
+        change="option db_path of the reward text2sql",
     ),
     ignored(
         "environment.skyrl_gym.max_env_workers",
@@ -87,20 +92,24 @@ ROWS: tuple[Key, ...] = (
         "search: limit of a request, in seconds",
         since="2025-08",
     ),
-    planned(
+    mapped(
         "environment.skyrl_gym.llm_as_a_judge.model",
         str,
         "gpt-4o-mini",
-        _ENVIRONMENTS,
+        "reward.terms",
         "judge: name of the judging model",
+        by_rule=True,
+        change="option model of the reward llm_judge",
         since="2025-08",
     ),
-    planned(
+    mapped(
         "environment.skyrl_gym.llm_as_a_judge.base_url",
         str | None,
         None,
-        _ENVIRONMENTS,
+        "reward.terms",
         "judge: address of the server",
+        by_rule=True,
+        change="option base_url of the reward llm_judge; null: OpenAI's",
         since="2025-08",
     ),
     mapped(

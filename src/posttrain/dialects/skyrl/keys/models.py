@@ -7,7 +7,6 @@ from typing import Any
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
 
 SECTIONS = {"policy": "policy", "critic": "critic", "ref": "reference"}  # their role -> our section
-_LORA = "LoRA"
 _NO_REWARD_MODEL = "SkyRL has no reward model to set up"
 
 
@@ -62,11 +61,12 @@ def _optimizer(role: str, lr: float) -> tuple[Key, ...]:
             f"{keys}.scheduler",
             str,
             "constant_with_warmup",
-            f"{ours}.schedule.name",
+            f"{ours}.schedule.name {ours}.schedule.min_lr_ratio",
             "shape of the learning rate, by its name in transformers",
             by_rule=True,
             since="2025-08",
-            change="constant, constant_with_warmup: constant; linear, cosine: as they are; inverse_sqrt: inverse_square_root",
+            change="constant, constant_with_warmup: constant; linear, cosine: as they are; inverse_sqrt: inverse_square_root; "
+            "cosine_with_restarts: cosine, as it has one cycle; polynomial: linear, down to 1e-7 / lr",
             note="SkyRL counts a decaying schedule's length in steps though it moves once per update, so it ends early; here "
             "it ends with the run.",
         ),
@@ -129,16 +129,23 @@ def _sequence_parallel(role: str, field: str) -> Key:
 
 
 def _lora(role: str) -> tuple[Key, ...]:
-    keys = f"trainer.{role}.model.lora"
-    rank = f"{keys}.rank is what turns LoRA on"
+    keys, ours = f"trainer.{role}.model.lora", f"{SECTIONS[role]}.lora"
+    shown: tuple[tuple[str, Any, Any, str], ...] = (
+        ("rank", int, 0, "rank of the LoRA matrices; 0: none"),
+        ("alpha", int | float, 16, "scale of the LoRA matrices, times their rank"),
+        ("dropout", int | float, 0, "dropout on the inputs of the LoRA matrices"),
+        ("target_modules", str | list[str], "all-linear", "layers with LoRA"),
+        ("exclude_modules", str | list[str] | None, None, "layers without LoRA"),
+    )
+    sync = "a sampler in the same process reads the adapter where it is"
+    start = "matrices start as in peft: A random (kaiming), B at 0"
     return (
-        planned(f"{keys}.rank", int, 0, _LORA, "rank of the LoRA matrices; 0: none", since="later"),
-        ignored(f"{keys}.alpha", int | float, 16, rank, "scale of the LoRA matrices", since="later"),
-        ignored(f"{keys}.dropout", int | float, 0, rank, "dropout on the LoRA matrices", since="later"),
-        ignored(f"{keys}.target_modules", str | list[str], "all-linear", rank, "layers with LoRA", since="later"),
-        ignored(f"{keys}.exclude_modules", str | list[str] | None, None, rank, "layers without LoRA", since="later"),
-        ignored(f"{keys}.init_method", str, "kaiming", rank, "how LoRA matrices start", since="later"),
-        ignored(f"{keys}.lora_sync_path", str, "/tmp/skyrl_lora_sync", rank, "folder for LoRA syncs", since="later"),
+        *(
+            mapped(f"{keys}.{name}", type, default, f"{ours}.{name}", meaning, by_rule=True, since="later")
+            for name, type, default, meaning in shown
+        ),
+        refused(f"{keys}.init_method", str, "kaiming", start, "how LoRA matrices start", since="later"),
+        ignored(f"{keys}.lora_sync_path", str, "/tmp/skyrl_lora_sync", sync, "folder for LoRA syncs", since="later"),
     )
 
 

@@ -81,20 +81,23 @@ _CHECKPOINT: tuple[Key, ...] = (
         change="0 or less: none, not at the end either",
         note="SkyRL names its last checkpoint global_step_{T+1}; here it is global_step_{T}.",
     ),
-    planned(
+    mapped(
         "trainer.hf_save_interval",
         int,
         -1,
-        "writing plain Hugging Face folders during the run (posttrain export makes one of a checkpoint)",
-        "export the model every so many steps; 0 or less: never",
-        off=(0,),
+        "checkpoint.export_every_steps",
+        "export the models every so many steps and at the end; 0 or less: never",
+        by_rule=True,
+        change="0 or less: null",
     ),
-    ignored(
+    mapped(
         "trainer.export_path",
         str,
         "${oc.env:HOME}/exports/",
-        "samples, validation results and metrics are in the run folder: runs/<trainer.run_name>, or +posttrain.run.folder=...",
+        "checkpoint.export_folder",
         "folder of exported models and dumps",
+        by_rule=True,
+        change="read with hf_save_interval; samples, validation results and metrics are in the run folder, runs/<run_name>",
     ),
 )
 
@@ -105,10 +108,10 @@ _LOGGING: tuple[Key, ...] = (
         "trainer.logger",
         str | list[str],
         "wandb",
-        "tracking.trackers",
+        "tracking.trackers tracking.dialect_names",
         f"one or several of {', '.join(TRACKERS)}",
         by_rule=True,
-        change="one name becomes a list of one",
+        change="one name becomes a list of one; services are sent SkyRL's names of metrics too",
         note="SkyRL's page names wandb and console; its code knows six.",
     ),
     planned(

@@ -14,16 +14,15 @@ SCHEDULES = {
     "constant_with_warmup": "constant",
     "linear": "linear",
     "cosine": "cosine",
+    "cosine_with_restarts": "cosine",  # SkyRL gives it no number of cycles, and the default is one, which never restarts
+    "polynomial": "linear",  # of degree 1, the default
     "inverse_sqrt": "inverse_square_root",
     "warmup_stable_decay": "warmup_stable_decay",
 }
-PLANNED_SCHEDULES = (
-    "cosine_with_restarts",
-    "polynomial",
-    "reduce_lr_on_plateau",
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-)
+# SkyRL calls them without the arguments they need, so they cannot run there either.
+WITHOUT_ARGUMENTS = ("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr")
+POLYNOMIAL_END = 1e-7  # the learning rate at which transformers' polynomial (of degree 1) ends
+LORA = ("rank", "alpha", "dropout", "target_modules", "exclude_modules")
 _FSDP = ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy", "mixed_precision")
 _KINDS = {"policy": "train", "critic": "train", "ref": "eval"}
 _OURS = {"policy": "policy", "critic": "critic", "ref": "reference"}
@@ -80,7 +79,23 @@ def _trained(keys: Reader, role: str) -> dict[str, Any]:
     }
     options = {"offload_after_step": keys[f"{section}.offload_after_step"], **_engine_options(keys, role)}
     fields |= {f"{role}.engine_options.{name}": value for name, value in options.items()}
-    return fields | _schedule(keys, role)
+    return fields | _schedule(keys, role) | _lora(keys, role)
+
+
+def _lora(keys: Reader, role: str) -> dict[str, Any]:
+    """The adapter of policy or critic; none where rank is 0."""
+    section = f"trainer.{role}.model.lora"
+    if not keys.ledger.find(f"{section}.rank"):
+        return {}
+    rank = keys[f"{section}.rank"]
+    if rank < 0:
+        keys.problem(f"{section}.rank is {rank}", key=f"{section}.rank", fix="use 0 for no adapter, or a rank")
+    if rank <= 0:
+        for name in LORA[1:]:
+            keys.ignore(f"{section}.{name}", f"{section}.rank is 0, so all weights are trained")
+        return {}
+    found = {name: keys[f"{section}.{name}"] for name in LORA}
+    return {f"{role}.lora.{name}": value for name, value in found.items() if value is not None}
 
 
 def _schedule(keys: Reader, role: str) -> dict[str, Any]:
@@ -88,14 +103,18 @@ def _schedule(keys: Reader, role: str) -> dict[str, Any]:
     name = get(keys, f"{section}.scheduler")
     warmup = _warmup(keys, role)
     fields: dict[str, Any] = {}
-    if name in PLANNED_SCHEDULES:
-        keys.plan_only(f"the scheduler {name} is planned", key=f"{section}.scheduler", fix="use cosine, or linear")
+    if name in WITHOUT_ARGUMENTS:
+        what = f"the scheduler {name} needs arguments that SkyRL has no key for"
+        keys.problem(what, key=f"{section}.scheduler", fix="use cosine, or linear")
     elif name not in SCHEDULES:
-        known = [*SCHEDULES, *PLANNED_SCHEDULES]
+        known = list(SCHEDULES)
         what = f"there is no scheduler {name!r} (known: {', '.join(known)})"
         keys.problem(what, key=f"{section}.scheduler", fix=did_you_mean(name, known, listed=True) or "use cosine")
     else:
         fields[f"{role}.schedule.name"] = SCHEDULES[name]
+    lr = keys[f"{section}.lr"]
+    if name == "polynomial" and lr > POLYNOMIAL_END:
+        fields[f"{role}.schedule.min_lr_ratio"] = POLYNOMIAL_END / lr
     if name == "constant":
         for key in (f"{section}.num_warmup_steps", "trainer.num_warmup_steps"):
             keys.ignore(key, "the scheduler constant has no warm-up (constant_with_warmup has)")

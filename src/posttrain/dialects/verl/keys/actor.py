@@ -6,7 +6,7 @@ from typing import Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
 from posttrain.dialects.verl.keys.optim import megatron_rows, optimizer_rows
-from posttrain.dialects.verl.keys.shared import checkpoint_rows, precision_rows, profiler_rows, sharding_rows
+from posttrain.dialects.verl.keys.shared import CHECKPOINT_ROWS, precision_rows, profiler_rows, sharding_rows
 from posttrain.dialects.verl.keys.words import ACTOR, ALWAYS_FUSED, IMAGES
 
 _BATCHES: tuple[Key, ...] = (
@@ -346,6 +346,6 @@ ROWS: tuple[Key, ...] = (
     *megatron_rows(ACTOR, "policy"),
     *sharding_rows(f"{ACTOR}.fsdp_config", "policy.engine_options", trained=True),
     *precision_rows(f"{ACTOR}.fsdp_config", decides=True),
-    *checkpoint_rows(ACTOR),
+    *CHECKPOINT_ROWS,
     *profiler_rows(ACTOR),
 )

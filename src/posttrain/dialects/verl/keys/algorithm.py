@@ -23,7 +23,6 @@ ESTIMATORS = Literal[
     "gdpo",
 ]
 _WEIGHED = "weighting responses by their reward (PF-PPO)"
-_TERMS = "advantages of the reward's terms one by one (GDPO)"
 
 _ADVANTAGES: tuple[Key, ...] = (
     mapped(
@@ -56,8 +55,25 @@ _ADVANTAGES: tuple[Key, ...] = (
         since="0.4",
     ),
     planned("algorithm.pf_ppo.weight_pow", float, 2.0, _WEIGHED, "exponent of pow", since="0.4"),
-    planned("algorithm.gdpo_reward_keys", list[str] | None, ABSENT, _TERMS, "names of the terms", since="later"),
-    planned("algorithm.gdpo_reward_weights", list[float] | None, ABSENT, _TERMS, "their weights", since="later"),
+    mapped(
+        "algorithm.gdpo_reward_keys",
+        list[str] | None,
+        ABSENT,
+        "advantage.terms",
+        "gdpo: numbers that the scorer gives, such as acc, which are compared one by one",
+        by_rule=True,
+        change="score: the scorer; acc: NAME_OF_THE_SCORER/acc",
+        since="later",
+    ),
+    mapped(
+        "algorithm.gdpo_reward_weights",
+        list[float] | None,
+        ABSENT,
+        "advantage.term_weights",
+        "gdpo: weight of each of them; null: 1 each",
+        by_rule=True,
+        since="later",
+    ),
 )
 
 _KL: tuple[Key, ...] = (
@@ -223,14 +239,16 @@ _ROLLOUT_CORRECTION: tuple[Key, ...] = (
         by_rule=True,
         since="later",
     ),
-    planned(
+    mapped(
         f"{_CORRECTION}.loss_type",
         Literal["ppo_clip", "reinforce"],
         ABSENT,
-        "the reinforce loss on the sampler's log-probs",
+        "loss.name",
         "loss of bypass_mode",
-        off=("ppo_clip",),
+        by_rule=True,
+        change="reinforce: gpg, whose token losses rollout_is multiplies",
         since="later",
+        note="verl takes these weights from the policy as it is; here they are of the weights that sampled, all updates long.",
     ),
 )
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
+from posttrain.dialects.verl.keys.lora import lora_rows
 from posttrain.dialects.verl.keys.optim import megatron_rows, optimizer_rows
-from posttrain.dialects.verl.keys.shared import checkpoint_rows, precision_rows, profiler_rows, sharding_rows
-from posttrain.dialects.verl.keys.words import ACTOR, ALWAYS_PACKED, LORA, ROLLOUT
+from posttrain.dialects.verl.keys.shared import CRITIC_CHECKPOINT_ROWS, precision_rows, profiler_rows, sharding_rows
+from posttrain.dialects.verl.keys.words import ACTOR, ALWAYS_PACKED, ROLLOUT
 
 _VALUES = "values are computed in micro-batches of the critic's update; it changes memory and speed only"
 
@@ -63,14 +64,14 @@ _MODEL: tuple[Key, ...] = (
         by_rule=True,
         note="True in the FSDP file, False in the Megatron file.",
     ),
-    planned(
+    mapped(
         "critic.model.enable_activation_offload",
         bool,
         False,
-        "activations kept on the CPU",
+        "critic.activation_offload",
         "move activations to the CPU between forward and backward",
+        by_rule=True,
         since="0.4",
-        cluster=True,
     ),
     ignored(
         "critic.model.use_remove_padding",
@@ -88,9 +89,7 @@ _MODEL: tuple[Key, ...] = (
         since="0.4",
     ),
     ignored("critic.model.use_shm", bool, False, "weights are loaded once", "copy them to /dev/shm", since="0.4"),
-    planned("critic.model.lora_rank", int, 0, LORA, "rank of the adapters; 0 trains all weights", since="0.4"),
-    planned("critic.model.lora_alpha", int | float, 16, LORA, "scale of the adapters", since="0.4"),
-    planned("critic.model.target_modules", list[str] | str, "all-linear", LORA, "modules with an adapter", since="0.4"),
+    *lora_rows("critic.model", "critic"),
 )
 
 _UPDATE: tuple[Key, ...] = (
@@ -242,7 +241,7 @@ _LIKE_THE_ACTOR: tuple[Key, ...] = (
     *megatron_rows("critic", "critic"),
     *sharding_rows("critic.model.fsdp_config", "critic.engine_options", trained=True),
     *precision_rows("critic.model.fsdp_config", decides=False),
-    *checkpoint_rows("critic"),
+    *CRITIC_CHECKPOINT_ROWS,
     *profiler_rows("critic"),
 )
 

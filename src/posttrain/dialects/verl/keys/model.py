@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
-from posttrain.dialects.verl.keys.words import ALWAYS_FUSED, ALWAYS_PACKED, IMAGES, LORA, MODEL
+from posttrain.dialects.verl.keys.lora import lora_rows
+from posttrain.dialects.verl.keys.words import ALWAYS_FUSED, ALWAYS_PACKED, IMAGES, MODEL
 
 _WEIGHTS: tuple[Key, ...] = (
     refused(
@@ -95,14 +96,13 @@ _COMPUTE: tuple[Key, ...] = (
         "recompute activations in the actor's backward pass",
         note="verl's page shows False; the FSDP file says True, the Megatron file False.",
     ),
-    planned(
+    mapped(
         f"{MODEL}.enable_activation_offload",
         bool,
         False,
-        "activations kept on the CPU",
+        "model.activation_offload",
         "move activations to the CPU between forward and backward",
         since="0.4",
-        cluster=True,
     ),
     ignored(
         f"{MODEL}.use_remove_padding",
@@ -111,7 +111,14 @@ _COMPUTE: tuple[Key, ...] = (
         ALWAYS_PACKED,
         "pack sequences instead of padding them; must be true with sequence parallelism",
     ),
-    ignored(f"{MODEL}.use_liger", bool, False, ALWAYS_FUSED, "Liger kernels", since="0.4"),
+    ignored(
+        f"{MODEL}.use_liger",
+        bool,
+        False,
+        "it changes speed, never the result; posttrain.model.liger=true turns it on, on a GPU",
+        "Liger kernels",
+        since="0.4",
+    ),
     ignored(f"{MODEL}.use_fused_kernels", bool, False, ALWAYS_FUSED, "log-probs without keeping logits", since="0.4"),
     ignored(
         f"{MODEL}.fused_kernel_options.impl_backend",
@@ -124,11 +131,7 @@ _COMPUTE: tuple[Key, ...] = (
     ignored(
         f"{MODEL}.tiled_mlp.**", Any, ABSENT, "it saves memory and changes no number", "MLP in tiles", since="later"
     ),
-    planned(f"{MODEL}.lora_rank", int, 0, LORA, "rank of the adapters; 0 trains all weights", since="0.4"),
-    planned(f"{MODEL}.lora_alpha", int | float, 16, LORA, "scale of the adapters", since="0.4"),
-    planned(f"{MODEL}.target_modules", list[str] | str, "all-linear", LORA, "modules that get an adapter", since="0.4"),
-    planned(f"{MODEL}.exclude_modules", list[str] | str | None, None, LORA, "modules that get none", since="0.4"),
-    planned(f"{MODEL}.lora_adapter_path", str | None, ABSENT, LORA, "adapter to start from", since="later"),
+    *lora_rows(MODEL, "policy"),
     planned(f"{MODEL}.freeze_vision_tower", bool, ABSENT, IMAGES, "do not train it", off=(False,), since="later"),
 )
 

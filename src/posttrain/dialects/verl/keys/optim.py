@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
+from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, refused
 
 
 def optimizer_rows(section: str, role: str, *, lr: float) -> tuple[Key, ...]:
@@ -105,13 +105,23 @@ def optimizer_rows(section: str, role: str, *, lr: float) -> tuple[Key, ...]:
             off=("torch.optim",),
             since="later",
         ),
-        planned(
+        mapped(
             f"{at}.override_optimizer_config",
             dict | None,
             ABSENT,
-            "other settings of the optimizer",
+            f"{ours}.eps {ours}.betas",
             "further arguments of the optimizer",
-            off=({},),
+            by_rule=True,
+            change="eps and betas; other arguments are refused",
+            since="later",
+        ),
+        mapped(
+            f"{at}.override_optimizer_config.**",
+            Any,
+            ABSENT,
+            f"{ours}.eps {ours}.betas",
+            "one further argument of the optimizer",
+            by_rule=True,
             since="later",
         ),
         ignored(f"{at}.zero_indexed_step", bool, ABSENT, "updates count from 0 here", "count from 0", since="later"),
@@ -133,13 +143,24 @@ def megatron_rows(section: str, role: str) -> tuple[Key, ...]:
             by_rule=True,
             since="0.4",
         ),
-        planned(f"{at}.lr_warmup_init", float, 0.0, "warm-up that starts above 0", "lr at the start", since="0.4"),
-        planned(
+        mapped(
+            f"{at}.lr_warmup_init",
+            float,
+            0.0,
+            f"{schedule}.warmup_start_ratio",
+            "learning rate at the start of the warm-up",
+            by_rule=True,
+            change="lr_warmup_init / lr",
+            since="0.4",
+        ),
+        mapped(
             f"{at}.lr_decay_steps",
             int | None,
             None,
-            "schedules that end before the run does",
-            "iterations until the floor; null: all",
+            f"{schedule}.decay_updates",
+            "iterations until the floor, warm-up included; null: all",
+            by_rule=True,
+            change="iterations x updates per iteration = updates",
             since="0.4",
         ),
         mapped(
@@ -171,15 +192,14 @@ def megatron_rows(section: str, role: str) -> tuple[Key, ...]:
             "how weight decay grows",
             since="0.4",
         ),
-        planned(
+        mapped(
             f"{at}.lr_wsd_decay_style",
             Literal["linear", "cosine", "exponential", "minus_sqrt"],
             "exponential",
-            "decays of other shapes than cosine",
+            f"{schedule}.decay",
             "WSD: shape of the decay",
-            off=("cosine",),
+            by_rule=True,
             since="0.4",
-            note="With lr_decay_style=WSD the default, exponential, is planned too: write cosine.",
         ),
         mapped(
             f"{at}.lr_wsd_decay_steps",

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
+from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
 from posttrain.dialects.verl.keys.shared import profiler_rows
-from posttrain.dialects.verl.keys.words import ALWAYS_FUSED, ALWAYS_PACKED, SANDBOX
+from posttrain.dialects.verl.keys.words import ALWAYS_FUSED, ALWAYS_PACKED
 
 MANAGERS = Literal["naive", "prime", "dapo", "batch"]
 _SERVED = "reward models in a sampler of their own"
 _ONE_DEVICE_MODEL = "the reward model only runs forward, whole, on one device"
+
+
+def _sandbox(section: str, since: str, default: object = ABSENT) -> tuple[Key, ...]:
+    """A server that runs model-written code, which verl asks about codecontests, apps, codeforces and taco."""
+    ours = "programs run in boxes on this machine (docs/sandbox.md), with limits of the reward code's own"
+    why = "model-written code runs in boxes on this machine (docs/sandbox.md), and no sandbox server is asked; a server that "
+    why += "scores whole responses can be the reward http"
+    at_once, memory = (ABSENT, ABSENT) if default is ABSENT else (64, 1024)
+    return (
+        refused(f"{section}.url", str | None, default, why, "address of a sandbox server", since=since),
+        ignored(f"{section}.max_concurrent", int, at_once, ours, "programs at once, on that server", since=since),
+        ignored(f"{section}.memory_limit_mb", int, memory, ours, "memory of each, MB", since=since),
+    )
+
 
 _FUNCTION: tuple[Key, ...] = (
     mapped(
@@ -56,12 +70,12 @@ _FUNCTION: tuple[Key, ...] = (
         "reward_model.reward_manager",
         MANAGERS,
         "naive",
-        "reward.overlong_buffer_tokens",
+        "reward.overlong_buffer_tokens reward.terms",
         "how scorers are called: naive, prime (in parallel), dapo (with a penalty for long responses), batch",
         by_rule=True,
-        change="dapo: reward_kwargs.overlong_buffer_cfg counts; naive and prime are the same here",
-        note="A scorer that fails gives 0 with prime in verl; here the response is without a reward and leaves the gradient. "
-        "batch, whose function takes lists, is planned.",
+        change="dapo: reward_kwargs.overlong_buffer_cfg counts; batch: your function is called with lists; naive and prime are "
+        "the same here",
+        note="A scorer that fails gives 0 with prime in verl; here the response is without a reward and leaves the gradient.",
     ),
     mapped(
         "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
@@ -157,9 +171,7 @@ _FUNCTION: tuple[Key, ...] = (
         "score while log-probs are computed",
         since="0.4",
     ),
-    planned("reward_model.sandbox_fusion.url", str | None, None, SANDBOX, "address of a sandbox server", since="0.4"),
-    planned("reward_model.sandbox_fusion.max_concurrent", int, 64, SANDBOX, "programs at once", since="0.4"),
-    planned("reward_model.sandbox_fusion.memory_limit_mb", int, 1024, SANDBOX, "memory of each, MB", since="0.4"),
+    *_sandbox("reward_model.sandbox_fusion", "0.4", None),
 )
 
 _MODEL: tuple[Key, ...] = (
@@ -317,7 +329,7 @@ _LATER: tuple[Key, ...] = (
         "reward.reward_manager.name",
         MANAGERS,
         ABSENT,
-        "reward.overlong_buffer_tokens",
+        "reward.overlong_buffer_tokens reward.terms",
         "the later name of reward_model.reward_manager",
         by_rule=True,
         since="later",
@@ -332,15 +344,35 @@ _LATER: tuple[Key, ...] = (
         since="later",
     ),
     planned("reward.reward_manager.module.**", Any, ABSENT, "reward managers of your own", "its file", since="later"),
-    ignored("reward.num_workers", int, ABSENT, "it changes speed only", "processes that score", since="later"),
+    mapped("reward.num_workers", int, ABSENT, "reward.workers", "processes that score", by_rule=True, since="later"),
     planned("reward.reward_model.**", Any, ABSENT, _SERVED, "a reward model", since="later"),
-    planned("reward.sandbox_fusion.**", Any, ABSENT, SANDBOX, "a sandbox server", since="later"),
-    planned("sandbox_fusion.**", Any, ABSENT, SANDBOX, "a sandbox server", since="later"),
+    *_sandbox("reward.sandbox_fusion", "later"),
+    *_sandbox("sandbox_fusion", "later"),
     planned("reward_model.enable_resource_pool", bool, ABSENT, _SERVED, "devices", off=(False,), since="later"),
     planned("reward_model.n_gpus_per_node", int, ABSENT, _SERVED, "its devices", off=(0,), since="later"),
     planned("reward_model.nnodes", int, ABSENT, _SERVED, "its machines", off=(0,), since="later"),
     planned("reward_model.rollout.**", Any, ABSENT, _SERVED, "its sampler", since="later"),
-    ignored("reward_model.num_workers", int, ABSENT, "it changes speed only", "processes that score", since="later"),
+    mapped(
+        "reward_model.num_workers", int, ABSENT, "reward.workers", "processes that score", by_rule=True, since="later"
+    ),
+    mapped(
+        "reward_model.reward_kwargs.num_processes",
+        int,
+        ABSENT,
+        "reward.workers",
+        "prime: processes that score",
+        by_rule=True,
+        since="0.4",
+    ),
+    mapped(
+        "reward_model.reward_kwargs.timeout",
+        int | float,
+        ABSENT,
+        "reward.timeout_s",
+        "prime: limit of scoring one response, seconds",
+        by_rule=True,
+        since="0.4",
+    ),
 )
 
 ROWS: tuple[Key, ...] = (*_FUNCTION, *_MODEL, *_LATER)

@@ -186,7 +186,14 @@ _ENGINE: tuple[Key, ...] = (
     _engine("layered_summon", bool, False, "gather weights layer by layer", since="0.4"),
     _engine("multi_stage_wake_up", bool, False, "sglang: wake weights and cache one after the other", since="0.4"),
     _engine("limit_images", int | None, None, "images per prompt", since="0.4"),
-    _engine("update_weights_bucket_megabytes", int, ABSENT, "MiB sent at once in a weight sync", since="later"),
+    mapped(
+        f"{ROLLOUT}.update_weights_bucket_megabytes",
+        int,
+        ABSENT,
+        "rollout.weight_bucket_mib",
+        "MiB sent at once in a weight sync",
+        since="later",
+    ),
     mapped(
         f"{ROLLOUT}.engine_kwargs.vllm.swap_space",
         int | float | None,

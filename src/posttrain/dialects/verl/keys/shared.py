@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
-from posttrain.dialects.verl.keys.words import CONTENTS, PRECISION, PROFILERS
+from posttrain.dialects.verl.keys.words import ACTOR, PRECISION, PROFILERS
 
 _EVERYTHING = ("model", "optimizer", "extra")
-SAVED = tuple(list(order) for order in permutations(_EVERYTHING))  # the order says nothing
+_ONE_CHECKPOINT = f"a checkpoint holds actor and critic together; {ACTOR}.checkpoint says what is in it"
 
 
 def sharding_rows(section: str, options: str, *, trained: bool, since: str = "") -> tuple[Key, ...]:
@@ -162,47 +161,78 @@ def precision_rows(section: str, *, decides: bool) -> tuple[Key, ...]:
     )
 
 
-def checkpoint_rows(section: str) -> tuple[Key, ...]:
-    """What a checkpoint of ``section`` holds."""
-    return (
-        planned(
-            f"{section}.checkpoint.save_contents",
-            list[str],
-            list(_EVERYTHING),
-            CONTENTS,
-            "what is saved: model, optimizer, extra, hf_model",
-            off=SAVED,
-            since="0.4",
-            note="hf_model needs no key here: posttrain export makes a Hugging Face folder of any checkpoint.",
-        ),
-        planned(
-            f"{section}.checkpoint.load_contents",
-            list[str],
-            f"${{{section}.checkpoint.save_contents}}",
-            CONTENTS,
-            "what is restored",
-            off=SAVED,
-            since="0.4",
-        ),
-        planned(
-            f"{section}.checkpoint.contents",
-            list[str],
-            ABSENT,
-            CONTENTS,
-            "save_contents and load_contents by the name they had in 0.3",
-            off=SAVED,
-            since="0.4",
-        ),
-        planned(
-            f"{section}.checkpoint.async_save",
-            bool,
-            ABSENT,
-            "saving while training goes on",
-            "save in the background",
-            off=(False,),
-            since="later",
-        ),
+def _async_save(section: str) -> Key:
+    return planned(
+        f"{section}.checkpoint.async_save",
+        bool,
+        ABSENT,
+        "saving while training goes on",
+        "save in the background",
+        off=(False,),
+        since="later",
     )
+
+
+CHECKPOINT_ROWS: tuple[Key, ...] = (
+    mapped(
+        f"{ACTOR}.checkpoint.save_contents",
+        list[str],
+        list(_EVERYTHING),
+        "checkpoint.save_optimizer",
+        "what is saved: model, optimizer, extra, hf_model",
+        by_rule=True,
+        change="without optimizer: false; weights are saved as a Hugging Face folder in any case, counters too",
+        since="0.4",
+    ),
+    mapped(
+        f"{ACTOR}.checkpoint.load_contents",
+        list[str],
+        f"${{{ACTOR}.checkpoint.save_contents}}",
+        "checkpoint.load_optimizer checkpoint.load_schedule",
+        "what is restored",
+        by_rule=True,
+        change="without optimizer: load_optimizer false; without extra: load_schedule false",
+        since="0.4",
+    ),
+    mapped(
+        f"{ACTOR}.checkpoint.contents",
+        list[str],
+        ABSENT,
+        "checkpoint.save_optimizer checkpoint.load_optimizer checkpoint.load_schedule",
+        "save_contents and load_contents by the name they had in 0.3",
+        by_rule=True,
+        since="0.4",
+    ),
+    _async_save(ACTOR),
+)
+
+CRITIC_CHECKPOINT_ROWS: tuple[Key, ...] = (
+    ignored(
+        "critic.checkpoint.save_contents",
+        list[str],
+        list(_EVERYTHING),
+        _ONE_CHECKPOINT,
+        "what of the critic is saved",
+        since="0.4",
+    ),
+    ignored(
+        "critic.checkpoint.load_contents",
+        list[str],
+        "${critic.checkpoint.save_contents}",
+        _ONE_CHECKPOINT,
+        "what of the critic is restored",
+        since="0.4",
+    ),
+    ignored(
+        "critic.checkpoint.contents",
+        list[str],
+        ABSENT,
+        _ONE_CHECKPOINT,
+        "both by the name they had in 0.3",
+        since="0.4",
+    ),
+    _async_save("critic"),
+)
 
 
 def profiler_rows(section: str) -> tuple[Key, ...]:

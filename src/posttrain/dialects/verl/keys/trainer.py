@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
-from posttrain.dialects.verl.keys.words import PROFILERS, REMOTE, SERVERS
+from posttrain.dialects.verl.keys.words import PROFILERS, SERVERS
 
 _LENGTH: tuple[Key, ...] = (
     mapped(
@@ -71,25 +71,28 @@ _RECORDS: tuple[Key, ...] = (
         "trainer.logger",
         list[str] | str,
         ["console", "wandb"],
-        "tracking.trackers",
+        "tracking.trackers tracking.dialect_names",
         "trackers, one or a list",
         by_rule=True,
-        change="tracking: wandb; file: none, since metrics.jsonl is always written",
+        change="tracking: wandb; file: none, since metrics.jsonl is always written. Services are sent verl's names too",
     ),
-    ignored(
+    mapped(
         "trainer.log_val_generations",
         int,
         0,
-        "every validation response is written to the run folder (validation/step_N.jsonl)",
+        "tracking.validation_samples",
         "validation responses shown in the tracker",
+        by_rule=True,
         since="0.4",
+        note="verl draws them; here they are those to the first prompts. All are in validation/step_N.jsonl.",
     ),
-    ignored(
+    mapped(
         "trainer.val_generations_to_log_to_wandb",
         int,
         ABSENT,
-        "every validation response is written to the run folder (validation/step_N.jsonl)",
+        "tracking.validation_samples",
         "log_val_generations by the name it had in 0.2",
+        by_rule=True,
         earlier={"0.2": 0},
         until="0.2",
     ),
@@ -109,7 +112,7 @@ _RECORDS: tuple[Key, ...] = (
         "folder for the responses of validation",
         since="0.4",
     ),
-    planned("trainer.wandb_proxy", str | None, ABSENT, "the tracker wandb", "proxy of wandb", since="0.4"),
+    mapped("trainer.wandb_proxy", str | None, ABSENT, "tracking.proxy", "proxy of wandb", since="0.4"),
 )
 
 _VALIDATION: tuple[Key, ...] = (
@@ -151,14 +154,14 @@ _CHECKPOINTS: tuple[Key, ...] = (
         "run.folder checkpoint.folder",
         "folder of the checkpoints; here of everything the run writes",
     ),
-    planned(
+    mapped(
         "trainer.default_hdfs_dir",
         str | None,
         None,
-        REMOTE,
-        "remote folder for checkpoints",
-        cluster=True,
-        note="verl's page shows a path; its file says null, and verl stops at any other value unless resume_mode=disable.",
+        "checkpoint.upload",
+        "remote folder that checkpoints are copied to",
+        note="verl's page shows a path; its file says null, and verl stops at any other value unless resume_mode=disable. Here "
+        "it is a URL or a folder, and trainer.resume_from_path may name it.",
     ),
     mapped(
         "trainer.resume_mode",
@@ -167,15 +170,16 @@ _CHECKPOINTS: tuple[Key, ...] = (
         "run.resume",
         "auto, disable or resume_path",
         by_rule=True,
-        change="disable: never, which refuses a folder that holds a run; resume_path is planned",
+        change="resume_path: auto; disable: never, which refuses a folder that holds a run",
         note="In verl 0.2 the path itself stands here.",
     ),
-    ignored(
+    mapped(
         "trainer.resume_from_path",
         str | bool | None,
         None,
-        "read with resume_mode=resume_path only",
-        "checkpoint to go on from",
+        "run.resume_path",
+        "checkpoint to go on from, a folder or URL that names global_step_N; read with resume_mode=resume_path only",
+        by_rule=True,
         earlier={"0.2": False},
     ),
     mapped(
@@ -211,7 +215,7 @@ _CHECKPOINTS: tuple[Key, ...] = (
         "trainer.del_local_ckpt_after_load",
         bool,
         False,
-        "it is about copies of remote checkpoints, and there are none",
+        "the copy of a remote checkpoint is deleted once it is loaded, in any case",
         "delete the copy of a remote checkpoint",
     ),
     planned(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ACTOR
+from posttrain.dialects.verl.keys.words import ACTOR, MODEL
 from posttrain.dialects.verl.rules import algorithm, records
 from posttrain.dialects.verl.rules.batches import batches
 from posttrain.dialects.verl.rules.layout import layout
 from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.optimizer import optimizers
 from posttrain.dialects.verl.rules.reward import reward
 from posttrain.dialects.verl.rules.sampling import sampling
@@ -26,14 +27,19 @@ def rules(keys: Reader) -> dict[str, Any]:
     loss = algorithm.loss(keys)
     fields |= scoring | loss | kl
     fields |= algorithm.estimator(keys)
+    fields |= algorithm.terms(keys, scorer)
     fields |= algorithm.group_filter(keys, scorer)
     fields |= algorithm.rollout_correction(keys)
     fields |= batches(keys, places, has_critic=has_critic, has_reference=has_reference)
     fields |= optimizers(keys, has_critic=has_critic)
+    fields |= lora(keys, MODEL, "policy")
+    if has_critic:
+        fields |= lora(keys, "critic.model", "critic")
     fields |= sampling(keys)
     fields |= records.data(keys)
     fields |= records.model(keys, has_critic=has_critic, has_reference=has_reference)
     fields |= records.trainer(keys)
+    fields |= records.contents(keys)
     if has_critic:
         mode = get(keys, "critic.loss_agg_mode", "token-mean")
         fields |= records.critic(keys, algorithm.AGGREGATIONS[mode])

@@ -20,7 +20,8 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
 }
 SEQUENCE_LOSSES = ("gspo", "sapo", "geo_mean")  # verl averages these over sequences whatever loss_agg_mode says
-_KEEP_LONE_REWARD = ("grpo", "reinforce_plus_plus_baseline", "rloo", "opo", "gpg", "grpo_vectorized")
+_CORRECTION = "algorithm.rollout_correction"
+_KEEP_LONE_REWARD = ("grpo", "reinforce_plus_plus_baseline", "rloo", "opo", "gpg", "grpo_vectorized", "gdpo")
 
 
 def estimator(keys: Reader) -> dict[str, Any]:
@@ -41,6 +42,26 @@ def estimator(keys: Reader) -> dict[str, Any]:
     return fields
 
 
+def terms(keys: Reader, scorer: str) -> dict[str, Any]:
+    """gdpo's numbers, and their weights. ``scorer`` is the reward term that gives them; "" where there is none."""
+    section = "algorithm.gdpo_reward"
+    if keys["algorithm.adv_estimator"] != "gdpo":
+        for name in ("keys", "weights"):
+            keys.ignore(f"{section}_{name}", f"{keys['algorithm.adv_estimator']} does not use it (gdpo does)")
+        return {}
+    names = get(keys, f"{section}_keys") or []
+    if not scorer:
+        what = "gdpo compares numbers of a reward function, and a reward model scores alone"
+        keys.problem(what, key="algorithm.adv_estimator", fix="use algorithm.adv_estimator=grpo")
+    elif not names:
+        what = "gdpo compares the numbers that gdpo_reward_keys names, and it names none"
+        keys.problem(what, key=f"{section}_keys", fix=f"use +{section}_keys=[score], or names that the scorer gives")
+    return {
+        "advantage.terms": [scorer if name == "score" else f"{scorer}/{name}" for name in names],
+        "advantage.term_weights": get(keys, f"{section}_weights") or [],
+    }
+
+
 def uses_critic(keys: Reader) -> bool:
     """Whether verl builds a critic: gae needs one, and critic.enable cannot add or take it here."""
     needed = bool(keys["algorithm.adv_estimator"] == "gae")
@@ -57,7 +78,12 @@ def uses_critic(keys: Reader) -> bool:
 def loss(keys: Reader) -> dict[str, Any]:
     """The policy loss: its name, clipping, aggregation."""
     mode = get(keys, f"{ACTOR}.policy_loss.loss_mode", "vanilla")
-    name = "ppo_clip" if mode in ("vanilla", "bypass_mode") else mode
+    kind = f"{_CORRECTION}.loss_type"
+    if _bypasses(keys) and get(keys, kind) == "reinforce":
+        name = "gpg"
+    else:
+        keys.ignore(kind, "read with bypass_mode only" if not _bypasses(keys) else "ppo_clip is the loss in any case")
+        name = "ppo_clip" if mode in ("vanilla", "bypass_mode") else mode
     fields: dict[str, Any] = {"loss.name": name} | _clip(keys, name) | _covariance(keys, name)
     aggregation = get(keys, f"{ACTOR}.loss_agg_mode", "token-mean")
     if name in SEQUENCE_LOSSES and not keys.written(f"{ACTOR}.loss_agg_mode"):
@@ -169,15 +195,22 @@ _RULES = {
 }
 
 
+def _bypasses(keys: Reader) -> bool:
+    """Whether the sampler's log-probs are the old ones."""
+    by_mode = get(keys, f"{ACTOR}.policy_loss.loss_mode") == "bypass_mode"
+    return bool(get(keys, f"{_CORRECTION}.bypass_mode") or by_mode)
+
+
 def rollout_correction(keys: Reader) -> dict[str, Any]:
     """Weights and rejections for a sampler whose log-probs are not the trainer's. Empty without."""
-    section, ours = "algorithm.rollout_correction", "loss.rollout_correction"
+    section, ours = _CORRECTION, "loss.rollout_correction"
     fields: dict[str, Any] = {}
-    bypass = get(keys, f"{section}.bypass_mode") or get(keys, f"{ACTOR}.policy_loss.loss_mode") == "bypass_mode"
+    bypass = _bypasses(keys)
+    with_ratio = bypass and get(keys, f"{section}.loss_type") != "reinforce"
     if bypass or get(keys, f"{ACTOR}.use_rollout_log_probs"):
         fields[f"{ours}.use_rollout_logprobs"] = True
     level, cap = get(keys, f"{section}.rollout_is"), get(keys, f"{ACTOR}.tis_imp_ratio_cap", -1)
-    if level is not None and bypass:
+    if level is not None and with_ratio:
         keys.ignore(f"{section}.rollout_is", "bypass_mode: the ratio itself starts from the sampler's log-probs")
     elif level is not None:
         fields[f"{ours}.weights"] = level
@@ -185,7 +218,7 @@ def rollout_correction(keys: Reader) -> dict[str, Any]:
         fields[f"{ours}.normalize"] = bool(get(keys, f"{section}.rollout_is_batch_normalize"))
     elif cap > 0:
         fields |= {f"{ours}.weights": "token", f"{ours}.weight_high": cap}
-    if level is None or bypass:
+    if level is None or with_ratio:
         for name in ("rollout_is_threshold", "rollout_is_batch_normalize"):
             keys.ignore(f"{section}.{name}", "read with rollout_is only")
     return fields | _rejections(keys, section, ours)

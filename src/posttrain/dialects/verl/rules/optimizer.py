@@ -16,15 +16,23 @@ _OURS = {
     "inverse-square-root": "inverse_square_root",
     "WSD": "warmup_stable_decay",
 }
-_MEGATRON_ONLY = ("lr_decay_style", "min_lr", "lr_wsd_decay_steps")
+_MEGATRON_ONLY = (
+    "lr_decay_style",
+    "min_lr",
+    "lr_wsd_decay_steps",
+    "lr_wsd_decay_style",
+    "lr_warmup_init",
+    "lr_decay_steps",
+)
 _FSDP_ONLY = ("warmup_style", "lr_scheduler_type", "min_lr_ratio", "num_cycles")
 
 
 def optimizers(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
     """The settings of the actor, and of the critic where there is one."""
-    fields = _schedule(keys, ACTOR, "policy") | _clipping(keys, ACTOR, "policy")
+    fields = _schedule(keys, ACTOR, "policy") | _clipping(keys, ACTOR, "policy") | _further(keys, ACTOR, "policy")
     if has_critic:
         fields |= _schedule(keys, "critic", "critic") | _clipping(keys, "critic", "critic")
+        fields |= _further(keys, "critic", "critic")
         for name in ("lr", "weight_decay", "betas"):
             value = get(keys, f"critic.optim.{name}")
             if value is not None:
@@ -41,6 +49,20 @@ def _clipping(keys: Reader, section: str, role: str) -> dict[str, Any]:
     return {f"{role}.optimizer.max_grad_norm": keys[key]}
 
 
+def _further(keys: Reader, section: str, role: str) -> dict[str, Any]:
+    """Arguments of torch.optim.AdamW that have no key of their own."""
+    key = f"{section}.optim.override_optimizer_config"
+    given = dict(get(keys, key) or {})
+    fields = {f"{role}.optimizer.{name}": given.pop(name) for name in ("eps", "betas") if name in given}
+    for name in given:
+        keys.problem(
+            f"{name} is no argument of the optimizer that can be set here (eps and betas can)",
+            key=f"{key}.{name}",
+            fix="remove it; weight decay and learning rate have keys of their own",
+        )
+    return fields
+
+
 def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
     optim, ours = f"{section}.optim", f"{role}.schedule"
     megatron = keys[f"{section}.strategy"] == "megatron" and keys.ledger.find(f"{optim}.lr_decay_style")
@@ -49,7 +71,7 @@ def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
         other = "the strategies fsdp and fsdp2" if megatron else "the strategy megatron"
         keys.ignore(f"{optim}.{name}", f"read by {other} only")
     if megatron:
-        return fields | _decay(keys, section, ours)
+        return fields | _decay(keys, section, ours) | _ends(keys, section, ours)
     name = _style(keys, optim)
     fields[f"{ours}.name"] = name
     if name == "cosine":
@@ -88,21 +110,38 @@ def _decay(keys: Reader, section: str, ours: str) -> dict[str, Any]:
     optim = f"{section}.optim"
     style, lr, floor = keys[f"{optim}.lr_decay_style"], keys[f"{optim}.lr"], keys[f"{optim}.min_lr"]
     fields: dict[str, Any] = {f"{ours}.name": _OURS[style]}
-    if style in ("linear", "cosine", "WSD") and lr > 0:
+    if style != "constant" and lr > 0:
         fields[f"{ours}.min_lr_ratio"] = floor / lr
     elif floor:
         keys.ignore(f"{optim}.min_lr", f"lr_decay_style={style} has no floor here")
     if style == "WSD":
-        return fields | _stable_share(keys, optim, ours)
-    keys.ignore(f"{optim}.lr_wsd_decay_steps", "read with lr_decay_style=WSD only")
+        return fields | _stable_share(keys, section, ours) | {f"{ours}.decay": keys[f"{optim}.lr_wsd_decay_style"]}
+    for name in ("lr_wsd_decay_steps", "lr_wsd_decay_style"):
+        keys.ignore(f"{optim}.{name}", "read with lr_decay_style=WSD only")
     return fields
 
 
-def _stable_share(keys: Reader, optim: str, ours: str) -> dict[str, Any]:
-    decay, total = keys[f"{optim}.lr_wsd_decay_steps"], keys["trainer.total_training_steps"]
-    if keys[f"{optim}.lr_wsd_decay_style"] == "exponential":  # the default, which asks for nothing in other schedules
-        what = "a decay of shape exponential is planned; this version has cosine"
-        keys.plan_only(what, key=f"{optim}.lr_wsd_decay_style", fix=f"use {optim}.lr_wsd_decay_style=cosine")
+def _ends(keys: Reader, section: str, ours: str) -> dict[str, Any]:
+    """Where Megatron's warm-up starts and its decay ends."""
+    optim = f"{section}.optim"
+    start, end, lr = keys[f"{optim}.lr_warmup_init"], keys[f"{optim}.lr_decay_steps"], keys[f"{optim}.lr"]
+    fields: dict[str, Any] = {}
+    if start > lr:
+        what = f"the warm-up starts at {start:g}, above the peak of {lr:g}"
+        keys.problem(what, key=f"{optim}.lr_warmup_init", fix=f"use {optim}.lr_warmup_init={lr:g} or less")
+    elif start:
+        fields[f"{ours}.warmup_start_ratio"] = start / lr
+    if end is not None and keys[f"{optim}.lr_decay_style"] == "constant":
+        keys.ignore(f"{optim}.lr_decay_steps", "the learning rate is constant after warm-up")
+    elif end is not None:
+        fields[f"{ours}.decay_updates"] = end * updates_per_step(keys, section)
+    return fields
+
+
+def _stable_share(keys: Reader, section: str, ours: str) -> dict[str, Any]:
+    optim = f"{section}.optim"
+    decay, total = keys[f"{optim}.lr_wsd_decay_steps"], keys[f"{optim}.lr_decay_steps"]
+    total = keys["trainer.total_training_steps"] if total is None else total
     if decay is None:
         what = "lr_decay_style=WSD needs the iterations of its decay"
         keys.problem(what, key=f"{optim}.lr_wsd_decay_steps", fix=f"give it, such as {optim}.lr_wsd_decay_steps=100")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.keys.words import ACTOR, MODEL, REF
 from posttrain.dialects.verl.rules.look import engine_options, get
@@ -48,6 +49,7 @@ def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
         fields |= {
             "critic.path": None if path == keys[f"{MODEL}.path"] else path,
             "critic.gradient_checkpointing": keys["critic.model.enable_gradient_checkpointing"],
+            "critic.activation_offload": get(keys, "critic.model.enable_activation_offload", False),
         }
     if has_reference:
         if keys[f"{ACTOR}.strategy"] == "megatron":
@@ -114,7 +116,6 @@ def trainer(keys: Reader) -> dict[str, Any]:
     """Trackers, cadences, checkpoints."""
     save, test = keys["trainer.save_freq"], keys["trainer.test_freq"]
     fields = {
-        "tracking.trackers": _trackers(keys),
         "checkpoint.every_steps": save if save > 0 else None,
         "checkpoint.at_end": save > 0,
         "validation.every_steps": test if test > 0 else None,
@@ -135,10 +136,11 @@ def trainer(keys: Reader) -> dict[str, Any]:
         kept = 1
     if kept is not None:
         fields["checkpoint.keep_last"] = kept
-    return fields | _resume(keys)
+    return fields | trackers(keys) | resume(keys)
 
 
-def _trackers(keys: Reader) -> list[str]:
+def trackers(keys: Reader) -> dict[str, Any]:
+    """Who is shown the run."""
     given = keys["trainer.logger"]
     names = []
     for name in [given] if isinstance(given, str) else given:
@@ -146,13 +148,18 @@ def _trackers(keys: Reader) -> list[str]:
             keys.plan_only(f"the tracker {name} is planned", key="trainer.logger", fix="leave it out")
         elif name != "file":  # metrics.jsonl is written in any case
             names.append("wandb" if name == "tracking" else name)
-    return list(dict.fromkeys(names))
+    older = get(keys, "trainer.val_generations_to_log_to_wandb", 0)
+    return tracking(names, "verl") | {
+        "tracking.validation_samples": get(keys, "trainer.log_val_generations", 0) or older or 0
+    }
 
 
-def _resume(keys: Reader) -> dict[str, Any]:
+def resume(keys: Reader) -> dict[str, Any]:
+    """Whether and from where the run goes on."""
     mode, path = keys["trainer.resume_mode"], keys["trainer.resume_from_path"]
     key = "trainer.resume_mode"
     if mode in ("auto", "disable"):
+        keys.ignore("trainer.resume_from_path", f"{key} is {mode}, not resume_path")
         return {"run.resume": "auto" if mode == "auto" else "never"}
     if mode != "resume_path":
         if keys.ledger.version != "0.2":
@@ -166,5 +173,25 @@ def _resume(keys: Reader) -> dict[str, Any]:
         what = f"{key} names no checkpoint: {path!r} is no folder global_step_N"
         keys.problem(what, key=key, fix=f"use {key}=FOLDER/global_step_100, or trainer.resume_mode=auto")
         return {}
-    keys.plan_only("going on from a checkpoint that is named is planned", key=key, fix="use trainer.resume_mode=auto")
-    return {}
+    return {"run.resume": "auto", "run.resume_path": path}
+
+
+def contents(keys: Reader, at: str = f"{ACTOR}.checkpoint") -> dict[str, Any]:
+    """What checkpoints hold and what of it is restored."""
+    both = get(keys, f"{at}.contents")
+    if not keys.ledger.find(f"{at}.save_contents"):
+        return {}
+    saved = both or keys[f"{at}.save_contents"] or ["model", "optimizer", "extra"]
+    loaded = both or keys[f"{at}.load_contents"] or saved
+    for name, listed in (("save_contents", saved), ("load_contents", loaded)):
+        if unknown := [one for one in listed if one not in ("model", "optimizer", "extra", "hf_model")]:
+            fix = "choose from model, optimizer, extra, hf_model"
+            keys.problem(f"{at}.{name} does not know {unknown[0]}", key=f"{at}.{name}", fix=fix)
+        elif not {"model", "hf_model"} & set(listed):
+            what = f"{at}.{name} leaves the model out, and there is no going on without its weights"
+            keys.problem(what, key=f"{at}.{name}", fix="add model")
+    return {
+        "checkpoint.save_optimizer": "optimizer" in saved,
+        "checkpoint.load_optimizer": "optimizer" in loaded,
+        "checkpoint.load_schedule": "extra" in loaded,
+    }

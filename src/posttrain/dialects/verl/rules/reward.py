@@ -18,11 +18,11 @@ def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
     """The fields, and the name of the reward term; "" where a reward model scores alone."""
     if keys[f"{_MODEL}.enable"]:
         keys.ignore(_FUNCTION, "the reward model's score takes the place of all others, as in verl")
-        return {"reward.terms": []} | _model(keys, layout) | _overlong(keys), ""
+        return {"reward.terms": []} | _model(keys, layout) | _overlong(keys) | _workers(keys), ""
     for name in ("model", "micro_batch_size", "micro_batch_size_per_gpu", "max_length"):
         keys.ignore(f"{_MODEL}.{name}", "reward_model.enable is false")
     term = _term(keys)
-    return {"reward.terms": [term]} | _overlong(keys), term["name"]
+    return {"reward.terms": [term]} | _overlong(keys) | _workers(keys), term["name"]
 
 
 def _term(keys: Reader) -> dict[str, Any]:
@@ -36,7 +36,28 @@ def _term(keys: Reader) -> dict[str, Any]:
         term = {"name": name, "path": path}
     else:
         term = {"name": "by_data_source" if name == "compute_score" else name}
+    if _manager(keys) == "batch":
+        term["batched"] = path is not None
+        if path is None:
+            what = f"the reward manager batch calls a function with lists, and {term['name']} scores one response at a time"
+            fix = f"use {_MODEL}.reward_manager=naive, or name a function of yours with {_FUNCTION}.path"
+            keys.problem(what, key=f"{_MODEL}.reward_manager", fix=fix)
     return term | ({"options": options} if options else {})
+
+
+def _manager(keys: Reader) -> str:
+    renamed = get(keys, "reward.reward_manager.name")
+    written = keys.written(f"{_MODEL}.reward_manager")
+    return str(renamed if renamed is not None and not written else keys[f"{_MODEL}.reward_manager"])
+
+
+def _workers(keys: Reader) -> dict[str, Any]:
+    """How many processes score, and how long they may."""
+    names = (f"{_MODEL}.reward_kwargs.num_processes", "reward.num_workers", f"{_MODEL}.num_workers")
+    count = next((found for name in names if (found := get(keys, name)) is not None), None)
+    limit = get(keys, f"{_MODEL}.reward_kwargs.timeout")
+    fields = {"reward.workers": count, "reward.timeout_s": limit}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
@@ -54,15 +75,7 @@ def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
 
 def _overlong(keys: Reader) -> dict[str, Any]:
     """DAPO's penalty for long responses. Empty without."""
-    renamed = get(keys, "reward.reward_manager.name")
-    manager = (
-        renamed
-        if renamed is not None and not keys.written(f"{_MODEL}.reward_manager")
-        else keys[f"{_MODEL}.reward_manager"]
-    )
-    if manager == "batch":
-        what = "the reward manager batch, whose function takes lists, is planned"
-        keys.plan_only(what, key=f"{_MODEL}.reward_manager", fix="use naive, with a function for one response")
+    manager = _manager(keys)
     places = (f"{_MODEL}.reward_kwargs.overlong_buffer_cfg", f"{_MODEL}.overlong_buffer")
     section = next((place for place in places if get(keys, f"{place}.enable")), None)
     if manager != "dapo" or section is None:

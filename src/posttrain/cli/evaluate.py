@@ -1,0 +1,92 @@
+"""``posttrain evaluate``: scores and metrics of responses that are in a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP
+from posttrain.errors import RequestError, RunStopped
+
+if TYPE_CHECKING:
+    from posttrain.stages.evaluation import SourceResult
+
+WIDTH = 80  # columns of the table
+
+
+def evaluate(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)] = None,
+    dialect: Annotated[str | None, typer.Option(help=DIALECT_HELP)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
+) -> None:
+    """Score the responses of a file."""
+    try:
+        _evaluate(arguments or [], dialect, as_json=json)
+    except KeyboardInterrupt:
+        typer.echo("posttrain: stopped at once; nothing was written", err=True)
+        raise typer.Exit(130) from None
+
+
+def _evaluate(arguments: list[str], dialect: str | None, *, as_json: bool) -> None:
+    import sys
+    from pathlib import Path
+
+    from posttrain.cli.box_text import box_text
+    from posttrain.cli.plan_evaluate import check_request
+    from posttrain.cli.plan_plain import remarks
+    from posttrain.cli.progress import WorkProgress
+    from posttrain.cli.request import load_request
+    from posttrain.dialects.entries import EVALUATE
+
+    loaded = check_request(load_request(arguments, dialect, EVALUATE), look_at_files=True, to_run=True).loaded
+    config = loaded.config
+    for line in [*remarks(loaded), *box_text(config)]:
+        typer.echo(line, err=True)
+    from posttrain.build_evaluate import evaluate_run
+
+    with WorkProgress("evaluate", unit="prompts", stream=sys.stderr if as_json else None) as progress:
+        try:
+            results = evaluate_run(
+                config, on_plan=lambda prompts, responses: progress.begin(prompts), on_scored=progress.advance
+            )
+        except RequestError as error:  # seen only once the rows were read: say where in the user's file
+            error.locate(loaded.locate)
+            raise
+    folder = Path(config.folder)
+    if as_json:
+        typer.echo((folder / "results.json").read_text(encoding="utf-8"), nl=False)
+    else:
+        for result in results:
+            print_result(result)
+        typer.echo(f"wrote {folder}: results.json, report.html, dumped_evals/")
+    invalid, responses = max((sum(result.invalid.values()), result.responses) for result in results)
+    if invalid > config.reward.max_invalid_share * responses:
+        raise RunStopped(
+            f"{invalid} of {responses} responses have no score, more than reward.max_invalid_share = "
+            f"{config.reward.max_invalid_share:g} allows; the reasons are in {folder / 'dumped_evals'}"
+        )
+
+
+def print_result(result: SourceResult) -> None:
+    """The numbers of one data source as a table of at most WIDTH columns."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=WIDTH, highlight=False, markup=False, emoji=False)
+    console.print(Text(f"{result.source}: {result.prompts} prompts, {result.responses} responses", style="bold"))
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("metric", "left"), ("value", "right"), ("interval", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name, value in result.metrics.items():
+        interval = result.intervals.get(name)
+        table.add_row(
+            Text(name), f"{value:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval is not None else ""
+        )
+    console.print(table)
+    console.print(Text(f"majority vote: {result.majority}", style="dim"))
+    if result.invalid:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(result.invalid.items()))
+        console.print(Text(f"without a score: {sum(result.invalid.values())} ({reasons})", style="bold"))
+    console.print()

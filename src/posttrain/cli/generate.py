@@ -1,0 +1,64 @@
+"""``posttrain generate``: a file of prompts becomes a file of prompts and responses."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP, HERE_HELP
+from posttrain.errors import RequestError
+
+
+def generate(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)] = None,
+    dialect: Annotated[str | None, typer.Option(help=DIALECT_HELP)] = None,
+    here: Annotated[bool, typer.Option("--here", help=HERE_HELP)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew, although the output or rows of it are there already.")
+    ] = False,
+) -> None:
+    """Sample responses to the prompts of a file."""
+    try:
+        _generate(arguments or [], dialect, here=here, overwrite=overwrite)
+    except KeyboardInterrupt:
+        typer.echo("posttrain: stopped at once; finished rows are kept", err=True)
+        raise typer.Exit(130) from None
+
+
+def _generate(arguments: list[str], dialect: str | None, *, here: bool, overwrite: bool) -> None:
+    from posttrain.cli.plan_generate import check_request
+    from posttrain.cli.plan_plain import remarks
+    from posttrain.cli.process import prepare
+    from posttrain.cli.progress import WorkProgress
+    from posttrain.cli.request import load_request
+    from posttrain.dialects.entries import GENERATE
+
+    loaded = check_request(
+        load_request(arguments, dialect, GENERATE, here=here), look_at_files=True, to_run=True
+    ).loaded
+    for line in remarks(loaded):
+        typer.echo(line, err=True)
+    prepare(loaded.config)
+    from posttrain.build_generate import (
+        generate_run,
+    )  # imports torch, which reads the environment that prepare() has set
+
+    with WorkProgress("generate", unit="rows", detail="tokens") as progress:
+
+        def on_plan(rows: int, done: int, notes: list[str]) -> None:
+            for note in notes:
+                typer.echo(note)
+            if 0 < done < rows:
+                typer.echo(f"going on after {done} of {rows} rows")
+            progress.begin(rows, done)
+
+        try:
+            wrote = generate_run(loaded.config, overwrite=overwrite, on_plan=on_plan, on_work=progress.advance)
+        except (
+            RequestError
+        ) as error:  # seen only once the prompts and the model were read: say where in the user's file
+            error.locate(loaded.locate)
+            raise
+    if wrote:
+        typer.echo(f"wrote {loaded.config.output.file}")

@@ -1,0 +1,84 @@
+"""The plan of an evaluation, and everything that is wrong with it before anything is scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from posttrain.cli.plan_plain import closing, document
+from posttrain.config.evaluate import EvaluateConfig
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.errors import DataError, Problem, RequestError
+from posttrain.placement.files import check_output_folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateRequest:
+    loaded: LoadedConfig[EvaluateConfig]
+    sources: Mapping[str, str]  # data source -> the first file that holds it; empty when not looked at
+    rows: int | None  # of the files; None: not looked at
+
+
+def check_request(
+    loaded: LoadedConfig[EvaluateConfig], *, look_at_files: bool, to_run: bool = False
+) -> EvaluateRequest:
+    """Check the configuration, its files, and whether every data source in them can be scored.
+
+    Args: ``to_run`` refuses what is planned and not built yet.
+    Raises: RequestError with every problem.
+    """
+    problems = [*loaded.problems, *(loaded.unsupported if to_run else ())]
+    sources: Mapping[str, str] = {}
+    rows = None
+    if look_at_files:
+        found, sources, rows = _look_at_files(loaded.config)
+        problems += loaded.further(found)
+    if problems:
+        raise RequestError(problems)
+    return EvaluateRequest(loaded=loaded, sources=sources, rows=rows)
+
+
+def _look_at_files(config: EvaluateConfig) -> tuple[list[Problem], Mapping[str, str], int | None]:
+    from posttrain.data.readers import count_rows
+    from posttrain.data.responses import check_response_files, response_sources
+    from posttrain.rewards.load import check_data_sources, check_rewards
+
+    problems = check_response_files(config.data)
+    sources: Mapping[str, str] = {}
+    rows = None
+    if not problems:
+        try:
+            rows = sum(map(count_rows, config.data.files))
+            sources = response_sources(config.data)
+            problems += check_data_sources(config.reward, sources)
+        except DataError as error:
+            problems += error.problems
+    if rows is not None and config.data.max_prompts is not None:
+        rows = min(rows, config.data.max_prompts)
+    problems += check_rewards(config.reward)
+    problems += check_output_folder(config.folder, "output.folder")
+    return problems, sources, rows
+
+
+def plan_text(request: EvaluateRequest) -> str:
+    config = request.loaded.config
+    terms = [
+        (f"{term.weight:g} x " if term.weight != 1 else "") + (f"{term.name} ({term.path})" if term.path else term.name)
+        for term in config.reward.terms
+    ]
+    count = "" if request.rows is None else f": {request.rows} rows"
+    metrics = config.metrics
+    lines = [
+        f"responses  {', '.join(config.data.files)}{count}",
+        *([f"sources    {', '.join(request.sources)}"] if request.sources else []),
+        f"score      {' + '.join(terms)}",
+        f"metrics    right from a score of {metrics.pass_score:g}; {metrics.confidence:.0%} intervals of "
+        f"{metrics.bootstrap_draws} bootstrap draws, seed {config.run.seed}",
+        f"output     {config.folder}: results.json, report.html, dumped_evals/",
+    ]
+    return "\n\n".join(["\n".join(lines), *closing(request.loaded)])
+
+
+def plan_json(request: EvaluateRequest) -> str:
+    return json.dumps(document(request.loaded, {"rows": request.rows, "data_sources": list(request.sources)}), indent=2)

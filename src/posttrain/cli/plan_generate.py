@@ -1,0 +1,79 @@
+"""The plan of a generation, and everything that is wrong with it before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from posttrain.cli.plan_plain import closing, document
+from posttrain.config.generate import GenerateConfig
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.errors import DataError, Problem, RequestError
+from posttrain.placement.files import check_model_files, check_output_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    loaded: LoadedConfig[GenerateConfig]
+    rows: int | None  # of the files; None: not looked at
+
+
+def check_request(
+    loaded: LoadedConfig[GenerateConfig], *, look_at_files: bool, to_run: bool = False
+) -> GenerateRequest:
+    """Check the configuration, its files and its model's.
+
+    Args: ``to_run`` refuses what is planned and not built yet.
+    Raises: RequestError with every problem.
+    """
+    problems = [*loaded.problems, *(loaded.unsupported if to_run else ())]
+    rows = None
+    if look_at_files:
+        found, rows = _look_at_files(loaded.config)
+        problems += loaded.further(found)
+    if problems:
+        raise RequestError(problems)
+    return GenerateRequest(loaded=loaded, rows=rows)
+
+
+def _look_at_files(config: GenerateConfig) -> tuple[list[Problem], int | None]:
+    from posttrain.data.generation import check_generation_files
+    from posttrain.data.readers import count_rows
+
+    problems = check_generation_files(config.data, config.output.column)
+    rows = None
+    if not problems:
+        try:
+            rows = sum(map(count_rows, config.data.files))
+        except DataError as error:
+            problems += error.problems
+    if rows is not None and config.data.max_prompts is not None:
+        rows = min(rows, config.data.max_prompts)
+    problems += check_model_files(config.model)
+    problems += check_output_file(config.output.file, "output.file")
+    return problems, rows
+
+
+def plan_text(request: GenerateRequest) -> str:
+    config, rows = request.loaded.config, request.rows
+    sampling = config.rollout
+    how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
+    how += f", top-k {sampling.top_k}" if sampling.top_k else ""
+    how += f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
+    how += f", min-p {sampling.min_p:g}" if sampling.min_p else ""
+    count = "" if rows is None else f": {rows} rows, {rows * sampling.samples_per_prompt} responses"
+    lines = [
+        f"model      {config.model.path}, {config.model.compute_dtype}",
+        f"prompts    {', '.join(config.data.files)}{count}",
+        f"           up to {config.data.max_prompt_tokens} tokens; longer ones: {config.data.overlong_prompts}",
+        f"sampling   {sampling.engine}, {sampling.samples_per_prompt} per prompt, {how}, up to "
+        f"{sampling.max_response_tokens} tokens, seed {config.run.seed}",
+        f"output     {config.output.file}, column {config.output.column}, saved every {config.output.rows_per_part} rows",
+    ]
+    return "\n\n".join(["\n".join(lines), *closing(request.loaded)])
+
+
+def plan_json(request: GenerateRequest) -> str:
+    rows = request.rows
+    responses = None if rows is None else rows * request.loaded.config.rollout.samples_per_prompt
+    return json.dumps(document(request.loaded, {"rows": rows, "responses": responses}), indent=2)

@@ -1,0 +1,68 @@
+"""The plan of an entry that has nothing to work out: its configuration, complete, and what there is to say about it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from posttrain.dialects.loaded import LoadedConfig
+
+
+def check_request(loaded: LoadedConfig[Any], *, look_at_files: bool, to_run: bool = False) -> LoadedConfig[Any]:
+    """The request as it is. Raises: ConfigError with every problem."""
+    return loaded.runnable() if to_run else loaded.checked()
+
+
+def plan_text(loaded: LoadedConfig[Any]) -> str:
+    """The complete configuration as YAML, then remarks."""
+    from posttrain.dialects.native.write import to_yaml
+
+    return "\n\n".join([to_yaml(loaded.config).rstrip(), *closing(loaded)])
+
+
+def plan_json(loaded: LoadedConfig[Any]) -> str:
+    return json.dumps(document(loaded, {}), indent=2)
+
+
+def document(loaded: LoadedConfig[Any], derived: dict[str, Any]) -> dict[str, Any]:
+    """A plan for programs, of any entry: {dialect, entry, config, derived, ignored, unsupported, warnings}."""
+    return {
+        "dialect": loaded.dialect,
+        "entry": loaded.entry,
+        "config": loaded.config.model_dump(mode="json"),
+        "derived": derived,
+        "ignored": [asdict(one) for one in loaded.ignored],
+        "unsupported": [
+            {"key": problem.field, "reason": problem.what, "where": problem.where, "fix": problem.fix}
+            for problem in loaded.unsupported
+        ],
+        "warnings": [*loaded.changes, *loaded.warnings],
+    }
+
+
+def closing(loaded: LoadedConfig[Any]) -> list[str]:
+    """The last paragraphs of a plan for people: remarks, and what is planned."""
+    parts = []
+    said = remarks(loaded)
+    if said:
+        parts.append("\n".join(said))
+    if loaded.unsupported:
+        lines = [f"  {number}. {problem}" for number, problem in enumerate(loaded.unsupported, start=1)]
+        parts.append("\n".join([f"Planned, not built yet; {loaded.entry} refuses it:", *lines]))
+    return parts
+
+
+def remarks(loaded: LoadedConfig[Any]) -> list[str]:
+    """What is changed, ignored, or without effect, a line each."""
+    if loaded.dialect == "native" and not (loaded.changes or loaded.ignored or loaded.warnings):
+        return []
+    shown = [one for one in loaded.ignored if one.asks]
+    quiet = len(loaded.ignored) - len(shown)
+    more = [f"ignored: {quiet} more keys that are written with their default value"] if quiet else []
+    return [
+        *(f"here: {change}" for change in loaded.changes),
+        *(f"ignored: {one.key}, at {one.where}: {one.reason}" for one in shown),
+        *more,
+        *(f"warning: {warning}" for warning in loaded.warnings),
+    ]

@@ -1,0 +1,120 @@
+"""SftConfig: supervised fine-tuning on responses that are in a file."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from posttrain.config.base import Section
+from posttrain.config.checkpoint import CheckpointConfig
+from posttrain.config.model import ModelConfig
+from posttrain.config.placement import PlacementConfig
+from posttrain.config.policy import LearnerConfig, OptimizerConfig, ScheduleConfig
+from posttrain.config.run import RunSection
+from posttrain.config.tracking import TrackingConfig
+
+
+class SftDataConfig(Section):
+    train_files: list[str]
+    """Training files (.parquet, .jsonl, .json, .csv), read in order and concatenated."""
+    validation_files: list[str] = []
+    """Files of held-out rows in the same format."""
+    sequences_per_step: int = Field(default=32, ge=1)
+    """Rows of each step, which is one update (optimizer step)."""
+    messages_column: str | None = None
+    """Column with whole conversations, a list of chat messages; null means messages, where the file has it and no column
+    for prompt or response is named."""
+    prompt_column: str | None = None
+    """Column with the prompt: a text (taken as one user message) or a list of chat messages; a dot reaches into a nested
+    column. null means the first of prompt and question that the file has."""
+    response_column: str | None = None
+    """Column with the response, a text; a dot reaches into a nested column. null means the first of response and answer
+    that the file has."""
+    tools_column: str = "tools"
+    """Conversations: column with the tools that the chat template shows, a list or its JSON text; may be absent."""
+    enable_thinking_column: str = "enable_thinking"
+    """Conversations: column with the chat template's variable of this name; may be absent."""
+    train_on: Literal["all_turns", "last_turn"] = "all_turns"
+    """Conversations: which of the assistant's messages are learned; all others are read only."""
+    max_tokens: int = Field(default=1024, ge=2)
+    """Longest sequence, in tokens, after the chat template."""
+    overlong: Literal["error", "filter", "truncate_left", "truncate_right"] = "error"
+    """What happens to longer ones: stop with their rows, drop them, or cut (left keeps the end, right keeps the start)."""
+    tokenize_workers: int = Field(default=1, ge=1)
+    """Processes that tokenize the dataset when it is opened."""
+    shuffle: bool = True
+    """Draw rows in a new seeded order each epoch; false keeps the file order."""
+    seed: int | None = Field(default=None, ge=0)
+    """Seed of that order; null means run.seed."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Use only the first so many training rows; null means all."""
+    chat_template_options: dict[str, str | int | float | bool | None] = {}
+    """Extra variables for the chat template."""
+    dataset_class_file: str | None = None
+    """Python file with a dataset class of your own (docs/sft.md), which then reads the files; null reads them here."""
+    dataset_class_name: str | None = None
+    """Name of that class."""
+    dataset_class_options: dict[str, Any] = {}
+    """What that class gets as its config."""
+    dataset_class_mask: Literal["tokens", "predictions"] = "tokens"
+    """What its loss_mask marks: the tokens that are learned, or the places before them, which predict them (verl)."""
+
+    @field_validator("train_files", "validation_files", mode="before")
+    @classmethod
+    def _one_file_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+
+class SftPolicyConfig(LearnerConfig):
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    """Optimizer of the policy."""
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_ratio=0.1)
+    """Learning rate over the run."""
+    schedule_over: Literal["run", "epochs"] = "run"
+    """What warm-up and decay are stretched over: the steps of the run, or all total_epochs, of which total_steps then makes
+    only the first ones."""
+
+
+class SftValidationConfig(Section):
+    every_steps: int | None = Field(default=None, ge=1)
+    """Validate after every so many steps, besides the ends; null means only at the ends."""
+    each_epoch: bool = False
+    """Validate after the last step of every epoch, too."""
+    before_training: bool = True
+    """Validate the starting weights."""
+    after_training: bool = True
+    """Validate after the last step."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Use only the first so many validation rows; null means all."""
+
+
+class SftCheckpointConfig(CheckpointConfig):
+    each_epoch: bool = False
+    """Save after the last step of every epoch, too."""
+
+
+class SftConfig(Section):
+    """One run of supervised fine-tuning."""
+
+    model: ModelConfig
+    """The model that is trained."""
+    data: SftDataConfig
+    """Texts to learn."""
+    run: RunSection = RunSection()
+    """Name, folder, seed, length."""
+    policy: SftPolicyConfig = SftPolicyConfig()
+    """The update: optimizer, learning rate, micro-batches."""
+    validation: SftValidationConfig = SftValidationConfig()
+    """The loss on held-out rows."""
+    checkpoint: SftCheckpointConfig = SftCheckpointConfig()
+    """What is saved, and when."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Where metrics go."""
+    placement: PlacementConfig = PlacementConfig()
+    """Devices."""
+
+    @property
+    def folder(self) -> str:
+        """The run folder."""
+        return self.run.folder or f"runs/{self.run.name}"

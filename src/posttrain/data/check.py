@@ -1,0 +1,77 @@
+"""Is a file what training, fine-tuning or an evaluation will want to read? Every row is looked at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from posttrain.config.data import DataConfig
+from posttrain.config.evaluate import EvaluateDataConfig
+from posttrain.config.sft import SftDataConfig
+from posttrain.data.readers import Row, checked_rows, first_record, read_records
+from posttrain.data.sft_rows import SftRow, choose_columns, row_of
+from posttrain.errors import DataError, Problem
+from posttrain.rewards.sources import find_route
+
+Purpose = Literal["rl", "sft", "evaluate"]
+PURPOSES: tuple[Purpose, ...] = ("rl", "sft", "evaluate")
+MAX_SHOWN = 20
+
+
+@dataclass(slots=True)
+class Checked:
+    """What was found. ``problems`` holds the first MAX_SHOWN, ``bad`` counts them all."""
+
+    rows: int = 0
+    bad: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    sources: Counter[str] = field(default_factory=Counter)  # rows by data source; empty for sft
+    responses: int = 0
+
+    def add(self, problem: Problem) -> None:
+        self.bad += 1
+        if len(self.problems) < MAX_SHOWN:
+            self.problems.append(problem)
+
+    def unscored(self) -> list[str]:
+        """The data sources that no built-in scorer knows."""
+        return [source for source in sorted(self.sources) if find_route(source, {}) is None]
+
+
+def check_dataset(path: str, purpose: Purpose) -> Checked:
+    """Look at every row of a file with the usual columns of a purpose. Nothing is raised for what is in the file."""
+    found = Checked()
+    _, unreadable = first_record(path, "")
+    if unreadable:
+        found.problems, found.bad = unreadable, len(unreadable)
+        return found
+    rows: Iterator[Row | SftRow | Problem] = _sft_rows(path) if purpose == "sft" else _rows(path, purpose)
+    try:
+        for row in rows:
+            found.rows += 1
+            if isinstance(row, Problem):
+                found.add(row)
+            elif isinstance(row, Row):
+                found.sources[row.data_source] += 1
+                found.responses += len(row.responses)
+    except DataError as error:
+        for problem in error.problems:
+            found.add(problem)
+    return found
+
+
+def _rows(path: str, purpose: Purpose) -> Iterator[Row | Problem]:
+    if purpose == "rl":
+        return checked_rows(path, DataConfig(train_files=[path]))
+    data = EvaluateDataConfig(files=[path])
+    return checked_rows(path, data, responses=data.response_column)
+
+
+def _sft_rows(path: str) -> Iterator[SftRow | Problem]:
+    data, columns, file = SftDataConfig(train_files=[path]), None, Path(path).expanduser()
+    for number, record in enumerate(read_records(file)):
+        columns = columns or choose_columns(record, data, file.name)
+        yield row_of(record, number, file.name, columns, data)

@@ -1,0 +1,225 @@
+"""Rows of a dataset for supervised fine-tuning: a prompt with its response, or a whole conversation.
+
+Neither torch nor transformers is needed to look at a dataset. Rows are counted from 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.sft import SftDataConfig
+from posttrain.data.columns import root
+from posttrain.data.readers import MAX_LISTED, Record, first_record, read_records, said
+from posttrain.errors import DataError, Problem, did_you_mean
+
+MESSAGES = "messages"
+PROMPT = ("prompt", "question")
+RESPONSE = ("response", "answer")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Message = dict[str, Any]  # role, content, and what else a chat template reads (tool_calls, name, ...)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftRow:
+    """One row, checked. A row with a response is a prompt (``messages``) and what was answered; one without is a whole
+    conversation, whose assistant messages are what was answered."""
+
+    number: int  # in its file
+    messages: list[Message]
+    response: str | None = None
+    tools: list[Any] | None = None
+    variables: Mapping[str, Any] | None = None  # of the chat template, for this row alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftColumns:
+    """The columns of one file: ``messages``, or ``prompt`` and ``response``. Dots reach into nested columns."""
+
+    messages: str | None = None
+    prompt: str = ""
+    response: str = ""
+
+
+def read_sft_rows(path: str, data: SftDataConfig) -> Iterator[SftRow]:
+    """The rows of one file, in order.
+
+    Raises: DataError when the file cannot be read, lacks a column, or with the first bad rows (at most MAX_LISTED).
+    """
+    file = Path(path).expanduser()
+    columns: SftColumns | None = None
+    problems: list[Problem] = []
+    for number, record in enumerate(read_records(file)):
+        columns = columns or choose_columns(record, data, file.name)
+        row = row_of(record, number, file.name, columns, data)
+        if isinstance(row, Problem):
+            problems.append(row)
+            if len(problems) == MAX_LISTED:
+                break
+        elif not problems:
+            yield row
+    if problems:
+        raise DataError(problems)
+
+
+def check_sft_files(data: SftDataConfig) -> list[Problem]:
+    """Everything wrong with the files that can be seen at their first row, and nothing is raised. Files that a dataset class
+    of the user's reads need only be there."""
+    problems: list[Problem] = []
+    for name in ("train_files", "validation_files"):
+        for path in getattr(data, name):
+            record, found = first_record(path, f"data.{name}", read=data.dataset_class_file is None)
+            problems += found
+            if record is None:
+                continue
+            try:
+                columns = choose_columns(record, data, Path(path).name)
+            except DataError as error:
+                problems += error.problems
+                continue
+            row = row_of(record, 0, Path(path).name, columns, data)
+            problems += [row] if isinstance(row, Problem) else []
+    if data.dataset_class_file is not None and not Path(data.dataset_class_file).is_file():
+        problems.append(Problem(f"there is no file {data.dataset_class_file}", field="data.dataset_class_file"))
+    return problems
+
+
+def choose_columns(record: Record, data: SftDataConfig, place: str) -> SftColumns:
+    """The columns that hold the texts, told by the configuration or by the usual names.
+
+    Raises: DataError with everything that is missing and the nearest column that is there.
+    """
+    pairs = data.prompt_column is not None or data.response_column is not None
+    messages = data.messages_column or (MESSAGES if MESSAGES in record and not pairs else None)
+    if messages is not None:
+        if root(messages) not in record:
+            raise DataError(_missing(messages, record, place, "messages_column"))
+        return SftColumns(messages=messages)
+    problems, found = [], {}
+    for kind, usual in (("prompt", PROMPT), ("response", RESPONSE)):
+        field = f"{kind}_column"
+        named = getattr(data, field)
+        column = named or next((name for name in usual if name in record), None)
+        if column is None:
+            what = f"{place} has no column {' or '.join(usual)} (it has {', '.join(record)})"
+            problems.append(Problem(what, fix=f"name the column of the {kind}: data.{field}", field=f"data.{field}"))
+        elif column not in record and root(column) not in record:
+            problems.append(_missing(column, record, place, field))
+        found[kind] = column or ""
+    if problems:
+        raise DataError(problems)
+    return SftColumns(**found)
+
+
+def _missing(column: str, record: Record, place: str, field: str) -> Problem:
+    what = f"{place} has no column {root(column)} (it has {', '.join(record)})"
+    return Problem(what, fix=did_you_mean(root(column), list(record), listed=True), field=f"data.{field}")
+
+
+class _BadValue(Exception):
+    """What is wrong with a cell; caught where the row is known."""
+
+
+def row_of(record: Record, number: int, place: str, columns: SftColumns, data: SftDataConfig) -> SftRow | Problem:
+    """The checked row, or the first thing that is wrong with it."""
+    field, column = "messages_column", columns.messages or ""
+    try:
+        if columns.messages is not None:
+            return _conversation(record, number, columns.messages, data)
+        field, column = "prompt_column", columns.prompt
+        prompt = _value(record, columns.prompt)
+        messages = _messages(prompt) if not isinstance(prompt, str) else [{"role": "user", "content": _text(prompt)}]
+        if messages[-1]["role"] == "assistant":
+            raise _BadValue("ends with an assistant message; a prompt ends before the answer")
+        field, column = "response_column", columns.response
+        return SftRow(number=number, messages=messages, response=_text(_value(record, columns.response)))
+    except _BadValue as error:
+        return Problem(f"row {number} of {place}: column {column} {error}", field=f"data.{field}")
+
+
+def _conversation(record: Record, number: int, column: str, data: SftDataConfig) -> SftRow:
+    messages = _messages(_from_json(_value(record, column)))
+    if not any(message["role"] == "assistant" for message in messages):
+        raise _BadValue("holds no assistant message, so there is nothing to learn")
+    tools = _from_json(record.get(data.tools_column))
+    if tools is not None and not isinstance(tools, list):
+        raise _BadValue(f"comes with {said(tools)} in column {data.tools_column}; a list of tools is expected")
+    thinking = record.get(data.enable_thinking_column)
+    if thinking is not None and not isinstance(thinking, bool):
+        raise _BadValue(
+            f"comes with {said(thinking)} in column {data.enable_thinking_column}; true or false is expected"
+        )
+    variables = None if thinking is None else {"enable_thinking": thinking}
+    return SftRow(number=number, messages=messages, tools=_without_none(tools) or None, variables=variables)
+
+
+def _messages(value: Any) -> list[Message]:
+    if not isinstance(value, list):
+        raise _BadValue(f"holds {said(value)}; a list of chat messages is expected")
+    if not value:
+        raise _BadValue("holds a list of 0 messages; at least one is expected")
+    messages = []
+    for index, message in enumerate(value):
+        if not isinstance(message, Mapping):
+            raise _BadValue(f"holds {said(message)} as message {index}; a mapping with role and content is expected")
+        message = _without_none(message)
+        role = message.get("role")
+        if role not in ROLES:
+            known = f"one of {', '.join(ROLES)} is expected"
+            shown = f"holds {said(role)} as role of message {index}" if "role" in message else ""
+            raise _BadValue(f"{shown or f'has no role in message {index}'}; {known}")
+        if role in ("system", "developer") and index:
+            raise _BadValue(f"holds a {role} message in place {index}; it can only be the first")
+        if not isinstance(message.get("content"), str) and not (role == "assistant" and message.get("tool_calls")):
+            held = said(message["content"]) if "content" in message else "nothing"
+            raise _BadValue(f"holds {held} as content of message {index}; text is expected")
+        messages.append(message)
+    return messages
+
+
+def _without_none(value: Any) -> Any:
+    """parquet gives every mapping the keys of all others, as None."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    """Lists and mappings may be written as JSON text, as csv files have them."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value if value != "" else None
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise _BadValue(f"holds text that is not JSON: {error.msg} at character {error.pos}") from None
+
+
+def _value(record: Record, column: str) -> Any:
+    """The value of a column; a column that is called exactly so comes before one that a dot reaches into."""
+    if column in record:
+        return record[column]
+    first, *rest = column.split(".")
+    value = record.get(first)
+    for depth, key in enumerate(rest, start=1):
+        value = _from_json(value)
+        inside = ".".join([first, *rest[: depth - 1]])
+        if not isinstance(value, Mapping):
+            raise _BadValue(f"cannot be reached: {inside} holds {said(value)}")
+        if key not in value:
+            raise _BadValue(f"cannot be reached: there is no {key!r} in {inside}; {did_you_mean(key, list(value))}")
+        value = value[key]
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _BadValue(f"holds {said(value)}; text is expected")
+    if not value.strip():
+        raise _BadValue("holds an empty text")
+    return value

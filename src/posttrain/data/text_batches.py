@@ -1,0 +1,40 @@
+"""Texts to learn as a batch for the training engine: what is read first is the prompt, the rest is the response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.texts import Text
+
+
+def text_batch(texts: Sequence[Text]) -> TrainBatch:
+    """Rows in order. The response begins at a text's first learned token; later tokens that are not learned (what the user
+    says in between) lie inside it, masked; what comes after the last learned token changes no loss and is left out.
+
+    Rewards, advantages and the sampler's log-probs are 0: no supervised loss reads them. Every row is a group of its own.
+    """
+    starts = [int(text.learned.argmax()) for text in texts]
+    ends = [len(text.learned) - int(text.learned[::-1].argmax()) for text in texts]
+    width = max(starts)
+    length = max(end - start for start, end in zip(starts, ends, strict=True))
+    tokens = torch.zeros(len(texts), width + length, dtype=torch.int64)
+    mask = torch.zeros(len(texts), length, dtype=torch.bool)
+    for row, (text, start, end) in enumerate(zip(texts, starts, ends, strict=True)):
+        ids = torch.from_numpy(text.token_ids[:end].astype("int64"))
+        tokens[row, width - start : width + end - start] = ids
+        mask[row, : end - start] = torch.from_numpy(text.learned[start:end].copy())
+    nothing = torch.zeros(mask.shape)
+    sequences = SequenceBatch(
+        tokens=tokens,
+        prompt_lengths=torch.tensor(starts),
+        response_mask=mask,
+        rollout_logprobs=nothing,
+        rewards=torch.zeros(len(texts)),
+        valid=torch.ones(len(texts), dtype=torch.bool),
+        group_index=torch.arange(len(texts)),
+        sample_ids=tuple(text.name for text in texts),
+    )
+    return TrainBatch(sequences=sequences, advantages=nothing, loss_mask=mask)

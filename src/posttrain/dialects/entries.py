@@ -1,0 +1,85 @@
+"""The things that can be asked for (training, fine-tuning, generating, evaluating), each with the root of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from posttrain.config import RunConfig, SftConfig
+from posttrain.config.base import Section
+from posttrain.config.evaluate import EvaluateConfig
+from posttrain.config.generate import GenerateConfig
+from posttrain.dialects import evaluate_checks, generate_checks, sft_checks
+from posttrain.dialects.checks import check, unbuilt, warnings_of
+from posttrain.errors import Problem
+
+C = TypeVar("C", bound=Section)
+
+
+def _nothing(config: Any) -> list[Any]:
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(Generic[C]):
+    """One entry point: ``posttrain NAME FILE``.
+
+    ``check`` finds what is wrong between keys, ``warnings_of`` what has no effect, ``unbuilt`` what is right to ask for and
+    planned. All three get a configuration whose keys are right one by one.
+    """
+
+    name: str
+    title: str  # what its configuration is called, with an article
+    root: type[C]
+    check: Callable[[C], list[Problem]] = _nothing
+    warnings_of: Callable[[C], list[str]] = _nothing
+    unbuilt: Callable[[C], list[Problem]] = _nothing
+
+
+TRAIN = Entry(
+    name="train",
+    title="a configuration of reinforcement learning",
+    root=RunConfig,
+    check=check,
+    warnings_of=warnings_of,
+    unbuilt=unbuilt,
+)
+SFT = Entry(
+    name="sft",
+    title="an SFT configuration",
+    root=SftConfig,
+    check=sft_checks.check,
+    warnings_of=sft_checks.warnings_of,
+    unbuilt=sft_checks.unbuilt,
+)
+GENERATE = Entry(
+    name="generate",
+    title="a generation configuration",
+    root=GenerateConfig,
+    check=generate_checks.check,
+    warnings_of=generate_checks.warnings_of,
+    unbuilt=generate_checks.unbuilt,
+)
+EVALUATE = Entry(
+    name="evaluate",
+    title="an evaluation configuration",
+    root=EvaluateConfig,
+    check=evaluate_checks.check,
+    warnings_of=evaluate_checks.warnings_of,
+    unbuilt=evaluate_checks.unbuilt,
+)
+
+# In the order in which a configuration that could be of several is taken for one.
+ENTRIES: dict[str, Entry[Any]] = {entry.name: entry for entry in (TRAIN, SFT, GENERATE, EVALUATE)}
+
+
+def entry_of(knows: Callable[[Entry[Any], str], bool], keys: Iterable[str], asked: Entry[Any] | None) -> Entry[Any]:
+    """The entry whose configuration has most of these keys, the first of several.
+
+    Args: ``knows`` whether an entry has a key; ``asked`` the entry that the user named, which counts unless another one has
+        all of its keys and more: a slip of the finger does not make another configuration.
+    """
+    known = {name: {key for key in keys if knows(entry, key)} for name, entry in ENTRIES.items()}
+    best = max(ENTRIES, key=lambda name: len(known[name]))
+    return ENTRIES[best] if asked is None or known[asked.name] < known[best] else asked

@@ -1,0 +1,73 @@
+"""Rules between the keys of an EvaluateConfig. Nothing here looks at a file."""
+
+from __future__ import annotations
+
+from posttrain.config.evaluate import EvaluateConfig, MetricsConfig, ScoringConfig
+from posttrain.dialects.reward_checks import CODE_REWARDS
+from posttrain.errors import Problem
+from posttrain.registry import REWARDS
+from posttrain.rewards.where import WORKER_FIELDS, runs_here
+
+# What shapes the rewards of training; a score is the terms' sum.
+SHAPING = (
+    "overlong_buffer_tokens",
+    "overlong_penalty",
+    "zero_unless_stopped",
+    "normalize_mean",
+    "normalize_std",
+    "clip",
+    "kl",
+)
+
+
+def check(config: EvaluateConfig) -> list[Problem]:
+    """Everything wrong with a configuration whose keys are right one by one."""
+    problems, terms = [], config.reward.terms
+    if not config.data.files:
+        fix = "write data.files: [FILE, ...]"
+        problems.append(Problem("there is no file with responses", fix=fix, field="data.files"))
+    if not terms:
+        fix = "add one, such as reward.terms=[{name: by_data_source}]"
+        problems.append(Problem("there is nothing to score responses by", fix=fix, field="reward.terms"))
+    for index, term in enumerate(terms):
+        if term.path is None and term.name not in REWARDS.names():
+            problems.append(REWARDS.problem(term.name, f"reward.terms.{index}.name"))
+        if term.batched and term.path is None:
+            problems.append(
+                Problem(
+                    f"{term.name} is asked about one response at a time: batched is for a function of your own",
+                    fix="leave batched out, or name the function's file with path",
+                    field=f"reward.terms.{index}.batched",
+                )
+            )
+    return problems
+
+
+def warnings_of(config: EvaluateConfig) -> list[str]:
+    """What was asked for and has no effect, in sentences."""
+    reward, metrics, default = config.reward, config.metrics, ScoringConfig()
+    found = [
+        f"reward.{name} has no effect: it shapes the rewards of training, and an evaluation reports scores"
+        for name in SHAPING
+        if getattr(reward, name) != getattr(default, name)
+    ]
+    if runs_here(reward):
+        found += [
+            f"reward.{name} has no effect: these rewards are scored in this process (docs/rewards.md)"
+            for name in WORKER_FIELDS
+            if getattr(reward, name) != getattr(default, name)
+        ]
+    runs_code = any(term.name in CODE_REWARDS and term.path is None for term in reward.terms)
+    if reward.allow_unboxed_code and not runs_code:
+        found.append(f"reward.allow_unboxed_code has no effect: no term runs code ({', '.join(CODE_REWARDS)} may)")
+    if metrics.bootstrap_draws == 0 and metrics.confidence != MetricsConfig().confidence:
+        found.append("metrics.confidence has no effect: metrics.bootstrap_draws is 0")
+    return found
+
+
+def unbuilt(config: EvaluateConfig) -> list[Problem]:
+    """What is right to ask for and planned, and this version cannot run."""
+    if config.reward.model is None:
+        return []
+    what = "scoring responses of a file by a reward model is planned"
+    return [Problem(what, fix="use reward terms, or a server that serves the model: http", field="reward.model")]

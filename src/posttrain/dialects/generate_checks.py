@@ -1,0 +1,70 @@
+"""Rules between the keys of a GenerateConfig. Nothing here looks at a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from posttrain.config.generate import GenerateConfig
+from posttrain.dialects.rollout_checks import missing_sampler, rollout_warnings, sampler_problems
+from posttrain.errors import Problem
+from posttrain.registry import ROLLOUT_ENGINES
+
+
+def check(config: GenerateConfig) -> list[Problem]:
+    """Everything wrong with a configuration whose keys are right one by one."""
+    problems, engine, output = list(sampler_problems(config.rollout)), config.rollout.engine, config.output
+    if engine not in ROLLOUT_ENGINES.names():
+        problems.append(ROLLOUT_ENGINES.problem(engine, "rollout.engine"))
+    if not config.data.files:
+        problems.append(
+            Problem("there is no file with prompts", fix="write data.files: [FILE, ...]", field="data.files")
+        )
+    if config.rollout.temperature == 0 and config.rollout.samples_per_prompt > 1:
+        samples = config.rollout.samples_per_prompt
+        what = f"at temperature 0 the {samples} responses to a prompt would all be the same"
+        fix = "use rollout.samples_per_prompt=1, or a temperature above 0"
+        problems.append(Problem(what, fix=fix, field="rollout.samples_per_prompt"))
+    if output.file and Path(output.file).suffix.lower() != ".parquet":
+        what = f"the output file {output.file} is a parquet file, and its name must end in .parquet"
+        problems.append(Problem(what, fix=f"use {Path(output.file).with_suffix('.parquet')}", field="output.file"))
+    if "://" in output.file:
+        what = f"{output.file} is not on this machine"
+        problems.append(Problem(what, fix="name a local file, and upload it afterwards", field="output.file"))
+    if not output.column.strip():
+        problems.append(Problem("the column of the responses has no name", field="output.column"))
+    inputs = {Path(file).expanduser().absolute() for file in config.data.files}
+    if output.file and Path(output.file).expanduser().absolute() in inputs:
+        what = f"{output.file} is read and written"
+        problems.append(Problem(what, fix="name another output.file", field="output.file"))
+    return problems
+
+
+def warnings_of(config: GenerateConfig) -> list[str]:
+    """What was asked for and has no effect, in sentences."""
+    rollout, found = config.rollout, list(rollout_warnings(config.rollout))
+    if rollout.engine == "native":
+        found += [
+            f"rollout.{name} has no effect: the native engine has no such settings"
+            for name in ("engine_options", "engine_sampling")
+            if getattr(rollout, name)
+        ]
+        if rollout.tensor_parallel > 1:
+            found.append("rollout.tensor_parallel has no effect: the native engine runs on one device")
+    if rollout.temperature == 0:
+        found += [
+            f"rollout.{name} has no effect: at temperature 0 the most likely token is taken"
+            for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
+            if getattr(rollout, name) != off
+        ]
+    if config.model.gradient_checkpointing:
+        found.append("model.gradient_checkpointing has no effect: nothing is trained")
+    return found
+
+
+def unbuilt(config: GenerateConfig) -> list[Problem]:
+    """What is right to ask for and planned, and this version cannot run."""
+    problems = missing_sampler(config.rollout)
+    if config.placement.devices > 1:
+        what = f"a run on {config.placement.devices} devices is planned; this version runs on one"
+        problems.append(Problem(what, fix="use placement.devices=1", field="placement.devices"))
+    return problems

@@ -1,0 +1,110 @@
+"""Rules about the sampler: which settings go together, and which have no effect. Nothing here looks for a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from posttrain.config import RunConfig
+from posttrain.config.rollout import RolloutConfig, SamplingConfig
+from posttrain.errors import Problem
+from posttrain.registry import is_installed, missing_library
+
+SHARING = ("native", "hf")  # samplers that read the trainer's own weights
+SERVERS = ("vllm", "sglang", "http")  # samplers with a copy of the weights
+
+
+def rollout_problems(config: RunConfig) -> Iterator[Problem]:
+    rollout = config.rollout
+    yield from sampler_problems(rollout)
+    if rollout.engine == "http" and not rollout.engine_options.get("update_path"):
+        yield Problem(
+            "rollout.engine=http trains only with servers that take new weights",
+            fix="name their address for it (rollout.engine_options.update_path), or use vllm or sglang with rollout.endpoints",
+            field="rollout.engine",
+        )
+    for section, sampling in (("rollout", config.rollout), ("validation", config.validation)):
+        yield from _logprob_problems(rollout, sampling, section)
+
+
+def sampler_problems(rollout: RolloutConfig) -> Iterator[Problem]:
+    """What is wrong with a sampler, also of a run that trains nothing."""
+    engine, sync = rollout.engine, rollout.weight_sync
+    if engine == "http" and not rollout.endpoints:
+        yield Problem("http needs servers", fix="rollout.endpoints=[http://host:8000]", field="rollout.endpoints")
+    for url in rollout.endpoints:
+        if urlsplit(url if "://" in url else f"http://{url}").scheme not in ("http", "https"):
+            yield Problem(f"{url} is not the address of a server", fix="http://host:8000", field="rollout.endpoints")
+    if engine in SHARING and sync in ("disk", "collective"):
+        what = f"{engine} reads the trainer's own weights, so there is nothing to send by {sync}"
+        yield Problem(what, fix="use rollout.weight_sync=auto", field="rollout.weight_sync")
+    if engine in SERVERS and sync == "in_memory":
+        what = f"{engine} has a copy of the weights in another place, which in_memory cannot reach"
+        yield Problem(what, fix="use rollout.weight_sync=disk", field="rollout.weight_sync")
+    if sync == "collective" and (engine in ("sglang", "http") or len(rollout.endpoints) > 1):
+        what = "collective sends weights to one vLLM server"
+        yield Problem(what, fix="use rollout.weight_sync=disk", field="rollout.weight_sync")
+    away = [url for url in rollout.endpoints if not _is_here(url)]
+    if away and engine in SERVERS and sync in ("auto", "disk") and rollout.weight_folder is None:
+        what = f"{away[0]} is on another machine, and weights go through a folder that it must see"
+        yield Problem(what, fix="name one (rollout.weight_folder=/shared/...)", field="rollout.weight_folder")
+
+
+def _logprob_problems(rollout: RolloutConfig, sampling: SamplingConfig, section: str) -> Iterator[Problem]:
+    plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and sampling.top_k == 0 and sampling.min_p == 0
+    if rollout.engine == "http" and not plain and rollout.engine_options.get("logprobs", "raw") != "processed":
+        yield Problem(
+            f"{section}: a server's log-probs of the raw logits are not those of the distribution sampled from with this "
+            "temperature, top_k, top_p or min_p",
+            fix="start it with --logprobs-mode processed_logprobs and set rollout.engine_options.logprobs=processed",
+            field=f"{section}.temperature",
+        )
+
+
+def rollout_warnings(rollout: RolloutConfig) -> Iterator[str]:
+    """What has no effect with this sampler, and what it does otherwise than the others."""
+    engine = rollout.engine
+    default = RolloutConfig()
+    if engine in SHARING:
+        for name in ("endpoints", "timeout_s", "retries", "weight_folder", "weight_bucket_mib"):
+            if getattr(rollout, name) != getattr(default, name):
+                yield f"rollout.{name} has no effect: {engine} samples in this process from the trainer's own weights"
+        if engine == "hf" and rollout.max_prefill_tokens != default.max_prefill_tokens:
+            yield "rollout.max_prefill_tokens has no effect: model.generate takes a batch's prompts at once"
+        if engine == "hf" and rollout.engine_options:
+            yield f"rollout.engine_options has no effect with hf: {', '.join(rollout.engine_options)}"
+    if rollout.weight_folder and rollout.weight_sync == "collective":
+        yield "rollout.weight_folder has no effect: rollout.weight_sync=collective sends weights without a folder"
+    if engine == "sglang" and (rollout.top_k or rollout.top_p < 1 or rollout.min_p):
+        yield (
+            "sglang reports log-probs from before top_k, top_p and min_p: rollout.* cuts make its log-probs those of another "
+            "distribution than the one sampled from"
+        )
+    if (
+        engine == "sglang"
+        and not rollout.endpoints
+        and not rollout.engine_options.get("enable_deterministic_inference")
+    ):
+        yield "sglang's samples are not reproducible without rollout.engine_options.enable_deterministic_inference=true"
+
+
+def missing_sampler(rollout: RolloutConfig) -> list[Problem]:
+    """The library that this sampler needs and this Python does not have: a plan can be made without it, and not a run."""
+    engine, python = rollout.engine, rollout.engine_options.get("python")
+    problems = []
+    if engine in ("vllm", "sglang") and not rollout.endpoints and not python and not is_installed(engine):
+        what = f"{engine} is not installed in this Python"
+        fix = (
+            f"name a Python that has it (rollout.engine_options.python), or servers that run already (rollout.endpoints), or "
+            f"use native; or pip install 'posttrain[{engine}]'"
+        )
+        problems.append(Problem(what, fix=fix, field="rollout.engine"))
+    speaks_http = engine in ("sglang", "http") or (engine == "vllm" and (rollout.endpoints or python))
+    if speaks_http and not is_installed("httpx2"):
+        problems.append(replace(missing_library("httpx2", f"rollout.engine={engine}"), field="rollout.engine"))
+    return problems
+
+
+def _is_here(url: str) -> bool:
+    return urlsplit(url if "://" in url else f"http://{url}").hostname in ("127.0.0.1", "localhost", "::1")

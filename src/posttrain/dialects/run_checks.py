@@ -1,0 +1,52 @@
+"""Rules that hold for every run that trains: going on, keeping checkpoints, engines and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from posttrain.config import TrainingConfig
+from posttrain.config.checkpoint import CheckpointConfig
+from posttrain.config.placement import PlacementConfig
+from posttrain.errors import Problem
+
+# Engines that configurations may name and later versions bring.
+PLANNED_TRAIN_ENGINES = ("fsdp", "deepspeed", "megatron")
+
+
+def resuming_problems(config: TrainingConfig) -> Iterator[Problem]:
+    """What contradicts itself about checkpoints and going on."""
+    if config.checkpoint.keep_best is not None and config.checkpoint.best_metric is None:
+        what = "checkpoint.keep_best needs the metric that says what is best"
+        fix = "name one of metrics.jsonl, such as checkpoint.best_metric=reward/mean"
+        yield Problem(what, fix=fix, field="checkpoint.keep_best")
+    if config.run.resume == "never" and config.run.resume_path is not None:
+        what = "run.resume=never and a path to go on from contradict each other"
+        yield Problem(what, fix="use run.resume=auto", field="run.resume_path")
+
+
+def retention_warnings(rules: CheckpointConfig) -> Iterator[str]:
+    """Rules about keeping and copying checkpoints that have no effect."""
+    if rules.keep_last is None:
+        for name in ("keep_best", "keep_every"):
+            if getattr(rules, name) is not None:
+                yield f"checkpoint.{name} has no effect: checkpoint.keep_last is null, so all are kept"
+    if rules.keep_best is None and rules.best_metric is not None:
+        yield "checkpoint.best_metric has no effect: checkpoint.keep_best is null"
+    for name in ("upload_keep_last", "upload_wait_s"):
+        if rules.upload is None and getattr(rules, name) != CheckpointConfig.model_fields[name].default:
+            yield f"checkpoint.{name} has no effect: checkpoint.upload is null"
+    if rules.export_folder is not None and rules.export_every_steps is None:
+        yield "checkpoint.export_folder has no effect: checkpoint.export_every_steps is null"
+
+
+def unbuilt_training(engines: Mapping[str, str], placement: PlacementConfig) -> list[Problem]:
+    """What is right to ask for and planned. ``engines`` by role."""
+    problems = [
+        Problem(f"{name} is planned; this version cannot run it", fix="use local", field=f"{role}.engine")
+        for role, name in engines.items()
+        if name in PLANNED_TRAIN_ENGINES
+    ]
+    if placement.devices > 1:
+        what = f"a run on {placement.devices} devices is planned; this version runs on one"
+        problems.append(Problem(what, fix="use placement.devices=1", field="placement.devices"))
+    return problems

@@ -1,0 +1,111 @@
+"""Rules between the keys of supervised fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from posttrain.config.sft import SftConfig, SftDataConfig
+from posttrain.config.tracking import TrackingConfig
+from posttrain.dialects.run_checks import PLANNED_TRAIN_ENGINES, resuming_problems, retention_warnings, unbuilt_training
+from posttrain.dialects.tracking_checks import tracking_warnings
+from posttrain.dialects.training_checks import precision_problems, role_warnings, schedule_problems
+from posttrain.errors import Problem
+from posttrain.registry import TRACKERS, TRAIN_ENGINES
+
+# What only conversations, and what only our own reading of files, looks at.
+OF_CONVERSATIONS = ("tools_column", "enable_thinking_column", "train_on")
+OF_OUR_READING = (
+    "messages_column",
+    "prompt_column",
+    "response_column",
+    *OF_CONVERSATIONS,
+    "tokenize_workers",
+    "chat_template_options",
+)
+OF_A_CLASS = ("dataset_class_name", "dataset_class_options", "dataset_class_mask")
+
+
+def check(config: SftConfig) -> list[Problem]:
+    """Everything wrong with a configuration whose keys are right one by one."""
+    return [
+        *_names(config),
+        *_data_problems(config.data),
+        *resuming_problems(config),
+        *precision_problems(config.model),
+        *schedule_problems("policy", config.policy.schedule),
+    ]
+
+
+def unbuilt(config: SftConfig) -> list[Problem]:
+    """What is right to ask for and planned, and this version cannot run."""
+    return unbuilt_training({"policy": config.policy.engine}, config.placement)
+
+
+def warnings_of(config: SftConfig) -> list[str]:
+    """What was asked for and has no effect, in sentences."""
+    policy = config.policy
+    return [
+        *_data_warnings(config.data),
+        *_validation_warnings(config),
+        *retention_warnings(config.checkpoint),
+        *role_warnings("policy", policy.schedule, policy.optimizer, policy.lora),
+        *tracking_warnings(config.tracking),
+        *_tracking_of_samples(config.tracking),
+        *(
+            ["policy.schedule_over has no effect: run.total_steps is null, so the run is all its epochs"]
+            if policy.schedule_over == "epochs" and config.run.total_steps is None
+            else []
+        ),
+    ]
+
+
+def _names(config: SftConfig) -> Iterator[Problem]:
+    engine = config.policy.engine
+    if engine not in TRAIN_ENGINES.names() and engine not in PLANNED_TRAIN_ENGINES:
+        yield TRAIN_ENGINES.problem(engine, "policy.engine")
+    for index, name in enumerate(config.tracking.trackers):
+        if name not in TRACKERS.names():
+            yield TRACKERS.problem(name, f"tracking.trackers.{index}")
+
+
+def _data_problems(data: SftDataConfig) -> Iterator[Problem]:
+    if not data.train_files:
+        yield Problem("there is no training file", fix="write data.train_files: [FILE, ...]", field="data.train_files")
+    if data.messages_column is not None:
+        for name in ("prompt_column", "response_column"):
+            if getattr(data, name) is not None:
+                what = f"data.messages_column and data.{name} name two ways to write a row"
+                yield Problem(what, fix="keep one of them", field=f"data.{name}")
+    if data.dataset_class_file is not None and data.dataset_class_name is None:
+        what = f"data.dataset_class_file is {data.dataset_class_file}, and no class in it is named"
+        yield Problem(what, fix="give data.dataset_class_name", field="data.dataset_class_name")
+
+
+def _data_warnings(data: SftDataConfig) -> Iterator[str]:
+    def changed(name: str) -> bool:
+        field = SftDataConfig.model_fields[name]
+        return bool(getattr(data, name) != field.default)
+
+    own = data.dataset_class_file is not None
+    pairs = data.prompt_column is not None or data.response_column is not None
+    for name in OF_OUR_READING if own else OF_A_CLASS:
+        if changed(name):
+            why = "a dataset class of your own reads the files" if own else "data.dataset_class_file is null"
+            yield f"data.{name} has no effect: {why}"
+    for name in OF_CONVERSATIONS if pairs and not own else ():
+        if changed(name):
+            yield f"data.{name} has no effect: rows are a prompt and a response"
+
+
+def _validation_warnings(config: SftConfig) -> Iterator[str]:
+    if config.data.validation_files:
+        return
+    for name in ("every_steps", "each_epoch", "max_rows"):
+        if getattr(config.validation, name):
+            yield f"validation.{name} has no effect: data.validation_files names no file"
+
+
+def _tracking_of_samples(tracking: TrackingConfig) -> Iterator[str]:
+    for name in ("samples_every_steps", "validation_samples"):
+        if getattr(tracking, name) != TrackingConfig.model_fields[name].default:
+            yield f"tracking.{name} has no effect: nothing is sampled in supervised fine-tuning"

@@ -1,0 +1,87 @@
+"""Rules between the keys of the update: precision, adapters, optimizers and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from posttrain.config import RunConfig
+from posttrain.config.lora import LoraConfig
+from posttrain.config.model import ModelConfig
+from posttrain.config.policy import OptimizerConfig, ScheduleConfig
+from posttrain.errors import Problem
+
+# Fields of a schedule that some shapes do not read.
+READ_BY = {
+    "cycles": ("cosine",),
+    "min_lr_ratio": ("cosine", "linear", "warmup_stable_decay", "inverse_square_root"),
+    "decay_updates": ("cosine", "linear", "warmup_stable_decay", "inverse_square_root"),
+    "stable_ratio": ("warmup_stable_decay",),
+    "decay": ("warmup_stable_decay",),
+}
+# Of an adapter that is loaded, its own count.
+OF_THE_SAVED = ("rank", "alpha", "target_modules", "exclude_modules", "use_rslora")
+
+
+def training_problems(config: RunConfig) -> Iterator[Problem]:
+    """What cannot be run."""
+    yield from precision_problems(config.model)
+    yield from schedule_problems("policy", config.policy.schedule)
+    yield from schedule_problems("critic", config.critic.schedule)
+
+
+def precision_problems(model: ModelConfig) -> Iterator[Problem]:
+    if model.master_dtype == "bfloat16" and model.compute_dtype == "float32":
+        yield Problem(
+            "float32 compute with bfloat16 master weights would round what it has computed",
+            fix="use model.compute_dtype=bfloat16, or model.master_dtype=float32",
+            field="model.master_dtype",
+        )
+
+
+def schedule_problems(role: str, schedule: ScheduleConfig) -> Iterator[Problem]:
+    warmup, end = schedule.warmup_updates, schedule.decay_updates
+    if warmup is not None and end is not None and end <= warmup:
+        yield Problem(
+            f"the learning rate reaches its floor at update {end}, and warms up until update {warmup}",
+            fix=f"use {role}.schedule.decay_updates above {warmup}",
+            field=f"{role}.schedule.decay_updates",
+        )
+
+
+def training_warnings(config: RunConfig, *, uses_critic: bool) -> Iterator[str]:
+    """What was asked for and has no effect."""
+    yield from role_warnings("policy", config.policy.schedule, config.policy.optimizer, config.policy.lora)
+    if uses_critic:
+        yield from role_warnings("critic", config.critic.schedule, config.critic.optimizer, config.critic.lora)
+    if config.reference.offload:
+        if config.policy.lora is not None and config.reference.path in (None, config.model.path):
+            yield "reference.offload has no effect: the reference is the policy without its adapter"
+        elif config.loss.kl_coef and config.loss.kl_estimator == "full":
+            yield "reference.offload has no effect: loss.kl_estimator=full needs the reference in every micro-batch"
+    if config.model.padded and config.policy.share_prompts != type(config.policy).model_fields["share_prompts"].default:
+        yield "policy.share_prompts has no effect: model.padded gives every sequence its own prompt"
+
+
+def role_warnings(
+    role: str, schedule: ScheduleConfig, optimizer: OptimizerConfig, lora: LoraConfig | None
+) -> Iterator[str]:
+    """What was asked of one trained model and has no effect."""
+    at = f"{role}.schedule"
+    for name, readers in READ_BY.items():
+        if getattr(schedule, name) != _default(ScheduleConfig, name) and schedule.name not in readers:
+            yield f"{at}.{name} has no effect: the schedule is {schedule.name} ({', '.join(readers)} would read it)"
+    if schedule.warmup_updates is not None and schedule.warmup_ratio > 0:
+        yield f"{at}.warmup_ratio has no effect: {at}.warmup_updates is given"
+    if schedule.warmup_start_ratio and not (schedule.warmup_updates or schedule.warmup_ratio):
+        yield f"{at}.warmup_start_ratio has no effect: there is no warm-up"
+    if optimizer.weight_decay_end is None and optimizer.weight_decay_shape != "linear":
+        yield f"{role}.optimizer.weight_decay_shape has no effect: {role}.optimizer.weight_decay_end is null"
+    if lora is not None and lora.adapter_path is not None:
+        changed = [name for name in OF_THE_SAVED if getattr(lora, name) != _default(LoraConfig, name)]
+        if changed:
+            names = ", ".join(f"{role}.lora.{name}" for name in changed)
+            yield f"{names}: no effect, because those of the adapter in {lora.adapter_path} count"
+
+
+def _default(section: type[ScheduleConfig] | type[LoraConfig], name: str) -> object:
+    return section.model_fields[name].default

@@ -1,0 +1,30 @@
+"""generation.yaml: what several of its keys decide together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+
+_DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
+
+
+def generate_rules(keys: Reader) -> dict[str, Any]:
+    """GenerateConfig fields by dotted name."""
+    nodes, per_node = keys["trainer.nnodes"], keys["trainer.n_gpus_per_node"]
+    fields: dict[str, Any] = {
+        "placement.nodes": nodes,
+        "placement.devices": nodes * per_node,
+        "data.overlong_prompts": "truncate_right",
+        "rollout.temperature": keys["rollout.temperature"] if keys["rollout.do_sample"] else 0.0,
+    }
+    if not keys["rollout.do_sample"]:
+        keys.ignore("rollout.temperature", "rollout.do_sample is false")
+    if keys.ledger.find("trainer.device") and keys.written("trainer.device"):
+        fields["placement.device"] = keys["trainer.device"]
+    dtype = keys["rollout.dtype"]
+    if dtype in _DTYPES:
+        fields["model.compute_dtype"] = _DTYPES[dtype]
+    else:
+        keys.problem(f"models are not run in {dtype} here", key="rollout.dtype", fix="use bfloat16 or float32")
+    return fields

@@ -1,0 +1,123 @@
+"""What several keys of sft_trainer.yaml decide together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.lora import lora
+from posttrain.dialects.verl.rules.records import contents, resume, trackers
+
+_MASTERS = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+
+
+def sft_rules(keys: Reader) -> dict[str, Any]:
+    """SftConfig fields by dotted name."""
+    fields = _columns(keys) | _dataset_class(keys) | _precision(keys) | lora(keys, "model", "policy")
+    fields |= _layout(keys) | _length(keys) | _cadence(keys) | trackers(keys)
+    if get(keys, "trainer.resume_mode") is not None:
+        fields |= resume(keys)
+    fields |= contents(keys, "trainer.checkpoint")
+    if keys.written("trainer.default_hdfs_dir"):
+        fields["checkpoint.upload"] = keys["trainer.default_hdfs_dir"]
+    if keys.ledger.find("trainer.device") and keys.written("trainer.device"):
+        fields["placement.device"] = keys["trainer.device"]
+    return fields
+
+
+def _columns(keys: Reader) -> dict[str, Any]:
+    """Where prompt and response are, or whole conversations."""
+    if get(keys, "data.multiturn.enable", False):
+        for name in ("prompt_key", "response_key", "prompt_dict_keys", "response_dict_keys"):
+            keys.ignore(f"data.{name}", "data.multiturn.enable reads whole conversations")
+        return {
+            "data.messages_column": keys["data.multiturn.messages_key"],
+            "data.tools_column": keys["data.multiturn.tools_key"],
+            "data.enable_thinking_column": keys["data.multiturn.enable_thinking_key"],
+        }
+    for name in ("messages_key", "tools_key", "enable_thinking_key"):
+        keys.ignore(f"data.multiturn.{name}", "data.multiturn.enable is false")
+    fields = {}
+    for kind in ("prompt", "response"):
+        named = keys[f"data.{kind}_key"]
+        if isinstance(named, list) and len(named) != 1:
+            what = f"data.{kind}_key names {len(named)} columns, and a {kind} is in one"
+            keys.problem(what, key=f"data.{kind}_key", fix="name one column")
+            continue
+        column = named if isinstance(named, str) else named[0]
+        fields[f"data.{kind}_column"] = ".".join([column, *(keys[f"data.{kind}_dict_keys"] or [])])
+    return fields
+
+
+def _dataset_class(keys: Reader) -> dict[str, Any]:
+    """A class of the user's sees the section data as verl has it, and marks the places that predict learned tokens."""
+    path = get(keys, "data.custom_cls.path")
+    if path is None:
+        keys.ignore("data.custom_cls.name", "data.custom_cls.path is null")
+        return {}
+    return {
+        "data.dataset_class_file": path,
+        "data.dataset_class_name": keys["data.custom_cls.name"],
+        "data.dataset_class_options": keys.section("data"),
+        "data.dataset_class_mask": "predictions",
+    }
+
+
+def _precision(keys: Reader) -> dict[str, Any]:
+    key = "model.fsdp_config.model_dtype"
+    given = get(keys, key, "fp32")
+    if given not in _MASTERS:
+        what = (
+            f"{key}={given} needs loss scaling, without which small gradients vanish; verl's SFT does not scale, either"
+        )
+        keys.problem(what, key=key, fix=f"use {key}=bf16 or {key}=fp32")
+        return {}
+    return {"model.master_dtype": _MASTERS[given]}
+
+
+def _layout(keys: Reader) -> dict[str, Any]:
+    """Devices and engine. verl 0.2 is told both by torchrun, and its file says nothing about them: one device."""
+    nodes, per_node = get(keys, "trainer.nnodes", 1), get(keys, "trainer.n_gpus_per_node", 1)
+    shared = keys["ulysses_sequence_parallel_size"]
+    devices = max(1, nodes * per_node)
+    if shared > 1 and devices % shared:
+        key = "ulysses_sequence_parallel_size"
+        fits = max(size for size in range(1, min(shared, devices) + 1) if devices % size == 0)
+        what = f"{devices} devices do not split into groups of {shared} that share a sequence"
+        keys.problem(what, key=key, fix=f"use {key}={fits}")
+        shared = 1
+    if shared > 1 and not keys["use_remove_padding"]:
+        what = f"{shared} devices share a sequence, which needs packed sequences"
+        keys.problem(what, key="ulysses_sequence_parallel_size", fix="use use_remove_padding=True")
+    if keys["model.fsdp_config.offload_params"] and not keys["model.fsdp_config.cpu_offload"]:
+        keys.ignore("model.fsdp_config.offload_params", "model.fsdp_config.cpu_offload is False")
+    wrapping = {
+        f"policy.engine_options.wrap_policy.{name}": value
+        for name, value in keys.section("model.fsdp_config.wrap_policy").items()
+        if name != "min_num_params"
+    }
+    return wrapping | {
+        "placement.nodes": nodes,
+        "placement.devices": nodes * per_node,
+        "policy.engine": "local" if devices == 1 else "fsdp",
+        "policy.sequence_parallel": max(1, shared) if shared >= 0 else shared,
+    }
+
+
+def _length(keys: Reader) -> dict[str, Any]:
+    steps = keys["trainer.total_training_steps"]
+    return {} if steps is None else {"run.total_steps": steps, "policy.schedule_over": "epochs"}
+
+
+def _cadence(keys: Reader) -> dict[str, Any]:
+    fields: dict[str, Any] = {"validation.before_training": False}
+    if not keys.ledger.find("trainer.save_freq"):  # verl 0.2: after every epoch
+        return fields | {"validation.each_epoch": True, "checkpoint.each_epoch": True}
+    for name, section in (("save_freq", "checkpoint"), ("test_freq", "validation")):
+        every = keys[f"trainer.{name}"]
+        if every == 0:
+            key = f"trainer.{name}"
+            keys.problem(f"{key} is 0, at which verl stops", key=key, fix=f"use {key}=-1 for the last update only")
+        fields[f"{section}.every_steps"] = every if every > 0 else None
+    return fields

@@ -1,0 +1,123 @@
+"""Rules about the sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from posttrain.config.rollout import RolloutConfig
+from posttrain.dialects import rollout_checks
+from posttrain.dialects.rollout_checks import missing_sampler, rollout_warnings, sampler_problems
+
+
+def problems(**settings: Any) -> list[str]:
+    return [f"{problem.field}: {problem.what}" for problem in sampler_problems(RolloutConfig(**settings))]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"engine": "hf"},
+        {"engine": "vllm"},
+        {"engine": "vllm", "weight_sync": "collective"},
+        {"engine": "vllm", "endpoints": ["127.0.0.1:8000", "http://localhost:8001"]},
+        {"engine": "sglang", "endpoints": ["http://gpu1:30000"], "weight_folder": "/shared"},
+        {"engine": "vllm", "endpoints": ["http://gpu1:8000"], "weight_sync": "collective"},
+        {"engine": "http", "endpoints": ["http://localhost:8000"]},
+    ],
+)
+def test_what_goes_together(settings: dict[str, Any]) -> None:
+    assert problems(**settings) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"engine": "http"}, "rollout.endpoints: http needs servers"),
+        (
+            {"engine": "native", "weight_sync": "disk"},
+            "rollout.weight_sync: native reads the trainer's own weights, so there is nothing to send by disk",
+        ),
+        (
+            {"engine": "hf", "weight_sync": "collective"},
+            "rollout.weight_sync: hf reads the trainer's own weights, so there is nothing to send by collective",
+        ),
+        (
+            {"engine": "vllm", "weight_sync": "in_memory"},
+            "rollout.weight_sync: vllm has a copy of the weights in another place, which in_memory cannot reach",
+        ),
+        (
+            {"engine": "sglang", "weight_sync": "collective"},
+            "rollout.weight_sync: collective sends weights to one vLLM server",
+        ),
+        (
+            {"engine": "vllm", "weight_sync": "collective", "endpoints": ["localhost:1", "localhost:2"]},
+            "rollout.weight_sync: collective sends weights to one vLLM server",
+        ),
+        (
+            {"engine": "vllm", "endpoints": ["http://gpu1:8000"]},
+            "rollout.weight_folder: http://gpu1:8000 is on another machine, and weights go through a folder that it must see",
+        ),
+        (
+            {"engine": "vllm", "endpoints": ["ftp://localhost"]},
+            "rollout.endpoints: ftp://localhost is not the address of a server",
+        ),
+    ],
+)
+def test_what_does_not_go_together(settings: dict[str, Any], expected: str) -> None:
+    assert problems(**settings) == [expected]
+
+
+def warned(**settings: Any) -> list[str]:
+    return list(rollout_warnings(RolloutConfig(**settings)))
+
+
+def test_settings_of_servers_have_no_effect_without_one() -> None:
+    settings = {"endpoints": ["h:1"], "timeout_s": 5, "retries": 0, "weight_folder": "/x", "weight_bucket_mib": 1}
+    for engine in ("native", "hf"):
+        found = warned(engine=engine, **settings)
+        assert [text.split(" ")[0] for text in found] == [f"rollout.{name}" for name in settings]
+        assert all(f"no effect: {engine} samples in this process" in text for text in found)
+    assert warned(engine="vllm", **settings) == []
+
+
+def test_what_hf_and_collective_do_not_read() -> None:
+    found = warned(engine="hf", max_prefill_tokens=1, engine_options={"dtype": "float32"})
+    assert [text.partition(" has no effect")[0] for text in found] == [
+        "rollout.max_prefill_tokens",
+        "rollout.engine_options",
+    ]
+    [text] = warned(engine="vllm", weight_sync="collective", weight_folder="/x")
+    assert text.startswith("rollout.weight_folder has no effect")
+
+
+def test_what_sglang_does_otherwise() -> None:
+    seeded = {"engine_options": {"enable_deterministic_inference": True}}
+    assert warned(engine="sglang", **seeded) == []
+    assert "before top_k, top_p and min_p" in warned(engine="sglang", top_k=5, **seeded)[0]
+    assert "not reproducible" in warned(engine="sglang")[0]
+
+
+def test_missing_libraries_are_told_with_every_way_to_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    here: set[str] = set()
+    monkeypatch.setattr(rollout_checks, "is_installed", here.__contains__)
+
+    def missing(**settings: Any) -> list[str]:
+        return [problem.what for problem in missing_sampler(RolloutConfig(**settings))]
+
+    assert missing(engine="native") == missing(engine="hf") == []
+    assert missing(engine="vllm") == ["vllm is not installed in this Python"]
+    assert len(missing(engine="sglang")) == 2
+    no_http = "httpx2 is not installed (needed by rollout.engine=vllm)"
+    assert missing(engine="vllm", endpoints=["h:1"]) == [no_http]
+    assert missing(engine="vllm", engine_options={"python": "/x"}) == [no_http]
+    here.add("httpx2")
+    assert missing(engine="vllm", endpoints=["h:1"]) == missing(engine="http", endpoints=["h:1"]) == []
+    here.add("vllm")
+    assert missing(engine="vllm") == []
+    [problem] = missing_sampler(RolloutConfig(engine="sglang"))
+    assert all(
+        way in problem.fix for way in ("engine_options.python", "rollout.endpoints", "posttrain[sglang]", "native")
+    )
