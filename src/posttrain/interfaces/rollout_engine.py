@@ -20,6 +20,11 @@ class RolloutEngine(Protocol):
         """Version of the weights it samples from: the number of updates they have seen."""
         ...
 
+    @property
+    def note(self) -> str:
+        """For people: how it computes, where that is not the usual way; "" otherwise."""
+        ...
+
     def weights_changed(self, version: int) -> None:
         """The weights it reads now are this version; whatever it kept of older ones is void."""
         ...

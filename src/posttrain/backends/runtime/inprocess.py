@@ -94,7 +94,7 @@ class InProcess:
             weight_sync=start_weight_sync(config.rollout, model, tokenizer, device=device),
             # In the loss, the KL over the whole vocabulary is the policy engine's work: no log-probs of the reference are asked.
             reference=None if full_kl and not config.reward.kl.coef else reference,
-            notes=tuple(role.note for role in (policy, critic, reference) if role is not None and role.note),
+            notes=tuple(role.note for role in (policy, critic, reference, rollout) if role is not None and role.note),
             critic=critic,
             reward_model=start_reward_model(config, tokenizer, device),
             device=str(device),

@@ -29,6 +29,8 @@ class ServedEngine:
     tokens, which no reward scores and no loss sees. The step stops only when nothing at all comes back.
     """
 
+    note = ""  # it computes in its usual way
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,

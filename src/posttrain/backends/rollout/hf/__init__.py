@@ -55,6 +55,8 @@ class HuggingFaceEngine:
     """See interfaces.rollout_engine.RolloutEngine. Groups are sampled a batch at a time: ``max_concurrent_sequences`` rows, and
     a batch lasts until its longest response ends."""
 
+    note = ""  # it computes in its usual way
+
     def __init__(
         self,
         model: PreTrainedModel,

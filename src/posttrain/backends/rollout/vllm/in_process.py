@@ -19,6 +19,8 @@ from posttrain.records.trajectories import SamplingParams, StopReason, Trajector
 class VllmInProcessEngine:
     """See interfaces.rollout_engine.WeightTaker. Groups are handed on as the scheduler finishes them."""
 
+    note = ""  # it computes in its usual way
+
     def __init__(self, tokenizer: PreTrainedTokenizerBase, plan: SamplerPlan):
         from vllm import LLM
 
