@@ -21,7 +21,9 @@ def test_interrupted_while_it_starts(tmp_path: Path, tiny_llama: Path, after_s: 
     config = tiny_run(tmp_path, tiny_llama, "run", steps=1000)
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    code = "from posttrain.cli.start import main; import sys; print('.', flush=True); main()"
+    # A shell lets what it starts in the background ignore SIGINT, and so would this process: as at a terminal, it does not.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heeds}; from posttrain.cli.start import main; import sys; print('.', flush=True); main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "train", str(file)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
