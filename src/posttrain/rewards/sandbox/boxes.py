@@ -36,6 +36,10 @@ class BoxError(Exception):
         super().__init__(f"{wall}: {reason}" if wall else reason)
 
 
+class _Gone(BoxError):
+    """The process that watches the box has ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     source: str  # Python
@@ -79,7 +83,16 @@ def run(program: Program, limits: Limits, walls: Sequence[str]) -> Run:
 
     Raises: BoxError. Whatever the program does is a Run.
     """
-    warden = _take()
+    waited = _waiting_one()
+    if waited is not None:
+        with suppress(
+            _Gone
+        ):  # whatever has ended it while it waited says nothing about this program: a new one is asked
+            return _run_in(waited, program, limits, walls)
+    return _run_in(_Warden(), program, limits, walls)
+
+
+def _run_in(warden: _Warden, program: Program, limits: Limits, walls: Sequence[str]) -> Run:
     try:
         answer = warden.run(program, limits, walls)
     except BaseException:
@@ -122,7 +135,7 @@ class _Warden:
                 raise BoxError("", "the process that watches the box does not answer")
             reply, outputs = frames.read(self._replies.fileno())
         except (frames.Ended, BrokenPipeError):
-            raise BoxError("", "the process that watches the box has ended") from None
+            raise _Gone("", "the process that watches the box has ended") from None
         if "reason" in reply:
             raise BoxError(reply["wall"], reply["reason"])
         stdout, stderr, result = outputs
@@ -154,19 +167,19 @@ _lock = threading.Lock()
 
 def prepare() -> None:
     """Start a warden for the first run, now instead of then."""
-    _give_back(_take())
+    _give_back(_waiting_one() or _Warden())
 
 
-def _take() -> _Warden:
+def _waiting_one() -> _Warden | None:
+    """A warden that waits for work, if there is one that has not ended."""
     while True:
         with _lock:
             if not _idle:
-                break
+                return None
             warden = _idle.pop()
         if warden.alive():
             return warden
         warden.end()
-    return _Warden()
 
 
 def _give_back(warden: _Warden) -> None:

@@ -646,3 +646,19 @@ def test_half_a_frame_is_the_end() -> None:
     warden._requests.close()
     assert warden._process.wait(5) == 0
     warden._replies.close()
+
+
+def test_a_warden_that_ended_while_it_waited_is_not_the_programs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed from outside just after it was seen alive: another one runs the program, and an end during a run is still told."""
+    boxes.close()
+    boxes.prepare()
+    [warden] = boxes._idle
+    monkeypatch.setattr(boxes._Warden, "alive", lambda self: True)
+    warden._process.kill()
+    warden._process.wait()
+    done = boxes.run(Program(source="print(2 + 2)"), Limits(), walls_for(probe(), allow_unboxed=True))
+    assert (done.finished, done.stdout) == (True, b"4\n")
+    boxes.close()
+    monkeypatch.setattr(boxes, "_COMMAND", "")  # a new one that ends at once
+    with pytest.raises(BoxError, match="the process that watches the box has ended"):
+        boxes.run(Program(source="print(2 + 2)"), Limits(), walls_for(probe(), allow_unboxed=True))
