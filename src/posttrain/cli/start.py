@@ -1,8 +1,13 @@
-"""Where the ``posttrain`` command begins: Ctrl-C while it is still importing ends it without a traceback."""
+"""Where the ``posttrain`` command begins: Ctrl-C before the first step ends it, at any line, without a traceback."""
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+from types import FrameType
+
+RETRY_S = 0.02
 
 
 def main() -> None:
@@ -12,5 +17,20 @@ def main() -> None:
     )  # the system ends the process; there is nothing to tidy up yet
     from posttrain.cli.app import main as run
 
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, interrupt if before is signal.default_int_handler else before)
     run()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but not inside a ``__del__``: Python prints what is raised there and goes on as if nothing were.
+
+    The signal is sent again a moment later instead.
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            timer = threading.Timer(RETRY_S, os.kill, (os.getpid(), number))
+            timer.daemon = True
+            timer.start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt

@@ -640,8 +640,10 @@ def test_what_is_enough(walls: tuple[str, ...], escapes: tuple[str, ...], enough
 
 def test_half_a_frame_is_the_end() -> None:
     """A trainer that dies while it writes a request leaves a warden that ends."""
-    box("print(1)")
-    warden = boxes._take()
+    boxes.close()
+    boxes.prepare()
+    [warden] = boxes._idle
+    boxes._idle.clear()
     os.write(warden._requests.fileno(), b"\0\0\0")
     warden._requests.close()
     assert warden._process.wait(5) == 0

@@ -1,0 +1,39 @@
+"""Ctrl-C is heard wherever it falls."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import time
+
+import pytest
+
+from posttrain.cli.start import interrupt
+
+
+class Slow:
+    """A cycle, so that the collector runs its ``__del__``, which is interrupted."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_in_a_finalizer_comes_a_moment_later(capfd: pytest.CaptureFixture[str]) -> None:
+    """Python alone would print a traceback for the finalizer and lose the interrupt."""
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        Slow()
+        with pytest.raises(KeyboardInterrupt):
+            gc.collect()
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_ctrl_c_elsewhere_comes_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(signal.SIGINT, None)
