@@ -40,7 +40,7 @@ def check_request(
 
 
 def _look_at_files(config: EvaluateConfig) -> tuple[list[Problem], Mapping[str, str], int | None]:
-    from posttrain.data.readers import count_rows
+    from posttrain.data.record_files import count_rows
     from posttrain.data.responses import check_response_files, response_sources
     from posttrain.rewards.load import check_data_sources, check_rewards
 

@@ -38,7 +38,7 @@ def check_request(
 
 def _look_at_files(config: GenerateConfig) -> tuple[list[Problem], int | None]:
     from posttrain.data.generation import check_generation_files
-    from posttrain.data.readers import count_rows
+    from posttrain.data.record_files import count_rows
 
     problems = check_generation_files(config.data, config.output.column)
     rows = None

@@ -46,7 +46,7 @@ def check_request(loaded: LoadedConfig[SftConfig], *, look_at_files: bool, to_ru
 def _look_at_files(config: SftConfig) -> tuple[list[Problem], int | None, int | None]:
     """Problems of all files, and the rows of training and validation files where they can be counted: not where a class of
     the user's reads them."""
-    from posttrain.data.readers import count_rows
+    from posttrain.data.record_files import count_rows
     from posttrain.data.sft_rows import check_sft_files
 
     data = config.data

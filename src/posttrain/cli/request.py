@@ -14,7 +14,9 @@ from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, DataError, Problem, RequestError
 from posttrain.placement.batch import plan_batches
 from posttrain.placement.files import check_run_files
-from posttrain.placement.roles import RolePlacement, place_roles
+from posttrain.placement.heads import head_problems
+from posttrain.placement.plan import PlacementPlan
+from posttrain.placement.roles import place
 from posttrain.records.plans import BatchPlan
 
 
@@ -24,7 +26,7 @@ class Request:
 
     loaded: LoadedConfig[RunConfig]
     batches: BatchPlan
-    roles: list[RolePlacement]
+    placement: PlacementPlan
     training_prompts: int | None  # rows of the training files; None: not looked at
     validation_prompts: int | None
 
@@ -90,21 +92,28 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
         found, training, validation = _look_at_files(loaded)
         problems += loaded.further(found)
     batches = None
-    roles: list[RolePlacement] = []
+    placement: PlacementPlan | None = None
     if not loaded.problems:
-        roles, misplaced = place_roles(loaded.config)
+        placement, misplaced = place(loaded.config)
         batches, found = plan_batches(loaded.config, training) if not misplaced else (None, [])
+        if look_at_files and placement is not None:
+            found += head_problems(loaded.config, placement)
         problems += loaded.locate([*misplaced, *found])
-    if batches is None or problems:
+    if batches is None or placement is None or problems:
         raise RequestError(problems)
     return Request(
-        loaded=loaded, batches=batches, roles=roles, training_prompts=training, validation_prompts=validation
+        loaded=loaded,
+        batches=batches,
+        placement=placement,
+        training_prompts=training,
+        validation_prompts=validation,
     )
 
 
 def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int | None, int | None]:
     """Problems of all files, and the rows of the training and validation files when they are in order."""
-    from posttrain.data.readers import check_files, count_rows
+    from posttrain.data.readers import check_files
+    from posttrain.data.record_files import count_rows
     from posttrain.rewards.load import check_rewards
 
     data = loaded.config.data

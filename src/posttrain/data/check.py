@@ -11,7 +11,8 @@ from typing import Literal
 from posttrain.config.data import DataConfig
 from posttrain.config.evaluate import EvaluateDataConfig
 from posttrain.config.sft import SftDataConfig
-from posttrain.data.readers import Row, checked_rows, first_record, read_records
+from posttrain.data.readers import Row, checked_rows
+from posttrain.data.record_files import first_record, read_records
 from posttrain.data.sft_rows import SftRow, choose_columns, row_of
 from posttrain.errors import DataError, Problem
 from posttrain.rewards.sources import find_route

@@ -14,7 +14,8 @@ from posttrain.config.data import DataConfig
 from posttrain.config.generate import GenerateDataConfig
 from posttrain.data.columns import ColumnChoice
 from posttrain.data.prompts import load_prompts
-from posttrain.data.readers import check_file, read_records
+from posttrain.data.readers import check_file
+from posttrain.data.record_files import read_records
 from posttrain.errors import DataError, Problem
 from posttrain.records.prompts import Prompt
 

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from posttrain.data.readers import MAX_LISTED, first_record, read_records, said
+from posttrain.data.readers import MAX_LISTED
+from posttrain.data.record_files import first_record, read_records, said
 from posttrain.errors import DataError, Problem, nearest
 from posttrain.rewards.scorers.math import boxed_answer
 

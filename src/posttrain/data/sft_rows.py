@@ -13,7 +13,8 @@ from typing import Any
 
 from posttrain.config.sft import SftDataConfig
 from posttrain.data.columns import root
-from posttrain.data.readers import MAX_LISTED, Record, first_record, read_records, said
+from posttrain.data.readers import MAX_LISTED
+from posttrain.data.record_files import Record, first_record, read_records, said
 from posttrain.errors import DataError, Problem, did_you_mean
 
 MESSAGES = "messages"

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from posttrain.data.readers import MAX_LISTED, check_files, count_rows, data_sources, read_rows
+from posttrain.data.readers import MAX_LISTED, check_files, data_sources, read_rows
+from posttrain.data.record_files import count_rows
 from posttrain.errors import DataError
 
 

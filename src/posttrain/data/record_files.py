@@ -1,0 +1,251 @@
+"""The rows of a dataset file as they stand: .parquet, .jsonl, .json and .csv, in file order, with errors that name the row.
+
+Rows are counted from 0, as pandas and datasets count them; lines of a text file from 1, as editors do.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from posttrain.data.columns import ColumnChoice, Columns, root
+from posttrain.errors import DataError, Problem, did_you_mean, nearest
+
+Record = dict[str, Any]  # a row as the file holds it, by column
+
+# How a list of texts begins when it is written as JSON text.
+_TEXTS_AS_TEXT = re.compile(r'\s*\[\s*["\]]')
+
+
+def read_records(path: str | Path) -> Iterator[Record]:
+    """The rows of a file as they stand, with all their columns. Raises: DataError when it cannot be read."""
+    yield from records(Path(path).expanduser(), None)
+
+
+def count_rows(path: str | Path) -> int:
+    """Rows of a file; a parquet file's own metadata says it, others are read through.
+
+    Raises: DataError when the file cannot be read.
+    """
+    file = Path(path).expanduser()
+    if kind_of(file) == "parquet":
+        with readable(file), pq.ParquetFile(file) as table:
+            return int(table.metadata.num_rows)
+    return sum(1 for _ in records(file, None))
+
+
+def first_record(
+    path: str, field: str, choice: ColumnChoice | None = None, *, read: bool = True
+) -> tuple[Record | None, list[Problem]]:
+    """The first row of a file that the setting ``field`` names, as it stands, or why there is none. With ``read`` False it
+    is only looked for."""
+    if "://" in path:
+        return None, [Problem(f"{path} is not on this machine", fix="download it and name the local file", field=field)]
+    file = Path(path).expanduser()
+    if not file.is_file():
+        return None, [_missing_file(file, path, field)]
+    if not read:
+        return None, []
+    try:
+        record = next(iter(records(file, choice)), None)
+    except DataError as error:
+        return None, [Problem(item.what, fix=item.fix, field=item.field or field) for item in error.problems]
+    return record, [] if record is not None else [Problem(f"{path} holds no rows", field=field)]
+
+
+def _missing_file(file: Path, path: str, field: str) -> Problem:
+    if file.is_dir():
+        return Problem(f"{path} is a folder", fix="name the files in it", field=field)
+    if not file.parent.is_dir():
+        return Problem(f"there is no file {path}: the folder {file.parent} does not exist", field=field)
+    guess = nearest(file.name, sorted(item.name for item in file.parent.iterdir()))
+    return Problem(f"there is no file {path}", fix=f"did you mean {file.parent / guess}?" if guess else "", field=field)
+
+
+def records(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
+    """Rows as they stand. ``choice`` decides which columns matter; None reads them all.
+
+    Raises: DataError when the file cannot be read or lacks a column.
+    """
+    with readable(file):
+        yield from _READERS[kind_of(file)](file, choice)
+
+
+def kind_of(file: Path) -> str:
+    kind = file.suffix.lower().removeprefix(".")
+    if kind not in _READERS:
+        known = ", ".join(f".{name}" for name in _READERS)
+        raise DataError(Problem(f"{file.name} is of no known kind", fix=f"use one of {known}"))
+    return kind
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """What the libraries raise on a file that is not what its name says becomes a DataError that names it."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(Problem(f"{file.name} is not UTF-8 text ({error.reason} at byte {error.start})")) from error
+    except (OSError, pa.ArrowException, csv.Error) as error:
+        raise DataError(Problem(f"{file} cannot be read: {error}")) from error
+
+
+def _read_parquet(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
+    with pq.ParquetFile(file) as table:
+        wanted = table.schema_arrow.names
+        if choice is not None:
+            roots = parquet_columns(table, file, choice).roots()
+            wanted = [name for name in wanted if name in roots]
+        for batch in table.iter_batches(batch_size=1024, columns=wanted):
+            yield from batch.to_pylist()
+
+
+def parquet_columns(table: pq.ParquetFile, file: Path, choice: ColumnChoice) -> Columns:
+    schema = table.schema_arrow
+
+    def has(path: str) -> bool:
+        if path in schema.names:
+            return True
+        first, *rest = path.split(".")
+        kind = schema.field(first).type if first in schema.names else None
+        for key in rest:
+            if not isinstance(kind, pa.StructType) or key not in kind.names:
+                return False
+            kind = kind.field(key).type
+        return kind is not None
+
+    return choice.check(schema.names, has, file.name)
+
+
+def _read_json_lines(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _json_object(line, f"line {number} of {file.name}", file, choice)
+
+
+def _read_json(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
+    """An array of objects, or one object per line."""
+    with file.open(encoding="utf-8-sig") as text:
+        start = text.read(4096).lstrip()[:1]
+        if start != "[":
+            yield from _read_json_lines(file, choice)
+            return
+        text.seek(0)
+        try:
+            rows = json.load(text)
+        except json.JSONDecodeError as error:
+            raise DataError(Problem(f"{file.name} is not JSON: {error}")) from error
+    for number, row in enumerate(rows):
+        yield _checked_object(row, f"row {number} of {file.name}", file, choice)
+
+
+def _json_object(text: str, place: str, file: Path, choice: ColumnChoice | None) -> Record:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        fix = "a .json file holds an array of objects, or one object per line" if file.suffix.lower() == ".json" else ""
+        raise DataError(Problem(f"{place} is not JSON: {error.msg} at column {error.colno}", fix=fix)) from error
+    return _checked_object(value, place, file, choice)
+
+
+def _checked_object(value: Any, place: str, file: Path, choice: ColumnChoice | None) -> Record:
+    if not isinstance(value, dict):
+        raise DataError(Problem(f"{place} holds {said(value)}", fix="each row is an object, column by column"))
+    if choice is not None:
+        choice.check(list(value), lambda path: reaches(value, path), place)
+    return value
+
+
+def _read_csv(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
+    csv.field_size_limit(2**31 - 1)  # the library's own limit of 131,072 characters is shorter than a long prompt
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        lines = csv.reader(text, strict=True)
+        header = next(lines, None)
+        if header is None:
+            return
+        if choice is not None:
+            choice.check(header, lambda path: path in header or root(path) in header, file.name)
+        number = -1
+        for cells in lines:
+            if not cells:  # an empty line
+                continue
+            number += 1
+            place = f"row {number} of {file.name} (line {lines.line_num})"
+            if len(cells) != len(header):
+                what = f"{place} has {len(cells)} cells under a header of {len(header)}"
+                raise DataError(Problem(what, fix="put a cell with a comma or a line break in it in double quotes"))
+            record: Record = dict(zip(header, cells, strict=True))
+            yield record if choice is None else _with_json_cells(record, place, choice.columns)
+
+
+_READERS: dict[str, Callable[[Path, ColumnChoice | None], Iterator[Record]]] = {
+    "parquet": _read_parquet,
+    "jsonl": _read_json_lines,
+    "json": _read_json,
+    "csv": _read_csv,
+}
+
+
+def _with_json_cells(record: Record, place: str, columns: Columns) -> Record:
+    """A csv row with its JSON cells read: nested columns always, the prompt when it is a list of messages."""
+    nested = {columns.extra_info}
+    if columns.ground_truth is not None and columns.ground_truth not in record:
+        nested.add(root(columns.ground_truth))
+    if columns.prompt and re.match(r"\s*\[\s*[{\]]", record[columns.prompt]):  # "[INST] hello" is a prompt in words
+        nested.add(columns.prompt)
+    if columns.responses and _TEXTS_AS_TEXT.match(record[columns.responses]):
+        nested.add(columns.responses)
+    for column in nested & set(record):
+        try:
+            record[column] = json.loads(record[column]) if record[column].strip() else {}
+        except json.JSONDecodeError as error:
+            what = f"{place}: the cell in column {column} is not JSON: {error.msg} at character {error.pos}"
+            raise DataError(Problem(what)) from error
+    return record
+
+
+class Unreachable(Exception):
+    """Why there is no value under a dotted path."""
+
+
+def reaches(record: Mapping[str, Any], path: str) -> bool:
+    """Whether there is a value under a dotted path."""
+    try:
+        drill(record, path)
+    except (Unreachable, KeyError):
+        return False
+    return True
+
+
+def drill(record: Mapping[str, Any], path: str) -> Any:
+    """The value under a dotted path; a column that is called exactly so comes first."""
+    if path in record:
+        return record[path]
+    value: Any = record
+    for depth, key in enumerate(parts := path.split(".")):
+        if not isinstance(value, Mapping):
+            raise Unreachable(f"cannot be reached: {'.'.join(parts[:depth])} holds {said(value)}")
+        if key not in value:
+            fix = did_you_mean(key, list(value)) if value else "it is empty"
+            raise Unreachable(f"cannot be reached: there is no {key!r} in {'.'.join(parts[:depth])}; {fix}")
+        value = value[key]
+    return value
+
+
+def said(value: Any) -> str:
+    """A value in words, for an error."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, (Mapping, list)):
+        return f"a {'mapping' if isinstance(value, Mapping) else 'list'} of {len(value)}"
+    text = repr(value)
+    return f"{text[:40]}…" if len(text) > 40 else text
