@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from posttrain.errors import RunInterrupted
+from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.loops.stopping import StepAbandoned, StopSignal
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import SamplingParams
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 from posttrain.stages.parts import Parts
+
+MAX_FAILED_PARTS = 3  # in a row: whatever answers has gone
 
 OnWork = Callable[[int, int], None]  # rows and tokens that were done since the last call
 
@@ -29,7 +31,11 @@ def run(
     off, down to the last bit.
 
     Raises: RunInterrupted when a signal asks to stop; the part under way is left, and sampled again when started again.
+        RunStopped at the end, or after MAX_FAILED_PARTS parts in a row, when a server left responses out: their parts are
+        not kept, because a response that is not there is no empty text.
     """
+    failed: list[Trajectory] = []
+    in_a_row = 0
     for part in parts.missing():
         rows = parts.rows_of(part)
 
@@ -46,5 +52,17 @@ def run(
                 f"stopped by {stop.name}; {done} of {len(prompts)} rows are done and kept in {parts.folder}; start it again to "
                 "go on"
             ) from None
-        parts.write(part, [[trajectory.text for trajectory in group.trajectories] for group in groups])
-        on_work(len(rows), 0)
+        lost = [one for group in groups for one in group.trajectories if one.stop_reason is StopReason.FAILED]
+        failed += lost
+        in_a_row = in_a_row + 1 if lost else 0
+        if in_a_row == MAX_FAILED_PARTS:
+            break
+        if not lost:
+            parts.write(part, [[trajectory.text for trajectory in group.trajectories] for group in groups])
+            on_work(len(rows), 0)
+    if failed:
+        left = sum(len(parts.rows_of(each)) for each in parts.missing())
+        raise RunStopped(
+            f"{len(failed)} responses failed, the first of them {failed[0].sample_id}: {failed[0].failure}. "
+            f"{len(prompts) - left} of {len(prompts)} rows are done and kept in {parts.folder}; start it again to sample the rest"
+        )

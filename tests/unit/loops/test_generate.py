@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from posttrain.errors import RunInterrupted
+from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.loops import generate
 from posttrain.loops.stopping import StopSignal
@@ -27,9 +27,9 @@ class Scripted:
 
     version = 0
 
-    def __init__(self, dies_at: str = "", stops_at: str = ""):
+    def __init__(self, dies_at: str = "", stops_at: str = "", fails_at: Sequence[str] = ()):
         self.asked: list[list[str]] = []
-        self._dies_at, self._stops_at = dies_at, stops_at
+        self._dies_at, self._stops_at, self._fails_at = dies_at, stops_at, fails_at
 
     def weights_changed(self, version: int) -> None: ...
 
@@ -50,14 +50,16 @@ class Scripted:
                 os.kill(os.getpid(), signal.SIGTERM)
             assert on_tokens is not None
             on_tokens(5)
+            fails = prompt.prompt_id in self._fails_at
             responses = tuple(
                 Trajectory(
                     sample_id=f"{prompt.prompt_id}/{number}",
-                    token_ids=(1,),
-                    logprobs=(0.0,),
-                    text=f"{prompt.prompt_id} as {place} of {len(prompts)}, {number}",
-                    stop_reason=StopReason.EOS,
+                    token_ids=() if fails else (1,),
+                    logprobs=() if fails else (0.0,),
+                    text="" if fails else f"{prompt.prompt_id} as {place} of {len(prompts)}, {number}",
+                    stop_reason=StopReason.FAILED if fails else StopReason.EOS,
                     policy_version=0,
+                    failure="the server said 503" if fails else "",
                 )
                 for number in range(sampling.samples_per_prompt)
             )
@@ -115,3 +117,26 @@ def test_a_signal_stops_it_within_a_part_and_says_what_is_done(tmp_path: Path) -
     ):
         sample(tmp_path, Scripted(stops_at="p:4"))
     assert made(tmp_path).missing() == [1, 2]
+
+
+def test_a_part_with_a_failed_response_is_not_kept_and_sampled_again(tmp_path: Path) -> None:
+    sample(tmp_path / "whole", Scripted())
+    folder = tmp_path / "failed"
+    with pytest.raises(
+        RunStopped, match=r"2 responses failed, the first of them p:4/0: the server said 503. 4 of 7 rows"
+    ):
+        sample(folder, Scripted(fails_at=["p:4"]))
+    again = Scripted()
+    sample(folder, again)
+    assert again.asked == [["p:3", "p:4", "p:5"]]
+    assert written(folder) == written(tmp_path / "whole")
+
+
+def test_a_server_that_is_gone_is_not_asked_for_every_row(tmp_path: Path) -> None:
+    engine = Scripted(fails_at=[prompt.prompt_id for prompt in PROMPTS])
+    prompts = PROMPTS * 10
+    parts = Parts(tmp_path / "out.parquet", {"a": 1}, column="responses", rows=70, rows_per_part=7)
+    parts.begin()
+    with StopSignal() as stop, pytest.raises(RunStopped, match=r"42 responses failed.* 0 of 70 rows are done"):
+        generate.run(engine, prompts, SAMPLING, parts, stop=stop, on_work=lambda rows, tokens: None)
+    assert len(engine.asked) == 3
