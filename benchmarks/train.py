@@ -15,23 +15,15 @@ import resource
 import subprocess
 import sys
 import time
-from typing import Any
 
 import torch
-from common import median, print_table, random_batch
+from common import median, print_table
+from updates import PPO_CLIP, Way, flops, groups_batch, make_engine, matrix_peak, ragged_batch
 
 from posttrain.cli.process import keep_memory
-from posttrain.config.lora import LoraConfig
-from posttrain.config.model import ModelConfig
-from posttrain.config.policy import OptimizerConfig
-from posttrain.models.loading import DTYPES, load_causal_lm, load_model_config, load_tokenizer
-from posttrain.models.lora import add_adapter
+from posttrain.models.loading import DTYPES, load_model_config
 from posttrain.models.smollm2 import smollm2_135m_instruct
-from posttrain.records.batches import SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan
-from posttrain.registry import TRAIN_ENGINES
 
-Way = dict[str, Any]
 # Comparison -> (its batch, what every way has in common, the ways: the first is what the others are compared with).
 COMPARISONS: dict[str, tuple[str, Way, dict[str, Way]]] = {
     "packed": (
@@ -142,32 +134,9 @@ class Worker:
 def serve(way: Way) -> None:
     """The worker: builds an engine, then an update per line of input."""
     keep_memory()
-    dtype = DTYPES[way.get("dtype", "bfloat16")]
-    model = load_causal_lm(way["path"], dtype=dtype)
-    if rank := way.get("lora"):
-        add_adapter(model, LoraConfig(rank=rank))
-    how = {
-        name: way[name]
-        for name in ("padded", "share_prompts", "gradient_checkpointing", "compile_layers")
-        if name in way
-    }
-    engine = TRAIN_ENGINES.get("local")(
-        model,
-        load_tokenizer(ModelConfig(path=way["path"])),
-        optimizer=OptimizerConfig(lr=1e-9),
-        learning_rate_factor=lambda update: 1.0,
-        sequences_per_micro_batch=way["micro"],
-        max_tokens_per_micro_batch=way.get("max_tokens"),
-        sequences_per_scoring_batch=way["micro"],
-        master_dtype=DTYPES[way.get("master_dtype", "float32")],
-        **how,
-    )
-    if way.get("whole_logits"):
-        engine._scorer.head = "asked for by the benchmark"
+    engine, model = make_engine(way)
     vocabulary = model.config.vocab_size
     batch = ragged_batch(way["sequences"], vocabulary) if way["batch"] == "ragged" else groups_batch(vocabulary)
-    clip = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
-    plan = LossPlan(name="ppo_clip", parameters=clip, aggregation="token_mean", temperature=1.0)
     for weight in engine._masters.parameters.values():  # gradients and averages are there from the start
         weight.grad = torch.zeros_like(weight)
     engine.optimizer_step()
@@ -175,7 +144,7 @@ def serve(way: Way) -> None:
     tokens = int((batch.sequences.prompt_lengths + batch.sequences.response_lengths).sum())
     for _ in sys.stdin:
         start = time.perf_counter()
-        engine.forward_backward(batch, plan, batch.counts())
+        engine.forward_backward(batch, PPO_CLIP, batch.counts())
         engine.optimizer_step()
         seconds = time.perf_counter() - start
         answer = {"seconds": seconds, "tokens": tokens, "mib": resident_mib() - held, "flops": flops(model, batch)}
@@ -187,48 +156,11 @@ def resident_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def ragged_batch(sequences: int, vocabulary: int) -> TrainBatch:
-    """Prompts of 32 tokens and responses of log-normal lengths: median 48, sigma 0.8, at most 512; a group each."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = (48 * (0.8 * torch.randn(sequences, generator=generator)).exp()).long().clamp(1, 512)
-    batch = random_batch(sequences, 1, 32, int(lengths.max()), vocabulary)
-    mask = torch.arange(batch.loss_mask.shape[1]) < lengths[:, None]
-    return with_mask(batch, mask)
-
-
-def groups_batch(vocabulary: int) -> TrainBatch:
-    """8 prompts of 256 tokens with 8 responses of 64 tokens each."""
-    batch = random_batch(8, 8, 256, 64, vocabulary)
-    return with_mask(batch, torch.ones_like(batch.loss_mask))
-
-
-def with_mask(batch: TrainBatch, mask: torch.Tensor) -> TrainBatch:
-    sequences = batch.sequences
-    fields = {name: getattr(sequences, name) for name in SequenceBatch.__dataclass_fields__}
-    advantages = torch.randn(len(mask), 1, generator=torch.Generator().manual_seed(1)) * mask
-    return TrainBatch(
-        sequences=SequenceBatch(**{**fields, "response_mask": mask}), advantages=advantages, loss_mask=mask
-    )
-
-
-def flops(model: Any, batch: TrainBatch) -> float:
-    """Of the matrix products of an update with prompts computed once: 2 per weight and token forward, twice that backward, the
-    head on scored tokens only and once more in the backward pass; attention's own products are left out."""
-    head = model.get_output_embeddings().weight.numel()
-    body = sum(
-        p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n and "lm_head" not in n
-    )
-    sequences = batch.sequences
-    prompts = {int(g): int(n) for g, n in zip(sequences.group_index, sequences.prompt_lengths, strict=True)}
-    tokens = sum(prompts.values()) + int(sequences.response_lengths.sum())
-    return 6.0 * body * tokens + 8.0 * head * int(sequences.response_mask.sum())
-
-
 def peak_rows(common: Way, rounds: int) -> list[list[str]]:
     """The update's share of what plain matrix products of the model's own shapes reach on this machine."""
     reached: dict[str, list[float]] = {"peak": [], "update": []}
     for name in ("bfloat16", "float32"):
-        reached["peak"].append(matrix_peak(common["path"], DTYPES[name]))
+        reached["peak"].append(matrix_peak(load_model_config(common["path"]), DTYPES[name]))
         worker = Worker({**common, "batch": "groups", "dtype": name})
         rates = []
         try:
@@ -245,22 +177,6 @@ def peak_rows(common: Way, rounds: int) -> list[list[str]]:
         ["update (8 x 8, prompt 256, response 64)", *as_text["update"]],
         ["share", *shares],
     ]
-
-
-def matrix_peak(path: str, dtype: torch.dtype) -> float:
-    """FLOP/s of the widest product of a layer, 2048 tokens at a time: the best of 20."""
-    config = load_model_config(path).get_text_config()
-    left, right = (
-        torch.randn(2048, config.hidden_size).to(dtype),
-        torch.randn(config.intermediate_size, config.hidden_size),
-    )
-    right = right.to(dtype)
-    best = float("inf")
-    for _ in range(20):
-        start = time.perf_counter()
-        torch.nn.functional.linear(left, right)
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * left.shape[0] * right.numel() / best
 
 
 if __name__ == "__main__":
