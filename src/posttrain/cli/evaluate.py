@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP
+from posttrain.cli.options import Arguments, Dialect
 from posttrain.errors import RequestError, RunStopped
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ WIDTH = 80  # columns of the table
 
 
 def evaluate(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)] = None,
-    dialect: Annotated[str | None, typer.Option(help=DIALECT_HELP)] = None,
+    arguments: Arguments = None,
+    dialect: Dialect = None,
     json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
 ) -> None:
     """Score the responses of a file."""

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP, HERE_HELP
+from posttrain.cli.options import Arguments, Dialect, Here
 from posttrain.errors import RequestError
 
 
 def generate(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)] = None,
-    dialect: Annotated[str | None, typer.Option(help=DIALECT_HELP)] = None,
-    here: Annotated[bool, typer.Option("--here", help=HERE_HELP)] = False,
+    arguments: Arguments = None,
+    dialect: Dialect = None,
+    here: Here = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Begin anew, although the output or rows of it are there already.")
     ] = False,

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP, HERE_HELP
+from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, Here
 from posttrain.errors import RequestError
 
 
 def sft(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)] = None,
-    dialect: Annotated[str | None, typer.Option(help=DIALECT_HELP)] = None,
-    here: Annotated[bool, typer.Option("--here", help=HERE_HELP)] = False,
-    allow_config_change: Annotated[
-        bool,
-        typer.Option(
-            "--allow-config-change", help="Go on with the run in run.folder although settings of it have changed."
-        ),
-    ] = False,
+    arguments: Arguments = None,
+    dialect: Dialect = None,
+    here: Here = False,
+    allow_config_change: AllowConfigChange = False,
 ) -> None:
     """Train a model on responses that are in a file (supervised fine-tuning)."""
     try:

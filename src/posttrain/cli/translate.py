@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.plan import ARGUMENTS_HELP, DIALECT_HELP, HERE_HELP, PLANS
+from posttrain.cli.options import Arguments, Dialect, Here
+from posttrain.cli.plan import PLANS
 from posttrain.errors import ConfigError, Problem
 
 
 def translate(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="FILE [KEY=VALUE]", help=ARGUMENTS_HELP)] = None,
+    arguments: Arguments = None,
     to: Annotated[str, typer.Option("--to", help="The dialect to write: native.")] = "native",
-    dialect: Annotated[str | None, typer.Option(help=DIALECT_HELP)] = None,
-    here: Annotated[bool, typer.Option("--here", help=HERE_HELP)] = False,
+    dialect: Dialect = None,
+    here: Here = False,
 ) -> None:
     """Print a configuration as a complete native YAML file. What was ignored goes to the error stream."""
     from posttrain.cli.plan_plain import remarks
