@@ -15,6 +15,7 @@ from posttrain.errors import DataError, Problem, nearest
 
 PROMPT = ("prompt", "messages")
 DATA_SOURCE = ("data_source", "tag", "env_class")
+ALL = "*"  # in data.extra_columns: every column, and a file may then be without a reference answer
 GROUND_TRUTH = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth", "answer")
 
 
@@ -76,6 +77,7 @@ class ColumnChoice:
         Raises: DataError with everything that is missing and the nearest column that is there.
         """
         data, known = self._data, self._columns
+        everything = ALL in data.extra_columns
         problems: list[Problem] = []
 
         def take(field: str, named: str | None, usual: Sequence[str]) -> str:
@@ -96,6 +98,12 @@ class ColumnChoice:
                 problems.append(_none_of(DATA_SOURCE, names, place, "data_source_column"))
             return None
 
+        def ground_truth() -> str | None:
+            named = known.ground_truth if known else data.ground_truth_column
+            if everything and named is None and (known or not any(map(has, GROUND_TRUTH))):
+                return None
+            return take("ground_truth_column", named, GROUND_TRUTH)
+
         def prompt() -> str | None:
             named = known.prompt if known else data.prompt_column
             if self._responses and named is None and (known or not set(PROMPT) & set(names)):
@@ -108,14 +116,14 @@ class ColumnChoice:
             columns = Columns(
                 prompt=prompt(),
                 data_source=source(),
-                ground_truth=take(
-                    "ground_truth_column", known.ground_truth if known else data.ground_truth_column, GROUND_TRUTH
-                ),
+                ground_truth=ground_truth(),
                 extra_info=data.extra_info_column,
                 responses=take("response_column", self._responses, ()) if self._responses else None,
-                extra=tuple(data.extra_columns),
+                extra=tuple(names) if everything else tuple(data.extra_columns),
             )
-            for column in data.extra_columns:  # may be absent, but a misspelling is not the same as that
+            for column in (
+                [] if everything else data.extra_columns
+            ):  # may be absent, but a misspelling is not the same as that
                 if column not in names and nearest(column, list(names)):
                     problems.append(_missing(column, names, place, "extra_columns"))
         # extra_info may be absent, but a column the user named himself is meant to be there.

@@ -35,6 +35,11 @@ class PromptSet:
     dropped: int  # longer than max_prompt_tokens, left out
     truncated: int  # longer than max_prompt_tokens, cut
 
+    @classmethod
+    def generated(cls, prompts: list[Prompt]) -> PromptSet:
+        """Prompts that come from no file."""
+        return cls(prompts=prompts, rows=len(prompts), dropped=0, truncated=0)
+
     def overlong_message(self, what: What) -> list[str]:
         """A line for a person when prompts were left out or cut, so that neither happens silently; else none."""
         if not self.dropped and not self.truncated:

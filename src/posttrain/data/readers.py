@@ -116,13 +116,13 @@ def data_sources(path: str | Path, data: Named, *, responses: str | None = None)
     return {value for value in values if isinstance(value, str) and value}
 
 
-def check_files(data: DataConfig) -> list[Problem]:
+def check_files(data: DataConfig, *, needed: bool = True) -> list[Problem]:
     """Everything wrong with the dataset files that can be seen without reading them through: existence, kind, columns,
-    the first row. Nothing is raised."""
+    the first row; ``needed`` asks for at least one to train on. Nothing is raised."""
     problems = []
     for field in ("train_files", "validation_files"):
         files = getattr(data, field)
-        if field == "train_files" and not files:
+        if field == "train_files" and not files and needed:
             problems.append(Problem("there is no training file", fix="name at least one", field="data.train_files"))
         for path in files:
             problems += check_file(path, ColumnChoice(data), f"data.{field}")
@@ -170,7 +170,10 @@ def _row(record: Mapping[str, Any], number: int, file: Path, columns: Columns) -
         messages=messages,
         data_source=source,
         ground_truth=truth,
-        extra_info={**(extra or {}), **{name: record[name] for name in columns.extra if name in record}},
+        extra_info={
+            **(extra or {}),
+            **{name: record[name] for name in columns.extra if name in record and name != columns.prompt},
+        },
         responses=responses,
     )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Set here, so not for data.chat_template_options to set.
-_OURS = ("conversation", "tokenize", "add_generation_prompt", "chat_template", "return_dict")
+_OURS = ("conversation", "tokenize", "add_generation_prompt", "chat_template", "return_dict", "tools")
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> list[Problem]:
@@ -40,8 +40,28 @@ def apply_template(
 ) -> tuple[str, list[int]]:
     """The prompt as text and as token ids, ending where the assistant's turn begins.
 
-    The text is tokenised without special tokens: a template writes its own begin-of-sequence token, and the tokenizer
-    would add a second one.
+    Raises: as ``render``.
+    """
+    text = render(tokenizer, messages, options)
+    return text, ids_of(tokenizer, text)
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Of a text that a template has written, or a part of one: it is tokenised without special tokens, for a template writes
+    its own begin-of-sequence token, and the tokenizer would add a second one."""
+    # verbose: a warning that the model takes fewer tokens; lengths are checked by their own limits
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool = True,
+) -> str:
+    """What the chat template makes of a conversation, and of the tools that are offered in it.
 
     Raises: ModelError as ``check_template`` finds, or when the template is no template; DataError when it refuses these
         messages.
@@ -50,7 +70,11 @@ def apply_template(
         raise ModelError(problems)
     try:
         text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **options
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            tools=[dict(tool) for tool in tools] or None,
+            **options,
         )
     except TemplateSyntaxError as error:
         raise ModelError(
@@ -63,5 +87,4 @@ def apply_template(
     except Exception as error:  # a template is a program from the model's folder: it may fail in any way
         raise DataError(Problem(f"the chat template refuses it: {type(error).__name__}: {error}")) from error
     assert isinstance(text, str)  # one conversation gives one text
-    # verbose: a warning that the model takes fewer tokens; lengths are checked by their own limits
-    return text, list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return text

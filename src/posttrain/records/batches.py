@@ -50,6 +50,11 @@ class SequenceBatch:
     values: Tensor | None = (
         None  # [B, T] float32 reward units, the critic's before the update; None: there is no critic
     )
+    # A trajectory whose history an environment edited is several rows, which stand together, oldest first, and have its
+    # reward each.
+    trajectory_index: Tensor | None = None  # [B] int64, equal for rows of one trajectory; None: every row is one
+    step_rewards: Tensor | None = None  # [B] float32, of the row's own turns; None: no environment gives rewards
+    state_index: Tensor | None = None  # [B] int64, equal where the row's turn began in the same state; None: not known
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -63,6 +68,25 @@ class SequenceBatch:
         """[B] int64: tokens up to the last one in the response, whoever wrote them."""
         positions = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
         return (self.response_mask * positions).amax(dim=1)
+
+    @property
+    def trajectories(self) -> Tensor:
+        """[B] int64: trajectory_index, written out."""
+        return torch.arange(len(self)) if self.trajectory_index is None else self.trajectory_index
+
+    @property
+    def step_index(self) -> Tensor:
+        """[B] int64: which row of its trajectory it is, from 0."""
+        index = self.trajectories
+        _, sizes = index.unique_consecutive(return_counts=True)
+        starts = sizes.cumsum(0) - sizes
+        return torch.arange(len(index)) - starts.repeat_interleave(sizes)
+
+    @property
+    def last_rows(self) -> Tensor:
+        """[B] bool: the row is its trajectory's last, by which the trajectory is counted once."""
+        index = self.trajectories
+        return torch.cat([index[1:] != index[:-1], torch.ones(min(len(index), 1), dtype=torch.bool)])
 
     @property
     def kept_mask(self) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from posttrain.records.rejection import RejectionRule
@@ -106,6 +107,7 @@ class RewardPlan:
     overlong_buffer_tokens: int | None = None
     overlong_penalty: float = 1.0
     zero_unless_stopped: bool = False
+    by_turn: bool = True  # what an environment gives stands where it was earned
     normalize_mean: str = "none"
     normalize_std: str = "none"
     clip: float | None = None
@@ -169,3 +171,19 @@ class CriticUpdatePlan:
     loss: ValueLossPlan
     epochs: int
     sequences_per_update: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlan:
+    """Which phases of which steps are profiled, and how."""
+
+    steps: tuple[int, ...] | None = ()  # None: every step
+    phases: tuple[str, ...] = ()  # as in time/<phase>_s; empty: every phase
+    operators: bool = True
+    shapes: bool = False
+    stacks: bool = False
+    memory: bool = False
+    folder: Path | None = None  # None: profiles in the run folder
+
+    def covers(self, step: int, phase: str) -> bool:
+        return (self.steps is None or step in self.steps) and (not self.phases or phase in self.phases)

@@ -31,6 +31,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    prompt_logprobs: bool = False  # report those of the prompt's tokens, too; native and vllm can
     seed: int = 0
     engine_sampling: Mapping[str, Any] = field(default_factory=dict)  # more, in the engine's own words
 
@@ -41,14 +42,76 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One action of the policy in an environment, and the world's answer to it."""
+
+    start: int  # token_ids[start:end] of the trajectory are what the policy sampled in this turn
+    end: int
+    text: str  # the action, as the environment took it
+    observation: str = ""  # the answer, as text for people
+    reward: float | None = None  # of this turn; it stands on token end - 1. None: this turn has none
+    stop_reason: StopReason  # of this turn's sampling
+    policy_version: int
+    state_key: str | None = None  # of the state in which the action was taken; equal states have equal keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
+    """One response to a prompt: what was sampled, in one turn or in many, and in between what an environment answered.
+
+    Where an environment's history was edited between turns, the policy did not read one growing text: the trajectory then is
+    several samples, each with a prompt of its own. This record is the last of them and ``earlier`` holds the others.
+    """
+
     sample_id: str  # prompt id and sample number, e.g. "train.parquet:17/3"
-    token_ids: tuple[int, ...]  # the response, its end token included
-    logprobs: tuple[float, ...]  # nats, one per token, of the distribution the token was drawn from
-    text: str  # decoded without special tokens
-    stop_reason: StopReason
-    policy_version: int  # number of updates the sampling weights had seen
+    token_ids: tuple[
+        int, ...
+    ]  # the response: sampled tokens, end tokens included, and an environment's answers in between
+    logprobs: tuple[
+        float, ...
+    ]  # nats, one per token, of the distribution it was drawn from; 0 where it was not sampled
+    text: str  # decoded without special tokens; of several samples, what was said and answered in all of them
+    stop_reason: StopReason  # of the last turn; LENGTH also where the context had no room for another
+    policy_version: int  # number of updates the sampling weights had seen; the oldest, where turns differ
+    prompt_logprobs: tuple[float, ...] = ()  # nats, of the prompt's second token to its last; (): not asked for
     failure: str = ""  # with FAILED: what happened, in a sentence
+    failure_reason: str = ""  # with FAILED: a short word to count by, where it was not the sampler that failed
+    response_mask: tuple[bool, ...] = ()  # True on tokens that the policy sampled; (): all of them
+    prompt_token_ids: tuple[int, ...] | None = None  # what the first turn read; None: the group's prompt
+    prompt_text: str = ""  # the same for people, where it is not the group's prompt
+    turns: tuple[Turn, ...] = ()  # (): the one turn of a response without an environment
+    earlier: tuple[Trajectory, ...] = ()  # samples before this one, oldest first; they have no earlier ones themselves
+    env_reward: float | None = None  # sum of the rewards of all turns; None: the environment gives none
+    env_stop: str = ""  # why the environment ended the episode, in its own word
+    env_metrics: tuple[tuple[str, float], ...] = ()  # of the episode, by name
+
+    def __post_init__(self) -> None:
+        if self.response_mask and len(self.response_mask) != len(self.token_ids):
+            raise ValueError(f"a mask of {len(self.response_mask)} for {len(self.token_ids)} tokens")
+
+    @property
+    def samples(self) -> tuple[Trajectory, ...]:
+        """What is trained on, a row each, oldest first."""
+        return (*self.earlier, self)
+
+    @property
+    def sampled_mask(self) -> tuple[bool, ...]:
+        """The response mask, written out."""
+        return self.response_mask or (True,) * len(self.token_ids)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy has sampled, in all samples."""
+        return sum(sum(sample.sampled_mask) for sample in self.samples)
+
+    @property
+    def turn_count(self) -> int:
+        return sum(max(len(sample.turns), 1) for sample in self.samples)
+
+    @property
+    def turn_texts(self) -> tuple[str, ...]:
+        """What the policy did, turn by turn, in all samples; empty without an environment."""
+        return tuple(turn.text for sample in self.samples for turn in sample.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +121,12 @@ class TrajectoryGroup:
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
 
+    @property
+    def first_prompt(self) -> tuple[int, ...]:
+        """The token ids that the first response began from: the prompt's, or what an environment made of it."""
+        own = self.trajectories[0].samples[0].prompt_token_ids
+        return self.prompt.token_ids if own is None else own
+
 
 @dataclass(frozen=True, slots=True)
 class Reward:
@@ -66,6 +135,7 @@ class Reward:
     value: float
     terms: tuple[tuple[str, float], ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
+    by_turn: bool = True  # an environment's rewards stand where they were earned; False: all of it is on the last token
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from posttrain.algos.objective import policy_objective
 from posttrain.build import chosen_parameters
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, Aggregation, LossConfig
-from posttrain.dialects.checks import NOT_YET_SUPPLIED, check, warnings_of
+from posttrain.dialects.algorithm_checks import OF_STEPS
+from posttrain.dialects.checks import check, warnings_of
 from posttrain.errors import RequestError
 from posttrain.placement.batch import needs_values
 from posttrain.records.batches import SequenceBatch
@@ -54,21 +55,41 @@ def test_defaults_are_accepted_without_a_word() -> None:
     assert warnings_of(config()) == []
 
 
-@pytest.mark.parametrize("name", sorted(NOT_YET_SUPPLIED))
-def test_an_estimator_without_its_input_is_refused_before_the_run(name: str) -> None:
-    (problem,) = check(config(advantage={"name": name}))
-    assert problem.what.startswith(f"{name} needs ") and problem.field == "advantage.name"
+WORLD = {"name": "guess_number"}
 
 
-@pytest.mark.parametrize("name", sorted(set(ADVANTAGES.names()) - set(NOT_YET_SUPPLIED)))
-def test_every_other_estimator_is_supplied_with_what_it_needs(name: str) -> None:
-    assert check(config(advantage={"name": name})) == []
+@pytest.mark.parametrize("name", OF_STEPS)
+def test_an_estimator_of_turns_needs_turns(name: str) -> None:
+    def said(**sections: Any) -> list[tuple[str, str]]:
+        return [(problem.what, problem.field) for problem in check(config(advantage={"name": name}, **sections))]
+
+    [(what, field)] = said()
+    assert (
+        what == f"{name} compares the turns of episodes, and this run has no environment" and field == "advantage.name"
+    )
+    [(what, field)] = said(environment=WORLD)
+    assert what == f"{name} needs every turn as a sample of its own" and field == "environment.sample_per_turn"
+    world = WORLD | {"sample_per_turn": True}
+    assert said(environment=world) == []
+    [(what, field)] = said(environment=world, reward={"kl": {"coef": 0.1}})
+    assert what.endswith("as the environment gave them, without a KL") and field == "reward.kl.coef"
+    assert [field for _, field in said(environment=world, reward={"normalize_mean": "group"})] == [
+        "reward.normalize_mean"
+    ]
+
+
+@pytest.mark.parametrize("name", ADVANTAGES.names())
+def test_every_estimator_is_supplied_with_what_it_needs(name: str) -> None:
+    world = {"environment": WORLD | {"sample_per_turn": True}} if name in OF_STEPS else {}
+    assert check(config(advantage={"name": name}, **world)) == []
     supplied = {  # by the loop, when the estimator names them
         "values": torch.zeros(4, 3),
         "old_logprobs": torch.full((4, 3), -1.0),
         "sum_pi_squared": torch.full((4, 3), 0.5),
         "greedy_rewards": torch.zeros(4),
         "reward_terms": {"first": torch.tensor([1.0, 0.0, 2.0, math.nan])},
+        "step_rewards": torch.tensor([1.0, 0.0, 2.0, 0.0]),
+        "state_index": torch.tensor([0, 0, 1, 1]),
     }
     wanted = {key: value for key, value in supplied.items() if key in ADVANTAGES.inputs(name)}
     train = estimate_advantages(replace(batch(), **wanted), AdvantagePlan(name=name))
@@ -80,6 +101,8 @@ def test_every_other_estimator_is_supplied_with_what_it_needs(name: str) -> None
 def test_the_stage_says_what_an_estimator_lacks() -> None:
     with pytest.raises(RequestError, match="gae needs values, and this run has no role that computes it"):
         estimate_advantages(batch(), AdvantagePlan(name="gae"))
+    with pytest.raises(RequestError, match="gigpo needs step_rewards and state_index"):
+        estimate_advantages(batch(), AdvantagePlan(name="gigpo"))
     with pytest.raises(RequestError, match=r"needs old_logprobs and sum_pi_squared, .* computes them"):
         estimate_advantages(batch(), AdvantagePlan(name="optimal_token_baseline"))
 
@@ -237,5 +260,3 @@ def test_every_choice_is_in_the_document_with_its_evidence() -> None:
             assert "hand" in rows[f"`{name}`"] and "property" in rows[f"`{name}`"], name
     for name in get_args(Aggregation):
         assert f"`{name}`" in rows, name
-    for name in ADVANTAGES.names():
-        assert ("| no: " in rows[f"`{name}`"]) == (name in NOT_YET_SUPPLIED), name

@@ -1,0 +1,252 @@
+"""The HTTP side: /v1/models, /v1/chat/completions, /v1/completions. The sole importer of starlette and uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import json
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.backends.endpoint.asked import Asked, Refused, answer, as_events, read
+from posttrain.backends.endpoint.driver import Closed, Driver
+from posttrain.backends.endpoint.record import Record
+from posttrain.backends.endpoint.sessions import Sessions, Turn
+from posttrain.data.turns import TemplateTurns
+from posttrain.errors import RequestError
+from posttrain.interfaces.rollout_engine import Request
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+
+LARGEST_BODY = 16 << 20  # bytes
+_LOOK_S = 1.0  # between two looks whether the client is still there, and whether the sampler is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointPlan:
+    """How an endpoint behaves, in plain values."""
+
+    model: str  # its name
+    token: str
+    sampling: SamplingParams
+    max_prompt_tokens: int
+    any_sampling: bool
+    session_header: str
+    max_sessions: int
+
+
+class Endpoint:
+    """Answers requests of one event loop, with what a driver samples."""
+
+    def __init__(
+        self,
+        plan: EndpointPlan,
+        driver: Driver,
+        tokenizer: PreTrainedTokenizerBase,
+        options: dict[str, Any],
+        record: Record | None,
+    ):
+        self._plan = plan
+        self._driver = driver
+        self._writer = TemplateTurns(tokenizer, options)
+        self._tokenizer = tokenizer
+        self._sessions = Sessions(self._writer, plan.max_sessions)
+        self._record = record
+        self._numbers = itertools.count()
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/v1/models", self.models),
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/completions", self.completions, methods=["POST"]),
+            ]
+        )
+
+    async def health(self, http: HttpRequest) -> Response:
+        """Needs no token and tells nothing but whether it works."""
+        return JSONResponse({"ok": self._driver.alive}, 200 if self._driver.alive else 503)
+
+    async def models(self, http: HttpRequest) -> Response:
+        if refusal := self._refusal(http):
+            return refusal
+        model = {"id": self._plan.model, "object": "model", "created": 0, "owned_by": "posttrain"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def chat(self, http: HttpRequest) -> Response:
+        return await self._answered(http, chat=True)
+
+    async def completions(self, http: HttpRequest) -> Response:
+        return await self._answered(http, chat=False)
+
+    async def _answered(self, http: HttpRequest, *, chat: bool) -> Response:
+        if refusal := self._refusal(http):
+            return refusal
+        try:
+            body = await _body(http)
+            asked = read(body, self._plan.sampling, chat=chat, any_sampling=self._plan.any_sampling)
+            return await self._sampled(http, asked)
+        except Refused as refused:
+            return _error(str(refused), refused.status)
+        except RequestError as error:  # the chat template refuses the messages
+            return _error(str(error), 400)
+        except Closed:
+            return _error("the endpoint is closing", 503)
+
+    def _refusal(self, http: HttpRequest) -> Response | None:
+        given = http.headers.get("authorization", "")
+        if hmac.compare_digest(given.encode(), f"Bearer {self._plan.token}".encode()):
+            return None
+        return _error("the bearer token is missing or wrong (Authorization: Bearer TOKEN)", 401)
+
+    async def _sampled(self, http: HttpRequest, asked: Asked) -> Response:
+        number = next(self._numbers)
+        session = http.headers.get(self._plan.session_header, "")
+        ids, continues = self._tokens(session, asked)
+        room = self._plan.max_prompt_tokens
+        if len(ids) > room:
+            raise Refused(f"the prompt has {len(ids)} tokens, and {room} are allowed (data.max_prompt_tokens)")
+        name = f"{session or 'request'}-{number}"
+        responses = await self._responses(http, name, session, ids, asked)
+        created = time.time()
+        for response in responses:
+            if response.stop_reason is StopReason.FAILED:
+                raise Refused(f"the sampler failed: {response.failure}", 502)
+        whole = answer(name, self._plan.model, int(created), asked, len(ids), responses)
+        for response in responses if self._record else ():
+            assert self._record is not None
+            self._record.write(
+                session,
+                response.sample_id,
+                asked.messages,
+                asked.tools,
+                ids,
+                response,
+                continues=continues,
+                created=created,
+            )
+        if session and asked.messages is not None and len(responses) == 1:
+            told = whole["choices"][0]["message"]
+            self._sessions.remember(session, Turn(asked.messages, asked.tools, ids, responses[0], told))
+        return (
+            StreamingResponse(iter(as_events(whole)), media_type="text/event-stream")
+            if asked.stream
+            else JSONResponse(whole)
+        )
+
+    def _tokens(self, session: str, asked: Asked) -> tuple[tuple[int, ...], bool]:
+        if asked.messages is not None:
+            return self._sessions.prompt_of(session, asked.messages, asked.tools)
+        if isinstance(asked.prompt, str):
+            return tuple(self._tokenizer(asked.prompt, verbose=False)["input_ids"]), False
+        size = len(self._tokenizer)
+        if not all(0 <= token < size for token in asked.prompt):
+            raise Refused(f"prompt holds a token id outside 0 to {size - 1}")
+        return asked.prompt, False
+
+    async def _responses(
+        self, http: HttpRequest, name: str, session: str, ids: tuple[int, ...], asked: Asked
+    ) -> list[Trajectory]:
+        """Raises: Closed; Refused when the client has left, which nobody hears."""
+        names = [f"{name}-{place}" for place in range(asked.answers)]
+        conversation = session if asked.answers == 1 else ""
+        waiting = [
+            asyncio.wrap_future(
+                self._driver.submit(
+                    Request(
+                        sample_id=each, token_ids=ids, max_response_tokens=asked.max_tokens, conversation=conversation
+                    )
+                )
+            )
+            for each in names
+        ]
+        while True:
+            _, pending = await asyncio.wait(waiting, timeout=_LOOK_S)
+            if not pending:
+                break
+            if await http.is_disconnected():
+                for each, future in zip(names, waiting, strict=True):
+                    if future in pending:
+                        self._driver.give_up(each)
+                raise Refused("the client has left", 499)
+        try:
+            return [future.result() for future in waiting]
+        except ValueError as error:  # the sampler has no room for it
+            raise Refused(str(error)) from None
+
+
+def serve(endpoint: Endpoint, driver: Driver, listener: socket.socket) -> None:
+    """Answer until a signal asks to stop (a second one stops at once) or the sampler fails."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            endpoint.app(), log_level="warning", lifespan="off", timeout_graceful_shutdown=5, server_header=False
+        )
+    )
+
+    def stop(signal_number: int, frame: object) -> None:
+        if server.should_exit:
+            raise KeyboardInterrupt
+        server.should_exit = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    # In a thread of its own uvicorn leaves signals alone.
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="endpoint", daemon=True)
+    driver.start()
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+            if not driver.alive:
+                server.should_exit = True
+    finally:
+        driver.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if driver.failure is not None:
+        raise driver.failure
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises: OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)  # from here on clients may come; they wait until they are let in
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def _body(http: HttpRequest) -> Any:
+    """Raises: Refused when it is too long or no JSON."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in http.stream():
+        size += len(piece)
+        if size > LARGEST_BODY:
+            raise Refused(f"the body has more than {LARGEST_BODY >> 20} MiB", 413)
+        pieces.append(piece)
+    try:
+        return json.loads(b"".join(pieces))
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body is not JSON: {error}") from None
+
+
+def _error(message: str, status: int) -> Response:
+    kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status)

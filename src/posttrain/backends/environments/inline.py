@@ -1,0 +1,61 @@
+"""Environments in the trainer's own process, stepped one after the other: for those that answer at once and cannot hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from posttrain.backends.environments.make import Episode, closed_of, failure_of, start_of, step_of
+from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec
+
+
+class InlineHost:
+    """An EnvHost without processes, limits and deadlines."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[str, Episode] = {}
+        self._events: list[tuple[str, EnvEvent]] = []
+
+    def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
+        def begin() -> dict[str, Any]:
+            self._episodes[episode] = Episode(spec, seed)
+            return self._episodes[episode].reset()
+
+        self._do(episode, begin, start_of)
+
+    def step(self, episode: str, action: str) -> None:
+        self._do(episode, lambda: self._episodes[episode].step(action), step_of)
+
+    def finish(self, episode: str) -> None:
+        self._do(episode, lambda: self._episodes.pop(episode).close(), closed_of)
+
+    def drop(self, episode: str) -> None:
+        self._close(episode)
+
+    def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:
+        events, self._events = self._events, []
+        return events
+
+    def abandon(self) -> None:
+        for episode in list(self._episodes):
+            self._close(episode)
+        self._events = []
+
+    def close(self) -> None:
+        self.abandon()
+
+    def _do(self, episode: str, work: Callable[[], Any], read: Callable[[Any], EnvEvent]) -> None:
+        try:
+            event = read(work())
+        except Exception as error:  # noqa: BLE001 - someone's code; it costs the episode
+            event = EnvFailed(*failure_of(error))
+        if isinstance(event, EnvFailed):
+            self._close(episode)
+        self._events.append((episode, event))
+
+    def _close(self, episode: str) -> None:
+        if env := self._episodes.pop(episode, None):
+            try:
+                env.close()
+            except Exception:  # noqa: BLE001 - the episode is lost or not wanted; what closing says changes nothing
+                return

@@ -1,0 +1,228 @@
+"""From an EnvSpec to an environment, and from what it returns to plain values and back."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+import random
+import sys
+import traceback
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from posttrain.errors import ConfigError, Problem, RequestError
+from posttrain.interfaces.env import Env, EnvBuilder, EnvFailed, EnvSpec, EnvStart, EnvStep
+from posttrain.registry import ENVS
+
+CRASHED = "env_crashed"  # reasons of EnvFailed: it raised, or its process ended
+TIMEOUT = "env_timeout"
+INVALID = "env_invalid"  # it returned something else than it should
+
+T = TypeVar("T")
+
+
+class BadAnswer(Exception):
+    """What an environment returned is not what it should; says what."""
+
+
+class Episode:
+    """One environment in the process that steps it."""
+
+    def __init__(self, spec: EnvSpec, seed: int):
+        self._loop = asyncio.Runner()
+        random.seed(seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(seed)
+        self._env = make(spec)
+        self._seed = seed
+
+    def reset(self) -> dict[str, Any]:
+        return _plain(self._done(self._env.reset(self._seed)), EnvStart)
+
+    def step(self, action: str) -> dict[str, Any]:
+        return _plain(self._done(self._env.step(action)), EnvStep)
+
+    def close(self) -> dict[str, Any]:
+        try:
+            metrics = self._done(self._env.close())
+            if not isinstance(metrics, Mapping):
+                raise BadAnswer(f"close returned {_named(metrics)} instead of a mapping of metrics")
+            return {"metrics": dict(metrics)}
+        finally:
+            self._loop.close()
+
+    def _done(self, value: T | Awaitable[T]) -> T:
+        return self._loop.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Awaitable[T]) -> T:
+    return await value
+
+
+def make(spec: EnvSpec) -> Env:
+    """Raises: ConfigError when there is no such environment; whatever the builder raises."""
+    return builder_of(spec.name)(spec, **spec.settings)
+
+
+def builder_of(name: str) -> EnvBuilder:
+    """Raises: UnknownName, MissingDependency, ConfigError."""
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        builder: EnvBuilder = ENVS.get(name)
+        return builder
+    module = _file_module(Path(path).expanduser()) if path.endswith(".py") else _module(path)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        known = sorted(key for key, value in vars(module).items() if isinstance(value, type))
+        raise ConfigError(Problem(f"{path} has no class {attribute}", fix=f"it has: {', '.join(known) or 'no class'}"))
+    return found
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            Problem(f"there is no module {name}: {error}", fix="install it, or use a .py file")
+        ) from error
+
+
+def _file_module(file: Path) -> ModuleType:
+    """The file as a module of its own name: files of the same name in different folders stay apart."""
+    if not file.is_file():
+        raise ConfigError(Problem(f"there is no file {file}"))
+    file = file.resolve()
+    name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None  # a file that ends in .py
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def failure_of(error: BaseException) -> tuple[str, str]:
+    """Reason and detail of an episode whose environment has raised."""
+    if isinstance(error, BadAnswer):
+        return INVALID, str(error)
+    if isinstance(error, RequestError):
+        return CRASHED, "; ".join(problem.what for problem in error.problems)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return CRASHED, f"{type(error).__name__}: {error}{place}"[:1000]
+
+
+def _plain(value: Any, kind: type[EnvStart] | type[EnvStep]) -> dict[str, Any]:
+    if not isinstance(value, kind):
+        method = "reset" if kind is EnvStart else "step"
+        raise BadAnswer(f"{method} returned {_named(value)} instead of an {kind.__name__}")
+    return {item.name: getattr(value, item.name) for item in fields(kind)}
+
+
+def _named(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def plain_spec(spec: EnvSpec) -> dict[str, Any]:
+    return asdict(spec)
+
+
+def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
+    return EnvSpec(**plain)
+
+
+def start_of(plain: Any) -> EnvStart | EnvFailed:
+    """What ``Episode.reset`` returned, looked at value by value: the environment is not the trainer's code."""
+    try:
+        values = _mapping(plain)
+        return EnvStart(
+            messages=_messages(values, "messages", EnvStart),
+            tools=_messages(values, "tools", EnvStart, role=False),
+            state_key=_text(values, "state_key"),
+        )
+    except BadAnswer as error:
+        return EnvFailed(INVALID, f"reset: {error}")
+
+
+def step_of(plain: Any) -> EnvStep | EnvFailed:
+    """The same for ``Episode.step``."""
+    try:
+        values = _mapping(plain)
+        done, stop = values.get("done"), values.get("stop")
+        if not isinstance(done, bool):
+            raise BadAnswer(f"done is {_shown(done)} instead of True or False")
+        if not isinstance(stop, str):
+            raise BadAnswer(f"stop is {_shown(stop)} instead of a text")
+        edited = values.get("conversation")
+        return EnvStep(
+            messages=_messages(values, "messages", EnvStep),
+            reward=None if values.get("reward") is None else _number(values["reward"], "reward"),
+            done=done,
+            stop=stop,
+            metrics=metrics_of(values.get("metrics")),
+            action=_text(values, "action"),
+            state_key=_text(values, "state_key"),
+            conversation=None if edited is None else _messages(values, "conversation", EnvStep),
+        )
+    except BadAnswer as error:
+        return EnvFailed(INVALID, f"step: {error}")
+
+
+def closed_of(plain: Any) -> Mapping[str, float] | EnvFailed:
+    """The same for ``Episode.close``."""
+    try:
+        return metrics_of(_mapping(plain).get("metrics"))
+    except BadAnswer as error:
+        return EnvFailed(INVALID, f"close: {error}")
+
+
+def metrics_of(values: Any) -> dict[str, float]:
+    """Raises: BadAnswer."""
+    return {str(name): _number(value, f"metric {name}") for name, value in _mapping(values).items()}
+
+
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise BadAnswer(f"{_shown(value)} is no mapping")
+    return value
+
+
+def _messages(values: Mapping[Any, Any], name: str, kind: type, *, role: bool = True) -> list[Mapping[str, Any]]:
+    found = values.get(name)
+    if not isinstance(found, (list, tuple)):
+        raise BadAnswer(f"{name} is {_shown(found)} instead of a list")
+    for item in found:
+        if not isinstance(item, Mapping) or (role and not isinstance(item.get("role"), str)):
+            raise BadAnswer(f"{name} holds {_shown(item)}, which is no message with a role")
+    return [dict(item) for item in found]
+
+
+def _number(value: Any, name: str) -> float:
+    if hasattr(value, "item") and not isinstance(value, (int, float)):  # a number of numpy's or torch's
+        value = value.item()
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise BadAnswer(f"{name} is {_shown(value)} instead of a finite number")
+    return float(value)
+
+
+def _text(values: Mapping[Any, Any], name: str) -> str | None:
+    found = values.get(name)
+    if found is not None and not isinstance(found, str):
+        raise BadAnswer(f"{name} is {_shown(found)} instead of a text")
+    return found
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,0 +1,104 @@
+"""The worlds of a run, from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from posttrain.backends.environments.inline import InlineHost
+from posttrain.backends.environments.processes import ProcessHost
+from posttrain.config import RunConfig
+from posttrain.config.environment import EnvironmentConfig
+from posttrain.data.turns import OneMessageTurns, TemplateTurns
+from posttrain.errors import ConfigError, DataError, Problem
+from posttrain.interfaces.env import EnvHost, EnvSpec
+from posttrain.interfaces.worlds import EpisodeRules, TurnWriter, Worlds
+from posttrain.records.prompts import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MOST_SHOWN = 5
+
+
+def start_worlds(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, positions: float, prompts: Sequence[Prompt]
+) -> Worlds:
+    """What this run's episodes are played with. Processes begin with the first episode.
+
+    Args: positions, those of the model; prompts, all that will be played.
+    Raises: ConfigError when a turn does not fit into the model; DataError when a row names an environment that is not there.
+    """
+    environment = config.environment
+    check_rows(environment, prompts)
+    turn = max(config.rollout.max_response_tokens, config.validation.max_response_tokens or 0)
+    longest = environment.max_context_tokens
+    if longest is not None and longest + turn > positions:
+        what = (
+            f"a context of up to {longest} tokens and a turn of up to {turn} do not fit into the {positions:.0f} "
+            "positions of the model"
+        )
+        fix = "lower environment.max_context_tokens"
+        raise ConfigError(Problem(what, fix=fix, field="environment.max_context_tokens"))
+    host: EnvHost
+    if environment.workers:
+        known = {environment.name, *(each.name for each in environment.named.values())}
+        names = sorted(name for name in known if name is not None and ":" not in name)
+        host = ProcessHost(environment.workers, environment.timeout_s, names)
+    else:
+        host = InlineHost()
+    return Worlds(
+        host=host,
+        writer=writer_of(config, tokenizer),
+        rules=EpisodeRules(
+            max_response_tokens=config.rollout.max_response_tokens,
+            max_context_tokens=longest if longest is not None else int(min(positions, 2**31)) - turn,
+            max_trajectory_tokens=environment.max_trajectory_tokens,
+            max_turns=environment.max_turns if environment.end_at_max_turns else None,
+            sample_per_turn=environment.sample_per_turn,
+            changed_history=environment.changed_history,
+        ),
+        spec_of=partial(spec_of, environment),
+    )
+
+
+def writer_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TurnWriter:
+    options = config.data.chat_template_options
+    if config.environment.conversation == "one_message":
+        return OneMessageTurns(tokenizer, options)
+    return TemplateTurns(tokenizer, options, close_turns=config.environment.close_turns)
+
+
+def spec_of(environment: EnvironmentConfig, prompt: Prompt) -> EnvSpec:
+    """The environment of a row: the one that it names among the named ones, or else the run's."""
+    asked = prompt.extra_info.get(environment.column) if environment.named else None
+    chosen = environment.named.get(str(asked)) if asked is not None else None
+    name = chosen.name if chosen else environment.name
+    assert name is not None  # check_rows
+    return EnvSpec(
+        name=name,
+        settings=chosen.settings if chosen else environment.settings,
+        messages=prompt.messages,
+        row={**prompt.extra_info, "data_source": prompt.data_source, "ground_truth": prompt.ground_truth},
+        max_turns=(chosen.max_turns if chosen else None) or environment.max_turns,
+    )
+
+
+def check_rows(environment: EnvironmentConfig, prompts: Sequence[Prompt]) -> None:
+    """Raises: DataError with the first rows whose environment is not there."""
+    if not environment.named:
+        return
+    known = ", ".join(environment.named)
+    bad = []
+    for prompt in prompts:
+        asked = prompt.extra_info.get(environment.column)
+        if asked is None and environment.name is None:
+            bad.append(f"{prompt.prompt_id} names none in column {environment.column}")
+        elif asked is not None and str(asked) not in environment.named:
+            bad.append(f"{prompt.prompt_id} names {asked!r}")
+    if bad:
+        more = f", and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
+        what = f"rows without an environment that is there (named: {known}): {', '.join(bad[:MOST_SHOWN])}{more}"
+        fix = "add them to environment.named, or name one for all other rows with environment.name"
+        raise DataError(Problem(what, fix=fix, field="environment.named"))

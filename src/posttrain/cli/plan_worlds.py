@@ -1,0 +1,43 @@
+"""The environments of a plan, for people."""
+
+from __future__ import annotations
+
+from posttrain.config import RunConfig
+
+
+def worlds_text(config: RunConfig) -> str:
+    """Which environments, how they are played, and by how many at once; "" for a run without."""
+    environment = config.environment
+    if not environment.used:
+        return ""
+    lines = []
+    if environment.name is not None and (not environment.named or environment.train_episodes is None):
+        lines.append(f"{environment.name}{_settings(environment.settings)}{_turns(environment.max_turns)}")
+    total = sum(each.weight for each in environment.named.values())
+    for tag, each in environment.named.items():
+        share = f"{each.weight / total:.0%} of episodes: " if environment.train_episodes is not None and total else ""
+        turns = _turns(each.max_turns or environment.max_turns)
+        lines.append(f"{tag}: {share}{each.name}{_settings(each.settings)}{turns}")
+    sample = "a turn" if environment.sample_per_turn else "an episode"
+    where = f"{environment.workers} at once" if environment.workers else "in this process"
+    lines.append(f"{where}; a training sample is {sample}")
+    return f"\n{'':<11}".join(lines)
+
+
+def _settings(settings: dict[str, object]) -> str:
+    shown = [f"{name}={_short(value)}" for name, value in settings.items()]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def _turns(turns: int | None) -> str:
+    return "" if turns is None else f", up to {turns} turns"
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 30 else f"{text[:29]}…"
+
+
+def episodes_text(count: int | None) -> str:
+    """In place of files."""
+    return "" if count is None else f"{count} generated episodes"

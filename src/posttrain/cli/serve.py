@@ -1,0 +1,47 @@
+"""``posttrain serve``: a model behind an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+import typer
+
+from posttrain.cli.options import Arguments
+from posttrain.errors import RequestError
+
+
+def serve(arguments: Arguments = None) -> None:
+    """Serve a model to OpenAI's clients and record every response token by token."""
+    try:
+        _serve(arguments or [])
+    except KeyboardInterrupt:
+        typer.echo("posttrain: stopped at once", err=True)
+        raise typer.Exit(130) from None
+
+
+def _serve(arguments: list[str]) -> None:
+    from posttrain.cli.plan_plain import check_request, remarks
+    from posttrain.cli.process import prepare
+    from posttrain.cli.request import load_request
+    from posttrain.dialects.entries import SERVE
+    from posttrain.placement.files import check_model_files
+
+    loaded = check_request(load_request(arguments, "native", SERVE), look_at_files=True, to_run=True)
+    if problems := loaded.locate(check_model_files(loaded.config.model)):
+        raise RequestError(problems)
+    for line in remarks(loaded):
+        typer.echo(line, err=True)
+    prepare(loaded.config)
+    from posttrain.build_serve import serve_run  # imports torch, which reads the environment that prepare() has set
+
+    def on_ready(address: str, token: str, notes: list[str]) -> None:
+        for note in notes:
+            typer.echo(note)
+        typer.echo(f"OPENAI_BASE_URL={address}")
+        if token:
+            typer.echo(f"OPENAI_API_KEY={token}")
+
+    try:
+        serve_run(loaded.config, on_ready=on_ready)
+    except RequestError as error:
+        error.locate(loaded.locate)
+        raise
+    typer.echo("stopped")

@@ -1,0 +1,71 @@
+"""The worlds that the policy acts in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from posttrain.config.base import Section
+
+SINGLE_TURN = "single_turn"  # the environment that gives no reward: the terms score its episodes
+
+
+class NamedEnvironment(Section):
+    """What rows that ask for it by its name in ``environment.named`` are played in."""
+
+    name: str
+    """Environment: a registered one (docs/environments.md lists them), package.module:Class, or path/to/file.py:Class."""
+    settings: dict[str, Any] = {}
+    """Settings of the environment's own."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Turns of an episode; null means environment.max_turns."""
+    weight: float = Field(default=1.0, ge=0.0)
+    """Share of the generated episodes (environment.train_episodes) that are played in it, relative to the others."""
+    validation_weight: float | None = Field(default=None, ge=0.0)
+    """The same of environment.validation_episodes; null means weight."""
+
+
+class EnvironmentConfig(Section):
+    name: str | None = None
+    """Environment of rows that name none: a registered one (docs/environments.md lists them), package.module:Class, or
+    path/to/file.py:Class; null, without named ones: a response is one turn, and reward.terms score it."""
+    settings: dict[str, Any] = {}
+    """Settings of that environment's own."""
+    named: dict[str, NamedEnvironment] = {}
+    """Further environments, by the names that rows have for them."""
+    column: str = "env_class"
+    """Column with a row's name for its environment, in named; rows without one are played in the environment called name."""
+    train_episodes: int | None = Field(default=None, ge=1)
+    """Instead of data.train_files: so many different beginnings, with the seeds 1,000,000 and up; null reads files."""
+    validation_episodes: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Instead of data.validation_files: so many beginnings, with the seeds 0 and up, which training does not use."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Turns of an episode, at most; the environment is told, too. null leaves its end to the environment and the context."""
+    end_at_max_turns: bool = True
+    """End an episode after max_turns also where the environment would go on; false: it is told, and decides."""
+    conversation: Literal["messages", "one_message"] = "messages"
+    """messages: actions and observations are messages of the chat template; one_message: together they make up one message of
+    the assistant, in which observations are plain text."""
+    changed_history: Literal["split", "refuse", "append"] = "split"
+    """When the chat template writes earlier turns in another way than before (it drops their thoughts, say): split begins a new
+    training sample with what it writes now, refuse fails the episode, append goes on behind what the policy has read."""
+    sample_per_turn: bool = False
+    """Train on every turn as a sample of its own, with what was before it as its prompt; false trains on an episode as one."""
+    close_turns: bool = True
+    """Write the template's end of a turn, outside the loss, behind a turn that ended with a stop text or at the token limit."""
+    max_context_tokens: int | None = Field(default=None, ge=1)
+    """No turn begins with more tokens than this before it; null means what the model's positions leave."""
+    max_trajectory_tokens: int | None = Field(default=None, ge=1)
+    """Longest response of all turns and observations together, in tokens; null has no limit of its own.
+    rollout.max_response_tokens is the limit of each turn."""
+    workers: int = Field(default=32, ge=0)
+    """Environments that live at once, each in a process of its own; 0 steps them in the trainer's process, one after the other,
+    which suits those that answer at once and cannot hang."""
+    timeout_s: float = Field(default=60.0, gt=0.0)
+    """Time that an environment has for one answer; an episode that waits longer has failed."""
+
+    @property
+    def used(self) -> bool:
+        """Whether the run has environments at all."""
+        return self.name is not None or bool(self.named)

@@ -1,0 +1,140 @@
+"""From turn to turn in token ids: what the model sampled stays as it was sampled, and what comes in between is added behind.
+
+A conversation is never tokenised again. After a turn the chat template writes the whole conversation anew, as text; what it
+writes behind the assistant's last message (the end of the turn, the observations, the beginning of the next turn) is tokenised
+and added. That is right where the template leaves the text before it as it was. Some do not: they take the thoughts out of
+earlier turns, or move tools. So the text is compared, and what to do about a change is the caller's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from posttrain.data.templates import ids_of, render
+from posttrain.errors import DataError, Problem
+from posttrain.interfaces.env import Message
+from posttrain.interfaces.worlds import Following, Sampled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Stands for what the assistant said, to see what a template writes behind it. No template knows it, none changes it.
+_PROBE = "9c1f0b7e"
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTurns:
+    """Every turn is a message of the chat template.
+
+    Args: close_turns writes the template's end of a turn behind one that the model did not end itself (a stop text, the token
+        limit); without it the observations follow at once.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    options: Mapping[str, Any]
+    close_turns: bool = True
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(ids_of(self.tokenizer, self._render(messages, tools)))
+
+    def follow(
+        self, history: Sequence[Message], sampled: Sampled, observations: Sequence[Message], tools: Sequence[Message]
+    ) -> tuple[Following, bool]:
+        before = self._render(history, tools)
+        whole = self._render([*history, assistant(sampled.text), *observations], tools)
+        probed = self._render([*history, assistant(_PROBE), *observations], tools)
+        closed = self._render([*history, assistant(_PROBE)], tools, add_generation_prompt=False)
+        _, found, tail = probed.partition(_PROBE)
+        _, _, closing = closed.partition(_PROBE)
+        if not found:
+            raise DataError(Problem("the chat template leaves out what the assistant said"))
+        said = whole[len(before) : len(whole) - len(tail)]
+        # Templates put white space around what was said, or take it away; the model has read what it wrote itself.
+        unchanged = whole.startswith(before) and whole.endswith(tail) and said.strip() == sampled.text.strip()
+        kept, lost = tokens_within(self.tokenizer, sampled)
+        ended = sampled.ended and kept == len(sampled.token_ids)
+        tail_ids = ids_of(self.tokenizer, tail)
+        end = sampled.token_ids[-1] if ended else None
+        skipped = self._end_of_turn(tail_ids, ids_of(self.tokenizer, closing), end, skip=ended or not self.close_turns)
+        return Following(kept, (*ids_of(self.tokenizer, lost), *tail_ids[skipped:])), unchanged
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return decoded(self.tokenizer, token_ids)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> str:
+        return render(self.tokenizer, messages, self.options, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    def _end_of_turn(self, tail: Sequence[int], closing: Sequence[int], end: int | None, *, skip: bool) -> int:
+        """How many of the tail's tokens end the assistant's turn and are not written, because the model has ended it (with the
+        token ``end``, or with another one that means the same) or nobody is to."""
+        if not skip:
+            return 0
+        within = list(tail[: len(closing)])
+        if end in within:
+            return within.index(end) + 1
+        special = self._special_ids()
+        return max((place + 1 for place, token in enumerate(within) if token in special), default=0)
+
+    def _special_ids(self) -> set[int]:
+        added = self.tokenizer.added_tokens_decoder
+        return set(self.tokenizer.all_special_ids) | {number for number, token in added.items() if token.special}
+
+
+@dataclass(frozen=True, slots=True)
+class OneMessageTurns:
+    """All turns make up one message of the assistant: observations stand in it as plain text, whatever their role. End tokens
+    are taken out of turns that are followed by another, unless there is nothing else in them."""
+
+    tokenizer: PreTrainedTokenizerBase
+    options: Mapping[str, Any]
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(ids_of(self.tokenizer, render(self.tokenizer, messages, self.options, tools=tools)))
+
+    def follow(
+        self, history: Sequence[Message], sampled: Sampled, observations: Sequence[Message], tools: Sequence[Message]
+    ) -> tuple[Following, bool]:
+        kept, lost = tokens_within(self.tokenizer, sampled)
+        if sampled.ended and kept == len(sampled.token_ids) > 1:
+            kept -= 1
+        ids = ids_of(self.tokenizer, lost) if lost else []
+        for message in observations:
+            ids += ids_of(self.tokenizer, content_of(message))
+        return Following(kept, tuple(ids)), True
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return decoded(self.tokenizer, token_ids)
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
+
+
+def tokens_within(tokenizer: PreTrainedTokenizerBase, sampled: Sampled) -> tuple[int, str]:
+    """How many of the turn's tokens lie in its text, all of them where it was not cut, and the text of the token that the cut
+    goes through, up to there."""
+    if decoded(tokenizer, sampled.token_ids) == sampled.text:
+        return len(sampled.token_ids), ""
+    for kept in range(len(sampled.token_ids) - 1, -1, -1):
+        text = decoded(tokenizer, sampled.token_ids[:kept])
+        if sampled.text.startswith(text):
+            return kept, sampled.text[len(text) :]
+    return 0, sampled.text
+
+
+def content_of(message: Message) -> str:
+    """The text of a message; of a list of parts, those that are text, together."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)

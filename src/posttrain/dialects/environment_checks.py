@@ -1,0 +1,127 @@
+"""Rules about environments: which settings go together, and which have no effect. Nothing here imports an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from posttrain.config import RunConfig
+from posttrain.config.base import Section
+from posttrain.config.environment import SINGLE_TURN, EnvironmentConfig
+from posttrain.dialects.rollout_checks import SERVERS
+from posttrain.errors import Problem, did_you_mean
+from posttrain.games.text_game import Wording
+from posttrain.registry import ENVS
+
+TEXT_GAMES = ("frozen_lake", "gymnasium", "guess_number", "sokoban")  # environments that have all settings of Wording
+
+
+def environment_problems(config: RunConfig) -> Iterator[Problem]:
+    environment = config.environment
+    named = {f"environment.named.{key}.name": each.name for key, each in environment.named.items()}
+    for field, name in {"environment.name": environment.name, **named}.items():
+        yield from _name_problems(name, field)
+    if environment.name in ENVS.names():
+        yield from _setting_problems(environment.name or "", environment.settings, "environment.settings")
+    for tag, each in environment.named.items():
+        if each.name in ENVS.names():
+            yield from _setting_problems(each.name, each.settings, f"environment.named.{tag}.settings")
+    named_ones = environment.named.values()
+    for what, weights in (
+        ("train", [each.weight for each in named_ones]),
+        (
+            "validation",
+            [each.weight if each.validation_weight is None else each.validation_weight for each in named_ones],
+        ),
+    ):
+        field = f"environment.{what}_episodes"
+        if weights and not any(weights) and getattr(environment, f"{what}_episodes") is not None:
+            yield Problem(f"no environment in environment.named has a weight above 0 in {field}", field=field)
+    for ours, files in (("train", config.data.train_files), ("validation", config.data.validation_files)):
+        field = f"environment.{ours}_episodes"
+        if getattr(environment, field.rpartition(".")[2]) is None:
+            continue
+        if files:
+            what = f"{ours} prompts are to come from files and from generated episodes"
+            yield Problem(what, fix=f"use one of {field} and data.{ours}_files", field=field)
+        if not environment.used:
+            yield Problem(f"{field} generates episodes of an environment, and there is none", field=field)
+    if environment.used and environment.name != SINGLE_TURN:
+        yield from _episode_problems(config)
+
+
+def _episode_problems(config: RunConfig) -> Iterator[Problem]:
+    """What is set for responses of one turn, and fails or means something else for episodes."""
+    turn, longest = config.rollout.max_response_tokens, config.environment.max_context_tokens
+    for role in ("policy", "reference", "critic"):
+        budget = getattr(config, role).max_tokens_per_micro_batch
+        if budget is None or (longest is not None and longest + turn <= budget):
+            continue
+        # A row that is longer than a whole micro-batch would end the run when it comes.
+        have = "as many tokens as the model has positions" if longest is None else f"{longest + turn} tokens"
+        yield Problem(
+            f"episodes may have {have}, and a micro-batch of the {role} at most {budget}",
+            fix=f"use environment.max_context_tokens={max(budget - turn, 1)}, or larger micro-batches",
+            field=f"{role}.max_tokens_per_micro_batch",
+        )
+    if longest is None and config.rollout.engine in SERVERS:
+        yield Problem(
+            f"{config.rollout.engine} must know how long the conversations of the environments may become",
+            fix="give environment.max_context_tokens, such as 4096",
+            field="environment.max_context_tokens",
+        )
+    if config.reward.overlong_buffer_tokens is not None:
+        yield Problem(
+            "the overlong rule measures one response against rollout.max_response_tokens, which is the limit of a turn here",
+            fix="leave reward.overlong_buffer_tokens out",
+            field="reward.overlong_buffer_tokens",
+        )
+
+
+def _setting_problems(name: str, settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
+    """Settings that a registered environment does not have: every episode would fail by them."""
+    known = [*ENVS.settings(name), *(Wording.__annotations__ if name in TEXT_GAMES else ())]
+    for setting in settings:
+        if setting not in known:
+            what = f"the environment {name} has no setting {setting!r} (known: {', '.join(known) or 'none'})"
+            yield Problem(what, fix=did_you_mean(setting, known, listed=True), field=f"{field}.{setting}")
+
+
+def _name_problems(name: str | None, field: str) -> Iterator[Problem]:
+    if name is None:
+        return
+    path, colon, attribute = name.rpartition(":")
+    if colon and not (path and attribute):
+        what = f"{name} is no environment: it is written package.module:Class, or path/to/file.py:Class"
+        yield Problem(what, field=field)
+    elif not colon and name not in ENVS.names():
+        yield ENVS.problem(name, field)
+
+
+def environment_warnings(config: RunConfig) -> Iterator[str]:
+    environment = config.environment
+    if not environment.used:
+        changed = [f"environment.{name}" for name in differing(environment, EnvironmentConfig())]
+        if changed:
+            has = "have" if len(changed) > 1 else "has"
+            yield f"{', '.join(changed)} {has} no effect: environment.name is null"
+        if not config.reward.by_turn:
+            yield "reward.by_turn has no effect: there is no environment"
+        return
+    if environment.workers == 0 and environment.timeout_s != EnvironmentConfig().timeout_s:
+        yield "environment.timeout_s has no effect: environment.workers is 0, and nothing can be stopped in this process"
+    if environment.max_turns is None and not environment.end_at_max_turns:
+        yield "environment.end_at_max_turns has no effect: environment.max_turns is null"
+    if environment.conversation == "one_message":
+        for name in ("close_turns", "changed_history"):
+            if getattr(environment, name) != EnvironmentConfig.model_fields[name].default:
+                yield f"environment.{name} has no effect: environment.conversation is one_message"
+    if environment.name == SINGLE_TURN and environment.max_turns not in (None, 1):
+        yield f"environment.max_turns has no effect: {SINGLE_TURN} is over after one turn"
+    if environment.settings and environment.name is None:
+        yield "environment.settings has no effect: environment.name is null"
+
+
+def differing(section: Section, default: Section) -> list[str]:
+    """Names of the fields in which two sections of one kind differ."""
+    return [name for name in type(section).model_fields if getattr(section, name) != getattr(default, name)]

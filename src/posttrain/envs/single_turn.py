@@ -1,0 +1,25 @@
+"""One question, one answer: the dataset's row is asked, and the reward terms score what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep
+from posttrain.registry import ENVS
+
+
+@ENVS.register("single_turn")
+class SingleTurn:
+    """Done after the first action, with no reward of its own."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._messages = spec.messages
+
+    def reset(self, seed: int) -> EnvStart:
+        return EnvStart(messages=self._messages)
+
+    def step(self, action: str) -> EnvStep:
+        return EnvStep(done=True)
+
+    def close(self) -> Mapping[str, float]:
+        return {}

@@ -1,0 +1,91 @@
+"""The environments of the package skyrl-gym, and the user's own in its form, as they are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import skyrl_gym.envs
+from omegaconf import OmegaConf
+from skyrl_gym.envs.registration import registry
+
+from posttrain.errors import ConfigError, Problem, did_you_mean
+from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
+from posttrain.registry import ENVS
+
+RUN_CODE = ("lcb", "searchcode")  # they run what the model writes, in processes that nothing keeps from the machine
+# What SkyRL's own configuration says where nothing is written.
+USUAL: dict[str, dict[str, Any]] = {
+    "search": {"log_requests": False, "search_url": "http://127.0.0.1:8000/retrieve", "topk": 3, "timeout": 30},
+    "text2sql": {"db_path": "/home/ray/default/sql_data"},
+}
+
+
+@ENVS.register("skyrl_gym")
+def make_skyrl_gym(
+    spec: EnvSpec,
+    *,
+    env_class: str | None = None,
+    configs: Mapping[str, Mapping[str, Any]] | None = None,
+    register: Mapping[str, str] | None = None,
+    allow_unboxed_code: bool = False,
+) -> Env:
+    """The environment that the row's column ``env_class`` names, or else the setting of that name.
+
+    It gets the row without its prompt as ``extras``, with ``max_turns`` where the run has one, and ``configs[env_class]`` over
+    SkyRL's defaults as ``env_config``.
+
+    Args: env_class, a registered id, or package.module:Class; register, further ids with their package.module:Class;
+        allow_unboxed_code lets those run that run what the model writes.
+    Raises: ConfigError.
+    """
+    name = str(spec.row.get("env_class") or env_class or "")
+    if not name:
+        what = "the row has no env_class, and the run names none"
+        raise ConfigError(Problem(what, fix="give one, such as environment.settings.env_class=gsm8k"))
+    for own, entry_point in (register or {}).items():
+        if own not in registry:
+            skyrl_gym.envs.register(id=own, entry_point=entry_point)
+    if ":" in name and name not in registry:
+        skyrl_gym.envs.register(id=name, entry_point=name)
+    if name not in registry:
+        known = sorted(registry)
+        fix = did_you_mean(name, known, listed=True) or "add it with environment.settings.register"
+        raise ConfigError(Problem(f"skyrl-gym has no environment {name!r} (known: {', '.join(known)})", fix=fix))
+    if name in RUN_CODE and not allow_unboxed_code:
+        what = f"the environment {name} runs code that the model writes, without a box around it"
+        fix = "use the reward code, which boxes it in, or accept it with environment.settings.allow_unboxed_code=true"
+        raise ConfigError(Problem(what, fix=fix))
+    extras = {key: value for key, value in spec.row.items() if key != "env_class"}
+    if spec.max_turns is not None:
+        extras["max_turns"] = spec.max_turns
+    config = OmegaConf.create({**USUAL.get(name, {}), **(configs or {}).get(name, {})})
+    return SkyRLGym(skyrl_gym.make(name, env_config=config, extras=extras), spec)
+
+
+class SkyRLGym:
+    """One of its environments behind our interface."""
+
+    def __init__(self, env: Any, spec: EnvSpec) -> None:
+        self._env = env
+        self._messages = copy.deepcopy(list(spec.messages))
+
+    def reset(self, seed: int) -> EnvStart:
+        messages, _ = self._env.init(self._messages)
+        return EnvStart(messages=messages)
+
+    def step(self, action: str) -> EnvStep:
+        answer = self._env.step(action)
+        return EnvStep(
+            messages=answer["observations"] or [],
+            reward=answer["reward"],
+            done=bool(answer["done"]),
+            action=answer.get("postprocessed_action"),
+        )
+
+    def close(self) -> Mapping[str, float]:
+        """Those of its metrics that are numbers."""
+        metrics = self._env.get_metrics()
+        self._env.close()
+        return {name: float(value) for name, value in metrics.items() if isinstance(value, (bool, int, float))}

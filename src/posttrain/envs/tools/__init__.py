@@ -1,0 +1,179 @@
+"""Questions that the model answers with the help of tools: it calls them as often as it likes, then answers.
+
+A file here holds a tool, and its name is the tool's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from posttrain.data.tool_calls import ToolCall, argument_problem, tool_calls
+from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
+from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
+from posttrain.interfaces.tool import Tool, ToolFailed
+from posttrain.registry import ENVS, TOOLS
+
+
+@ENVS.register("tools")
+def tools(
+    spec: EnvSpec,
+    *,
+    tools: Sequence[str | Mapping[str, Any]],
+    max_calls_per_turn: int | None = None,
+    max_calls: int | None = None,
+    max_result_characters: int = 2000,
+    cut: Literal["end", "start", "middle"] = "end",
+    role: Literal["tool", "user"] = "tool",
+    call_reward: float = 0.0,
+    failed_call_reward: float = 0.0,
+) -> Env:
+    """The row's conversation, with tools that the model may call; an answer without a call ends the episode, and the run's
+    reward terms score it.
+
+    Args: tools, names of tools, or mappings of a name and its options ({name: search, corpus: wiki.jsonl}); of a turn's calls
+        only the first max_calls_per_turn are run (null: all), and of the episode's the first max_calls; a result of more than
+        max_result_characters is cut at an end; role of the messages that results come in, user for chat templates that know no
+        tools; call_reward is given for every call that was answered, failed_call_reward for every other.
+    Raises: ConfigError with what is wrong with each tool.
+    """
+    if cut not in ("end", "start", "middle"):
+        raise ConfigError(Problem(f"cut is {cut!r}", fix="use end, start or middle"))
+    if role not in ("tool", "user"):
+        raise ConfigError(Problem(f"role is {role!r}", fix="use tool or user"))
+    return WithTools(
+        spec,
+        _made(tools),
+        max_calls_per_turn=max_calls_per_turn,
+        max_calls=max_calls,
+        max_result_characters=max_result_characters,
+        cut=cut,
+        role=role,
+        rewards=(call_reward, failed_call_reward),
+    )
+
+
+class WithTools:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        tools: Sequence[Tool],
+        *,
+        max_calls_per_turn: int | None,
+        max_calls: int | None,
+        max_result_characters: int,
+        cut: str,
+        role: str,
+        rewards: tuple[float, float],
+    ):
+        self._messages = spec.messages
+        self._max_turns = spec.max_turns
+        self._tools = {tool.name: tool for tool in tools}
+        self._max_calls_per_turn = max_calls_per_turn
+        self._max_calls = max_calls
+        self._longest = max_result_characters
+        self._cut = cut
+        self._role = role
+        self._rewards = rewards
+        self._turns = self._answered = self._failed = 0
+
+    def reset(self, seed: int) -> EnvStart:
+        return EnvStart(messages=self._messages, tools=[tool.schema for tool in self._tools.values()])
+
+    def step(self, action: str) -> EnvStep:
+        self._turns += 1
+        calls = tool_calls(action)
+        if not calls:
+            return EnvStep(done=True, stop="answered")
+        if self._turns == self._max_turns:  # nobody would read the results
+            return EnvStep(done=True, stop="max_turns")
+        before = self._answered, self._failed
+        results = [self._result(number, call) for number, call in enumerate(calls)]
+        answered, failed = self._answered - before[0], self._failed - before[1]
+        reward = answered * self._rewards[0] + failed * self._rewards[1]
+        return EnvStep(messages=results, reward=reward if any(self._rewards) else None)
+
+    def close(self) -> Mapping[str, float]:
+        """Calls that were answered and that failed, and turns."""
+        for tool in self._tools.values():
+            tool.close()
+        return {
+            "tool_calls": float(self._answered + self._failed),
+            "failed_tool_calls": float(self._failed),
+            "num_actions": float(self._turns),
+        }
+
+    def _result(self, number: int, call: ToolCall) -> Message:
+        """The message that answers a call, whatever was wrong with it."""
+        try:
+            text = self._run(number, call)
+            self._answered += 1
+        except ToolFailed as error:
+            text = f"Error: {error}"
+            self._failed += 1
+        named = {"name": call.name} if call.name and self._role == "tool" else {}
+        return {"role": self._role, **named, "content": shortened(text, self._longest, self._cut)}
+
+    def _run(self, number: int, call: ToolCall) -> str:
+        if call.problem:
+            raise ToolFailed(call.problem)
+        if self._max_calls_per_turn is not None and number >= self._max_calls_per_turn:
+            raise ToolFailed(f"only {self._max_calls_per_turn} calls of a turn are run")
+        if self._max_calls is not None and self._answered + self._failed >= self._max_calls:
+            raise ToolFailed(f"all {self._max_calls} calls are used up; answer now")
+        tool = self._tools.get(call.name)
+        if tool is None:
+            raise ToolFailed(f"there is no tool {call.name!r} (known: {', '.join(self._tools)})")
+        if problem := argument_problem(call.arguments, tool.parameters):
+            raise ToolFailed(problem)
+        return tool.run(call.arguments)
+
+
+def shortened(text: str, longest: int, cut: str) -> str:
+    """The text with at most so many characters of it, and a mark where others were. ``cut``: what goes is its end, its start or
+    its middle."""
+    if len(text) <= longest:
+        return text
+    if cut == "end":
+        return f"{text[:longest]}...(truncated)"
+    if cut == "start":
+        return f"(truncated)...{text[len(text) - longest :]}"
+    half = longest // 2
+    return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
+
+
+def _made(wanted: Sequence[str | Mapping[str, Any]]) -> list[Tool]:
+    """The tools. Raises: ConfigError with the problems of all of them."""
+    made: list[Tool] = []
+    problems: list[Problem] = []
+    for one in wanted:
+        options = {"name": one} if isinstance(one, str) else dict(one)
+        name = str(options.pop("name", ""))
+        try:
+            _check_options(name, options)
+            made.append(TOOLS.get(name)(**options))
+        except RequestError as error:
+            problems += error.problems
+    names = [tool.name for tool in made]
+    problems += [Problem(f"two tools are called {name}") for name in sorted({n for n in names if names.count(n) > 1})]
+    if not wanted:
+        problems.append(Problem("there is no tool", fix=f"name some (known: {', '.join(TOOLS.names())})"))
+    if problems:
+        for tool in made:
+            tool.close()
+        raise ConfigError(problems)
+    return made
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    build = TOOLS.get(name)
+    known = TOOLS.settings(name)
+    for option in options:
+        if option not in known:
+            what = f"the tool {name} has no option {option!r} (known: {', '.join(known) or 'none'})"
+            raise ConfigError(Problem(what, fix=did_you_mean(option, known, listed=True)))
+    try:
+        inspect.signature(build).bind(**options)
+    except TypeError as error:
+        raise ConfigError(Problem(f"the tool {name}: {error}", fix=f"give its options: {', '.join(known)}")) from None

@@ -1,0 +1,191 @@
+"""From a game to an environment: what the model writes becomes an action, what the game answers becomes a message.
+
+A game knows its rules and nothing of messages; ``TextGame`` makes an environment of it, in the way of ROLL's trajectory
+environments: an instruction, then turn after turn an observation in a template, and an answer in a pattern. For a game of
+your own write a function with this line, and name it as the environment (``my_game.py:build``):
+
+    def build(spec, **wording): return TextGame(spec, MyGame(), **wording)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict
+
+from posttrain.errors import ConfigError, Problem, did_you_mean
+from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep
+
+ANSWER = r"<answer>(.*?)</answer>"
+_MARKS = re.compile(r"<\|im_start\|>|<\|im_end\|>")  # ROLL takes these out of an answer before it looks for the action
+FIELDS = ("observation", "turn_idx", "actions_left", "max_response_length", "suffix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What an action led to."""
+
+    seen: str
+    reward: float
+    done: bool = False
+    success: bool = False
+    effective: bool = True  # the state is another than before
+
+
+class Game(Protocol):
+    """The rules. ``begin`` comes first, and again for another round."""
+
+    @property
+    def instruction(self) -> str:
+        """What it is about, and which actions there are."""
+        ...
+
+    @property
+    def actions(self) -> Sequence[str]:
+        """Their names, which the model writes."""
+        ...
+
+    def begin(self, seed: int) -> str:
+        """A new round. Equal seeds, equal rounds. Returns what is seen."""
+        ...
+
+    def act(self, action: str | None) -> Played:
+        """One of ``actions``, or None for an answer that named none of them: the player stands still, and the turn counts."""
+        ...
+
+    def state(self) -> str:
+        """Equal texts for equal states (GiGPO compares the actions taken in one)."""
+        ...
+
+
+class Wording(TypedDict, total=False):
+    """Settings that every text game has; see TextGame."""
+
+    max_turns: int | None
+    instruction: str | None
+    template: str
+    system: str | None
+    action_pattern: str
+    action_words: Mapping[str, str]
+    format_penalty: float
+    max_response_tokens: int | None
+
+
+class TextGame:
+    """An environment that plays a game.
+
+    An answer's action is what the first match of ``action_pattern`` captures (two groups: a thought and the action), without
+    spaces around it, whatever its case. An answer without an action leaves the game as it is, and its turn has
+    ``format_penalty`` added to its reward.
+
+    Args: ``max_turns`` ends the episode, and so does the run's limit; where neither is given, ``usual_turns``;
+        ``instruction`` None is the game's own; ``template`` makes a message of an observation, with the names in FIELDS in
+        braces (``turn_idx`` counts from 1); ``system`` None has no system message; ``action_words``, what the model writes for
+        an action, where that is not its name; ``max_response_tokens`` is but a number for the template.
+    Raises: ConfigError for a pattern, a template or words that cannot be used.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        game: Game,
+        *,
+        usual_turns: int = 10,
+        max_turns: int | None = None,
+        instruction: str | None = None,
+        template: str = "{observation}",
+        system: str | None = None,
+        action_pattern: str = ANSWER,
+        action_words: Mapping[str, str] | None = None,
+        format_penalty: float = 0.0,
+        max_response_tokens: int | None = None,
+    ):
+        self._game = game
+        self._max_turns = min((turns for turns in (max_turns, spec.max_turns) if turns), default=usual_turns)
+        self._instruction = game.instruction if instruction is None else instruction
+        self._template = template
+        self._system = system
+        self._pattern = _pattern(action_pattern)
+        self._by_word = _by_word(game.actions, action_words or {})
+        self._penalty = format_penalty
+        self._fields: dict[str, Any] = {"max_response_length": max_response_tokens or "", "suffix": ""}
+        self._turns = self._valid = self._effective = 0
+        self._success = False
+        self._message("")  # a template that cannot be filled is told now
+
+    def reset(self, seed: int) -> EnvStart:
+        first = "\n".join(text for text in (self._instruction, self._message(self._game.begin(seed))) if text)
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return EnvStart(messages=[*system, {"role": "user", "content": first}], state_key=self._game.state())
+
+    def step(self, action: str) -> EnvStep:
+        chosen = self._action(action)
+        played = self._game.act(chosen)
+        self._turns += 1
+        self._valid += chosen is not None
+        self._effective += played.effective
+        self._success = played.success
+        done = played.done or self._turns >= self._max_turns
+        stop = "solved" if played.success else "lost" if played.done else "max_turns"
+        return EnvStep(
+            messages=[{"role": "user", "content": self._message(played.seen)}],
+            reward=played.reward + (self._penalty if chosen is None else 0.0),
+            done=done,
+            stop=stop if done else "",
+            state_key=self._game.state(),
+        )
+
+    def close(self) -> Mapping[str, float]:
+        """Whether the game was won, the turns it took, and of these the shares with a valid and with an effective action and
+        the mean format penalty."""
+        turns = max(self._turns, 1)
+        return {
+            "success": float(self._success),
+            "num_actions": float(self._turns),
+            "action_is_valid": self._valid / turns,
+            "action_is_effective": self._effective / turns,
+            "format_penalty": self._penalty * (self._turns - self._valid) / turns,
+        }
+
+    def _action(self, reply: str) -> str | None:
+        match = self._pattern.search(_MARKS.sub("", reply))
+        return self._by_word.get((match.groups()[-1] or "").strip().casefold()) if match else None
+
+    def _message(self, seen: str) -> str:
+        fields = self._fields | {
+            "observation": seen,
+            "turn_idx": self._turns + 1,
+            "actions_left": self._max_turns - self._turns,
+        }
+        try:
+            return self._template.format(**fields)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            fix = f"use the fields {', '.join(FIELDS)} in braces, and {{{{ and }}}} where braces are meant"
+            raise ConfigError(Problem(f"the template of a turn cannot be filled: {error}", fix=fix)) from None
+
+
+def _by_word(actions: Sequence[str], words: Mapping[str, str]) -> dict[str, str]:
+    """What the model writes, in lower case -> the action."""
+    for action in words:
+        if action not in actions:
+            raise ConfigError(
+                Problem(
+                    f"action_words has a word for {action!r}, which is no action (known: {', '.join(actions[:20])})",
+                    fix=did_you_mean(action, list(actions), listed=True),
+                )
+            )
+    return {words.get(action, action).casefold(): action for action in actions}
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text, re.DOTALL)
+    except re.error as error:
+        what = f"the action pattern {text!r} is no regular expression: {error}"
+        raise ConfigError(Problem(what, fix=f"use one such as {ANSWER}")) from None
+    if pattern.groups not in (1, 2):
+        what = f"the action pattern {text!r} has {pattern.groups} groups"
+        fix = f"use one group around the action, such as {ANSWER}, or two, of a thought and the action"
+        raise ConfigError(Problem(what, fix=fix))
+    return pattern

@@ -1,0 +1,218 @@
+"""One conversation of the policy with an environment, from its first prompt to a trajectory. Nothing here waits for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from posttrain.data.turns import assistant, content_of
+from posttrain.interfaces.env import EnvStart, EnvStep, Message, Tool
+from posttrain.interfaces.rollout_engine import Request
+from posttrain.interfaces.worlds import EpisodeRules, Sampled, TurnWriter
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import StopReason, Trajectory, Turn
+
+HISTORY_CHANGED = "history_changed"  # reasons of episodes that are lost; the environment's own are the host's
+TOO_LONG = "prompt_too_long"
+TEMPLATE = "template"
+EMPTY = "empty_response"
+
+
+class EpisodeLost(Exception):
+    """It cannot go on. ``args`` are a reason to count by and what happened."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """The state of one episode: ``begin``, then ``sampled`` and ``answered`` in turn, until one of them says that it is over.
+
+    ``ids`` is what the model has read and written behind ``prompt_ids`` since the present sample began; ``ids[:sealed]`` ends
+    with the last sampled token.
+    """
+
+    prompt: Prompt
+    sample_id: str
+    writer: TurnWriter
+    rules: EpisodeRules
+    messages: list[Message] = field(default_factory=list)
+    tools: Sequence[Tool] = ()
+    state_key: str | None = None
+    prompt_ids: tuple[int, ...] = ()
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    sealed: int = 0
+    used: int = 0  # tokens of all samples, observations included
+    turns: list[Turn] = field(default_factory=list)  # of the present sample
+    earlier: list[Trajectory] = field(default_factory=list)
+    count: int = 0  # turns that were sampled, in all samples
+    last: Trajectory | None = None  # what the sampler gave in the turn that waits for an answer
+    stop_reason: StopReason = StopReason.EOS
+    env_stop: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, start: EnvStart) -> Request:
+        """The first turn. Raises: EpisodeLost when there is no room for it; DataError when the template refuses it."""
+        self.messages, self.tools, self.state_key = list(start.messages), start.tools, start.state_key
+        rows_own = not start.tools and [*map(dict, self.messages)] == [*map(dict, self.prompt.messages)]
+        if rows_own and self.prompt.token_ids:  # tokenised already, and cut where the data section says so
+            self.prompt_ids = self.prompt.token_ids
+        else:
+            self.prompt_ids = self.writer.begin(self.messages, self.tools)
+        request = self._ask()
+        if request is None:
+            limit = self.rules.max_context_tokens
+            raise EpisodeLost(TOO_LONG, f"the first prompt has {len(self.prompt_ids)} tokens, and {limit} are allowed")
+        return request
+
+    def sampled(self, response: Trajectory) -> str:
+        """Take in what the policy did. Returns the action. Raises: EpisodeLost when the sampler failed."""
+        if response.stop_reason is StopReason.FAILED:
+            raise EpisodeLost(response.failure_reason, response.failure)
+        if not response.token_ids:
+            raise EpisodeLost(EMPTY, "the sampler gave no token")
+        self.last = response
+        self.count += 1
+        self.stop_reason = response.stop_reason
+        start = len(self.ids)
+        self.ids += response.token_ids
+        self.logprobs += response.logprobs
+        self.mask += [True] * len(response.token_ids)
+        self.used += len(response.token_ids)
+        self.sealed = len(self.ids)
+        self.turns.append(
+            Turn(
+                start=start,
+                end=self.sealed,
+                text=self.writer.text_of(response.token_ids),
+                stop_reason=response.stop_reason,
+                policy_version=response.policy_version,
+                state_key=self.state_key,
+            )
+        )
+        return self.turns[-1].text
+
+    def answered(self, step: EnvStep) -> Request | None:
+        """Take in what the environment answered. Returns the next turn; None when the episode is over.
+
+        Raises: EpisodeLost where the history may not change and does; DataError when the template refuses the answer.
+        """
+        assert self.last is not None
+        turn = self.turns[-1]
+        action = turn.text if step.action is None else step.action
+        shown = step.messages if step.conversation is None else step.conversation
+        observation = "\n".join(content_of(message) for message in shown)
+        self.turns[-1] = replace(turn, text=action, reward=step.reward, observation=observation)
+        self.state_key = step.state_key
+        for name, value in step.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + value
+        if step.done or self.count == self.rules.max_turns:
+            self.env_stop = step.stop if step.done else "max_turns"
+            return None
+        history, self.messages = self.messages, [*self.messages, assistant(action), *step.messages]
+        if step.conversation is not None:
+            self.messages = list(step.conversation)
+            self._new_sample(self.writer.begin(self.messages, self.tools))
+        elif not turn.text.startswith(action):  # the model did not write what stands in the history
+            self._may_change("the environment took another action than the one that was sampled")
+            self._new_sample(self.writer.begin(self.messages, self.tools))
+        else:
+            self._go_on(turn, action, history, step.messages)
+        request = self._ask()
+        if request is None:
+            self.stop_reason = StopReason.LENGTH
+        return request
+
+    def _go_on(self, turn: Turn, action: str, history: Sequence[Message], observations: Sequence[Message]) -> None:
+        """The turn's tokens stay, and what comes between it and the next turn is written behind them."""
+        assert self.last is not None
+        ended = self.last.stop_reason is StopReason.EOS
+        sampled = Sampled(tuple(self.ids[turn.start : turn.end]), action, ended)
+        following, unchanged = self.writer.follow(history, sampled, observations, self.tools)
+        if not unchanged and self.rules.changed_history != "append":
+            self._may_change("the chat template wrote earlier turns in another way than before")
+            self._new_sample(self.writer.begin(self.messages, self.tools))
+            return
+        if not following.kept:
+            self._may_change("the environment took less of the action than its first token")
+            self._new_sample(self.writer.begin(self.messages, self.tools))
+            return
+        self.sealed = turn.start + following.kept
+        self.turns[-1] = replace(self.turns[-1], end=self.sealed)
+        del self.ids[self.sealed :], self.logprobs[self.sealed :], self.mask[self.sealed :]
+        self.ids += following.token_ids
+        self.logprobs += [0.0] * len(following.token_ids)
+        self.mask += [False] * len(following.token_ids)
+        self.used += len(following.token_ids)
+        if self.rules.sample_per_turn:
+            self._new_sample((*self.prompt_ids, *self.ids))
+
+    def trajectory(self, metrics: Mapping[str, float] | None = None, lost: EpisodeLost | None = None) -> Trajectory:
+        """What there is to train on, and, with ``lost``, what became of it.
+
+        Args: metrics that the environment gave when it was closed; they come before sums over steps of the same name.
+        """
+        for name, value in (metrics or {}).items():
+            self.metrics[name] = value
+        samples = list(self.earlier)
+        if self.turns or not samples:  # otherwise a sample was begun for a turn that never came
+            samples.append(self._sample(self.sample_id))
+        turns = [turn for sample in samples for turn in sample.turns]
+        rewards = [turn.reward for turn in turns if turn.reward is not None]
+        reason, detail = lost.args if lost else ("", "")
+        return replace(
+            samples[-1],
+            sample_id=self.sample_id,
+            text=samples[0].text if len(samples) == 1 else _transcript(turns),
+            earlier=tuple(samples[:-1]),
+            stop_reason=StopReason.FAILED if lost else self.stop_reason,
+            failure=detail,
+            failure_reason=reason,
+            policy_version=min((turn.policy_version for turn in turns), default=0),
+            env_reward=sum(rewards) if rewards else None,
+            env_stop=self.env_stop,
+            env_metrics=tuple(sorted(self.metrics.items())),
+        )
+
+    def _ask(self) -> Request | None:
+        """The request for the next turn; None when there is no room for it."""
+        context = (*self.prompt_ids, *self.ids)
+        room = self.rules.max_response_tokens
+        if self.rules.max_trajectory_tokens is not None:
+            room = min(room, self.rules.max_trajectory_tokens - self.used)
+        if len(context) > self.rules.max_context_tokens or room <= 0:
+            return None
+        name = f"{self.sample_id}@{self.count}" if self.count else self.sample_id  # its random numbers are its own
+        return Request(name, context, room, conversation=self.sample_id)
+
+    def _may_change(self, what: str) -> None:
+        if self.rules.changed_history == "refuse":
+            raise EpisodeLost(HISTORY_CHANGED, f"after turn {self.count} {what}")
+
+    def _new_sample(self, prompt_ids: tuple[int, ...]) -> None:
+        self.earlier.append(self._sample(f"{self.sample_id}#{len(self.earlier)}"))
+        self.prompt_ids, self.turns, self.sealed = prompt_ids, [], 0
+        self.ids, self.logprobs, self.mask = [], [], []
+
+    def _sample(self, name: str) -> Trajectory:
+        """The present sample, up to its last sampled token: what follows is read by nobody."""
+        ids = tuple(self.ids[: self.sealed])
+        rows_own = self.prompt_ids == self.prompt.token_ids
+        return Trajectory(
+            sample_id=name,
+            token_ids=ids,
+            logprobs=tuple(self.logprobs[: self.sealed]),
+            text=self.writer.text_of(ids),
+            stop_reason=self.stop_reason,
+            policy_version=min((turn.policy_version for turn in self.turns), default=0),
+            response_mask=tuple(self.mask[: self.sealed]),
+            prompt_token_ids=None if rows_own else self.prompt_ids,
+            prompt_text="" if rows_own else self.writer.text_of(self.prompt_ids),
+            turns=tuple(self.turns),
+        )
+
+
+def _transcript(turns: Sequence[Turn]) -> str:
+    """What was said in all turns, and answered in between: the text of an episode whose samples are not one text."""
+    *before, last = turns
+    return "\n".join([text for turn in before for text in (turn.text, turn.observation)] + [last.text])

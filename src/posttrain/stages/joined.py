@@ -1,0 +1,63 @@
+"""Trajectories as single rows of sampled tokens: what an advantage estimator should see, and the way back.
+
+A trajectory may have gaps (what an environment said) and may be several rows (where its history was edited). To an estimator it
+is one sequence of decisions, whose rewards come at some of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posttrain.records.batches import SequenceBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """Where each of the M sampled tokens of a batch stands: in the batch's row and column, and in one of N trajectories.
+
+    Trajectory n is described by its last row; W is the largest number of tokens that one has.
+    """
+
+    rows: Tensor  # [M] int64
+    columns: Tensor  # [M] int64
+    trajectories: Tensor  # [M] int64, 0 to N - 1
+    places: Tensor  # [M] int64, 0 to W - 1
+    last_rows: Tensor  # [N] int64
+    shape: torch.Size  # [B, T] of the batch
+    width: int
+
+    def join(self, values: Tensor) -> Tensor:
+        """[B, T] to [N, W], 0 behind a trajectory's end; [B] to [N], of last rows."""
+        if values.ndim == 1:
+            return values[self.last_rows]
+        joined = values.new_zeros(len(self.last_rows), self.width)
+        joined[self.trajectories, self.places] = values[self.rows, self.columns]
+        return joined
+
+    def split(self, values: Tensor) -> Tensor:
+        """[N, W] to [B, T], 0 where nothing was sampled."""
+        apart = values.new_zeros(self.shape)
+        apart[self.rows, self.columns] = values[self.trajectories, self.places]
+        return apart
+
+
+def joined(batch: SequenceBatch) -> Joined:
+    """Sampled tokens are those of ``response_mask``, in the order of rows and columns."""
+    rows, columns = batch.response_mask.nonzero(as_tuple=True)
+    last = batch.last_rows
+    numbers = last.long().cumsum(0) - last.long()  # [B], which trajectory a row belongs to, counted from 0
+    trajectories = numbers[rows]
+    sizes = torch.bincount(trajectories, minlength=int(last.sum()))
+    starts = sizes.cumsum(0) - sizes
+    return Joined(
+        rows=rows,
+        columns=columns,
+        trajectories=trajectories,
+        places=torch.arange(len(rows)) - starts[trajectories],
+        last_rows=last.nonzero().squeeze(1),
+        shape=batch.response_mask.shape,
+        width=max(int(sizes.max()), 1),
+    )

@@ -1,0 +1,215 @@
+"""The endpoint over a sampler that is played: tokens, sessions, the record, clients that leave, a sampler that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+import pytest
+
+from posttrain.backends.endpoint.app import Endpoint, EndpointPlan
+from posttrain.backends.endpoint.driver import Closed, Driver
+from posttrain.backends.endpoint.record import Record
+from posttrain.config.model import ModelConfig
+from posttrain.interfaces.rollout_engine import Request
+from posttrain.models.loading import load_tokenizer
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+
+SAMPLING = SamplingParams(max_response_tokens=8)
+TOKEN = "secret"
+
+
+class Played:
+    """Answers every request with a reply, one at a time, in the tokens that ``say`` makes of it."""
+
+    def __init__(self, say: Callable[[str], Sequence[int]], end: int, replies: Sequence[str]):
+        self.say, self.end, self.replies = say, end, list(replies)
+        self.asked: list[Request] = []
+        self.waiting: list[Request] = []
+        self.cancelled: list[str] = []
+        self.hold = threading.Event()
+        self.hold.set()
+
+    def open_stream(self, sampling: SamplingParams, on_tokens: object = None) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        if any(request.max_response_tokens > 7 for request in requests):
+            raise ValueError("no room for it")
+        self.asked += requests
+        self.waiting += requests
+
+    def cancel(self, sample_ids: Collection[str]) -> None:
+        self.cancelled += sample_ids
+
+    def wait(self, timeout_s: float) -> list[Trajectory]:
+        if not self.waiting or not self.hold.wait(timeout_s):
+            return []
+        request, reply = self.waiting.pop(0), self.replies.pop(0)
+        if reply == "broken":
+            raise RuntimeError("the sampler broke")
+        ids = (*self.say(reply), self.end)
+        return [
+            Trajectory(
+                sample_id=request.sample_id,
+                token_ids=ids,
+                logprobs=(-0.5,) * len(ids),
+                text=reply,
+                stop_reason=StopReason.FAILED if reply == "failed" else StopReason.EOS,
+                policy_version=4,
+                failure="no server" if reply == "failed" else "",
+            )
+        ]
+
+
+class Place:
+    """An endpoint, its sampler, and a way to talk to it."""
+
+    def __init__(self, model: Path, replies: Sequence[str], record: Path | None):
+        self.tokenizer = load_tokenizer(ModelConfig(path=str(model)))
+        self.engine = Played(self._tokens, self.tokenizer.eos_token_id, replies)
+        self.driver = Driver(self.engine, SAMPLING)  # type: ignore[arg-type]
+        plan = EndpointPlan(
+            model="tiny",
+            token=TOKEN,
+            sampling=SAMPLING,
+            max_prompt_tokens=200,
+            any_sampling=False,
+            session_header="X-Session-Id",
+            max_sessions=2,
+        )
+        self.record = Record(record) if record else None
+        self.app = Endpoint(plan, self.driver, self.tokenizer, {}, self.record).app()
+
+    def _tokens(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def ask(self, path: str, body: Any = None, **headers: str) -> httpx2.Response:
+        return asyncio.run(self._ask(path, body, {"Authorization": f"Bearer {TOKEN}"} | headers))
+
+    async def _ask(self, path: str, body: Any, headers: dict[str, str]) -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=self.app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
+            if body is None:
+                return await client.get(path, headers=headers)
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await client.post(path, content=content, headers=headers)
+
+    def chat(self, *messages: dict[str, Any], session: str = "", **more: Any) -> dict[str, Any]:
+        headers = {"X-Session-Id": session} if session else {}
+        response = self.ask("/v1/chat/completions", {"messages": list(messages), "max_tokens": 6, **more}, **headers)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
+
+@contextmanager
+def placed(model: Path, replies: Sequence[str], record: Path | None = None) -> Iterator[Place]:
+    place = Place(model, replies, record)
+    place.driver.start()
+    try:
+        yield place
+    finally:
+        place.driver.close()
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def test_a_session_goes_on_in_the_tokens_that_were_sampled(tiny_llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "record.jsonl"
+    with placed(tiny_llama, ["one", "two", "three", "four"], file) as place:
+        first = place.chat(user("a"), session="s")
+        told = first["choices"][0]["message"]
+        assert told == {"role": "assistant", "content": "one"}
+        place.chat(user("a"), told, user("b"), session="s")
+        place.chat(user("a"), {"role": "assistant", "content": "ONE"}, user("b"), session="s")  # not what it was told
+        place.chat(user("a"), told, user("b"), session="other")
+    asked = place.engine.asked
+    ended = (*place._tokens("one"), place.tokenizer.eos_token_id)
+    before = (*asked[0].token_ids, *ended)
+    assert asked[1].token_ids[: len(before)] == before
+    assert asked[0].conversation == asked[1].conversation == "s" and asked[0].sample_id != asked[1].sample_id
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["continues"] for line in lines] == [False, True, False, False]
+    assert lines[1]["prompt_token_ids"] == list(asked[1].token_ids)
+    assert lines[0]["token_ids"] == list(ended) and lines[0]["logprobs"] == [-0.5] * len(ended)
+    assert (lines[3]["session"], lines[0]["policy_version"], lines[0]["stop_reason"]) == ("other", 4, "eos")
+    assert lines[1]["messages"] == [user("a"), told, user("b")]
+
+
+def test_several_answers_and_completions(tiny_llama: Path) -> None:
+    with placed(tiny_llama, ["x", "y", "z", "w"]) as place:
+        both = place.chat(user("a"), n=2)
+        assert [choice["message"]["content"] for choice in both["choices"]] == ["x", "y"]
+        tokens = place._tokens("hello")
+        assert place.ask("/v1/completions", {"prompt": tokens, "max_tokens": 2}).json()["choices"][0]["text"] == "z"
+        assert place.engine.asked[-1].token_ids == tuple(tokens)
+        events = place.ask("/v1/completions", {"prompt": "hello", "max_tokens": 2, "stream": True}).text
+        assert '"text": "w"' in events and events.endswith("data: [DONE]\n\n")
+    assert len({request.sample_id for request in place.engine.asked}) == 4
+
+
+def test_what_is_refused(tiny_llama: Path) -> None:
+    with placed(tiny_llama, ["failed", "after"]) as place:
+
+        def refused(path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+            response = place.ask(path, body, **headers)
+            return response.status_code, response.json()["error"]["message"]
+
+        chat = "/v1/chat/completions"
+        assert refused("/v1/models", Authorization="Bearer wrong")[0] == 401
+        assert refused(chat, {"messages": [user("a")]}, Authorization="")[0] == 401
+        assert refused(chat, b"{")[1].startswith("the body is not JSON")
+        assert refused(chat, b" " * ((16 << 20) + 1))[0] == 413
+        assert refused(chat, {"messages": [user("a" * 300)]})[1].endswith(
+            "and 200 are allowed (data.max_prompt_tokens)"
+        )
+        assert refused("/v1/completions", {"prompt": [10**6]})[1].startswith("prompt holds a token id outside 0 to")
+        assert refused(chat, {"messages": [user("a")]}) == (400, "no room for it")  # 8 tokens, the most by default
+        assert refused(chat, {"messages": [user("a")], "max_tokens": 5}) == (502, "the sampler failed: no server")
+        assert place.chat(user("a"))["choices"][0]["message"]["content"] == "after"
+        assert place.ask("/v1/models").json()["data"][0]["id"] == "tiny"
+        assert place.ask("/health", Authorization="").json() == {"ok": True}
+
+
+def test_a_sampler_that_breaks_is_told(tiny_llama: Path) -> None:
+    with placed(tiny_llama, ["broken"]) as place:
+        response = place.ask("/v1/chat/completions", {"messages": [user("a")], "max_tokens": 5})
+        assert (response.status_code, response.json()["error"]["message"]) == (503, "the endpoint is closing")
+        assert isinstance(place.driver.failure, RuntimeError)
+        with pytest.raises(Closed):
+            place.driver.submit(Request(sample_id="x", token_ids=(1,), max_response_tokens=1))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_nobody_waits_for_is_given_up(tiny_llama: Path) -> None:
+    with placed(tiny_llama, ["late"]) as place:
+        place.engine.hold.clear()
+        future = place.driver.submit(Request(sample_id="x", token_ids=(1,), max_response_tokens=1))
+        wait_for(lambda: bool(place.engine.asked))
+        place.driver.give_up("x")
+        wait_for(lambda: bool(place.engine.cancelled))
+        assert place.engine.cancelled == ["x"] and not future.done()
+        waiting = place.driver.submit(Request(sample_id="y", token_ids=(1,), max_response_tokens=1))
+    with pytest.raises(Closed):
+        waiting.result(timeout=5)

@@ -1,0 +1,221 @@
+"""Environments that hang, crash and talk nonsense, in processes of their own and in this one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from posttrain.backends.environments.inline import InlineHost
+from posttrain.backends.environments.processes import ProcessHost
+from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvHost, EnvSpec, EnvStart, EnvStep
+
+WORLD = '''
+import asyncio, os, random, signal, subprocess, sys, time
+from posttrain.interfaces.env import EnvStart, EnvStep
+
+class World:
+    """Does what it is told."""
+
+    def __init__(self, spec, greeting="hello"):
+        if greeting == "broken":
+            raise ValueError("this world cannot be made")
+        self.greeting, self.spec, self.said = greeting, spec, []
+
+    def reset(self, seed):
+        return EnvStart(messages=[{"role": "user", "content": f"{self.greeting} {seed} {random.random():.6f}"}])
+
+    def step(self, action):
+        self.said.append(action)
+        if action == "hang":
+            time.sleep(600)
+        if action == "exit":
+            sys.exit(3)
+        if action == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == "raise":
+            raise KeyError("no such key")
+        if action == "child":
+            subprocess.Popen(["sleep", "600"])
+        if action == "none":
+            return None
+        if action == "nan":
+            return EnvStep(reward=float("nan"))
+        if action == "done":
+            return EnvStep(done="yes")
+        if action == "role":
+            return EnvStep(messages=["hello"])
+        if action == "object":
+            return EnvStep(messages=[{"role": "user", "content": object()}])
+        if action == "later":
+            return self.later()
+        return EnvStep(messages=[{"role": "user", "content": action.upper()}], reward=1, metrics={"moves": 1})
+
+    async def later(self):
+        await asyncio.sleep(0.01)
+        return EnvStep(messages=[{"role": "user", "content": "LATER"}])
+
+    def close(self):
+        return {"said": len(self.said)}
+'''
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> EnvSpec:
+    (tmp_path / "world.py").write_text(WORLD)
+    return EnvSpec(name=f"{tmp_path}/world.py:World", messages=({"role": "user", "content": "q"},), row={"seed": 3})
+
+
+@pytest.fixture(params=["processes", "inline"])
+def host(request: pytest.FixtureRequest) -> Iterator[EnvHost]:
+    made: EnvHost = ProcessHost(2, timeout_s=20.0) if request.param == "processes" else InlineHost()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def processes() -> Iterator[ProcessHost]:
+    made = ProcessHost(2, timeout_s=1.0)
+    yield made
+    made.close()
+
+
+def next_event(host: EnvHost, episode: str) -> EnvEvent:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for name, event in host.wait(5.0):
+            assert name == episode
+            return event
+    raise TimeoutError
+
+
+def begun(host: EnvHost, spec: EnvSpec, episode: str = "e") -> EnvStart:
+    host.start(episode, spec, 5)
+    event = next_event(host, episode)
+    assert isinstance(event, EnvStart), event
+    return event
+
+
+def failure(host: EnvHost, spec: EnvSpec, action: str) -> EnvFailed:
+    begun(host, spec)
+    host.step("e", action)
+    event = next_event(host, "e")
+    assert isinstance(event, EnvFailed), event
+    return event
+
+
+def test_an_episode(host: EnvHost, spec: EnvSpec) -> None:
+    # random.seed(5) then random(): 0.622902 (Python's Mersenne Twister)
+    assert begun(host, spec).messages == [{"role": "user", "content": "hello 5 0.622902"}]
+    host.step("e", "up")
+    step = next_event(host, "e")
+    assert step == EnvStep(messages=[{"role": "user", "content": "UP"}], reward=1.0, metrics={"moves": 1.0})
+    host.step("e", "later")
+    step = next_event(host, "e")
+    assert isinstance(step, EnvStep) and step.messages[0]["content"] == "LATER"
+    host.finish("e")
+    assert next_event(host, "e") == {"said": 2.0}
+    assert host.wait(0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "reason", "said"),
+    [
+        ("raise", "env_crashed", "no such key"),
+        ("none", "env_invalid", "step returned None instead of an EnvStep"),
+        ("nan", "env_invalid", "reward is nan instead of a finite number"),
+        ("done", "env_invalid", "done is 'yes' instead of True or False"),
+        ("role", "env_invalid", "messages holds 'hello', which is no message with a role"),
+    ],
+)
+def test_what_an_environment_does_wrong_has_a_name(
+    host: EnvHost, spec: EnvSpec, action: str, reason: str, said: str
+) -> None:
+    found = failure(host, spec, action)
+    assert found.reason == reason and said in found.detail
+    assert begun(host, spec, "another").messages  # in the same process, where there is one
+
+
+def test_a_world_that_cannot_be_made(host: EnvHost, spec: EnvSpec) -> None:
+    host.start("e", EnvSpec(name=spec.name, settings={"greeting": "broken"}), 5)
+    event = next_event(host, "e")
+    assert isinstance(event, EnvFailed) and "this world cannot be made" in event.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "there is no environment called 'nowhere'"),
+        ("no_such_package.worlds:World", "there is no module no_such_package.worlds"),
+        ("missing.py:World", "there is no file missing.py"),
+        ("posttrain.envs.single_turn:Many", "posttrain.envs.single_turn has no class Many"),
+    ],
+)
+def test_names_that_lead_nowhere(host: EnvHost, name: str, said: str) -> None:
+    host.start("e", EnvSpec(name=name), 5)
+    event = next_event(host, "e")
+    assert isinstance(event, EnvFailed) and said in event.detail
+
+
+@pytest.mark.parametrize(
+    ("action", "reason", "said"),
+    [
+        ("hang", "env_timeout", "no answer to step in time"),
+        ("die", "env_crashed", "signal SIGKILL"),
+        ("exit", "env_crashed", "SystemExit: 3"),
+        ("object", "env_crashed", "a object cannot be handed to another process"),
+    ],
+)
+def test_a_process_that_hangs_or_ends_costs_its_own_episode(
+    processes: ProcessHost, spec: EnvSpec, action: str, reason: str, said: str
+) -> None:
+    begun(processes, spec, "neighbour")
+    found = failure(processes, spec, action)
+    assert found.reason == reason and said in found.detail
+    processes.step("neighbour", "up")
+    step = next_event(processes, "neighbour")
+    assert isinstance(step, EnvStep) and step.messages[0]["content"] == "UP"
+    begun(processes, spec, "next")
+
+
+def test_episodes_wait_for_room(processes: ProcessHost, spec: EnvSpec) -> None:
+    for episode in "abc":
+        processes.start(episode, spec, 5)
+    found: list[str] = []
+    while len(found) < 2:
+        found += [name for name, _ in processes.wait(5.0)]
+    assert sorted(found) == ["a", "b"] and processes.wait(0.0) == []
+    processes.finish("a")
+    names = [name for _ in range(2) for name, _ in processes.wait(5.0)]
+    assert names == ["a", "c"]
+
+
+def test_a_row_that_cannot_cross(processes: ProcessHost, spec: EnvSpec) -> None:
+    processes.start("e", EnvSpec(name=spec.name, row={"what": object()}), 5)
+    event = next_event(processes, "e")
+    assert isinstance(event, EnvFailed) and event.reason == "env_invalid"
+
+
+def test_what_is_dropped_or_abandoned_is_not_told(processes: ProcessHost, spec: EnvSpec) -> None:
+    begun(processes, spec, "a")
+    processes.drop("a")
+    assert processes.wait(0.3) == []
+    processes.start("b", spec, 5)
+    processes.abandon()
+    assert processes.wait(0.3) == []
+    begun(processes, spec, "c")
+
+
+def test_processes_end_with_their_host(spec: EnvSpec) -> None:
+    host = ProcessHost(1, timeout_s=5.0)
+    begun(host, spec)
+    host.step("e", "child")
+    next_event(host, "e")
+    pids = [worker.pid for worker in host._workers]
+    host.close()
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -1,0 +1,70 @@
+"""From the configuration and a row to an environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from posttrain.backends.environments.inline import InlineHost
+from posttrain.backends.environments.processes import ProcessHost
+from posttrain.backends.environments.start import spec_of, start_worlds
+from posttrain.config import RunConfig
+from posttrain.data.turns import OneMessageTurns, TemplateTurns
+from posttrain.errors import ConfigError, DataError
+from posttrain.models.tiny import tiny_tokenizer
+from posttrain.records.prompts import Prompt
+
+
+def a_run(**environment: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"train_files": ["a"]},
+            "rollout": {"max_response_tokens": 100},
+            "validation": {"max_response_tokens": 150},
+            "environment": environment,
+        }
+    )
+
+
+def a_prompt(**extra: Any) -> Prompt:
+    return Prompt(prompt_id="f:0", token_ids=(1,), text="", data_source="src", ground_truth="72", extra_info=extra)
+
+
+def test_rules_and_parts() -> None:
+    config = a_run(name="single_turn", max_turns=4, workers=2, max_trajectory_tokens=300, sample_per_turn=True)
+    worlds = start_worlds(config, tiny_tokenizer(), 1000.0, [a_prompt()])
+    assert isinstance(worlds.host, ProcessHost) and isinstance(worlds.writer, TemplateTurns)
+    rules = worlds.rules
+    assert rules.max_context_tokens == 1000 - 150  # the longest turn fits behind it
+    assert (rules.max_turns, rules.max_trajectory_tokens, rules.sample_per_turn) == (4, 300, True)
+    decides = a_run(name="single_turn", max_turns=4, end_at_max_turns=False, workers=0, conversation="one_message")
+    worlds = start_worlds(decides, tiny_tokenizer(), 1000.0, [])
+    assert isinstance(worlds.host, InlineHost) and isinstance(worlds.writer, OneMessageTurns)
+    assert worlds.rules.max_turns is None and worlds.spec_of(a_prompt()).max_turns == 4
+
+
+def test_a_context_that_does_not_fit() -> None:
+    with pytest.raises(ConfigError, match="a context of up to 900 tokens and a turn of up to 150"):
+        start_worlds(a_run(name="single_turn", max_context_tokens=900), tiny_tokenizer(), 1000.0, [])
+
+
+NAMED = {"maze": {"name": "m:Maze", "settings": {"size": 3}, "max_turns": 2}}
+
+
+def test_rows_name_their_environment() -> None:
+    environment = a_run(name="single_turn", max_turns=4, named=NAMED).environment
+    named = spec_of(environment, a_prompt(env_class="maze"))
+    assert (named.name, named.settings, named.max_turns) == ("m:Maze", {"size": 3}, 2)
+    assert named.row == {"env_class": "maze", "data_source": "src", "ground_truth": "72"}
+    assert spec_of(environment, a_prompt()).name == "single_turn"
+    alone = a_run(name="skyrl_gym").environment  # without named ones the column is the environment's own
+    assert spec_of(alone, a_prompt(env_class="gsm8k")).name == "skyrl_gym"
+
+
+def test_rows_that_name_none() -> None:
+    with pytest.raises(DataError, match="f:0 names 'lake'"):
+        start_worlds(a_run(name="single_turn", named=NAMED), tiny_tokenizer(), 1000.0, [a_prompt(env_class="lake")])
+    with pytest.raises(DataError, match="f:0 names none in column env_class"):
+        start_worlds(a_run(named=NAMED), tiny_tokenizer(), 1000.0, [a_prompt()])

@@ -1,0 +1,180 @@
+"""Every environment that skyrl-gym ships, through our adapter and called directly: the same observations, rewards and ends."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from posttrain.errors import ConfigError
+from posttrain.interfaces.env import EnvSpec
+
+skyrl_gym = pytest.importorskip("skyrl_gym")
+import skyrl_gym.envs  # noqa: E402, F811
+from skyrl_gym.envs.registration import registry  # noqa: E402
+
+from posttrain.backends.environments.inline import InlineHost  # noqa: E402
+from posttrain.envs.skyrl_gym import make_skyrl_gym  # noqa: E402
+from posttrain.interfaces.env import EnvFailed, EnvStart, EnvStep  # noqa: E402
+
+SHIPPED = tuple(registry)
+PROMPT = [{"role": "user", "content": "How many?"}]
+NUMBER = {"reward_spec": {"method": "rule", "ground_truth": "72"}}
+TESTS = [{"input": "2 3\n", "output": "5\n", "testtype": "stdin", "metadata": {"func_name": None}}]
+SUM = "```python\nprint(sum(map(int, input().split())))\n```"
+
+
+class Retriever(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.dumps({"result": [[{"document": {"contents": "Paris is in France"}}]]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def search_url() -> Any:
+    server = HTTPServer(("127.0.0.1", 0), Retriever)
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/retrieve"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def databases(tmp_path: Path) -> str:
+    folder = tmp_path / "spider/database/shop"
+    folder.mkdir(parents=True)
+    with sqlite3.connect(folder / "shop.sqlite") as connection:
+        connection.execute("create table goods (name text, price int)")
+        connection.execute("insert into goods values ('tea', 3), ('ink', 5)")
+    connection.close()
+    return str(tmp_path)
+
+
+# id -> the row, the replies, and the rewards that the package's own rules give for them
+CASES: dict[str, tuple[dict[str, Any], list[str], list[float]]] = {
+    "gsm8k": (NUMBER, ["36 x 2 = 72, so #### 72"], [1.0]),
+    "aime": ({"reward_model": {"ground_truth": "204"}}, ["... Answer: 205"], [-1.0]),
+    # three turns: no number, a wrong number in the right form (0.2 / 3), the answer
+    "gsm8k_multi_turn": ({**NUMBER, "extra_info": {}}, ["hm", "#### 7", "#### 72"], [0.0, 0.2 / 3, 1.0]),
+    "text2sql": (
+        {"db_id": "shop", "data": "spider", "reward_spec": {"ground_truth": "select max(price) from goods"}},
+        [
+            "<think>look</think><sql>select * from goods</sql>",
+            "<think>so</think><solution>select 5</solution>",
+        ],
+        [0.0, 1.0],
+    ),
+    "search": (
+        {"reward_spec": {"ground_truth": {"target": ["France"]}}},
+        ["<search>where is Paris?</search>", "<answer>france</answer>"],
+        [0.0, 1.0],
+    ),
+    "searchcode": (
+        NUMBER,
+        ["<tool><python>print(36 * 2)</python></tool>", "no tool", "<solution>#### 72</solution>"],
+        [0.0, 0.0, 1.0],
+    ),
+    "lcb": ({"reward_spec": {"ground_truth": json.dumps(TESTS)}}, [SUM], [1.0]),
+}
+
+
+def test_every_shipped_environment_has_a_case() -> None:
+    assert set(CASES) == set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_equal_to_the_package_called_directly(name: str, search_url: str, databases: str) -> None:
+    row, replies, rewards = CASES[name]
+    configs = {
+        "search": {"search_url": search_url, "topk": 1, "timeout": 5, "log_requests": False},
+        "text2sql": {"db_path": databases},
+    }
+    settings = {"env_class": name, "configs": configs, "allow_unboxed_code": True}
+    spec = EnvSpec(name="skyrl_gym", settings=settings, messages=PROMPT, row={"data_source": "x", **row}, max_turns=3)
+    direct = skyrl_gym.make(
+        name, env_config=OmegaConf.create(configs.get(name, {})), extras={"data_source": "x", **row, "max_turns": 3}
+    )
+    first, _ = direct.init(PROMPT)
+    host = InlineHost()
+    host.start("e", spec, 0)
+    ((_, start),) = host.wait(0.0)
+    assert isinstance(start, EnvStart) and start.messages == first
+    found = []
+    for reply in replies:
+        expected = direct.step(reply)
+        host.step("e", reply)
+        ((_, step),) = host.wait(0.0)
+        assert isinstance(step, EnvStep), step
+        assert (step.messages, step.reward, step.done) == (
+            expected["observations"],
+            expected["reward"],
+            expected["done"],
+        )
+        found.append(step.reward)
+    assert found == pytest.approx(rewards)
+    assert step.done
+    host.finish("e")
+    ((_, metrics),) = host.wait(0.0)
+    assert metrics == direct.get_metrics()
+
+
+def test_a_row_names_its_own() -> None:
+    spec = EnvSpec(name="skyrl_gym", row={**NUMBER, "env_class": "gsm8k"}, messages=PROMPT)
+    step = make_skyrl_gym(spec, env_class="aime").step("#### 72")
+    assert isinstance(step, EnvStep) and step.reward == 1.0
+
+
+def test_a_class_of_ones_own_and_its_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_worlds.py").write_text(
+        "from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput\n"
+        "class Cutting(BaseTextEnv):\n"
+        "    def __init__(self, env_config, extras):\n"
+        "        super().__init__()\n"
+        "        self.limit = env_config.limit\n"
+        "    def step(self, action):\n"
+        "        return BaseTextEnvStepOutput(observations=[], reward=0.5, done=True, metadata={},\n"
+        "                                     postprocessed_action=action[: self.limit])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for settings in (
+        {
+            "env_class": "own_cutting",
+            "register": {"own_cutting": "own_worlds:Cutting"},
+            "configs": {"own_cutting": {"limit": 2}},
+        },
+        {"env_class": "own_worlds:Cutting", "configs": {"own_worlds:Cutting": {"limit": 2}}},
+    ):
+        step = make_skyrl_gym(EnvSpec(name="skyrl_gym"), **settings).step("abcd")
+        assert isinstance(step, EnvStep) and step.action == "ab"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "the row has no env_class"),
+        ({"env_class": "gms8k"}, "skyrl-gym has no environment 'gms8k'"),
+        ({"env_class": "lcb"}, "runs code that the model writes"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_skyrl_gym(EnvSpec(name="skyrl_gym", row=NUMBER), **settings)
+
+
+def test_a_row_without_what_the_environment_needs_is_told() -> None:
+    host = InlineHost()
+    host.start("e", EnvSpec(name="skyrl_gym", settings={"env_class": "gsm8k"}), 0)
+    ((_, event),) = host.wait(0.0)
+    assert isinstance(event, EnvFailed) and "reward_spec field is required" in event.detail
