@@ -6,16 +6,20 @@ import json
 from dataclasses import asdict
 
 from posttrain.cli.box_text import box_text
-from posttrain.cli.plan_devices import devices_text, memory_text
+from posttrain.cli.plan_devices import devices_text, memory_text, traffic_text
 from posttrain.cli.plan_plain import closing, document
+from posttrain.cli.plan_worlds import episodes_text, worlds_text
 from posttrain.cli.request import Request, check_request
 from posttrain.config import RunConfig
+from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.rollout import SamplingConfig
 from posttrain.placement.files import is_hub_id
 from posttrain.placement.memory import estimate
+from posttrain.placement.model_shape import read_shape
+from posttrain.placement.traffic import step_traffic
 from posttrain.records.plans import CriticBatchPlan
 from posttrain.registry import POLICY_LOSSES
 
@@ -23,22 +27,30 @@ __all__ = ["check_request", "plan_json", "plan_text"]
 
 
 def plan_json(request: Request) -> str:
-    """{dialect, entry, config, derived, ignored, unsupported, warnings}; ``derived`` holds the batch plan."""
-    derived = {"world_size": request.batches.devices, **asdict(request.batches)}
+    """{dialect, entry, config, derived, ignored, unsupported, warnings}; ``derived`` holds batch plan and placement."""
+    derived = {
+        "world_size": request.batches.devices,
+        **asdict(request.batches),
+        "placement": asdict(request.placement),
+    }
     return json.dumps(document(request.loaded, derived), indent=2)
 
 
 def plan_text(request: Request) -> str:
     """The plan in three parts (what, one step, the whole run) and the warnings."""
     config = request.loaded.config
-    memory = estimate(config, request.batches, request.roles)
+    memory = estimate(config, request.batches, request.placement)
     parts = [
         _what(request),
         _step(request),
-        devices_text(config, request.roles),
-        memory_text(memory, request.roles, config.model.path),
+        devices_text(request.placement),
+        memory_text(memory, request.placement, config.model.path),
         _whole_run(request),
     ]
+    shape = read_shape(config.model.path) if config.placement.devices > 1 else None
+    if shape is not None:
+        traffic = step_traffic(config, request.batches, request.placement, shape)
+        parts.insert(4, traffic_text(traffic))
     if box := box_text(config):
         parts.append("\n".join(box))
     parts += closing(request.loaded)
@@ -54,9 +66,14 @@ def _what(request: Request) -> str:
     rows = [
         ("run", f"{config.run.name}, into {config.folder}, seed {config.run.seed}"),
         ("model", model_text(config.model)),
-        ("data", f"{files_text(config.data.train_files)}{_prompts(request.training_prompts)}"),
+        (
+            "data",
+            episodes_text(config.environment.train_episodes)
+            or f"{files_text(config.data.train_files)}{_prompts(request.training_prompts)}",
+        ),
         ("validation", _validation(request)),
         ("rollout", f"{config.rollout.engine}, {_sampling(config.rollout)}"),
+        *([("worlds", worlds)] if (worlds := worlds_text(config)) else []),
         ("reward", _reward(config)),
         *([("groups", _groups(config))] if config.group_filter.strategy != "none" else []),
         ("advantage", _advantage(config)),
@@ -92,7 +109,8 @@ def _prompts(count: int | None) -> str:
 
 def _validation(request: Request) -> str:
     config = request.loaded.config
-    if not config.data.validation_files:
+    episodes = episodes_text(config.environment.validation_episodes)
+    if not config.data.validation_files and not episodes:
         return "none"
     rule = config.validation
     when = [
@@ -100,7 +118,7 @@ def _validation(request: Request) -> str:
         *([f"every {rule.every_steps} steps"] if rule.every_steps else []),
         *(["after training"] if rule.after_training else []),
     ]
-    files = f"{files_text(config.data.validation_files)}{_prompts(request.validation_prompts)}"
+    files = episodes or f"{files_text(config.data.validation_files)}{_prompts(request.validation_prompts)}"
     if rule.max_prompts is not None:
         files += f", at most {rule.max_prompts} used"
     return f"{files}\n{'':<11}{', '.join(when) or 'never'}; {_sampling(rule, config.rollout.max_response_tokens)}"
@@ -123,6 +141,8 @@ def _reward(config: RunConfig) -> str:
     if reward.model is not None:
         weight = f"{reward.model.weight:g} x " if reward.model.weight != 1 else ""
         terms.append(f"{weight}the score of {reward.model.path}")
+    if config.environment.used and config.environment.name != SINGLE_TURN:
+        terms.insert(0, "what the environments give")
     text = " + ".join(terms)
     if reward.overlong_buffer_tokens is not None:
         text += f"\n{'':<11}- up to {reward.overlong_penalty:g} in the last {reward.overlong_buffer_tokens} tokens"
@@ -246,7 +266,8 @@ def _mini_batch(request: Request) -> str:
 def _copies(request: Request) -> list[tuple[str, str]]:
     """How an update's sequences are shared out among the copies of the policy, when there are several."""
     plan = request.batches
-    [copies] = [role.copies for role in request.roles if role.role == "policy"]
+    policy = request.placement.role("policy")
+    copies = policy.copies if policy else 1
     if copies == 1:
         return []
     return [

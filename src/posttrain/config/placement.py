@@ -1,4 +1,4 @@
-"""Which devices a run uses."""
+"""Which devices a run uses, and what starts its processes. Each role says which of the devices are its own (policy.devices)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from posttrain.config.base import Section
 
 
 class PlacementConfig(Section):
+    runtime: Literal["auto", "inprocess", "ray"] = "auto"
+    """What runs the models: inprocess has one device and one process, ray one process per device and role; auto is inprocess on
+    one device and ray on more."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes an accelerator when there is one."""
     devices: int = Field(default=1, ge=1)
-    """Devices of the run, on all nodes together."""
+    """Devices of the run, on all nodes together; on a CPU, processes."""
     nodes: int = Field(default=1, ge=1)
     """Machines that the devices are spread over evenly."""
     cpu_threads: int | None = Field(default=None, ge=1)
-    """Threads of a CPU run; null means one per core this process may use."""
+    """Threads of a CPU run (with ray, of each worker); null means one per core this process may use (a share of the node's)."""
+    ray_address: str | None = None
+    """Ray cluster to run on (host:port; auto: the one this machine belongs to); null starts one on this machine for the run."""
+    start_timeout_s: float = Field(default=300.0, gt=0.0)
+    """Time that workers have to be placed, to start and to load their models."""
+    call_timeout_s: float = Field(default=3600.0, gt=0.0)
+    """Time that a worker has for one call, such as sampling a step or a mini-batch; the run stops when it is over."""

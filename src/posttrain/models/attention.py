@@ -1,8 +1,8 @@
 """Our attention for Hugging Face models, registered through transformers' attention interface.
 
-One registered function serves two layouts; the caller says which by passing ``attention_layout`` to the model's forward:
-``Packed`` (sequences side by side in one row, for training, scoring and prefill) or ``CachedRows`` (one new token per row
-against a key/value cache, for decoding).
+One registered function serves three layouts; the caller says which by passing ``attention_layout`` to the model's forward:
+``Packed`` (sequences side by side in one row, for training, scoring and prefill), ``SplitRow`` (such a row over several
+devices) or ``CachedRows`` (one new token per row against a key/value cache, for decoding).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from posttrain.errors import ModelError, Problem
 from posttrain.models.packed_attention import Packed, attend_packed
+from posttrain.models.sequence_parallel import SplitRow, attend_split
 
 NAME = "posttrain"
 
@@ -51,7 +52,7 @@ def attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    attention_layout: Packed | CachedRows,
+    attention_layout: Packed | SplitRow | CachedRows,
     sliding_window: int | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
@@ -76,5 +77,7 @@ def attention(
         )
     if isinstance(attention_layout, Packed):
         return attend_packed(query, key, value, attention_layout, scaling, sliding_window), None
+    if isinstance(attention_layout, SplitRow):
+        return attend_split(query, key, value, attention_layout, scaling, sliding_window), None
     output = attention_layout.cache.attend(module.layer_idx, query[:, :, 0], scaling, sliding_window)  # type: ignore[arg-type]
     return output[:, None], None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from posttrain.algos.fused_scoring import Head
@@ -70,3 +71,13 @@ def head_form(model: PreTrainedModel) -> HeadForm | str:
 def last_hidden_states(model: PreTrainedModel, layout: Any, **inputs: Tensor) -> Tensor:
     """What the body of the model, all of it but the output layer, makes of its inputs, [1, N, H]."""
     return model.base_model(**inputs, attention_layout=layout, use_cache=False).last_hidden_state
+
+
+def states_at(states: Tensor, positions: Tensor) -> Tensor:
+    """Rows [M, H] of ``states`` [N, H], carrying gradient; a row that several ask for (the last token of a shared prompt) is
+    given to each.
+
+    As an embedding, whose backward pass adds up in one order: that of ``states[positions]`` adds float32 rows on the CPU in
+    whatever order its threads come, and a run would not be the same twice (torch 2.13).
+    """
+    return embedding(positions, states)

@@ -158,6 +158,21 @@ def write_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder:
     saved.save_pretrained(folder)
 
 
+def write_own_adapter(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    """``write_adapter`` for the adapter that is on ``model``. Returns its tensors by their names in the file."""
+    tensors = {name: weight.detach() for name, weight in model.named_parameters() if "lora_" in name}
+    write_adapter(model, tensors, folder, head=None)
+    return {_file_name(name): tensor for name, tensor in tensors.items()}
+
+
+def adapter_rank(config: LoraConfig, *, field: str = "policy.lora") -> int:
+    """The largest rank that the adapter of this configuration will have. Raises: ModelError as ``add_adapter``."""
+    if not config.adapter_path:
+        return config.rank
+    saved = _read_config(_peft(field), config.adapter_path, f"{field}.adapter_path")
+    return max([saved.r, *saved.rank_pattern.values()])
+
+
 def adapter_tensors(folder: Path, *, field: str) -> dict[str, Tensor]:
     """What ``write_adapter`` wrote, by parameter name.
 

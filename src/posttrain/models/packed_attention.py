@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,15 @@ class Bucket:
     prefix: Prefix | None = None
 
 
+class _Sharing(NamedTuple):
+    """Responses to one prompt, side by side."""
+
+    prompt_start: int
+    prompt: int  # tokens
+    start: int  # of the first response
+    responses: tuple[int, ...]  # tokens of each
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
     """How a packed row is attended to; the same for every layer."""
@@ -64,13 +73,34 @@ def packed_layout(lengths: Sequence[int], device: torch.device | str = "cpu") ->
 def shared_layout(groups: Sequence[Group], device: torch.device | str = "cpu") -> Packed:
     """The layout of a row that holds, group by group, a prompt and then its responses (or one whole sequence)."""
     alone: list[tuple[int, int]] = []  # (start, tokens) of prompts and whole sequences
-    sharing: list[tuple[int, int, tuple[int, ...]]] = []  # (start, prompt tokens, response tokens)
+    sharing: list[_Sharing] = []
     start = 0
     for prompt, responses in groups:
         alone.append((start, prompt))
         if responses:
-            sharing.append((start, prompt, responses))
+            sharing.append(_Sharing(start, prompt, start + prompt, responses))
         start += prompt + sum(responses)
+    return _packed(alone, sharing, device)
+
+
+def continued_layout(sequences: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> Packed:
+    """The layout of a row of sequences whose beginnings were computed before: (known tokens, tokens in the row) of each.
+
+    Keys and values of the known tokens stand behind those of the whole row, in the same order.
+    """
+    alone: list[tuple[int, int]] = []
+    sharing: list[_Sharing] = []
+    start, known_start = 0, sum(tokens for _, tokens in sequences)
+    for known, tokens in sequences:
+        if known:
+            sharing.append(_Sharing(known_start, known, start, (tokens,)))
+        else:
+            alone.append((start, tokens))
+        start, known_start = start + tokens, known_start + known
+    return _packed(alone, sharing, device)
+
+
+def _packed(alone: Sequence[tuple[int, int]], sharing: Sequence[_Sharing], device: torch.device | str) -> Packed:
     buckets = [*_plain_buckets(alone), *_sharing_buckets(sharing)]
     order = torch.cat([bucket.tokens for bucket in buckets]).argsort()
     return Packed(tuple(_moved(bucket, device) for bucket in buckets), order.to(device))
@@ -199,16 +229,17 @@ def _plain_buckets(sequences: Sequence[tuple[int, int]]) -> Iterator[Bucket]:
         begin = end
 
 
-def _sharing_buckets(groups: Sequence[tuple[int, int, tuple[int, ...]]]) -> Iterator[Bucket]:
-    """Groups given as (start, prompt tokens, response tokens), cut into buckets of equal group size and like lengths."""
-    ordered = sorted(groups, key=lambda group: (len(group[2]), max(group[2]), group[1]), reverse=True)
+def _sharing_buckets(groups: Sequence[_Sharing]) -> Iterator[Bucket]:
+    """Groups cut into buckets of equal group size and like lengths."""
+    ordered = sorted(groups, key=lambda group: (len(group.responses), max(group.responses), group.prompt), reverse=True)
     begin = 0
     while begin < len(ordered):
-        members, longest, prompt = len(ordered[begin][2]), max(ordered[begin][2]), ordered[begin][1]
+        first = ordered[begin]
+        members, longest, prompt = len(first.responses), max(first.responses), first.prompt
         end, needed = begin, 0
-        while end < len(ordered) and len(ordered[end][2]) == members:
-            prompt = max(prompt, ordered[end][1])
-            needed += members * max(ordered[end][2]) * (ordered[end][1] + max(ordered[end][2]))
+        while end < len(ordered) and len(ordered[end].responses) == members:
+            prompt = max(prompt, ordered[end].prompt)
+            needed += members * max(ordered[end].responses) * (ordered[end].prompt + max(ordered[end].responses))
             padded = (end - begin + 1) * members * longest * (prompt + longest)
             if end > begin and (padded > WASTE * needed or padded > MAX_SCORES):
                 break
@@ -217,18 +248,17 @@ def _sharing_buckets(groups: Sequence[tuple[int, int, tuple[int, ...]]]) -> Iter
         begin = end
 
 
-def _sharing_bucket(groups: Sequence[tuple[int, int, tuple[int, ...]]], members: int, longest: int) -> Bucket:
-    prefix = max(prompt for _, prompt, _ in groups)
+def _sharing_bucket(groups: Sequence[_Sharing], members: int, longest: int) -> Bucket:
+    prefix = max(group.prompt for group in groups)
     tokens, places, prompt_tokens, prompt_places = [], [], [], []
-    for number, (start, prompt, responses) in enumerate(groups):
-        prompt_tokens.append(torch.arange(start, start + prompt))
+    for number, (prompt_start, prompt, start, responses) in enumerate(groups):
+        prompt_tokens.append(torch.arange(prompt_start, prompt_start + prompt))
         prompt_places.append(torch.arange(prefix - prompt, prefix) + number * prefix)
-        start += prompt
         for member, response in enumerate(responses):
             tokens.append(torch.arange(start, start + response))
             places.append(torch.arange(response) + (number * members + member) * longest)
             start += response
-    padding = torch.tensor([prefix - prompt for _, prompt, _ in groups])
+    padding = torch.tensor([prefix - group.prompt for group in groups])
     return Bucket(
         tokens=torch.cat(tokens),
         places=torch.cat(places),

@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from posttrain.errors import ModelError, Problem
 from posttrain.models.attention import NAME, register_attention
+from posttrain.models.head import states_at
 from posttrain.models.loading import expanded, first_line, load_model_config, refuse_unsupported
 
 CLASSIFIERS = ("ForTokenClassification", "ForSequenceClassification")  # ends of the class names that have a head
@@ -104,7 +105,7 @@ def token_values(model: PreTrainedModel, positions: Tensor, **inputs: Any) -> Te
 
     Args: a model of ``load_value_model``; positions [M] int64; inputs: what its body takes.
     """
-    hidden = model.base_model(**inputs).last_hidden_state[0, positions]
+    hidden = states_at(model.base_model(**inputs).last_hidden_state[0], positions)
     head = value_head(model)
     return linear(hidden.float(), head.weight, head.bias)[:, 0]
 

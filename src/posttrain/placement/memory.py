@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from posttrain.config import RunConfig
-from posttrain.placement.roles import RolePlacement
+from posttrain.config.critic import CriticConfig
+from posttrain.config.policy import PolicyConfig
+from posttrain.placement.model_shape import ModelShape, read_shape
+from posttrain.placement.plan import PHASES, Phase, PlacementPlan, RolePlacement
+from posttrain.placement.roles import fsdp_options
+from posttrain.placement.sharding import FsdpSettings, fsdp_settings
 from posttrain.records.plans import BatchPlan
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -23,31 +24,41 @@ ACTIVATIONS = 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """What of a model decides its size."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    key_value_width: int  # key/value heads x their size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoleMemory:
     """Bytes on each device of a role. Estimates: good to tell 10 GiB from 20, not 10 from 11."""
 
     role: str
-    weights: int
+    weights: int  # held here all the time, unless they rest
     optimizer: int = 0  # gradients, float32 masters, Adam's averages
+    gathered: int = 0  # other devices' weights, while they are computed with
     activations: int = 0
     cache: int = 0  # keys and values of the sampler
+    host: int = 0  # in CPU memory instead
 
-    @property
-    def total(self) -> int:
-        return self.weights + self.optimizer + self.activations + self.cache
+    def used(self, phase: Phase) -> int:
+        """Bytes while it works: only an update keeps activations for a backward pass."""
+        working = self.activations if phase == "update" else 0
+        return self.weights + self.optimizer + self.gathered + self.cache + working
+
+    def kept(self, rests: tuple[str, ...]) -> int:
+        """Bytes that stay while another role works."""
+        return (
+            (0 if "weights" in rests else self.weights)
+            + (0 if "optimizer" in rests else self.optimizer)
+            + (0 if "cache" in rests else self.cache)
+        )
 
 
-def estimate(config: RunConfig, batches: BatchPlan, roles: list[RolePlacement]) -> list[RoleMemory] | None:
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The fullest device, when it is fullest."""
+
+    device: int
+    phase: Phase
+    bytes: int
+
+
+def estimate(config: RunConfig, batches: BatchPlan, plan: PlacementPlan) -> list[RoleMemory] | None:
     """Bytes per device for every role whose model can be looked at; None when the policy's cannot (a hub id)."""
     policy = read_shape(config.model.path)
     if policy is None:
@@ -56,92 +67,113 @@ def estimate(config: RunConfig, batches: BatchPlan, roles: list[RolePlacement]) 
     if config.reward.model is not None:
         paths["reward model"] = config.reward.model.path
     found = []
-    for place in roles:
+    for place in plan.roles:
         path = paths.get(place.role)
         shape = read_shape(path) if path else policy
-        if shape is not None:
-            found.append(_role(config, batches, place, shape))
+        if shape is not None and place.ranks:
+            found.append(role_memory(config, batches, place, shape))
     return found
 
 
-def _role(config: RunConfig, batches: BatchPlan, place: RolePlacement, shape: ModelShape) -> RoleMemory:
+def peak(plan: PlacementPlan, memory: list[RoleMemory]) -> Peak:
+    """Where and when most is held: what awake roles use, and what the others have left there."""
+    by_role = {each.role: each for each in memory}
+    found = []
+    for pool in plan.pools:
+        here = [(role, by_role[role.role]) for role in plan.roles if role.role in pool.roles and role.role in by_role]
+        kept = sum(size.kept(role.rests) for role, size in here)
+        for phase in PHASES:
+            # Roles on a device work one at a time, also two that are awake in the same phase.
+            extra = [size.used(phase) - size.kept(role.rests) for role, size in here if phase in role.awake]
+            found.append(Peak(pool.devices[0], phase, kept + max(extra, default=0)))
+    return max(found, key=lambda each: each.bytes)
+
+
+def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, shape: ModelShape) -> RoleMemory:
+    """Bytes on each device of one role, for a model of this shape."""
     width = BYTES[config.model.compute_dtype]
+    split = place.sizes.tensor * place.sizes.pipeline  # sequence-parallel ranks hold all of a layer
     if place.role == "rollout":
-        slots = min(config.rollout.max_concurrent_sequences, batches.sequences_per_step)
-        tokens = slots * (config.data.max_prompt_tokens + config.rollout.max_response_tokens)
-        shares = config.rollout.engine == "native"  # it reads the policy's own weights
+        slots = min(config.rollout.max_concurrent_sequences, -(-batches.sequences_per_step // place.copies))
+        tokens = slots * (config.context_tokens + config.rollout.max_response_tokens)
         return RoleMemory(
             role=place.role,
-            weights=0 if shares else shape.parameters * width // place.devices_per_copy,
-            cache=tokens * 2 * shape.layers * shape.key_value_width * width // place.devices_per_copy,
+            weights=0 if place.uses_weights_of else shape.parameters * width // split,
+            cache=tokens * 2 * shape.layers * shape.key_value_width * width // split,
         )
-    # Sharding (fsdp, deepspeed, megatron's distributed optimizer) spreads what is kept over all devices of the role.
-    shards = len(place.devices)
     if place.role in ("reference", "reward model"):
-        without_adapter = place.role == "reference" and config.policy.lora and shares_policy(config)
-        return RoleMemory(role=place.role, weights=0 if without_adapter else shape.parameters * width // shards)
-    section, plan = (config.critic, batches.critic) if place.role == "critic" else (config.policy, batches)
+        if place.uses_weights_of:
+            return RoleMemory(role=place.role, weights=0)
+        if place.engine == "fsdp":
+            return _scored_by_fsdp(config, place, shape)
+        return RoleMemory(role=place.role, weights=shape.parameters * width // (split * _zero(place)))
+    section = config.critic if place.role == "critic" else config.policy
+    return _trained(config, batches, place, shape, section)
+
+
+def _trained(
+    config: RunConfig, batches: BatchPlan, place: RolePlacement, shape: ModelShape, section: PolicyConfig | CriticConfig
+) -> RoleMemory:
+    plan = batches.critic if place.role == "critic" else batches
     assert plan is not None
-    trained_width = BYTES[config.model.master_dtype]
-    masters = trained_width if width < trained_width else 0  # otherwise the weights are their own masters
+    width, trained_width = BYTES[config.model.compute_dtype], BYTES[config.model.master_dtype]
+    split = place.sizes.tensor * place.sizes.pipeline
     trained = ADAPTER * shape.layers * shape.hidden * section.lora.rank if section.lora else shape.parameters
     tokens = section.max_tokens_per_micro_batch or (plan.sequences_per_micro_batch_per_device or 1) * (
-        config.data.max_prompt_tokens + config.rollout.max_response_tokens
+        config.context_tokens + config.rollout.max_response_tokens
     )
+    if section.max_tokens_per_micro_batch is None:  # a budget of tokens is per device already
+        tokens = -(-tokens // (place.sizes.sequence * place.sizes.context))
     checkpointing = (config.critic if place.role == "critic" else config.model).gradient_checkpointing
     per_token = shape.hidden * (shape.layers + ACTIVATIONS if checkpointing else shape.layers * ACTIVATIONS)
+    activations = tokens * per_token * width // split
+    if place.engine == "fsdp":
+        # The parts are their own masters.
+        settings = fsdp_settings(section.engine_options, len(place.ranks))[0]
+        parts, state = (
+            shape.parameters * trained_width // settings.shard,
+            trained * ADAM * trained_width // settings.shard,
+        )
+        on_device = (0, 0) if settings.cpu_offload else (parts, state)
+        return RoleMemory(
+            role=place.role,
+            weights=on_device[0],
+            optimizer=on_device[1],
+            gathered=_gathered(settings, shape, width),
+            activations=activations,
+            host=parts + state - sum(on_device),
+        )
+    masters = trained_width if width < trained_width else 0  # otherwise the weights are their own masters
     return RoleMemory(
         role=place.role,
-        weights=shape.parameters * width // shards,
-        optimizer=trained * (ADAM * trained_width + masters) // shards,
-        activations=tokens * per_token * width // place.devices_per_copy,
+        weights=shape.parameters * width // (split * _zero(place)),
+        optimizer=trained * (ADAM * trained_width + masters) // (split * place.sizes.shard),
+        activations=activations,
     )
 
 
-def shares_policy(config: RunConfig) -> bool:
-    """Whether the reference starts from the policy's weights."""
-    return config.reference.path in (None, config.model.path)
+def _scored_by_fsdp(config: RunConfig, place: RolePlacement, shape: ModelShape) -> RoleMemory:
+    width = BYTES[config.model.compute_dtype]
+    settings = fsdp_settings(fsdp_options(config, "reference"), len(place.ranks), role="reference")[0]
+    parts = shape.parameters * width // settings.shard
+    off = settings.cpu_offload
+    return RoleMemory(
+        role=place.role,
+        weights=0 if off else parts,
+        gathered=_gathered(settings, shape, width),
+        host=parts if off else 0,
+    )
 
 
-def read_shape(path: str) -> ModelShape | None:
-    """The shape of the model in a local folder; None when there is none, or its config.json does not say enough."""
-    folder = Path(path).expanduser()
-    try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        text = values.get("text_config", values)
-        layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
-        head = text.get("head_dim") or hidden // heads
-        kv = (text.get("num_key_value_heads") or heads) * head
-        return ModelShape(
-            parameters=_stored(folder) or _counted(text), layers=layers, hidden=hidden, key_value_width=kv
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # an estimate that cannot be made; what is wrong with the folder is for check_run_files to say
+def _gathered(settings: FsdpSettings, shape: ModelShape, width: int) -> int:
+    """Bytes of whole weights at once: two layers (one computes, one arrives) and what is outside of layers, or everything."""
+    if settings.shard == 1:
+        return shape.parameters * width if width < 4 else 0  # a rounded copy of the masters
+    if settings.one_unit or settings.reshard_after_forward is False:
+        return shape.parameters * width
+    return (2 * shape.layer_parameters + shape.outer_parameters) * width
 
 
-def _stored(folder: Path) -> int:
-    """Weights in the safetensors files, read off their headers; 0 when there are none."""
-    count = 0
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                size = 1
-                for dimension in tensor["shape"]:
-                    size *= dimension
-                count += size
-    return count
-
-
-def _counted(text: Mapping[str, Any]) -> int:
-    """Weights of a decoder of the Llama kind: embeddings, attention, a gated MLP, one for each expert where there are some."""
-    hidden, heads = text["hidden_size"], text["num_attention_heads"]
-    head = text.get("head_dim") or hidden // heads
-    kv_heads = text.get("num_key_value_heads") or heads
-    attention = hidden * head * (heads + 2 * kv_heads) + heads * head * hidden
-    experts = text.get("num_experts") or text.get("num_local_experts") or 1
-    inner = text.get("moe_intermediate_size") or text["intermediate_size"]
-    embeddings = text["vocab_size"] * hidden * (1 if text.get("tie_word_embeddings") else 2)
-    per_layer = attention + 3 * hidden * inner * experts + 2 * hidden
-    return int(embeddings + text["num_hidden_layers"] * per_layer + hidden)
+def _zero(place: RolePlacement) -> int:
+    """Devices over which the weights themselves are spread besides tensor and pipeline: ZeRO stage 3 and its like."""
+    return place.sizes.shard if place.engine == "deepspeed" else 1

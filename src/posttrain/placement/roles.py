@@ -1,65 +1,239 @@
-"""Which model of a run sits on which devices, how it is split there, and when it makes room for another."""
+"""From a configuration to a PlacementPlan: which model sits on which devices, how it is split there, when it makes room."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from posttrain.config import RunConfig
+from posttrain.config.critic import CriticConfig
+from posttrain.config.placement import PlacementConfig
+from posttrain.config.policy import LearnerConfig
 from posttrain.errors import Problem
-from posttrain.placement.batch import needs_values, split_over
+from posttrain.placement.batch import needs_values
+from posttrain.placement.plan import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
+from posttrain.placement.sharding import fsdp_settings
+
+SHARING = ("native", "hf")  # samplers that read the trainer's own weights
+SHARDED = ("fsdp", "deepspeed")  # engines that keep one copy of everything together over many devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolePlacement:
-    """One role's place."""
+class _Asked:
+    """What the configuration says about a role."""
 
-    role: str  # policy, critic, reference, reward model, rollout
-    devices: tuple[int, ...]  # numbers, 0 first
-    copies: int  # data-parallel size: each copy works on other sequences
-    devices_per_copy: int  # tensor x sequence x pipeline parallel size
-    shared_with: tuple[str, ...]  # roles on some of the same devices
-    awake: str  # the phases it is needed in
+    role: str
+    field: str  # of its devices
+    engine: str
+    devices: list[int] | None
+    sizes: GroupSizes  # but data and shard, which depend on the devices
+    awake: tuple[Phase, ...]
+    rests: tuple[str, ...] = ()
+    servers: int = 0  # outside of the run's devices
 
 
-def place_roles(config: RunConfig) -> tuple[list[RolePlacement], list[Problem]]:
-    """Every role of the run, in the order a step needs them, or why they do not fit on the devices."""
-    every = tuple(range(config.placement.devices))
-    policy, critic, rollout = config.policy, config.critic, config.rollout
-    asked = [
-        ("rollout", rollout.devices, rollout.tensor_parallel, "rollout"),
-        ("policy", policy.devices, split_over(policy), "log-probs, update"),
-    ]
-    if config.loss.kl_coef or config.reward.kl.coef:
-        asked.append(("reference", config.reference.devices, split_over(policy), "log-probs"))
-    if needs_values(config.advantage.name):
-        asked.append(("critic", critic.devices, split_over(critic), "values, update"))
-    if config.reward.model is not None:
-        asked.append(("reward model", config.reward.model.devices, 1, "reward"))
-    problems = []
-    for role, devices, split, _ in asked:
-        problems += _problems(config, role, devices, split)
-    if config.placement.devices % config.placement.nodes:
-        what = f"{config.placement.devices} devices do not spread evenly over {config.placement.nodes} nodes"
-        problems.append(Problem(what, fix="use a multiple", field="placement.devices"))
+def place(config: RunConfig) -> tuple[PlacementPlan | None, list[Problem]]:
+    """The plan, or why there is none: with the arithmetic, the setting it comes from, and what would do."""
+    place = config.placement
+    problems = _of_the_run(place)
+    asked = _roles(config)
+    for each in asked:
+        problems += _problems(place, each)
+    for each in asked:
+        if each.engine == "fsdp":
+            ranks = place.devices if each.devices is None else len(each.devices)
+            problems += fsdp_settings(fsdp_options(config, each.role), max(1, ranks), role=each.role)[1]
     if problems:
-        return [], problems
-    where = {role: tuple(devices) if devices is not None else every for role, devices, _, _ in asked}
-    return [
-        RolePlacement(
-            role=role,
-            devices=where[role],
-            copies=len(where[role]) // split,
-            devices_per_copy=split,
-            shared_with=tuple(other for other in where if other != role and set(where[other]) & set(where[role])),
-            awake=awake,
+        return None, problems
+    per_node = place.devices // place.nodes
+    every = list(range(place.devices))
+    where = {each.role: each.devices if each.devices is not None else every for each in asked}
+    return PlacementPlan(
+        runtime=runtime_of(place),
+        device=place.device,
+        nodes=place.nodes,
+        devices=place.devices,
+        roles=tuple(
+            RolePlacement(
+                role=each.role,
+                engine=each.engine,
+                ranks=_ranks(where[each.role], per_node),
+                sizes=_sizes(config, each, len(where[each.role])),
+                awake=each.awake,
+                rests=each.rests,
+                shared_with=tuple(
+                    other for other in where if other != each.role and set(where[other]) & set(where[each.role])
+                ),
+                uses_weights_of=_lender(config, each, where),
+            )
+            for each in asked
+        ),
+    ), []
+
+
+def fsdp_options(config: RunConfig, role: str) -> dict[str, Any]:
+    """What says how fsdp shares a role out."""
+    if role == "reference":
+        return config.reference.engine_options | ({"cpu_offload": True} if config.reference.offload else {})
+    return config.critic.engine_options if role == "critic" else config.policy.engine_options
+
+
+def runtime_of(place: PlacementConfig) -> Literal["inprocess", "ray"]:
+    """inprocess or ray."""
+    if place.runtime != "auto":
+        return place.runtime
+    return "inprocess" if place.devices == 1 else "ray"
+
+
+def _of_the_run(place: PlacementConfig) -> list[Problem]:
+    problems = []
+    if place.devices % place.nodes:
+        what = f"{place.devices} devices do not spread evenly over {place.nodes} nodes"
+        fits = [place.devices // place.nodes * place.nodes, -(-place.devices // place.nodes) * place.nodes]
+        fix = "use " + " or ".join(f"placement.devices={count}" for count in fits if count)
+        problems.append(Problem(what, fix=fix, field="placement.devices"))
+    if place.runtime == "inprocess" and place.devices > 1:
+        what = f"placement.runtime=inprocess has one process for one device, and the run has {place.devices}"
+        problems.append(Problem(what, fix="use placement.runtime=ray, or 1 device", field="placement.runtime"))
+    return problems
+
+
+def _roles(config: RunConfig) -> list[_Asked]:
+    """The roles of this run, in the order a step needs them."""
+    policy, critic, rollout, reward = config.policy, config.critic, config.rollout, config.reward.model
+    elsewhere = rollout.engine not in SHARING and bool(rollout.endpoints)  # servers that the run did not start
+    asked = [
+        _Asked(
+            role="rollout",
+            field="rollout.devices",
+            engine=rollout.engine,
+            devices=[] if elsewhere else rollout.devices,
+            servers=len(rollout.endpoints) if elsewhere else 0,
+            sizes=GroupSizes() if elsewhere else _sampler_sizes(config),
+            awake=("rollout",),
+            rests=_sampler_rests(config),
         )
-        for role, _, split, awake in asked
-    ], []
+    ]
+    if reward is not None:
+        asked.append(
+            _Asked(
+                role="reward model",
+                field="reward.model.devices",
+                engine="local",
+                devices=reward.devices,
+                sizes=GroupSizes(),
+                awake=("reward",),
+            )
+        )
+    asked.append(
+        _Asked(
+            role="policy",
+            field="policy.devices",
+            engine=policy.engine,
+            devices=policy.devices,
+            sizes=_trained_sizes(policy),
+            awake=("log-probs", "update"),
+            rests=_optimizer_rests(policy),
+        )
+    )
+    if config.loss.kl_coef or config.reward.kl.coef:
+        asked.append(
+            _Asked(
+                role="reference",
+                field="reference.devices",
+                engine=policy.engine,
+                devices=config.reference.devices,
+                sizes=_trained_sizes(policy),
+                awake=("log-probs",),
+                rests=("weights",) if config.reference.offload else (),
+            )
+        )
+    if needs_values(config.advantage.name):
+        asked.append(
+            _Asked(
+                role="critic",
+                field="critic.devices",
+                engine=critic.engine,
+                devices=critic.devices,
+                sizes=_trained_sizes(critic),
+                awake=("values", "update"),
+                rests=_optimizer_rests(critic),
+            )
+        )
+    return asked
 
 
-def _problems(config: RunConfig, role: str, devices: list[int] | None, split: int) -> list[Problem]:
-    field = f"{role.replace('reward model', 'reward.model')}.devices"
-    total = config.placement.devices
+def _trained_sizes(section: LearnerConfig | CriticConfig) -> GroupSizes:
+    megatron = section.engine == "megatron"
+    experts = section.engine_options.get("expert_model_parallel_size") if megatron else None
+    return GroupSizes(
+        tensor=section.tensor_parallel,
+        pipeline=section.pipeline_parallel,
+        sequence=1 if megatron else section.sequence_parallel,
+        context=section.sequence_parallel if megatron else 1,
+        expert=experts if isinstance(experts, int) and experts > 0 else 1,
+    )
+
+
+def _sampler_sizes(config: RunConfig) -> GroupSizes:
+    options = config.rollout.engine_options
+    pipeline = options.get("pipeline_parallel_size") or options.get("inference_engine_pipeline_parallel_size")
+    return GroupSizes(
+        tensor=config.rollout.tensor_parallel,
+        pipeline=pipeline if isinstance(pipeline, int) and not isinstance(pipeline, bool) and pipeline > 0 else 1,
+    )
+
+
+def _optimizer_rests(section: LearnerConfig | CriticConfig) -> tuple[str, ...]:
+    by_engine = section.engine == "fsdp" and fsdp_settings(section.engine_options, 1)[0].optimizer_offload
+    return ("optimizer",) if section.optimizer.offload or by_engine else ()
+
+
+def _sampler_rests(config: RunConfig) -> tuple[str, ...]:
+    """vLLM's sleep leaves with weights and cache, SGLang's with the cache; native and hf hold a cache only while they sample."""
+    rollout = config.rollout
+    if rollout.engine in SHARING:
+        return ("cache",)
+    if not rollout.engine_options.get("free_cache_engine"):
+        return ()
+    return {"vllm": ("weights", "cache"), "sglang": ("cache",)}.get(rollout.engine, ())
+
+
+def _lender(config: RunConfig, asked: _Asked, where: dict[str, list[int]]) -> str | None:
+    """The role whose weights this one reads where they are."""
+    if asked.role == "rollout" and asked.engine in SHARING:
+        whole = config.policy.engine == "local" and where["rollout"] == where["policy"]
+        return "policy" if whole else None
+    adapted = config.policy.lora is not None and config.reference.path in (None, config.model.path)
+    return "policy" if asked.role == "reference" and adapted and where["reference"] == where["policy"] else None
+
+
+def _sizes(config: RunConfig, asked: _Asked, ranks: int) -> GroupSizes:
+    sizes = asked.sizes
+    shard = 1
+    if asked.role in ("policy", "reference", "critic"):
+        section = config.critic if asked.role == "critic" else config.policy
+        if asked.engine == "fsdp":
+            shard = fsdp_settings(fsdp_options(config, asked.role), ranks)[0].shard
+        elif asked.engine in SHARDED:
+            shard = ranks
+        elif asked.engine == "megatron" and section.engine_options.get("use_distributed_optimizer"):
+            shard = ranks // sizes.per_copy
+    return replace(sizes, data=asked.servers or ranks // sizes.per_copy, shard=shard)
+
+
+def _ranks(devices: Sequence[int], per_node: int) -> tuple[Rank, ...]:
+    return tuple(
+        Rank(rank=rank, device=device, node=device // per_node, local_device=device % per_node)
+        for rank, device in enumerate(devices)
+    )
+
+
+def _problems(place: PlacementConfig, asked: _Asked) -> list[Problem]:
+    role, devices, field, total = asked.role, asked.devices, asked.field, place.devices
+    if asked.servers:
+        return []
     if devices is not None and not devices:
         return [Problem(f"the {role} has no device", fix="name at least one", field=field)]
     wrong = [number for number in devices or [] if number not in range(total)]
@@ -68,13 +242,34 @@ def _problems(config: RunConfig, role: str, devices: list[int] | None, split: in
         return [Problem(what, fix=f"use placement.devices={max(wrong) + 1}, or other devices", field=field)]
     if devices is not None and len(set(devices)) < len(devices):
         return [Problem(f"the {role} is put on the same device twice", fix="name each once", field=field)]
-    count = total if devices is None else len(devices)
+    count, split = total if devices is None else len(devices), asked.sizes.per_copy
     if count % split:
-        name = {"rollout": "rollout.tensor_parallel", "reference": "policy.tensor_parallel"}.get(
-            role, f"{role}.tensor_parallel"
-        )
-        sizes = "tensor_parallel" if role == "rollout" else "sequence_parallel x tensor_parallel x pipeline_parallel"
-        what = f"the {role} has {count} devices, which are no multiple of the {split} that share one copy ({sizes})"
-        fix = f"use {-(-count // split) * split} devices" + (f", or {name}={count}" if split > count else "")
-        return [Problem(what, fix=fix, field=name)]
+        return [_does_not_split(asked, count, split)]
+    copies, experts = count // split, asked.sizes.expert
+    if copies % experts:
+        what = f"the {role} has {copies} copies, which do not split into groups of {experts} that share the experts"
+        fits = max(size for size in range(1, experts + 1) if copies % size == 0)
+        name = f"{role}.engine_options.expert_model_parallel_size"
+        return [Problem(what, fix=f"use {name}={fits}", field=name)]
     return []
+
+
+def _does_not_split(asked: _Asked, count: int, split: int) -> Problem:
+    role, sizes = asked.role, asked.sizes
+    owner = "policy" if role == "reference" else role  # whose sizes the reference has
+    shared = {
+        f"{owner}.tensor_parallel": sizes.tensor,
+        f"{owner}.sequence_parallel": sizes.sequence * sizes.context,
+        f"{owner}.pipeline_parallel": sizes.pipeline,
+    }
+    product = [(name, size) for name, size in shared.items() if size > 1]
+    arithmetic = " x ".join(f"{name} {size}" for name, size in product)
+    if len(product) > 1:
+        arithmetic += f" = {split}"
+    what = (
+        f"the {role} has {count} device{'s' * (count > 1)}, which are no multiple of the {split} that share one copy "
+    )
+    name, size = product[0]
+    fits = [smaller for smaller in range(size, 0, -1) if count % (split // size * smaller) == 0]
+    other = f", or {name}={fits[0]}" if fits else ""
+    return Problem(f"{what}({arithmetic})", fix=f"use {-(-count // split) * split} devices{other}", field=name)

@@ -14,7 +14,7 @@ from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.errors import ModelError
 from posttrain.models import packed_attention
 from posttrain.models.attention import NAME, CachedRows, attention, register_attention
-from posttrain.models.packed_attention import Group, attend_packed, packed_layout, shared_layout
+from posttrain.models.packed_attention import Group, attend_packed, continued_layout, packed_layout, shared_layout
 from posttrain.models.tiny import draw_weights
 
 WINDOW = 8
@@ -195,9 +195,9 @@ def test_decoding_with_the_cache_equals_the_full_forward(family: str) -> None:
     prompt_lengths, steps = [3, 10, 1], 18
     sequences = sequences_of([length + steps for length in prompt_lengths])
     expected = plain_logits(plain, sequences)
-    cache = KeyValueCache.of(ours, prompt_slots=4, slots=4, max_prompt_len=10, max_response_len=steps)
+    cache = KeyValueCache.of(ours)
     starts = [0, 3, 13, 14]
-    cache.prefilling([(begin, end, slot) for slot, (begin, end) in enumerate(pairwise(starts))])
+    cache.prefilling([(begin, end, slot, 0) for slot, (begin, end) in enumerate(pairwise(starts))])
     prefill = ours(
         input_ids=torch.cat([tokens[:n] for tokens, n in zip(sequences, prompt_lengths, strict=True)])[None],
         position_ids=torch.cat([torch.arange(n) for n in prompt_lengths])[None],
@@ -221,6 +221,36 @@ def test_decoding_with_the_cache_equals_the_full_forward(family: str) -> None:
         ).logits[:, -1]
         for row, position in enumerate(positions.tolist()):
             torch.testing.assert_close(logits[row], expected[row][position], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_prefill_behind_known_tokens_equals_the_full_forward(family: str, kernel: str) -> None:
+    """Of three sequences of 20, 9 and 12 tokens, 14, none and 3 are prefilled first, the rest in one row afterwards."""
+    ours, plain = build(family)
+    lengths, known = [20, 9, 12], [14, 0, 3]
+    sequences = sequences_of(lengths)
+    expected = plain_logits(plain, sequences)
+    cache = KeyValueCache.of(ours)
+
+    def prefill(begins: list[int], ends: list[int]) -> torch.Tensor:
+        counts = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        stops = torch.tensor(counts).cumsum(0).tolist()
+        places = zip(stops, counts, begins, strict=True)
+        cache.prefilling([(stop - count, stop, slot, begin) for slot, (stop, count, begin) in enumerate(places)])
+        pieces = [torch.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]
+        return ours(
+            input_ids=torch.cat([tokens[piece] for tokens, piece in zip(sequences, pieces, strict=True)])[None],
+            position_ids=torch.cat(pieces)[None],
+            past_key_values=cache,
+            attention_layout=continued_layout(list(zip(begins, counts, strict=True))),
+            use_cache=False,
+        ).logits[0]
+
+    prefill([0, 0, 0], [14, 0, 3])
+    got = prefill(known, lengths).split([6, 9, 9])
+    for row, logits in enumerate(got):
+        torch.testing.assert_close(logits, expected[row][known[row] :], rtol=1e-4, atol=2e-5)
 
 
 def test_attention_of_three_tokens_by_hand(kernel: str) -> None:

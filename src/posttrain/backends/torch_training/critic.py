@@ -14,7 +14,6 @@ from posttrain.backends.torch_training.optimized_model import Factor, How, Micro
 from posttrain.backends.torch_training.scoring import over_rows
 from posttrain.config.policy import OptimizerConfig
 from posttrain.data.packing import pack
-from posttrain.models.packed_attention import shared_layout
 from posttrain.models.value_head import head_name, token_values
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import ValueLossPlan
@@ -76,16 +75,17 @@ class ValueModel(OptimizedModel):
 
     def _values(self, batch: SequenceBatch) -> Tensor:
         """[B, T] on the CPU, carrying gradient where that is on."""
-        packed = pack(batch, self.model.device, share_prompts=self.cutter.share_prompts, padded=self.padded)
+        packed = pack(batch, self.device, share_prompts=self.cutter.share_prompts, padded=self.padded)
+        row = self._sharding.row(packed)
         values = self._sharding.forward(
             self.model,
             lambda: token_values(
                 self.model,
-                packed.predicting,
-                input_ids=packed.token_ids[None],
-                position_ids=packed.position_ids[None],
-                attention_layout=shared_layout(packed.groups, packed.token_ids.device),
+                row.predicting,
+                input_ids=row.token_ids[None],
+                position_ids=row.position_ids[None],
+                attention_layout=row.layout,
                 use_cache=False,
             ),
         )
-        return packed.unpack(values).cpu()
+        return packed.unpack(self._sharding.collected(values, row, packed)).cpu()

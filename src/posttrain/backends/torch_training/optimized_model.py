@@ -5,6 +5,7 @@ The half of an engine that does not care what the loss is; the policy's engine a
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -86,8 +87,12 @@ class OptimizedModel:
         self.padded = how.get("padded", False)
         share = how.get("share_prompts", True) and not self.padded
         self.cutter = Cutter(
-            sequences_per_micro_batch, max_tokens_per_micro_batch, share_prompts=share, notices=how.get("notices")
+            sequences_per_micro_batch,
+            self._sharding.pooled(max_tokens_per_micro_batch),
+            share_prompts=share,
+            notices=how.get("notices"),
         )
+        self.device = model.device  # to compute on; the parameters may wait elsewhere
         if how.get("gradient_checkpointing"):
             # transformers 5.23 renamed it; the old name goes when 5.23 is the oldest version supported.
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -104,8 +109,8 @@ class OptimizedModel:
         self._updates = 0
         self._passes = 0  # since the last update
         self._seed = how.get("seed", 0)
-        on_device = model.device.type != "cpu"
-        self._offload_optimizer = optimizer.offload and on_device
+        on_device = self.device.type != "cpu"
+        self._offload_optimizer = (optimizer.offload or self._sharding.offload_optimizer) and on_device
         self._offload_activations = how.get("activation_offload", False) and on_device
         self.notes: list[str] = []  # for people: what is special about this engine
         if self._adapted:
@@ -229,27 +234,47 @@ class OptimizedModel:
         return 3 * 4 * trained + sum(tensor.numel() * tensor.element_size() for tensor in frozen)
 
     def save(self, folder: Path, *, optimizer: bool = True) -> None:
+        self.writer(optimizer=optimizer)(folder)
+        self._sharding.wait()
+
+    def writer(self, *, optimizer: bool = True) -> Callable[[Path], None]:
         """A Hugging Face folder (float32 weights, tokenizer), or a folder of peft's with the adapter alone, plus the
-        optimizer's averages; all without pickle. Over several processes the first one writes what all gather."""
+        optimizer's averages; all without pickle. Over several processes the first one writes what all gather: they do so
+        here, and what is on a device is copied to the CPU here, so that writing needs neither."""
         masters = {name: self._sharding.whole(weight).float() for name, weight in self._masters.parameters.items()}
         state = {} if self._adapted else self._whole_state(masters)
         averages = {}
         for name, weight in self._masters.parameters.items() if optimizer else ():
             for key, value in self._optimizer.state.get(weight, {}).items():
                 averages[f"{key}:{name}"] = self._sharding.whole(value)
-        if self._sharding.rank == 0:
+        counters = json.dumps({"updates": self._updates})
+        shell = self._shell()
+
+        def write(folder: Path) -> None:
+            if self._sharding.rank != 0:
+                return
             if self._adapted:
                 lora.write_adapter(self.model, masters, folder, head=self._head())
             else:
-                self.model.save_pretrained(folder, state_dict=state)
-                # save_pretrained wrote the compute dtype into config.json, and loading would round to it.
-                self.model.config.dtype = torch.float32
-                self.model.config.save_pretrained(folder)
+                shell.save_pretrained(folder, state_dict=state)
+                shell.config.dtype = torch.float32  # it wrote the dtype to compute in, and loading would round to it
+                shell.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
             if optimizer:
                 save_file(averages, folder / OPTIMIZER)
-            (folder / COUNTERS).write_text(json.dumps({"updates": self._updates}))
-        self._sharding.wait()
+            (folder / COUNTERS).write_text(counters)
+
+        return write
+
+    def _shell(self) -> Any:
+        """The model with a configuration of its own: transformers changes that of what it saves, and samplers that of what
+        they compute with."""
+        shell: Any = object.__new__(
+            self._model_class
+        )  # a model that is shared out has another class, which cannot be copied
+        shell.__dict__.update(self.model.__dict__)
+        shell.config = copy.deepcopy(self.model.config)
+        return shell
 
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
         """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""

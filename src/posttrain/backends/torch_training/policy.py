@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.algos.objective import policy_objective
 from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch, OptimizedModel
 from posttrain.backends.torch_training.scoring import Scorer
+from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError, Problem
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
@@ -69,6 +70,7 @@ class PolicyModel(OptimizedModel):
         padded: bool = False,
         weights: Callable[[], AbstractContextManager[Any]] = nullcontext,
         rests_on_cpu: bool = False,
+        sharding: Sharding | None = None,
     ) -> Scorer:
         """A frozen model beside this engine (the reference), or this engine's with other weights (without its adapter)."""
         return Scorer(
@@ -79,6 +81,7 @@ class PolicyModel(OptimizedModel):
             padded=padded,
             weights=weights,
             rests_on_cpu=rests_on_cpu,
+            sharding=sharding,
         )
 
     @property

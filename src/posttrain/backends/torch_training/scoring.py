@@ -12,10 +12,9 @@ from transformers import PreTrainedModel
 
 from posttrain.algos.fused_scoring import TokenScores, score_logits, score_tokens
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
-from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.backends.torch_training.sharding import Row, Sharding
 from posttrain.data.packing import PackedSequences, pack
-from posttrain.models.head import HeadForm, head_form, last_hidden_states
-from posttrain.models.packed_attention import shared_layout
+from posttrain.models.head import HeadForm, head_form, last_hidden_states, states_at
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.notices import Notices
 
@@ -45,9 +44,10 @@ class Scorer:
     ):
         self.model = model
         self.padded = padded
+        self._sharding = sharding or Sharding()
         self.cutter = Cutter(
             sequences_per_micro_batch,
-            max_tokens_per_micro_batch,
+            self._sharding.pooled(max_tokens_per_micro_batch),
             share_prompts=share_prompts and not padded,
             notices=notices,
             what="a scoring batch",
@@ -57,7 +57,6 @@ class Scorer:
         self._device = model.device
         self._rests = rests_on_cpu
         self._rest()
-        self._sharding = sharding or Sharding()
 
     @property
     def note(self) -> str | None:
@@ -74,7 +73,7 @@ class Scorer:
 
     def pack(self, batch: SequenceBatch, *, share_prompts: bool | None = None) -> PackedSequences:
         shared = self.cutter.share_prompts if share_prompts is None else share_prompts
-        return pack(batch, self.model.device, share_prompts=shared, padded=self.padded)
+        return pack(batch, self._device, share_prompts=shared, padded=self.padded)
 
     @torch.no_grad()
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
@@ -120,18 +119,23 @@ class Scorer:
         vocabulary, for which the reference reads the same packed row. Only its hidden states at the scored positions are
         kept until the backward pass."""
 
+        row = self._sharding.row(packed)
+
         def scores() -> tuple[Tensor | None, ...]:
-            found = self._score(packed, temperature, entropy_gradient, sum_pi_squared, reference)
+            found = self._score(row, temperature, entropy_gradient, sum_pi_squared, reference)
             return found.logprobs, found.entropy, found.sum_pi_squared, found.full_kl
 
         with self._weights():
-            logprobs, entropy, pi_squared, full_kl = self._sharding.forward(self.model, scores)
+            found = self._sharding.forward(self.model, scores)
+        logprobs, entropy, pi_squared, full_kl = (
+            None if each is None else self._sharding.collected(each, row, packed) for each in found
+        )
         assert logprobs is not None and entropy is not None
         return TokenScores(logprobs=logprobs, entropy=entropy, sum_pi_squared=pi_squared, full_kl=full_kl)
 
     def _score(
         self,
-        packed: PackedSequences,
+        row: Row,
         temperature: float,
         entropy_gradient: bool,
         sum_pi_squared: bool,
@@ -140,20 +144,20 @@ class Scorer:
         head, their_head = self.head, reference.head if reference else None
         if isinstance(head, str) or isinstance(their_head, str):
             return score_logits(
-                response_logits(self.model, packed),
-                packed.targets,
+                response_logits(self.model, row),
+                row.targets,
                 temperature=temperature,
                 entropy_gradient=entropy_gradient,
                 sum_pi_squared=sum_pi_squared,
-                reference_logits=reference.frozen_logits(packed) if reference else None,
+                reference_logits=reference.frozen_logits(row) if reference else None,
             )
         theirs = None
         if reference and their_head:
-            theirs = (reference.frozen_hidden(packed), their_head.of(reference.model))
+            theirs = (reference.frozen_hidden(row), their_head.of(reference.model))
         return score_tokens(
-            self.hidden(packed),
+            self.hidden(row),
             head.of(self.model),
-            packed.targets,
+            row.targets,
             temperature=temperature,
             entropy_gradient=entropy_gradient,
             sum_pi_squared=sum_pi_squared,
@@ -161,25 +165,22 @@ class Scorer:
         )
 
     @torch.no_grad()
-    def frozen_hidden(self, packed: PackedSequences) -> Tensor:
+    def frozen_hidden(self, row: Row) -> Tensor:
         """``hidden`` of a reference, while another model is being scored."""
         with self._weights():
-            return self.hidden(packed)
+            return self.hidden(row)
 
     @torch.no_grad()
-    def frozen_logits(self, packed: PackedSequences) -> Tensor:
+    def frozen_logits(self, row: Row) -> Tensor:
         with self._weights():
-            return response_logits(self.model, packed)
+            return response_logits(self.model, row)
 
-    def hidden(self, packed: PackedSequences) -> Tensor:
-        """Hidden states that predict the scored tokens, [M, H]."""
+    def hidden(self, row: Row) -> Tensor:
+        """Hidden states that predict the scored tokens, [m, H]."""
         states = last_hidden_states(
-            self.model,
-            shared_layout(packed.groups, packed.token_ids.device),
-            input_ids=packed.token_ids[None],
-            position_ids=packed.position_ids[None],
+            self.model, row.layout, input_ids=row.token_ids[None], position_ids=row.position_ids[None]
         )
-        return states[0, packed.predicting]
+        return states_at(states[0], row.predicting)
 
 
 def over_rows(batch: SequenceBatch, cutter: Cutter, sharding: Sharding, of: Callable[[list[int]], Tensor]) -> Tensor:
@@ -208,13 +209,15 @@ def over_rows(batch: SequenceBatch, cutter: Cutter, sharding: Sharding, of: Call
     return sharding.joined(torch.cat(found), order, len(batch))
 
 
-def response_logits(model: PreTrainedModel, packed: PackedSequences) -> Tensor:
-    """Logits that predict the scored tokens, [M, vocabulary], from the model's own forward pass."""
+def response_logits(model: PreTrainedModel, row: Row) -> Tensor:
+    """Logits that predict the scored tokens, [m, vocabulary], from the model's own forward pass."""
+    positions, each = row.predicting.unique(return_inverse=True)  # responses that share a prompt begin behind one token
+    shared = len(positions) < len(each)
     output = model(
-        input_ids=packed.token_ids[None],
-        position_ids=packed.position_ids[None],
-        attention_layout=shared_layout(packed.groups, packed.token_ids.device),
-        logits_to_keep=packed.predicting,
+        input_ids=row.token_ids[None],
+        position_ids=row.position_ids[None],
+        attention_layout=row.layout,
+        logits_to_keep=positions if shared else row.predicting,
         use_cache=False,
     )
-    return output.logits[0]
+    return states_at(output.logits[0], each) if shared else output.logits[0]

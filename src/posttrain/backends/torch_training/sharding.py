@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from posttrain.data.packing import PackedSequences
+from posttrain.models.packed_attention import shared_layout
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """What a forward pass of this process reads: a packed row, or a stretch of one."""
+
+    token_ids: Tensor  # [n] int64
+    position_ids: Tensor  # [n] int64
+    layout: Any  # attention_layout of the model's forward
+    predicting: Tensor  # [m] int64, position (in n) whose next token is a scored one
+    targets: Tensor  # [m] int64, the scored tokens
+    places: Tensor | None = (
+        None  # [k] int64, of the first k of the m scores among all of the packed row; None: m are all
+    )
 
 
 class Sharding:
@@ -18,7 +36,13 @@ class Sharding:
 
     rank = 0
     ranks = 1
+    sequence = 1  # processes that share a sequence
+    offload_optimizer = False  # keep its averages in CPU memory between updates
     splits_when_out_of_memory = True  # with others in lockstep, one process cannot go another way alone
+
+    def beside(self, options: Mapping[str, Any], role: str) -> Sharding:
+        """For another model in the same processes, with engine options of its own."""
+        return self
 
     def wrap(self, model: PreTrainedModel) -> None:
         """Share the parameters out, in place."""
@@ -26,6 +50,24 @@ class Sharding:
     def forward(self, model: nn.Module, scores: Callable[[], T]) -> T:
         """``scores()``, which runs the model, in a place where its parameters can be read."""
         return scores()
+
+    def row(self, packed: PackedSequences) -> Row:
+        """What this process reads of a packed row."""
+        return Row(
+            token_ids=packed.token_ids,
+            position_ids=packed.position_ids,
+            layout=shared_layout(packed.groups, packed.token_ids.device),
+            predicting=packed.predicting,
+            targets=packed.targets,
+        )
+
+    def pooled(self, max_tokens: int | None) -> int | None:
+        """A budget of tokens per device, for all devices that share a sequence."""
+        return max_tokens * self.sequence if max_tokens is not None else None
+
+    def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
+        """[m] scores of this process's row to all [M] of the packed row, carrying gradient."""
+        return values
 
     def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
         """The micro-batches of this process, as many as every other one has; an empty one is run and counts nothing."""

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from posttrain.backends.train.fsdp.sharding import FsdpSharding
+from posttrain.models.loading import load_causal_lm
+from posttrain.placement.sharding import FsdpSettings
 
 
 def dealt(parts: list[list[int]], loads: list[int], ranks: int) -> list[list[list[int]]]:
@@ -28,3 +36,26 @@ def test_everyone_makes_as_many_passes_and_every_row_is_dealt_once(count: int, r
     everyone = dealt(parts, [number + 1 for number in range(count)], ranks)
     assert {len(mine) for mine in everyone} == {-(-count // ranks)}
     assert sorted(row for mine in everyone for part in mine for row in part) == list(range(2 * count))
+
+
+def test_a_dry_run_as_one_of_512(tiny_qwen: Path) -> None:
+    """With process groups that send nothing: the meshes, the groups and the parts are those of 512 processes."""
+    dist.init_process_group("fake", store=FakeStore(), rank=259, world_size=512)
+    try:
+        settings = FsdpSettings(shard=64, replicas=8)
+        sharding = FsdpSharding("cpu", param_dtype=torch.float32, settings=settings, sequence=4)
+        model = load_causal_lm(str(tiny_qwen), dtype=torch.float32)
+        weights = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+        sharding.wrap(model)
+        assert sharding.mesh.shape == (8, 64)
+        # Rank 259 = 4 x 64 + 3: the fourth of the fifth replica; its sequence is shared by 256 to 259.
+        assert tuple(sharding.mesh.get_coordinate()) == (4, 3)
+        assert dist.get_process_group_ranks(sharding.group) == [256, 257, 258, 259]
+        for name, weight in model.named_parameters():
+            assert isinstance(weight, DTensor) and tuple(weight.shape) == weights[name]
+            part = -(-weights[name][0] // 64)  # the first dimension in 64 parts, the last ones empty
+            assert len(weight.to_local()) == min(part, max(0, weights[name][0] - 3 * part))
+        parts, loads = [[number] for number in range(256)], [1] * 256
+        assert len(sharding.deal(parts, loads)) == 2  # 256 micro-batches over 512 / 4 copies
+    finally:
+        dist.destroy_process_group()

@@ -1,11 +1,17 @@
-"""A model shared out over processes with torch's ``fully_shard`` (FSDP2); arXiv:2304.11277 describes the idea."""
+"""Models shared out over processes with torch's ``fully_shard`` (FSDP2); arXiv:2304.11277 describes the idea."""
 
 from __future__ import annotations
 
+from posttrain.backends.torch_training.critic import ValueModel
 from posttrain.backends.torch_training.policy import PolicyModel
-from posttrain.registry import TRAIN_ENGINES
+from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
 
 
 @TRAIN_ENGINES.register("fsdp")
 class FsdpTrainEngine(PolicyModel):
     """The policy, a part of every weight in each process. Give it ``sharding=fsdp.sharding.FsdpSharding(...)``."""
+
+
+@VALUE_ENGINES.register("fsdp")
+class FsdpValueEngine(ValueModel):
+    """The critic, in the same way."""

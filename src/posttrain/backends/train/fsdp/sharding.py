@@ -1,12 +1,15 @@
 """Parameters, gradients and optimizer state in parts, one per process; micro-batches dealt out by their tokens.
 
 Every process makes the same calls with the same batches and gets the same results, as with one process. The weights are
-float32 in parts (they are their own masters) and gathered, layer by layer, in the precision to compute in.
+float32 in parts (they are their own masters) and gathered, layer by layer, in the precision to compute in. With fewer parts
+than processes (hybrid sharding, arXiv:2304.11277 section 3.2.2) groups of processes hold equal parts, and gradients are added
+up within a group and then over the groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -28,17 +31,25 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from posttrain.algos.balancing import balanced_parts
-from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.backends.torch_training.sharding import Row, Sharding
+from posttrain.backends.train.fsdp.units import units
+from posttrain.config import RunConfig
+from posttrain.data.packing import PackedSequences
+from posttrain.errors import ConfigError
+from posttrain.models.sequence_parallel import SplitRow, collect, stretch
+from posttrain.placement.sharding import FsdpSettings, fsdp_settings
 
 T = TypeVar("T")
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _FORWARD = "posttrain_forward"  # the method of the model that FSDP takes for a forward pass
 
 
 class FsdpSharding(Sharding):
-    """Args: device_type of the processes' devices; param_dtype to gather and compute in; reshard_after_forward gives a
-    layer's gathered weights up until the backward pass; cpu_offload keeps the parts in CPU memory.
+    """Args: device_type of the processes' devices; param_dtype to gather and compute in, unless the settings name one; settings
+    None shares everything out over all processes; sequence: processes that share a sequence (neighbours).
 
-    torch.distributed must be initialised.
+    torch.distributed must be initialised, with a backend for the CPU as well where parts wait there.
+    Raises: ModelError in ``wrap`` for layers that the model does not have.
     """
 
     splits_when_out_of_memory = False
@@ -48,33 +59,62 @@ class FsdpSharding(Sharding):
         device_type: str,
         *,
         param_dtype: torch.dtype,
-        reshard_after_forward: bool = True,
-        cpu_offload: bool = False,
+        settings: FsdpSettings | None = None,
+        sequence: int = 1,
+        role: str = "policy",
     ):
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.mesh: DeviceMesh = init_device_mesh(device_type, (self.ranks,))
-        self.param_dtype = param_dtype
-        self.reshard_after_forward = reshard_after_forward
-        self.offload: OffloadPolicy = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
+        self.settings = settings or FsdpSettings(shard=self.ranks)
+        self.offload_optimizer = self.settings.optimizer_offload
+        self.mesh: DeviceMesh
+        if self.settings.shard < self.ranks:
+            shape = self.ranks // self.settings.shard, self.settings.shard
+            self.mesh = init_device_mesh(device_type, shape, mesh_dim_names=("replica", "shard"))
+        else:
+            self.mesh = init_device_mesh(device_type, (self.ranks,), mesh_dim_names=("shard",))
+        self.compute_dtype = param_dtype
+        self.param_dtype = _DTYPES[self.settings.param_dtype] if self.settings.param_dtype else param_dtype
+        self.role = role
+        self.sequence = sequence
+        if sequence > 1:
+            pairs = init_device_mesh(
+                device_type, (self.ranks // sequence, sequence), mesh_dim_names=("data", "sequence")
+            )
+            self.group = pairs.get_group("sequence")
+
+    def beside(self, options: Mapping[str, Any], role: str) -> FsdpSharding:
+        settings = checked_settings(options, self.ranks, role)
+        device = self.mesh.device_type
+        return FsdpSharding(
+            device, param_dtype=self.compute_dtype, settings=settings, sequence=self.sequence, role=role
+        )
 
     def wrap(self, model: PreTrainedModel) -> None:
-        """One group of parameters per decoder layer, one of the rest. The model must be float32."""
-        precision = MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=torch.float32)
-        layers = [module for module in model.modules() if type(module).__name__ in _layer_names(model)]
-        for module in layers:
+        """Units of parameters that are gathered together, by default one per decoder layer, and one of the rest. The weights
+        that are trained must be float32, which their parts stay."""
+        settings = self.settings
+        precision = MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=_DTYPES[settings.reduce_dtype])
+        offload = OffloadPolicy()
+        if settings.cpu_offload:
+            offload = CPUOffloadPolicy(pin_memory=self.mesh.device_type != "cpu")
+        found = units(model, settings, self.role)
+        for module in found:
             fully_shard(
                 module,
                 mesh=self.mesh,
                 mp_policy=precision,
-                offload_policy=self.offload,
-                reshard_after_forward=self.reshard_after_forward,
+                offload_policy=offload,
+                reshard_after_forward=settings.reshard_after_forward,
             )
-        fully_shard(model, mesh=self.mesh, mp_policy=precision, offload_policy=self.offload)
-        for module in [*layers, model]:
+        fully_shard(model, mesh=self.mesh, mp_policy=precision, offload_policy=offload)
+        sharded = [cast(FSDPModule, module) for module in [*found, model]]
+        for each in sharded:
             # Losses divide by counts of the whole mini-batch, so gradients add up; FSDP would take their mean.
-            sharded = cast(FSDPModule, module)
-            sharded.set_gradient_divide_factor(1.0)
-            sharded.set_force_sum_reduction_for_comms(True)
+            each.set_gradient_divide_factor(1.0)
+            each.set_force_sum_reduction_for_comms(True)
+        if settings.forward_prefetch:
+            for this, following in pairwise(sharded[:-1]):
+                this.set_modules_to_forward_prefetch([following])
         setattr(model, _FORWARD, lambda run: run())
         register_fsdp_forward_method(model, _FORWARD)
 
@@ -82,22 +122,54 @@ class FsdpSharding(Sharding):
         result: T = getattr(model, _FORWARD)(scores)
         return result
 
+    def row(self, packed: PackedSequences) -> Row:
+        """With sequence > 1 a stretch of the tokens, and what is scored in it."""
+        whole = super().row(packed)
+        if self.sequence == 1:
+            return whole
+        token_ids = stretch(packed.token_ids, self.group)
+        first = self.group.rank() * len(token_ids)
+        places = ((packed.predicting >= first) & (packed.predicting < first + len(token_ids))).nonzero()[:, 0]
+        # Every process must use every weight, or their gradients would not meet: one score that does not count, for none.
+        scored = places if len(places) else places.new_zeros(1)
+        return Row(
+            token_ids=token_ids,
+            position_ids=stretch(packed.position_ids, self.group),
+            layout=SplitRow(whole.layout, len(packed.token_ids), self.group),
+            predicting=packed.predicting[scored] - first if len(places) else scored,
+            targets=packed.targets[scored],
+            places=places,
+        )
+
+    def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
+        if row.places is None:
+            return values
+        return collect(values[: len(row.places)], row.places, len(packed.targets), self.group)
+
     def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
-        """Karmarkar-Karp: the same number of micro-batches for everyone, of about the same number of tokens in all."""
-        missing = -len(parts) % self.ranks
+        """Karmarkar-Karp: the same number of micro-batches for every copy, of about the same number of tokens in all."""
+        copies = self.ranks // self.sequence
+        missing = -len(parts) % copies
         filled, weights = parts + [[]] * missing, [*loads, *[0] * missing]
-        mine = balanced_parts(weights, self.ranks, equal_size=True)[self.rank]
+        mine = balanced_parts(weights, copies, equal_size=True)[self.rank // self.sequence]
         return [filled[part] for part in mine]
 
     def joined(self, values: Tensor, rows: Sequence[int], count: int) -> Tensor:
         out = super().joined(values, rows, count).to(self.mesh.device_type)
+        if not self._speaks:
+            out.zero_()
         dist.all_reduce(out)  # every row is somebody's, and 0 elsewhere
         return out.cpu()
+
+    @property
+    def _speaks(self) -> bool:
+        """Processes that share a sequence have the same results; the first of them tells."""
+        return self.rank % self.sequence == 0
 
     def total(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Processes that ran empty micro-batches alone may lack names that others have."""
         everyone: list[dict[str, float]] = [{} for _ in range(self.ranks)]
-        dist.all_gather_object(everyone, dict(sums))
+        dist.all_gather_object(everyone, dict(sums) if self._speaks else {})
         names = {name for each in everyone for name in each}
         return {name: sum(each.get(name, 0.0) for each in everyone) for name in sorted(names)}
 
@@ -114,6 +186,23 @@ class FsdpSharding(Sharding):
         dist.barrier()
 
 
+def checked_settings(options: Mapping[str, Any], ranks: int, role: str) -> FsdpSettings:
+    """Raises: ConfigError for options that cannot be."""
+    settings, problems, _ = fsdp_settings(options, ranks, role=role)
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def sharding_of(config: RunConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> FsdpSharding:
+    """How a run shares out its policy or its critic over the processes that have met."""
+    section = config.critic if role == "critic" else config.policy
+    settings = checked_settings(section.engine_options, dist.get_world_size(), role)
+    return FsdpSharding(
+        device_type, param_dtype=compute_dtype, settings=settings, sequence=section.sequence_parallel, role=role
+    )
+
+
 def save_parts(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Every process writes its part of every tensor: safetensors with the places of the parts, by torch.distributed.checkpoint.
     Any number of processes can read them."""
@@ -125,8 +214,3 @@ def load_parts(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Fill these tensors, each process its part, from what ``save_parts`` wrote."""
     into: dict[str, Any] = dict(tensors)
     state_dict_loader.load(into, storage_reader=HuggingFaceStorageReader(str(folder)))
-
-
-def _layer_names(model: PreTrainedModel) -> set[str]:
-    """Class names of the layers that transformers says should stay in one piece."""
-    return set(model._no_split_modules or [])

@@ -1,0 +1,245 @@
+"""The models of a run as engines, from its configuration, for every runtime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.algos import schedules
+from posttrain.backends.reward_model.local import LocalRewardModel
+from posttrain.backends.torch_training.scoring import Scorer
+from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.policy import OptimizerConfig, ScheduleConfig
+from posttrain.errors import ConfigError, Problem
+from posttrain.interfaces.reward import RewardModel
+from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
+from posttrain.models.liger import use_liger
+from posttrain.models.loading import DTYPES, load_causal_lm
+from posttrain.models.lora import adapter_off, add_adapter
+from posttrain.models.reward_model import load_reward_model, load_reward_tokenizer
+from posttrain.models.value_head import head_name, load_value_model
+from posttrain.placement.roles import fsdp_options
+from posttrain.records.notices import Notices
+from posttrain.records.plans import BatchPlan
+from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
+
+
+def load_policy(
+    config: TrainingConfig, device: torch.device | None = None, *, dtype: torch.dtype | None = None
+) -> tuple[PreTrainedModel, torch.device]:
+    """The model that is trained, with its adapter if it gets one, on its device (None: as the configuration says).
+
+    Args: dtype of the weights; None is the one they compute in, and a model that is shared out needs its masters' own.
+    """
+    if device is None:
+        device = pick_device(config.placement.device)
+        if device.type == "cpu":
+            torch.set_num_threads(config.placement.cpu_threads or len(os.sched_getaffinity(0)))
+    torch.manual_seed(config.run.seed)
+    model = load_causal_lm(
+        config.model.path,
+        dtype=dtype or DTYPES[config.model.compute_dtype],
+        device=device,
+        trust_remote_code=config.model.trust_remote_code,
+        config_overrides=config.model.config_overrides,
+    )
+    if config.model.liger:
+        use_liger(model)
+    if config.policy.lora:
+        add_adapter(model, config.policy.lora, seed=config.run.seed)
+    return model, device
+
+
+def start_policy(
+    config: RunConfig,
+    batches: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    notices: Notices,
+    sharding: Sharding | None = None,
+    *,
+    with_reference: bool = True,
+) -> tuple[TrainEngine, Scorer | None]:
+    """The policy and, when something asks for it, the frozen reference beside it (unless that has processes of its own).
+
+    Args: sharding, where several processes make this call, shares the policy and the reference out over them.
+    """
+    engine = TRAIN_ENGINES.get(config.policy.engine)
+    assert batches.total_updates is not None
+    reference = None
+    if with_reference and (config.loss.kl_coef or config.reward.kl.coef):
+        reference = start_reference(config, model.device, model, sharding)
+    policy: TrainEngine = engine(
+        model,
+        tokenizer,
+        optimizer=config.policy.optimizer,
+        learning_rate_factor=learning_rate_factor(config.policy.schedule, batches.total_updates),
+        sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
+        sequences_per_scoring_batch=config.reference.sequences_per_micro_batch_per_device,
+        max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
+        max_tokens_per_scoring_batch=config.reference.max_tokens_per_micro_batch,
+        reference=reference if has_full_kl(config) else None,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        activation_offload=config.model.activation_offload,
+        weight_decay=weight_decay_at(config.policy.optimizer, batches.total_updates),
+        **how(config, notices, sharding),
+    )
+    return policy, reference
+
+
+def start_reference(
+    config: RunConfig, device: torch.device, policy: PreTrainedModel | None, sharding: Sharding | None = None
+) -> Scorer:
+    """The frozen reference: a model of its own, or the policy's without its adapter. Without a policy in this process (None) it
+    is on its own.
+
+    Over several processes its parameters are shared out as well, except where the loss compares whole vocabularies: it then
+    runs within the policy's forward pass, so every process has all of it.
+    """
+    start = config.reference.path or config.model.path
+    shares = policy is not None and config.policy.lora is not None and start == config.model.path
+    full_kl = has_full_kl(config)
+    if sharding is not None and not shares:
+        sharding = sharding.beside(fsdp_options(config, "reference"), "reference")
+    own = policy
+    if own is None or not shares:
+        own = load_causal_lm(
+            start,
+            dtype=DTYPES[config.model.compute_dtype],
+            device=device,
+            trust_remote_code=config.model.trust_remote_code,
+            config_overrides=config.model.config_overrides if start == config.model.path else None,
+        ).requires_grad_(False)
+    reference: Scorer = TRAIN_ENGINES.get(config.policy.engine).scorer(
+        own,
+        config.reference.sequences_per_micro_batch_per_device,
+        config.policy.share_prompts,
+        config.reference.max_tokens_per_micro_batch,
+        padded=config.model.padded,
+        weights=partial(adapter_off, own) if shares else nullcontext,
+        rests_on_cpu=config.reference.offload and not shares and not full_kl and sharding is None,
+        sharding=None if full_kl else sharding,
+    )
+    if sharding is not None and not shares and not full_kl:
+        sharding.wrap(own)  # after its head has been looked at
+    return reference
+
+
+def has_full_kl(config: RunConfig) -> bool:
+    """Whether the loss has the KL over the whole vocabulary, which is the policy engine's work: no log-probs of the reference
+    are asked for it."""
+    return config.loss.kl_coef > 0 and config.loss.kl_estimator == "full"
+
+
+def how(config: TrainingConfig, notices: Notices, sharding: Sharding | None = None) -> dict[str, Any]:
+    """The ways of computing that all trained models share."""
+    return {
+        "share_prompts": isinstance(config, RunConfig) and config.policy.share_prompts,
+        "padded": config.model.padded,
+        "compile_layers": config.model.compile,
+        "master_dtype": DTYPES[config.model.master_dtype],
+        "seed": config.run.seed,
+        "notices": notices,
+    } | ({"sharding": sharding} if sharding is not None else {})
+
+
+def start_critic(
+    config: RunConfig,
+    batches: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    notices: Notices,
+    sharding: Sharding | None = None,
+) -> ValueEngine:
+    """The critic, from its own weights or from the policy's starting weights with a new value head."""
+    plan, critic = batches.critic, config.critic
+    assert plan is not None and plan.total_updates is not None
+    model = load_value_model(
+        critic.path or config.model.path,
+        dtype=DTYPES[config.model.compute_dtype if sharding is None else config.model.master_dtype],
+        device=device,
+        trust_remote_code=config.model.trust_remote_code,
+        field="critic.path" if critic.path else "model.path",
+    )
+    if config.model.liger:
+        use_liger(model)
+    if critic.lora:
+        add_adapter(model, critic.lora, seed=config.run.seed, head=head_name(model), field="critic.lora")
+    engine: ValueEngine = VALUE_ENGINES.get(critic.engine)(
+        model,
+        tokenizer,
+        optimizer=critic.optimizer,
+        learning_rate_factor=learning_rate_factor(critic.schedule, plan.total_updates),
+        sequences_per_micro_batch=plan.sequences_per_micro_batch_per_device,
+        max_tokens_per_micro_batch=critic.max_tokens_per_micro_batch,
+        gradient_checkpointing=critic.gradient_checkpointing,
+        activation_offload=critic.activation_offload,
+        weight_decay=weight_decay_at(critic.optimizer, plan.total_updates),
+        **how(config, notices, sharding),
+    )
+    return engine
+
+
+def start_reward_model(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> RewardModel | None:
+    """The reward model, when the reward has one."""
+    model = config.reward.model
+    if model is None:
+        return None
+    return LocalRewardModel(
+        load_reward_model(model, dtype=DTYPES[config.model.compute_dtype], device=device),
+        load_reward_tokenizer(model, tokenizer),
+        sequences_per_micro_batch=model.sequences_per_micro_batch_per_device,
+        max_tokens=model.max_tokens,
+    )
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device a run uses.
+
+    Raises: ConfigError when cuda is asked for and torch sees none.
+    """
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ConfigError(
+            Problem("torch sees no CUDA device on this machine", fix="use auto or cpu", field="placement.device")
+        )
+    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def learning_rate_factor(schedule: ScheduleConfig, total_updates: int) -> Callable[[int], float]:
+    """The schedule as a function of the update number."""
+    warmup = schedule.warmup_updates
+    if warmup is None:
+        warmup = int(schedule.warmup_ratio * total_updates)
+    shape = schedules.SCHEDULES[schedule.name]
+    known = {
+        "warmup_updates": warmup,
+        "total_updates": schedule.decay_updates or total_updates,
+        "warmup_start_ratio": schedule.warmup_start_ratio,
+        "min_lr_ratio": schedule.min_lr_ratio,
+        "cycles": schedule.cycles,
+        "stable_ratio": schedule.stable_ratio,
+        "decay": schedule.decay,
+    }
+    return partial(shape, **{name: value for name, value in known.items() if name in signature(shape).parameters})
+
+
+def weight_decay_at(optimizer: OptimizerConfig, total_updates: int) -> Callable[[int], float]:
+    """The weight decay as a function of the update number."""
+    return partial(
+        schedules.weight_decay,
+        total_updates=total_updates,
+        start=optimizer.weight_decay,
+        end=optimizer.weight_decay if optimizer.weight_decay_end is None else optimizer.weight_decay_end,
+        shape=optimizer.weight_decay_shape,
+    )

@@ -1,0 +1,65 @@
+"""Which modules' parameters are gathered together: the unit of FSDP's communication and of the memory it needs at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from posttrain.errors import ModelError, Problem, did_you_mean
+from posttrain.models.value_head import HEADS
+from posttrain.placement.sharding import FsdpSettings
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold modules and have no forward pass, where gathering begins
+
+
+def units(model: PreTrainedModel, settings: FsdpSettings, role: str = "policy") -> list[nn.Module]:
+    """The units of a model besides the model itself, which is the unit of all the rest; inner before outer (as fully_shard
+    wants them), and otherwise as the model runs them.
+
+    Raises: ModelError when no module is of a class that the settings name.
+    """
+    if settings.one_unit:
+        return []
+    if settings.smallest_unit:
+        return _of_size(model, settings.smallest_unit, _stay(model))[0]
+    classes = settings.layers or tuple(model._no_split_modules or ())  # as transformers says
+    named = [(name, module) for name, module in model.named_modules() if type(module).__name__ in classes]
+    missing = set(settings.layers or ()) - {type(module).__name__ for _, module in named}
+    if missing:
+        known = sorted({type(module).__name__ for module in model.modules()})
+        wrong = sorted(missing)[0]
+        raise ModelError(
+            Problem(
+                f"{type(model).__name__} has no layers of the class {wrong}",
+                fix=did_you_mean(wrong, known) or f"use {', '.join(model._no_split_modules or known)}",
+                field=f"{role}.engine_options.wrap_policy.transformer_layer_cls_to_wrap",
+            )
+        )
+    return [module for _, module in sorted(named, key=lambda each: -each[0].count("."))]
+
+
+def _stay(model: PreTrainedModel) -> set[int]:
+    """Modules that cannot be units: what the loss reads outside of their own forward pass, and what shares a parameter."""
+    heads = [model.get_output_embeddings(), *(getattr(model, name, None) for name in HEADS)]
+    held = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    sharing = [
+        module for module in model.modules() if any(held[id(weight)] > 1 for weight in module.parameters(recurse=False))
+    ]
+    return {id(model), *(id(module) for module in [*heads, *sharing] if module is not None)}
+
+
+def _of_size(module: nn.Module, smallest: int, stay: set[int]) -> tuple[list[nn.Module], int]:
+    """Units below and at a module, and the parameters that are in none. A unit has at least ``smallest`` of its own."""
+    found: list[nn.Module] = []
+    left = sum(weight.numel() for weight in module.parameters(recurse=False))
+    if id(module) in stay and not list(module.children()):
+        return [], 0  # counted with the model, which holds it
+    for child in module.children():
+        below, rest = _of_size(child, smallest, stay)
+        found += below
+        left += rest
+    if left >= smallest and not isinstance(module, CONTAINERS) and id(module) not in stay:
+        return [*found, module], 0
+    return found, left

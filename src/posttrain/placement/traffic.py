@@ -1,0 +1,215 @@
+"""What a step sends between devices: bytes that each device receives and collective operations it takes part in. Torch-free.
+
+Formulas, per device (docs/scaling.md derives them). P parameters, w bytes of a gathered weight, r bytes of a reduced gradient,
+S devices of a shard group, K such groups, A devices of a sequence group, n tokens of a micro-batch on one device, M units:
+
+    gather once        (S - 1) / S x P w                    M messages
+    reduce once        (S - 1) / S x P r  + 2 (K - 1) / K x P / S x r      M messages, 2 M with K > 1
+    share a sequence   (A - 1) / A x n x (2 x query width + 2 x key/value width) w per layer and direction, 2 messages
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posttrain.config import RunConfig
+from posttrain.config.critic import CriticConfig
+from posttrain.config.policy import PolicyConfig
+from posttrain.placement.batch import needs_old_logprobs
+from posttrain.placement.memory import BYTES
+from posttrain.placement.model_shape import ModelShape
+from posttrain.placement.plan import PlacementPlan, RolePlacement
+from posttrain.placement.roles import fsdp_options
+from posttrain.placement.sharding import FsdpSettings, fsdp_settings
+from posttrain.records.plans import BatchPlan, CriticBatchPlan
+
+# What the driver sends and gets for a token of a sequence: its id (8), its mask (1), log-probs of sampler, policy and reference
+# and an advantage (4 each).
+DRIVER_BYTES_PER_TOKEN = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What one device receives in a step for one purpose."""
+
+    what: str
+    bytes: int
+    messages: int  # collective operations, or transfers
+
+
+def step_traffic(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:
+    """Of the policy's devices, and of the sampler's for its own part. Models are taken to be of one shape."""
+    tokens = config.data.max_prompt_tokens + config.rollout.max_response_tokens  # of a sequence, at most
+    found: list[Traffic] = []
+    policy, reference, critic = plan.role("policy"), plan.role("reference"), plan.role("critic")
+    assert policy is not None, "every run has a policy"
+    scored = batches.updates_per_step > 1 or needs_old_logprobs(config)
+    found += _update(config, "policy", config.policy, batches, policy, shape, tokens)
+    if scored:
+        found += _score(config, "old log-probs", policy, batches, shape, tokens)
+    if reference is not None and not reference.uses_weights_of:
+        found += _score(config, "reference log-probs", reference, batches, shape, tokens)
+    if critic is not None and batches.critic is not None:
+        found += _update(config, "critic", config.critic, batches.critic, critic, shape, tokens)
+        found += _score(config, "values", critic, batches, shape, tokens)
+    found += _weight_sync(config, plan, shape)
+    found += _sampling(config, batches, plan, shape)
+    if plan.devices > 1:
+        rows = -(-batches.sequences_per_step // policy.copies)
+        found.append(Traffic(what="driver", bytes=rows * tokens * DRIVER_BYTES_PER_TOKEN, messages=2))
+    return [each for each in found if each.messages]
+
+
+def _update(
+    config: RunConfig,
+    name: str,
+    section: PolicyConfig | CriticConfig,
+    plan: BatchPlan | CriticBatchPlan,
+    place: RolePlacement,
+    shape: ModelShape,
+    tokens: int,
+) -> list[Traffic]:
+    passes = plan.updates_per_step * micro_batches(section, plan, place, tokens)
+    found = []
+    if place.engine == "fsdp":
+        settings = _settings(config, place)
+        width, reduce = BYTES[config.model.compute_dtype], BYTES[settings.reduce_dtype]
+        found.append(_gather(f"{name}: gather weights", settings, shape, width, passes, again=_regathered(settings)))
+        found.append(_reduce(f"{name}: reduce gradients", settings, shape, reduce, passes))
+    checkpointing = (config.critic if name == "critic" else config.model).gradient_checkpointing
+    directions = 3 if checkpointing else 2  # forward, backward, and forward again
+    found.append(
+        _share_sequence(f"{name}: share sequences", config, section, plan, place, shape, tokens, passes * directions)
+    )
+    return found
+
+
+def _score(
+    config: RunConfig, name: str, place: RolePlacement, batches: BatchPlan, shape: ModelShape, tokens: int
+) -> list[Traffic]:
+    """Passes without gradient, in micro-batches of their own size."""
+    section = config.reference
+    rows = -(-batches.sequences_per_step // place.copies)
+    if section.max_tokens_per_micro_batch is not None:
+        passes = -(-rows * tokens // (section.max_tokens_per_micro_batch * place.sizes.sequence * place.sizes.context))
+    else:
+        passes = -(-rows // section.sequences_per_micro_batch_per_device)
+    found = []
+    if place.engine == "fsdp":
+        width = BYTES[config.model.compute_dtype]
+        found.append(_gather(f"{name}: gather weights", _settings(config, place), shape, width, passes))
+    if place.sizes.sequence > 1:
+        sent = _sequence_bytes(config, place, shape, -(-rows * tokens // place.sizes.sequence))
+        found.append(Traffic(what=f"{name}: share sequences", bytes=sent, messages=2 * shape.layers * passes))
+    return found
+
+
+def micro_batches(
+    section: PolicyConfig | CriticConfig, plan: BatchPlan | CriticBatchPlan, place: RolePlacement, tokens: int
+) -> int:
+    """Forward and backward passes of an update on each device; cut by tokens: with sequences of full length."""
+    if plan.gradient_accumulation_steps is not None:
+        return plan.gradient_accumulation_steps
+    assert section.max_tokens_per_micro_batch is not None, "cut by count otherwise"
+    rows = -(-plan.sequences_per_update // place.copies)
+    fit = section.max_tokens_per_micro_batch * place.sizes.sequence * place.sizes.context // tokens
+    return -(-rows // max(1, fit))
+
+
+def _settings(config: RunConfig, place: RolePlacement) -> FsdpSettings:
+    return fsdp_settings(fsdp_options(config, place.role), len(place.ranks), role=place.role)[0]
+
+
+def _units(settings: FsdpSettings, shape: ModelShape) -> int:
+    """Groups of parameters that travel together: the layers, and the rest."""
+    return 1 if settings.one_unit else shape.layers + 1
+
+
+def _regathered(settings: FsdpSettings) -> int:
+    """Devices from which the backward pass gathers every layer again; 1: it is still there."""
+    if settings.one_unit or settings.reshard_after_forward is False:
+        return 1
+    return settings.shard if settings.reshard_after_forward is True else int(settings.reshard_after_forward)
+
+
+def _gather(what: str, settings: FsdpSettings, shape: ModelShape, width: int, times: int, again: int = 1) -> Traffic:
+    """Args: times forward; again as _regathered, for the backward pass of each."""
+    groups = [group for group in (settings.shard, again) if group > 1]
+    return Traffic(
+        what=what,
+        bytes=times * sum(shape.parameters * width * (group - 1) // group for group in groups),
+        messages=times * len(groups) * _units(settings, shape),
+    )
+
+
+def _reduce(what: str, settings: FsdpSettings, shape: ModelShape, width: int, times: int) -> Traffic:
+    shard, replicas = settings.shard, settings.replicas
+    within = shape.parameters * width * (shard - 1) // shard
+    between = 2 * shape.parameters * width * (replicas - 1) // (replicas * shard)
+    kinds = (shard > 1) + (replicas > 1)
+    return Traffic(what=what, bytes=times * (within + between), messages=times * kinds * _units(settings, shape))
+
+
+def _share_sequence(
+    what: str,
+    config: RunConfig,
+    section: PolicyConfig | CriticConfig,
+    plan: BatchPlan | CriticBatchPlan,
+    place: RolePlacement,
+    shape: ModelShape,
+    tokens: int,
+    passes: int,
+) -> Traffic:
+    if place.sizes.sequence == 1:
+        return Traffic(what=what, bytes=0, messages=0)
+    of_update = -(-plan.sequences_per_update * tokens // (place.copies * place.sizes.sequence))
+    directions = passes // micro_batches(section, plan, place, tokens)  # over the step: each sees an update's tokens
+    sent = directions * _sequence_bytes(config, place, shape, of_update)
+    return Traffic(what=what, bytes=sent, messages=2 * shape.layers * passes)
+
+
+def _sequence_bytes(config: RunConfig, place: RolePlacement, shape: ModelShape, tokens: int) -> int:
+    """Queries, keys and values one way and outputs back, of this many tokens on a device, in all layers."""
+    group = place.sizes.sequence
+    copies = -(-group // shape.key_value_heads) if group > shape.key_value_heads else 1
+    widths = 2 * shape.query_width + 2 * shape.key_value_width * copies
+    return shape.layers * tokens * widths * BYTES[config.model.compute_dtype] * (group - 1) // group
+
+
+def _weight_sync(config: RunConfig, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:
+    """New weights for the sampler: all of them for every copy of it, less what its devices hold already."""
+    rollout, policy = plan.role("rollout"), plan.role("policy")
+    assert rollout is not None and policy is not None
+    if rollout.uses_weights_of or not rollout.ranks:
+        return []
+    here = rollout.sizes.tensor * rollout.sizes.pipeline
+    held = (
+        policy.sizes.shard * policy.sizes.tensor * policy.sizes.pipeline
+        if set(policy.devices) & set(rollout.devices)
+        else 0
+    )
+    size = shape.parameters * BYTES[config.model.compute_dtype] // here
+    kept = size // held if held else 0
+    buckets = -(-size // (config.rollout.weight_bucket_mib << 20))
+    return [Traffic(what="weights to the sampler", bytes=size - kept, messages=buckets if size > kept else 0)]
+
+
+def _sampling(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:
+    """Tensor parallel sampling: two sums over hidden states per layer and pass (arXiv:1909.08053, section 3)."""
+    rollout = plan.role("rollout")
+    assert rollout is not None
+    tensor = rollout.sizes.tensor
+    if tensor == 1 or not rollout.ranks:
+        return []
+    rows = -(-batches.sequences_per_step // rollout.copies)
+    response = config.rollout.max_response_tokens
+    tokens = rows * response + -(-batches.prompts_per_step // rollout.copies) * config.data.max_prompt_tokens
+    size = 2 * shape.hidden * BYTES[config.model.compute_dtype] * (tensor - 1) // tensor
+    waves = -(-rows // config.rollout.max_concurrent_sequences)
+    return [
+        Traffic(
+            what="sampling: sum over tensor-parallel devices",
+            bytes=2 * shape.layers * tokens * size,
+            messages=2 * shape.layers * waves * response,
+        )
+    ]

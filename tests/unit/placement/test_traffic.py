@@ -1,0 +1,81 @@
+"""Bytes and messages of a step, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.config import RunConfig
+from posttrain.placement.batch import plan_batches
+from posttrain.placement.model_shape import ModelShape
+from posttrain.placement.roles import place
+from posttrain.placement.traffic import step_traffic
+
+SHAPE = ModelShape(
+    parameters=1000, layers=4, hidden=8, heads=8, key_value_heads=2, query_width=8, key_value_width=2, vocabulary=16,
+    outer_parameters=200,
+)  # fmt: skip
+
+
+def traffic(**sections: Any) -> dict[str, tuple[int, int]]:
+    values = {
+        "model": {"path": "x", "compute_dtype": "bfloat16"},
+        "data": {"train_files": ["x"], "prompts_per_step": 4, "max_prompt_tokens": 6},
+        "rollout": {"samples_per_prompt": 4, "max_response_tokens": 4, "weight_bucket_mib": 1},
+        **sections,
+    }
+    config = RunConfig.model_validate(values)
+    plan, problems = place(config)
+    batches, wrong = plan_batches(config, None)
+    assert plan is not None and batches is not None, [*problems, *wrong]
+    return {each.what: (each.bytes, each.messages) for each in step_traffic(config, batches, plan, SHAPE)}
+
+
+def test_one_device_sends_nothing() -> None:
+    assert traffic() == {}
+
+
+def test_hybrid_sharding() -> None:
+    # 8 devices, parts over 4, twice. One update of 16 sequences, 2 on each device in micro-batches of 1: 2 passes.
+    found = traffic(
+        placement={"devices": 8},
+        policy={"engine": "fsdp", "engine_options": {"fsdp_size": 4}, "sequences_per_micro_batch_per_device": 1},
+    )
+    # Each pass gathers 3/4 of 1000 bfloat16 weights twice, in 4 layers + the rest.
+    assert found["policy: gather weights"] == (2 * 2 * 1500, 2 * 2 * 5)
+    # And reduces 3/4 of 1000 float32 gradients in the group, then 2 x 1/2 of a quarter of them between the two groups.
+    assert found["policy: reduce gradients"] == (2 * (3000 + 1000), 2 * 2 * 5)
+    # The sampler of a device gets 2000 bytes, of which it holds a quarter; one bucket.
+    assert found["weights to the sampler"] == (1500, 1)
+    # 2 sequences of 10 tokens.
+    assert found["driver"] == (2 * 10 * 25, 2)
+    assert set(found) == {"policy: gather weights", "policy: reduce gradients", "weights to the sampler", "driver"}
+
+
+def test_gathered_until_the_backward_pass_is_gathered_once() -> None:
+    found = traffic(
+        placement={"devices": 2}, policy={"engine": "fsdp", "engine_options": {"reshard_after_forward": False}}
+    )
+    assert found["policy: gather weights"] == (1000, 5)  # one pass: 8 sequences; 1/2 of 2000 bytes
+
+
+def test_a_shared_sequence() -> None:
+    # 4 devices share every sequence: one copy, 16 sequences of 10 tokens, all in one pass.
+    found = traffic(
+        placement={"devices": 4},
+        policy={"engine": "fsdp", "sequence_parallel": 4, "sequences_per_micro_batch_per_device": 16},
+        loss={"kl_coef": 0.1},
+    )
+    # 40 tokens a device; queries and outputs 2 x 8 wide, keys and values 2 x 2, each key/value head for two devices: 24 values
+    # of 2 bytes, 3/4 of them for others, in 4 layers: 40 x 24 x 2 x 4 x 3/4 = 5760. Forward and backward.
+    assert found["policy: share sequences"] == (2 * 5760, 2 * 2 * 4)
+    assert found["reference log-probs: share sequences"] == (5760, 2 * 4)
+
+
+def test_a_sampler_over_two_devices() -> None:
+    found = traffic(
+        placement={"devices": 2},
+        policy={"engine": "fsdp"},
+        rollout={"engine": "vllm", "tensor_parallel": 2, "samples_per_prompt": 4, "max_response_tokens": 4},
+    )
+    # 16 responses of 4 tokens and 4 prompts of 6: 88 tokens, 2 sums in 4 layers, each 2 x 1/2 of 8 values of 2 bytes.
+    assert found["sampling: sum over tensor-parallel devices"] == (88 * 2 * 4 * 16, 2 * 4 * 4)
