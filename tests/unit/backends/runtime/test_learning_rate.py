@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.backends.runtime.inprocess import learning_rate_factor, weight_decay_at
+from posttrain.backends.torch_training.start import learning_rate_factor, weight_decay_at
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 
 

@@ -1,0 +1,240 @@
+"""Many devices: every role in worker processes that Ray places, this process giving the orders (docs/cluster.md).
+
+Roles on the same devices share a worker per device and take turns in it; roles on other devices have workers of their own. The
+orders are names, token ids and plain arrays. ``cluster.py`` alone knows Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.backends.runtime.ray.cast import Part, make_cast
+from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
+from posttrain.backends.runtime.ray.crew import Crew
+from posttrain.backends.runtime.ray.proxies import RemoteCritic, RemotePolicy, RemoteRewardModel, RemoteScorer
+from posttrain.backends.runtime.ray.rollout import RemoteRollout
+from posttrain.backends.runtime.ray.sync import SeparateSync, SharedSync, send_of
+from posttrain.backends.runtime.ray.watch import Member, Watch
+from posttrain.backends.runtime.ray.worker import Worker
+from posttrain.backends.torch_training.start import has_full_kl
+from posttrain.config import RunConfig
+from posttrain.errors import ConfigError
+from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.weight_sync import WeightSync
+from posttrain.placement.plan import PlacementPlan, Rank
+from posttrain.placement.roles import place
+from posttrain.records.notices import Notices
+from posttrain.records.plans import BatchPlan
+from posttrain.registry import RUNTIMES
+
+OBJECT_STORE_BYTES = 256 << 20  # of a cluster of this run's own, besides two buckets of weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Roles with the same ranks: a worker per rank."""
+
+    roles: tuple[str, ...]
+    ranks: tuple[Rank, ...]
+    together: bool  # the ranks meet in torch.distributed; False: each is on its own
+
+    @property
+    def name(self) -> str:
+        return "trainer" if "policy" in self.roles else self.roles[0]
+
+
+def groups_of(plan: PlacementPlan) -> list[Group]:
+    """The workers of a plan: those of the policy first, a sampler on other devices last."""
+    by_devices: dict[tuple[int, ...], list[str]] = {}
+    policy, rollout = plan.role("policy"), plan.role("rollout")
+    assert policy is not None and rollout is not None
+    for role in plan.roles:
+        if role is not rollout or role.devices == policy.devices:
+            by_devices.setdefault(role.devices, []).append(role.role)
+    ordered = sorted(by_devices, key=lambda devices: devices != policy.devices)
+    ranks = {role.devices: role.ranks for role in plan.roles}
+    groups = [Group(roles=tuple(by_devices[each]), ranks=ranks[each], together=True) for each in ordered]
+    if rollout.devices != policy.devices:
+        groups.append(Group(roles=("rollout",), ranks=rollout.ranks, together=False))
+    return groups
+
+
+@RUNTIMES.register("ray")
+class Ray:
+    """See interfaces.roles.Runtime."""
+
+    def start(self, config: RunConfig, batches: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> Roles:
+        """Raises: ConfigError for a plan that cannot be; RunStopped when workers do not start; what loading the models raises."""
+        plan, problems = place(config)
+        if plan is None:
+            raise ConfigError(problems)
+        start = _Start(config, batches, plan)
+        try:
+            return start.roles()
+        except BaseException:  # also a signal: nothing of it may stay
+            start.close()
+            raise
+
+
+class _Start:
+    """The workers of a run, from the first to the last."""
+
+    def __init__(self, config: RunConfig, batches: BatchPlan, plan: PlacementPlan):
+        self.config, self.batches, self.plan = config, batches, plan
+        place = config.placement
+        self.groups = groups_of(plan)
+        self.notices = Notices()
+        workers_on: dict[int, int] = {}
+        for rank in (rank for group in self.groups for rank in group.ranks):
+            workers_on[rank.device] = workers_on.get(rank.device, 0) + 1
+        self.workers_on = workers_on
+        self.cluster = Cluster(
+            place.ray_address,
+            workers=sum(workers_on.values()),
+            object_store_bytes=OBJECT_STORE_BYTES + (2 * config.rollout.weight_bucket_mib << 20),
+        )
+        gpus = self.cluster.amount("GPU")
+        self.cuda = place.device == "cuda" or (place.device == "auto" and gpus >= plan.devices)
+        self.folder = Path(config.folder).resolve()
+        self.watch = Watch(self.cluster, self.notices, self.folder / "workers")
+
+    def close(self) -> None:
+        self.watch.close()
+        self.cluster.close()
+
+    def roles(self) -> Roles:
+        timeout_s = self.config.placement.start_timeout_s
+        per_node = self.plan.devices_per_node
+        bundles = [
+            [self._bundle(device) for device in range(node * per_node, (node + 1) * per_node)]
+            for node in range(self.plan.nodes)
+        ]
+        self.reserved = self.cluster.reserve(bundles, timeout_s)
+        self.watch.start()
+        crews = {group.name: self._crew(group, self._spawn(group, group.ranks)) for group in self.groups}
+        starting: dict[Member, Any] = {}
+        for group in self.groups:
+            starting |= self._begin(group, crews[group.name].members)
+        self.watch.wait(starting, "loading the models", timeout_s)
+        return self._roles(crews)
+
+    def renew(self, sync: SeparateSync, lost: Member, send: bool) -> Member:
+        """A new worker in the place of a lost sampler."""
+        group = self.groups[-1]
+        rank = next(each for each in group.ranks if lost.name == _name(group, each))
+        self.watch.remove(lost)
+        (member,) = self._spawn(group, [rank])
+        started = self._begin(group, [member])
+        self.watch.wait(started, f"starting {member.name} again", self.config.placement.start_timeout_s)
+        if send:
+            sync.send_to(member)
+        return member
+
+    def _bundle(self, device: int) -> dict[str, float]:
+        bundle = {"CPU": float(max(1, self.workers_on.get(device, 0)))}
+        return bundle | ({"GPU": 1.0} if self.cuda else {})
+
+    def _threads(self) -> int:
+        """Of each worker on a CPU: the cores of a node are shared by its workers."""
+        per_node = max(1, sum(self.workers_on.values()) // self.plan.nodes)
+        return self.config.placement.cpu_threads or max(1, len(os.sched_getaffinity(0)) // per_node)
+
+    def _spawn(self, group: Group, ranks: Sequence[Rank]) -> list[Member]:
+        handles = []
+        for rank in ranks:
+            reserved = self.reserved[rank.node]
+            node = self.cluster.node_of(reserved)
+            handles.append(
+                self.cluster.spawn(
+                    Worker,
+                    (_name(group, rank), node, self.cluster.address_of(node)),
+                    group=reserved,
+                    bundle=rank.local_device,
+                    cpus=1,
+                    gpus=1 / self.workers_on[rank.device] if self.cuda else 0,
+                    environment=worker_environment(self._threads(), self.cuda),
+                )
+            )
+        members = []
+        for rank, handle in zip(ranks, handles, strict=True):
+            process = self.cluster.started(handle, _name(group, rank), self.config.placement.start_timeout_s)
+            member = Member(name=_name(group, rank), handle=handle, process=process, vital=group.together)
+            self.watch.add(member)
+            members.append(member)
+        return members
+
+    def _begin(self, group: Group, members: Sequence[Member]) -> dict[Member, Any]:
+        """Promises that the models are loaded."""
+        meeting = None
+        if group.together:
+            first = members[0]
+            port = self.watch.wait({first: self.cluster.call(first.handle, "free_port")}, "a free port", 60.0)[first]
+            meeting = first.process.host, port
+        part = Part(
+            config=self.config.model_dump_json(),
+            batches=self.batches,
+            roles=group.roles,
+            rank=0,
+            ranks=len(members) if group.together else 1,
+            meeting=meeting,
+            node="",
+            cuda=self.cuda,
+            threads=self._threads(),
+            timeout_s=self.config.placement.call_timeout_s,
+            folders=(str(self.folder), os.getcwd()),
+        )
+        return {
+            member: self.cluster.call(
+                member.handle,
+                "begin",
+                make_cast,
+                replace(part, rank=rank if group.together else 0, node=member.process.host),
+            )
+            for rank, member in enumerate(members)
+        }
+
+    def _crew(self, group: Group, members: list[Member]) -> Crew:
+        return Crew(
+            cluster=self.cluster, watch=self.watch, members=members, timeout_s=self.config.placement.call_timeout_s
+        )
+
+    def _roles(self, crews: dict[str, Crew]) -> Roles:
+        config = self.config
+        of = {role: crews[group.name] for group in self.groups for role in group.roles}
+        trainers = of["policy"]
+        sync: WeightSync
+        if "rollout" in self.groups[0].roles:
+            sync = SharedSync(trainers)
+            rollout = RemoteRollout(trainers, self.notices, None)
+        else:
+            bucket_bytes = config.rollout.weight_bucket_mib << 20
+            sync = separate = SeparateSync(trainers, send_of(config.rollout.weight_sync), bucket_bytes)
+            rollout = RemoteRollout(of["rollout"], self.notices, partial(self.renew, separate))
+        asks_reference = "reference" in of and not (has_full_kl(config) and not config.reward.kl.coef)
+        notes = [note for crew in crews.values() for note in crew.call("notes")]
+        workers = sum(len(group.ranks) for group in self.groups)
+        return Roles(
+            policy=RemotePolicy(trainers),
+            rollout=rollout,
+            weight_sync=sync,
+            reference=RemoteScorer(of["reference"], "reference", copies=config.policy.engine == "local")
+            if asks_reference
+            else None,
+            critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
+            reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
+            device=f"{self.plan.devices} x {'cuda' if self.cuda else 'cpu'}, {workers} workers of Ray",
+            notices=self.notices,
+            notes=tuple(notes),
+            close=self.close,
+        )
+
+
+def _name(group: Group, rank: Rank) -> str:
+    return f"{group.name} rank {rank.rank}"

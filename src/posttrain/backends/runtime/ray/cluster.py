@@ -1,0 +1,264 @@
+"""Ray, and nothing besides: the one file that imports it. Everything else here speaks to a ``Cluster``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from posttrain.errors import ConfigError, Problem, RunStopped
+
+T = TypeVar("T")
+LONGEST_FOLDER = 28  # bytes, of the one that Ray's own is made in
+CALLS_AT_A_TIME = 4  # of one worker: its work, and questions how it is
+
+
+class WorkerDied(Exception):
+    """The process that was to answer is gone. The message is Ray's."""
+
+
+class NodeGone(Exception):
+    """A node does not answer."""
+
+
+class Cluster:
+    """A connection to a Ray cluster, which is started on this machine when no address is given and ends with the connection.
+
+    Args: workers that will run, which a cluster of its own has room for; object_store_bytes of shared memory at most, for a
+        cluster of its own.
+    Raises: RunStopped when there is no cluster, or it does not start.
+    """
+
+    def __init__(self, address: str | None, *, workers: int, object_store_bytes: int):
+        self._folder = None
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it tells every user that it uses a token
+        common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
+        try:
+            if address is None:
+                self._folder = tempfile.mkdtemp(prefix="pt-ray-", dir=_short_folder())
+                ray.init(
+                    address="local",
+                    num_cpus=workers,
+                    include_dashboard=False,
+                    object_store_memory=object_store_bytes,
+                    _temp_dir=self._folder,
+                    **common,
+                )
+            else:
+                ray.init(address=address, **common)
+        except (ConnectionError, RuntimeError, RayError, TimeoutError, ValueError, OSError) as error:
+            self.close()
+            if address is None:
+                raise RunStopped(f"Ray does not start: {error}") from error
+            raise RunStopped(
+                f"the Ray cluster at {address} cannot be reached: {error}. Is it up (ray status), and does it want a token "
+                "(then set RAY_AUTH_MODE=token here, too)?"
+            ) from error
+        self.node: str = ray.get_runtime_context().get_node_id()
+        self._groups: list[PlacementGroup] = []
+
+    def reserve(self, bundles: Sequence[Sequence[Mapping[str, float]]], timeout_s: float) -> list[PlacementGroup]:
+        """Resources for the run: per node, a bundle per device. Each node's lie together, on a machine of their own.
+
+        Raises: ConfigError when the cluster has less than that, or does not get it free in time.
+        """
+        wanted = [_totals(node) for node in bundles]
+        until = time.monotonic() + (timeout_s if self._folder is None else 0.0)
+        while len(machines := self._machines(wanted)) < len(wanted):
+            if time.monotonic() >= until:  # others may still be joining
+                count, need = len(ray.nodes()), wanted[len(machines)]
+                raise ConfigError(
+                    Problem(
+                        f"the run needs {_machines_text(len(wanted))} with {_listed(need)}, and of the {_machines_text(count)} "
+                        f"of the Ray cluster {len(machines)} {'is' if len(machines) == 1 else 'are'} so large",
+                        fix="use fewer devices or nodes, or add machines to the cluster",
+                        field="placement.nodes" if len(wanted) > 1 else "placement.devices",
+                    )
+                )
+            time.sleep(1.0)
+        for node, machine in zip(bundles, machines, strict=True):
+            own = [dict(bundle) for bundle in node]
+            self._groups.append(placement_group(own, strategy="STRICT_PACK", _soft_target_node_id=machine))
+        for number, group in enumerate(self._groups):
+            try:
+                ray.get(group.ready(), timeout=timeout_s)
+            except GetTimeoutError:
+                free = {n: amount for n, amount in ray.available_resources().items() if n in wanted[number]}
+                raise ConfigError(
+                    Problem(
+                        f"node {number} of the run, {_listed(wanted[number])} on one machine, was not free within "
+                        f"{timeout_s:g} s; free in the whole cluster: {_listed(free)}",
+                        fix="wait for other runs to end, raise placement.start_timeout_s, or use more nodes",
+                        field="placement.devices",
+                    )
+                ) from None
+        return self._groups
+
+    def _machines(self, wanted: Sequence[Mapping[str, float]]) -> list[str]:
+        """Ray's ids of different machines, one for each of the first needs, as far as there are; the driver's own first."""
+        free = [each for each in ray.nodes() if each["Alive"]]
+        free.sort(key=lambda each: each["NodeID"] != self.node)
+        found: list[str] = []
+        for need in wanted:
+            fits = [each for each in free if all(each["Resources"].get(n, 0) >= a for n, a in need.items())]
+            if not fits:
+                break
+            free.remove(fits[0])
+            found.append(fits[0]["NodeID"])
+        return found
+
+    def node_of(self, group: PlacementGroup) -> str:
+        """Ray's id of the node that a reserved group lies on."""
+        table = ray.util.placement_group_table(group)
+        found: str = next(iter(table["bundles_to_node_id"].values()))
+        return found
+
+    def address_of(self, node: str) -> str:
+        """Where the others reach a node."""
+        return next(str(each["NodeManagerAddress"]) for each in ray.nodes() if each["NodeID"] == node)
+
+    def amount(self, resource: str) -> float:
+        """Of a resource (CPU, GPU), in the whole cluster."""
+        found: float = ray.cluster_resources().get(resource, 0.0)
+        return found
+
+    def spawn(
+        self,
+        kind: type,
+        arguments: Sequence[Any],
+        *,
+        group: PlacementGroup,
+        bundle: int,
+        cpus: float,
+        gpus: float,
+        environment: Mapping[str, str],
+    ) -> Any:
+        """A worker process with an object of this class. Returns at once; a handle."""
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        options = {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "max_concurrency": CALLS_AT_A_TIME,
+            "scheduling_strategy": strategy,
+            "runtime_env": {"env_vars": dict(environment)},
+        }
+        return ray.remote(kind).options(**options).remote(*arguments)
+
+    def started(self, handle: Any, name: str, timeout_s: float) -> Any:
+        """What a worker says about its process, once it runs. Raises: RunStopped."""
+        try:
+            return ray.get(handle.about.remote(), timeout=timeout_s)
+        except GetTimeoutError:
+            raise RunStopped(f"{name} did not start within {timeout_s:g} s (placement.start_timeout_s)") from None
+        except RayError as error:
+            raise RunStopped(f"{name} does not start: {error}") from error
+
+    def call(self, handle: Any, method: str, *arguments: Any) -> Any:
+        """Call a worker's method. Returns at once; a promise. Promises among the arguments arrive as their values."""
+        return getattr(handle, method).remote(*arguments)
+
+    def put(self, value: Any) -> Any:
+        """A promise of a value that lies in shared memory until the promise is forgotten."""
+        return ray.put(value)
+
+    def ready(self, promises: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Those that are kept (or broken) by now; waits at most so long for the first one."""
+        done, _ = ray.wait(list(promises), num_returns=1, timeout=timeout_s, fetch_local=False)
+        if done:
+            done, _ = ray.wait(list(promises), num_returns=len(promises), timeout=0, fetch_local=False)
+        return list(done)
+
+    def value(self, promise: Any, timeout_s: float) -> Any:
+        """Raises: WorkerDied; TimeoutError."""
+        try:
+            return ray.get(promise, timeout=timeout_s)
+        except GetTimeoutError:
+            raise TimeoutError from None
+        except RayActorError as error:
+            raise WorkerDied(str(error)) from error
+
+    def on_node(self, node: str, function: Callable[..., T], *arguments: Any, timeout_s: float = 15.0) -> T:
+        """Call a function of this package on a node, in a process of its own unless the node is this one.
+
+        Raises: NodeGone.
+        """
+        if node == self.node:
+            return function(*arguments)
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+        try:
+            found: T = ray.get(task.remote(*arguments), timeout=timeout_s)
+        except (GetTimeoutError, RayError) as error:
+            raise NodeGone(f"node {node[:8]} does not answer: {type(error).__name__}") from error
+        return found
+
+    def kill(self, handle: Any) -> None:
+        with suppress(RayError, ValueError):
+            ray.kill(handle, no_restart=True)
+
+    def close(self) -> None:
+        """Give back what was reserved; end a cluster of its own. Closing again does nothing."""
+        if ray.is_initialized():
+            for group in getattr(self, "_groups", []):
+                with suppress(RayError, ValueError):
+                    remove_placement_group(group)
+            ray.shutdown()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def worker_environment(threads: int, cuda: bool) -> dict[str, str]:
+    """What must stand in a worker's environment before it imports torch: as the command line sets it for one process.
+
+    The variables of malloc do what ``mallopt`` does there; on the CPU freed memory is kept. What this process has set for
+    libraries goes along, as a cluster's nodes do not have it.
+    """
+    prefixes = (
+        "HF_",
+        "TRANSFORMERS_",
+        "TORCH_",
+        "NCCL_",
+        "GLOO_",
+        "TOKENIZERS_",
+        "GOMP_",
+        "OMP_",
+        "MALLOC_",
+        "CUBLAS_",
+    )
+    own = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+    if cuda:
+        return own
+    keep = {"MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(64 << 20), "MALLOC_MMAP_MAX_": "0"}
+    return keep | own | {"OMP_NUM_THREADS": str(threads)}
+
+
+def _short_folder() -> str:
+    """Where sockets can lie: with what Ray adds, their names have at most 107 bytes."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= LONGEST_FOLDER else "/tmp"
+
+
+def _machines_text(count: int) -> str:
+    return f"{count} machine{'s' * (count != 1)}"
+
+
+def _totals(bundles: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            totals[name] = totals.get(name, 0) + amount
+    return totals
+
+
+def _listed(amounts: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in amounts.items())

@@ -1,0 +1,135 @@
+"""Models that live in workers, with the interfaces of those that live here (interfaces.train_engine, interfaces.reward)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.balancing import balanced_parts
+from posttrain.backends.runtime.ray.crew import Crew
+from posttrain.backends.runtime.ray.wire import from_plain, to_plain
+from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
+from posttrain.records.plans import LossPlan, ValueLossPlan
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
+from posttrain.records.trajectories import Outcome, TrajectoryGroup
+
+
+class RemoteScorer:
+    """See interfaces.train_engine.ScoringEngine. With ``copies`` every rank has all of the model, and scores a share of the rows
+    on its own; without, they share it out among themselves."""
+
+    def __init__(self, crew: Crew, role: str, *, copies: bool = False):
+        self.crew = crew
+        self.role = role
+        self.copies = copies
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        return self._scores("logprobs", batch, temperature)
+
+    def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        return self._scores("sum_pi_squared", batch, temperature)
+
+    def _scores(self, method: str, batch: SequenceBatch, *arguments: float) -> Tensor:
+        what = f"{self.role} {method}"
+        ranks = min(len(self.crew.members), len(batch))
+        if self.copies and ranks > 1:
+            loads = (batch.prompt_lengths + batch.response_lengths).tolist()
+            parts = balanced_parts(loads, ranks)
+            shares = [(to_plain(batch.rows(rows)), self.role, method, *arguments) for rows in parts]
+            scored = torch.cat([from_plain(each) for each in self.crew.scatter("score", shares, what=what)])
+            order = torch.tensor([row for rows in parts for row in rows])
+            return scored[order.argsort()]
+        rows = self.crew.share(to_plain(batch))
+        found: Tensor = from_plain(self.crew.call("score", rows, self.role, method, *arguments, what=what))
+        return found
+
+
+class RemoteOptimized:
+    """See interfaces.train_engine.OptimizedEngine."""
+
+    def __init__(self, crew: Crew, role: str):
+        self.crew = crew
+        self.role = role
+
+    note: str | None = None  # told once, by the runtime
+
+    @property
+    def version(self) -> int:
+        found: int = self.crew.call("version", self.role)
+        return found
+
+    def optimizer_step(self) -> OptimizerStats:
+        stats = self._call("optimizer_step")
+        assert isinstance(stats, OptimizerStats)
+        return stats
+
+    def zero_grad(self) -> None:
+        self._call("zero_grad")
+
+    def saved_bytes(self) -> int:
+        found = self._call("saved_bytes")
+        assert isinstance(found, int)
+        return found
+
+    def save(self, folder: Path, *, optimizer: bool = True) -> None:
+        self.crew.call("save", self.role, folder.resolve(), optimizer, what=f"saving the {self.role}")
+
+    def writer(self, *, optimizer: bool = True) -> Callable[[Path], None]:
+        what = f"saving the {self.role}"
+        self.crew.call("gather", self.role, optimizer, what=what)
+        return lambda folder: self.crew.each_aside("write", self.role, folder.resolve(), what=what)
+
+    def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
+        self.crew.call("load", self.role, folder.resolve(), optimizer, schedule, what=f"loading the {self.role}")
+
+    def _call(self, method: str) -> object:
+        return self.crew.call("model_call", self.role, method, what=f"{self.role} {method}")
+
+    def _learn(self, batch: TrainBatch, loss: LossPlan | ValueLossPlan, counts: LossCounts) -> LossStats:
+        rows = self.crew.share(to_plain(batch))
+        plain = self.crew.call("learn", rows, self.role, loss, counts, what=f"{self.role} forward_backward")
+        stats: LossStats = from_plain(plain)
+        return stats
+
+
+class RemotePolicy(RemoteOptimized, RemoteScorer):
+    """See interfaces.train_engine.TrainEngine."""
+
+    def __init__(self, crew: Crew):
+        RemoteScorer.__init__(self, crew, "policy")
+
+    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
+        stats = self._learn(batch, loss, counts)
+        assert isinstance(stats, ForwardBackwardStats)
+        return stats
+
+
+class RemoteCritic(RemoteOptimized):
+    """See interfaces.train_engine.ValueEngine."""
+
+    def values(self, batch: SequenceBatch) -> Tensor:
+        rows = self.crew.share(to_plain(batch))
+        found: Tensor = from_plain(self.crew.call("score", rows, self.role, "values", what="critic values"))
+        return found
+
+    def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
+        return self._learn(batch, loss, counts)
+
+
+class RemoteRewardModel:
+    """See interfaces.reward.RewardModel: every rank has all of the model and scores a share of the groups."""
+
+    def __init__(self, crew: Crew):
+        self.crew = crew
+
+    def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
+        ranks = len(self.crew.members)
+        # What a grader needs and the model does not stays here.
+        plain = [replace(each, prompt=replace(each.prompt, ground_truth=None, extra_info={})) for each in groups]
+        shares = [(plain[rank::ranks],) for rank in range(ranks)]
+        found = self.crew.scatter("reward", shares, what="reward model score")
+        return [found[number % ranks][number // ranks] for number in range(len(groups))]

@@ -1,0 +1,176 @@
+"""Sampling in workers: prompts are dealt out, groups come back as they are done, and a lost sampler is replaced once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from posttrain.algos.balancing import balanced_parts
+from posttrain.backends.runtime.ray.cluster import WorkerDied
+from posttrain.backends.runtime.ray.crew import Crew
+from posttrain.backends.runtime.ray.stream import RemoteStream
+from posttrain.backends.runtime.ray.watch import Member
+from posttrain.backends.runtime.ray.worker import Failure, Groups
+from posttrain.errors import RunStopped
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
+from posttrain.records.notices import Notices
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
+
+IN_FLIGHT_S = 30.0  # for groups that a worker has told and that have not come
+
+
+class RemoteRollout:
+    """See interfaces.rollout_engine.RolloutEngine. A response depends on its id, the seed and the weights, and not on where it
+    is sampled.
+
+    Args: crew has a member per copy of the sampler; ``renew`` starts another worker in a lost one's place and gives it the
+        policy's weights (with True), or leaves that to a sync that follows; None: the samplers are the trainers, without which
+        nothing goes on.
+    """
+
+    note = ""  # told once, by the runtime
+
+    def __init__(self, crew: Crew, notices: Notices, renew: Callable[[Member, bool], Member] | None):
+        self.crew = crew
+        self._notices = notices
+        self._renew = renew
+        self._version = 0
+        self._calls = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def weights_changed(self, version: int) -> None:
+        self._version = version
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        on_tokens: OnTokens | None = None,
+        on_group: OnGroup | None = None,
+    ) -> list[TrajectoryGroup]:
+        """See interfaces.rollout_engine. Raises: RunStopped when a trainer is lost, or a prompt's sampler a second time."""
+        self.mend(send=True)
+        self._calls += 1
+        return _Sampling(self, prompts, sampling, self._calls).run(on_tokens, on_group)
+
+    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> RemoteStream:
+        """See interfaces.rollout_engine."""
+        self.mend(send=True)
+        return RemoteStream(self.crew, sampling, on_tokens, lambda lost: self.replace(lost, send=True))
+
+    def mend(self, *, send: bool) -> None:
+        """Replace samplers that were lost while nothing was asked of them; ``send`` gives the new ones the policy's weights."""
+        for member in list(self.crew.members):
+            if member.trouble:
+                self.replace(member, send=send)
+
+    def replace(self, member: Member, *, send: bool) -> Member:
+        """Raises: the member's loss, where it cannot be replaced."""
+        loss = member.lost()
+        if self._renew is None:
+            raise loss
+        new = self._renew(member, send)
+        self.crew.members[self.crew.members.index(member)] = new
+        self._notices.add(f"{loss}\n{new.name} was started again")
+        return new
+
+
+class _Sampling:
+    """One call of ``generate``."""
+
+    def __init__(self, rollout: RemoteRollout, prompts: Sequence[Prompt], sampling: SamplingParams, call: int):
+        self.rollout, self.crew = rollout, rollout.crew
+        self.prompts, self.sampling, self.call = prompts, sampling, call
+        self.groups: dict[int, TrajectoryGroup] = {}
+        self.missing: dict[Member, set[int]] = {}  # numbers of prompts that a member was asked for and has not given
+        self.promises: dict[Member, Any] = {}
+        self.again: set[int] = set()  # prompts that were asked for a second time
+
+    def run(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> list[TrajectoryGroup]:
+        loads = [
+            len(prompt.token_ids) + self.sampling.samples_per_prompt * self.sampling.max_response_tokens
+            for prompt in self.prompts
+        ]
+        members = self.crew.members[: len(self.prompts)]
+        for member, numbers in zip(members, balanced_parts(loads, len(members)), strict=True):
+            self._ask(member, sorted(numbers))
+        begun = time.monotonic()
+        quiet_since: float | None = None
+        try:
+            while len(self.groups) < len(self.prompts):
+                self._hear(on_tokens, on_group)
+                for member in list(self.missing):
+                    if member.trouble and self.missing[member]:
+                        self._ask_another(member)
+                for member in self.crew.watch.members:
+                    if member.trouble and member.vital:
+                        raise member.lost()
+                now = time.monotonic()
+                quiet_since = None if self.promises else quiet_since or now
+                if now - begun > self.crew.timeout_s or (quiet_since and now - quiet_since > IN_FLIGHT_S):
+                    late = ", ".join(member.name for member, numbers in self.missing.items() if numbers)
+                    raise RunStopped(f"sampling: {late} did not end in time (placement.call_timeout_s)")
+        except BaseException:  # also a signal: nobody waits for these samples any more
+            for member in self.promises:
+                self.crew.cluster.call(member.handle, "give_up")
+            raise
+        return [self.groups[number] for number in range(len(self.prompts))]
+
+    def _ask(self, member: Member, numbers: list[int]) -> None:
+        """Ids are all that a sampler needs of a prompt."""
+        plain = [
+            (number, Prompt(prompt_id=each.prompt_id, token_ids=each.token_ids, text="", data_source=""))
+            for number, each in ((number, self.prompts[number]) for number in numbers)
+        ]
+        member.take()  # what is left of a call that was given up
+        self.missing[member] = set(numbers)
+        self.promises[member] = self.crew.cluster.call(
+            member.handle, "call", "generate", True, self.call, plain, self.sampling
+        )
+
+    def _ask_another(self, lost: Member) -> None:
+        """Raises: RunStopped when a prompt has lost its sampler before, or the lost worker cannot be replaced."""
+        numbers = sorted(self.missing.pop(lost))
+        self.promises.pop(lost, None)
+        if twice := self.again & set(numbers):
+            loss = lost.lost()
+            named = ", ".join(self.prompts[number].prompt_id for number in sorted(twice)[:3])
+            raise RunStopped(
+                f"{loss}\nIt is the second worker lost while it sampled {named}: these are not tried again"
+            )
+        self.again |= set(numbers)
+        self._ask(self.rollout.replace(lost, send=True), numbers)
+
+    def _hear(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> None:
+        """Take what has come: tokens, groups, and the ends of calls."""
+        kept = self.crew.cluster.ready(list(self.promises.values()), 0.1) if self.promises else []
+        if not self.promises:
+            time.sleep(0.05)
+        for member in [each for each, promise in self.promises.items() if promise in kept]:
+            try:
+                result = self.crew.cluster.value(self.promises.pop(member), self.crew.timeout_s)
+            except WorkerDied:
+                self.crew.watch.found_dead(member)
+                continue
+            if isinstance(result, Failure):
+                raise result.error(member.name)
+            self._take(member, result, on_group)
+        for member in list(self.missing):
+            tokens, groups = member.take()
+            if tokens and on_tokens:
+                on_tokens(tokens)
+            self._take(member, groups, on_group)
+
+    def _take(self, member: Member, groups: Groups, on_group: OnGroup | None) -> None:
+        for (call, number), responses in groups:
+            if call != self.call or number in self.groups:
+                continue
+            self.groups[number] = TrajectoryGroup(prompt=self.prompts[number], trajectories=responses)
+            self.missing[member].discard(number)
+            if on_group:
+                on_group(self.groups[number])

@@ -1,0 +1,50 @@
+"""Records as plain values: tensors travel as NumPy arrays, which Ray keeps once per node for all of its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRecord:
+    """A record with arrays for its tensors."""
+
+    kind: type
+    values: dict[str, Any]
+
+
+def to_plain(value: Any) -> Any:
+    """Arrays for tensors (which must be on the CPU), in records, mappings, lists and tuples; everything else as it is."""
+    if isinstance(value, Tensor):
+        return value.detach().numpy()
+    if is_dataclass(value) and not isinstance(value, type):
+        found = {field.name: getattr(value, field.name) for field in fields(value)}
+        plain = {name: to_plain(each) for name, each in found.items()}
+        return PlainRecord(type(value), plain) if any(plain[name] is not found[name] for name in found) else value
+    return _inside(value, to_plain)
+
+
+def from_plain(value: Any) -> Any:
+    """The way back. Arrays are copied: those that Ray hands out cannot be written to."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, PlainRecord):
+        return value.kind(**{name: from_plain(each) for name, each in value.values.items()})
+    return _inside(value, from_plain)
+
+
+def _inside(value: Any, change: Any) -> Any:
+    """``change`` applied to what a container holds; the container itself where nothing changes."""
+    if isinstance(value, Mapping):
+        changed: Any = {key: change(each) for key, each in value.items()}
+        return changed if any(changed[key] is not value[key] for key in changed) else value
+    if type(value) in (list, tuple):
+        changed = type(value)(change(each) for each in value)
+        return changed if any(new is not old for new, old in zip(changed, value, strict=True)) else value
+    return value

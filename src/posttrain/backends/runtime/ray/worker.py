@@ -1,0 +1,168 @@
+"""A worker: one process with one rank of some roles. Its work is done in one thread; another answers how it is."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain import errors
+from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log, started
+from posttrain.errors import PosttrainError, Problem, RequestError, RunStopped
+from posttrain.records.trajectories import Trajectory
+
+# Finished: the driver's number of the call and the prompt's number in it, and the responses.
+Groups = list[tuple[tuple[int, int], tuple[Trajectory, ...]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What has happened in a worker since it was asked before."""
+
+    lines: list[str]  # that it printed
+    tokens: int  # that it sampled
+    groups: Groups
+    notices: list[str]  # for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An error of a worker, in plain values."""
+
+    kind: str  # name of a class of posttrain.errors; "" for an error that nobody foresaw
+    text: str
+    problems: tuple[Problem, ...] = ()
+
+    def error(self, worker: str) -> Exception:
+        """The error again, here."""
+        if self.kind:
+            known: type[PosttrainError] = getattr(errors, self.kind)
+            return known(list(self.problems)) if issubclass(known, RequestError) else known(self.text)
+        return RuntimeError(f"{worker} failed:\n{self.text}")
+
+
+class GivenUp(Exception):
+    """The driver has left the step; what was to be done for it is not needed."""
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What waits until it is asked for. Filled by the thread that works, emptied by the one that answers."""
+
+    tokens: int = 0
+    groups: Groups = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    given_up: bool = False  # nobody waits for what is being sampled any more
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add_tokens(self, count: int) -> None:
+        """Raises: GivenUp, in the middle of sampling, when nobody waits for it."""
+        if self.given_up:
+            raise GivenUp
+        with self.lock:
+            self.tokens += count
+
+    def add_group(self, number: tuple[int, int], responses: tuple[Trajectory, ...]) -> None:
+        with self.lock:
+            self.groups.append((number, responses))
+
+    def add_notices(self, texts: list[str]) -> None:
+        with self.lock:
+            self.notices += texts
+
+    def take_groups(self) -> Groups:
+        with self.lock:
+            found, self.groups = self.groups, []
+        return found
+
+    def take(self) -> tuple[int, Groups, list[str]]:
+        with self.lock:
+            found = self.tokens, self.groups, self.notices
+            self.tokens, self.groups, self.notices = 0, [], []
+        return found
+
+
+class Worker:
+    """Hosts a cast: an object whose methods are called by name. ``call`` and ``news`` are called at the same time."""
+
+    def __init__(self, name: str, node: str, host: str):
+        self._node = node
+        self._host = host
+        self.outbox = Outbox()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)  # libraries keep settings by thread
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix=f"{name} aside")
+        self._cast: Any = None
+        handle, self._log = tempfile.mkstemp(prefix="posttrain-worker-", suffix=".log")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(handle, 1)  # a file, not a pipe: what was printed is still there after SIGKILL
+        os.dup2(handle, 2)
+        os.close(handle)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        faulthandler.enable()
+        self._read = 0
+
+    def about(self) -> WorkerProcess:
+        begun = started(os.getpid())
+        assert begun is not None
+        return WorkerProcess(pid=os.getpid(), started=begun, node=self._node, host=self._host, log=self._log)
+
+    def free_port(self) -> int:
+        """Of this node, for torch.distributed to meet at."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+    def begin(self, make: Callable[..., Any], *arguments: Any) -> Failure | None:
+        """Make the cast, ``make(outbox, *arguments)``: a function of this package, by its name."""
+
+        def work() -> None:
+            self._cast = make(self.outbox, *arguments)
+
+        return self._guarded(self._thread, work)
+
+    def call(self, method: str, wanted: bool, *arguments: Any) -> Any:
+        """``cast.method(*arguments)``; its result, None where it is not ``wanted``, or a Failure."""
+
+        def work() -> Any:
+            result = getattr(self._cast, method)(*arguments)
+            return result if wanted else None
+
+        return self._guarded(self._thread, work)
+
+    def call_aside(self, method: str, *arguments: Any) -> Any:
+        """The same beside other work, for what needs no other rank."""
+        return self._guarded(self._aside, lambda: getattr(self._cast, method)(*arguments))
+
+    def give_up(self) -> None:
+        """Leave the sampling under way, at its next token; nothing happens when none is."""
+        self.outbox.given_up = True
+
+    def news(self) -> News:
+        lines, self._read = read_log(self._log, self._read)
+        tokens, groups, notices = self.outbox.take()
+        return News(lines=lines, tokens=tokens, groups=groups, notices=notices)
+
+    def _guarded(self, thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
+        if thread is self._thread:
+            self.outbox.given_up = False
+        try:
+            return thread.submit(work).result()
+        except GivenUp:
+            return None
+        except RequestError as error:
+            return Failure(kind=type(error).__name__, text="", problems=tuple(error.problems))
+        except RunStopped as error:
+            return Failure(kind="RunStopped", text=str(error))
+        except Exception:  # noqa: BLE001  # the boundary between two processes: whatever gets here is reported, not swallowed
+            return Failure(kind="", text=traceback.format_exc())

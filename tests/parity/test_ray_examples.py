@@ -1,0 +1,85 @@
+"""The dialects' examples on two devices: colocated, and with the sampler on a device of its own. Two steps, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.data.reasoning_gym import write_dataset
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHORT = ["+posttrain.model.compute_dtype=float32", "+posttrain.placement.cpu_threads=1"]
+SHORT += ["+posttrain.checkpoint.folder=null", "+posttrain.placement.device=cpu", "+posttrain.run.folder=run"]
+ROLL_TRAINS = ["actor_train.strategy_args.strategy_name=fsdp2_train", "pretrain=tiny", "max_steps=2"]
+VERL = ["actor_rollout_ref.model.path=tiny", "trainer.total_training_steps=2", "trainer.n_gpus_per_node=2"]
+SKYRL = ["trainer.policy.model.path=tiny", "trainer.max_training_steps=2"]
+# name -> example, what is typed besides, and the roles of each worker
+CASES = {
+    "verl, colocated": ("verl_grpo.sh", VERL, {"trainer rank 0", "trainer rank 1"}),
+    "skyrl, separate": (
+        "skyrl_grpo.sh",
+        [
+            *SKYRL,
+            "trainer.placement.colocate_all=false",
+            # SkyRL's own keys place the engines of servers; the native sampler's devices are said in our words.
+            "+posttrain.placement.devices=2",
+            "+posttrain.policy.devices=[0]",
+            "+posttrain.rollout.devices=[1]",
+        ],
+        {"trainer rank 0", "rollout rank 0"},
+    ),
+    "roll, colocated": (
+        "roll_rlvr.yaml",
+        [
+            *ROLL_TRAINS,
+            "actor_train.device_mapping='list(range(0,2))'",
+            "actor_infer.device_mapping='list(range(0,2))'",
+            "actor_train.training_args.gradient_accumulation_steps=2",  # 16 x 2 per device, 64 in all
+        ],
+        {"trainer rank 0", "trainer rank 1"},
+    ),
+    "roll, separate": (
+        "roll_rlvr.yaml",
+        [*ROLL_TRAINS, "actor_train.device_mapping=[0]", "actor_infer.device_mapping=[1]"],
+        {"trainer rank 0", "rollout rank 0"},
+    ),
+}
+
+
+def typed(example: str) -> list[str]:
+    """What stands after ``posttrain train`` in the example."""
+    file = EXAMPLES / example
+    if file.suffix == ".yaml":
+        return [str(file)]
+    words = shlex.split(file.read_text().replace("\\\n", " "), comments=True)
+    return [os.path.expandvars(word) for word in words[words.index("posttrain") + 2 :] if word != "$@"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_example_on_two_devices(name: str, tmp_path: Path, tiny_llama: Path) -> None:
+    example, extra, workers = CASES[name]
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    data = tmp_path / "runs/data/chain_sum"
+    write_dataset("chain_sum", data, train_rows=24, validation_rows=4, seed=1, options=options, instruction=None)
+    (tmp_path / "tiny").symlink_to(tiny_llama)
+    done = subprocess.run(
+        [sys.executable, "-m", "posttrain", "train", *typed(example), *extra, *SHORT],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2] and "policy/loss" in lines[2]
+    assert set(json.loads((tmp_path / "run/workers/workers.json").read_text())) == workers

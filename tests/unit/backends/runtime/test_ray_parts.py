@@ -1,0 +1,250 @@
+"""What the Ray runtime is made of, without Ray: plain records, processes, groups of workers, waits with an owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain.backends.runtime.ray import processes
+from posttrain.backends.runtime.ray.processes import WorkerProcess, last_lines, read_log, started, state
+from posttrain.backends.runtime.ray.wire import PlainRecord, from_plain, to_plain
+from posttrain.backends.runtime.ray.worker import Failure
+from posttrain.errors import ConfigError, Problem, RunStopped
+from posttrain.records.batches import SequenceBatch
+from posttrain.records.plans import LossPlan
+
+pytest.importorskip("ray")
+
+
+def batch() -> SequenceBatch:
+    return SequenceBatch(
+        tokens=torch.arange(8).view(2, 4),
+        prompt_lengths=torch.tensor([1, 2]),
+        response_mask=torch.tensor([[True, False], [True, True]]),
+        rollout_logprobs=torch.tensor([[-0.5, 0.0], [-1.0, -2.0]]),
+        rewards=torch.tensor([1.0, 0.0]),
+        valid=torch.tensor([True, True]),
+        group_index=torch.tensor([0, 0]),
+        sample_ids=("a/0", "a/1"),
+        reward_terms={"math": torch.tensor([1.0, float("nan")])},
+    )
+
+
+class TestWire:
+    def test_a_batch_comes_back_as_it_was(self) -> None:
+        plain = to_plain(batch())
+        assert isinstance(plain, PlainRecord) and type(plain.values["tokens"]).__name__ == "ndarray"
+        back = from_plain(plain)
+        assert torch.equal(back.tokens, batch().tokens) and back.response_mask.dtype == torch.bool
+        assert back.sample_ids == ("a/0", "a/1") and back.old_logprobs is None
+        torch.testing.assert_close(back.reward_terms, batch().reward_terms, equal_nan=True)
+
+    def test_what_arrives_can_be_written_to(self) -> None:
+        array = to_plain(torch.zeros(2))
+        array.flags.writeable = False  # as Ray hands it out
+        from_plain(array).add_(1.0)
+        assert array.sum() == 0.0
+
+    def test_a_record_without_tensors_stays_itself(self) -> None:
+        plan = LossPlan(name="ppo_clip", aggregation="token_mean", temperature=1.0)
+        assert to_plain(plan) is plan and from_plain((plan, [1, "a"])) == (plan, [1, "a"])
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        yield process
+        process.kill()
+
+
+def process_of(pid: int, log: Path) -> WorkerProcess:
+    begun = started(pid)
+    assert begun is not None
+    return WorkerProcess(pid=pid, started=begun, node="n", host="h", log=str(log))
+
+
+class TestProcesses:
+    def test_running_stopped_and_gone(self, sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+        known = process_of(sleeper.pid, tmp_path / "log")
+        assert state(known) == "running"
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        until = time.monotonic() + 5
+        while state(known) != "stopped":
+            assert time.monotonic() < until
+        (tmp_path / "log").write_text("x")
+        processes.end(known)  # SIGKILL also reaches what is stopped
+        sleeper.wait(5)
+        assert state(known) == "gone" and not (tmp_path / "log").exists()
+
+    def test_a_number_used_again_is_another_process(self, sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+        other = WorkerProcess(pid=sleeper.pid, started=1, node="n", host="h", log=str(tmp_path / "log"))
+        assert state(other) == "gone"
+        processes.end(other)
+        assert sleeper.poll() is None
+
+    def test_a_log_is_read_by_whole_lines(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_bytes(b"one\ntwo\nthr")
+        assert read_log(str(log), 0) == (["one", "two"], 8)
+        with log.open("ab") as file:
+            file.write(b"ee\n")
+        assert read_log(str(log), 8) == (["three"], 14)
+        assert last_lines(str(log), 2) == ["two", "three"]
+        assert read_log(str(tmp_path / "none"), 5) == ([], 5) and last_lines(str(tmp_path / "none")) == []
+
+
+class TestFailure:
+    def test_a_foreseen_error_comes_back_as_itself(self) -> None:
+        problem = Problem("no weights", field="model.path")
+        error = Failure(kind="ModelError", text="", problems=(problem,)).error("trainer rank 0")
+        assert type(error).__name__ == "ModelError" and error.problems == [problem]  # type: ignore[attr-defined]
+        assert isinstance(Failure(kind="RunStopped", text="out of memory").error("x"), RunStopped)
+
+    def test_any_other_keeps_its_traceback(self) -> None:
+        error = Failure(kind="", text="Traceback: boom").error("trainer rank 1")
+        assert isinstance(error, RuntimeError) and "trainer rank 1 failed:\nTraceback: boom" in str(error)
+
+
+class Promise:
+    """A value that comes, or an error."""
+
+    def __init__(self, value: Any = None, after_s: float = 0.0):
+        self.value = value
+        self.at = time.monotonic() + after_s
+
+
+class FakeCluster:
+    """Workers that are values; ``dead`` ones break their promises."""
+
+    node = "here"
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+
+    def call(self, handle: Any, method: str, *arguments: Any) -> Promise:
+        from posttrain.backends.runtime.ray.worker import News
+
+        silent = self.states.get(handle) in ("stopped", "busy")
+        return Promise(News(lines=[], tokens=0, groups=[], notices=[]), 1e6 if silent else 0.0)
+
+    def ready(self, promises: list[Promise], timeout_s: float) -> list[Promise]:
+        until = time.monotonic() + timeout_s
+        while True:
+            done = [each for each in promises if each.at <= time.monotonic()]
+            if done or time.monotonic() >= until:
+                return done
+            time.sleep(0.01)
+
+    def value(self, promise: Promise, timeout_s: float) -> Any:
+        if isinstance(promise.value, Exception):
+            raise promise.value
+        return promise.value
+
+    def on_node(self, node: str, function: Any, *arguments: Any) -> Any:
+        if function is processes.state:
+            return {"stopped": "stopped"}.get(self.states.get(arguments[0].host, ""), "running")
+        return ["the last thing it said"] if function is last_lines else None
+
+    def kill(self, handle: Any) -> None:
+        pass
+
+
+class TestWatch:
+    @pytest.fixture
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        from posttrain.backends.runtime.ray import watch as module
+        from posttrain.records.notices import Notices
+
+        for name, value in (("ROUND_S", 0.02), ("SILENCE_S", 0.1), ("SETTLE_S", 0.3)):
+            monkeypatch.setattr(module, name, value)
+        said: list[str] = []
+        watch = module.Watch(FakeCluster(), Notices(), None, said.append)  # type: ignore[arg-type]
+        for rank in range(2):
+            process = WorkerProcess(pid=rank, started=0, node="here", host=f"w{rank}", log="")
+            watch.add(module.Member(name=f"trainer rank {rank}", handle=f"w{rank}", process=process))
+        watch.start()
+        yield watch
+        watch.close()
+
+    def test_results_by_worker(self, watch: Any) -> None:
+        first, second = watch.members
+        assert watch.wait({first: Promise(1), second: Promise(2, 0.05)}, "x", 5.0) == {first: 1, second: 2}
+
+    def test_a_deadline_names_who_is_late(self, watch: Any) -> None:
+        first, second = watch.members
+        with pytest.raises(RunStopped, match=r"saving: no answer of trainer rank 1 within 0\.2 s"):
+            watch.wait({first: Promise(1), second: Promise(2, 60)}, "saving", 0.2)
+
+    def test_a_stopped_worker_is_named_with_its_last_words(self, watch: Any) -> None:
+        first, second = watch.members
+        threading.Timer(0.1, watch.cluster.states.__setitem__, ("w1", "stopped")).start()
+        with pytest.raises(
+            RunStopped, match=r"trainer rank 1 \(process 1 on w1\) is stopped.*\n  the last thing it said"
+        ):
+            watch.wait({first: Promise(1, 60), second: Promise(2, 60)}, "x", 30.0)
+
+    def test_a_busy_worker_is_left_to_its_work(self, watch: Any) -> None:
+        first, _ = watch.members
+        watch.cluster.states["w0"] = "busy"  # answers nothing, and its process runs
+        assert watch.wait({first: Promise("done", 0.5)}, "x", 30.0) == {first: "done"}
+
+    def test_who_lost_a_neighbour_is_not_named(self, watch: Any) -> None:
+        from posttrain.backends.runtime.ray.cluster import WorkerDied
+
+        first, second = watch.members
+        failed = Promise(Failure(kind="", text="connection closed by peer"))
+        with pytest.raises(RunStopped, match=r"trainer rank 1 .* has died"):
+            watch.wait({first: failed, second: Promise(WorkerDied("x"), 0.1)}, "x", 30.0)
+
+    def test_a_foreseen_error_is_raised_as_it_is(self, watch: Any) -> None:
+        first, second = watch.members
+        failed = Promise(Failure(kind="ConfigError", text="", problems=(Problem("too large"),)))
+        with pytest.raises(ConfigError, match="too large"):
+            watch.wait({first: failed, second: Promise(2, 60)}, "x", 30.0)
+
+    def test_an_error_that_nobody_foresaw_is_raised_when_no_neighbour_is_lost(self, watch: Any) -> None:
+        first, second = watch.members
+        with pytest.raises(RuntimeError, match="trainer rank 0 failed:\nboom"):
+            watch.wait({first: Promise(Failure(kind="", text="boom")), second: Promise(2)}, "x", 30.0)
+
+
+def test_workers_of_a_plan() -> None:
+    """Policy and sampler on devices 0 and 1, critic on 2, and a sampler on 3: who shares a worker."""
+    from posttrain.backends.runtime.ray import groups_of
+    from posttrain.config import RunConfig
+    from posttrain.placement.roles import place
+
+    sections: dict[str, Any] = {
+        "model": {"path": "m"},
+        "data": {"train_files": ["x"]},
+        "advantage": {"name": "gae"},
+        "loss": {"kl_coef": 0.1},
+        "policy": {"engine": "fsdp", "devices": [0, 1]},
+        "reference": {"devices": [0, 1]},
+        "critic": {"devices": [2]},
+        "rollout": {"devices": [0, 1]},
+        "placement": {"devices": 4},
+    }
+
+    def groups() -> list[tuple[str, tuple[str, ...], int, bool]]:
+        plan, problems = place(RunConfig.model_validate(sections))
+        assert plan is not None, problems
+        return [(group.name, group.roles, len(group.ranks), group.together) for group in groups_of(plan)]
+
+    assert groups() == [("trainer", ("rollout", "policy", "reference"), 2, True), ("critic", ("critic",), 1, True)]
+    sections["rollout"] = {"devices": [3]}
+    assert groups() == [
+        ("trainer", ("policy", "reference"), 2, True),
+        ("critic", ("critic",), 1, True),
+        ("rollout", ("rollout",), 1, False),
+    ]

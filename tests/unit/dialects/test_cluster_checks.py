@@ -1,0 +1,96 @@
+"""What a run with workers can be asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from posttrain.config import RunConfig
+from posttrain.dialects.checks import check, unbuilt, warnings_of
+
+
+def config(**sections: dict[str, Any]) -> RunConfig:
+    defaults: dict[str, Any] = {
+        "model": {"path": "m"},
+        "data": {"train_files": ["x"], "prompts_per_step": 4},
+        "reward": {"terms": [{"name": "gsm8k"}]},
+    }
+    return RunConfig.model_validate(defaults | sections)
+
+
+FSDP = {"engine": "fsdp"}
+APART: dict[str, dict[str, Any]] = {
+    "policy": {"devices": [0]},
+    "reference": {"devices": [0]},
+    "placement": {"devices": 2},
+}
+
+
+def test_two_devices_with_fsdp_are_built() -> None:
+    pytest.importorskip("ray")
+    two = config(policy=FSDP, placement={"devices": 2})
+    assert unbuilt(two) == [] and check(two) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"policy": FSDP},
+            "fsdp shares the policy out over worker processes, and placement.runtime=inprocess has none",
+        ),
+        ({"policy": {"engine": "megatron"}}, "megatron is planned"),
+        (
+            {"policy": FSDP, "placement": {"devices": 2}, "rollout": {"engine": "http", "endpoints": ["http://h:1"]}},
+            "rollout.engine=http with workers of Ray is planned",
+        ),
+        ({"placement": {"runtime": "ray", "ray_address": "ray://h:10001"}}, "ray:// drives a cluster from outside"),
+        (
+            {"policy": FSDP, "placement": {"devices": 2}, "rollout": {"tensor_parallel": 2}},
+            "native has a copy of the weights on each device",
+        ),
+    ],
+)
+def test_what_is_told_before_a_run(sections: dict[str, Any], said: str) -> None:
+    assert said in " | ".join(problem.what for problem in unbuilt(config(**sections)))
+
+
+@pytest.mark.parametrize("sync", ["shared_memory", "collective", "auto"])
+def test_ways_to_a_sampler_on_other_devices(sync: str) -> None:
+    there = config(**APART, rollout={"devices": [1], "weight_sync": sync})
+    assert [problem for problem in check(there) if problem.field == "rollout.weight_sync"] == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({**APART, "rollout": {"devices": [1], "weight_sync": "disk"}}, "and disk does not lead there"),
+        ({"rollout": {"weight_sync": "shared_memory"}}, "there is nothing to send by shared_memory"),
+        (
+            {"rollout": {"engine": "sglang", "endpoints": ["http://localhost:1"], "weight_sync": "shared_memory"}},
+            "which shared_memory cannot reach",
+        ),
+        (
+            {
+                "policy": {"devices": [0]},
+                "reference": {"devices": [1]},
+                "loss": {"kl_coef": 0.1, "kl_estimator": "full"},
+                "placement": {"devices": 2},
+            },
+            "the reference is on other devices than the policy",
+        ),
+    ],
+)
+def test_what_contradicts_itself(sections: dict[str, Any], said: str) -> None:
+    assert said in " | ".join(problem.what for problem in check(config(**sections)))
+
+
+def test_settings_of_workers_have_no_effect_in_one_process() -> None:
+    alone = config(placement={"ray_address": "auto", "call_timeout_s": 5.0})
+    told = [text for text in warnings_of(alone) if text.startswith("placement.")]
+    why = "has no effect: the run has one process (placement.runtime)"
+    assert told == [f"placement.ray_address {why}", f"placement.call_timeout_s {why}"]
+    assert not [
+        text for text in warnings_of(config(placement={"runtime": "ray", "ray_address": "auto"})) if "ray_" in text
+    ]
