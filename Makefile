@@ -8,7 +8,7 @@ ARGS   ?=
 VLLM   := .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow vllm-env torture soak lint format clean
+.PHONY: help demo test test-slow vllm-env browser torture soak lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,11 @@ test-slow: $(VENV)/.dev-installed  ## run the slow tests (real weights)
 
 vllm-env: $(VLLM)/.installed  ## make .venv-vllm, whose vLLM the slow tests run a real server of
 	@echo "POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python make test-slow ARGS='-k real-vllm'"
+
+browser: $(VENV)/.dev-installed  ## install what the slow tests click through the report with (as root also Debian's chromium)
+	@$(PIP) --editable '.[demo,dev,browser]'
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq --yes chromium >/dev/null; } \
+		|| echo "no chromium could be installed: the tests in a browser will be skipped"
 
 torture: $(VENV)/.dev-installed  ## kill saves and runs at every instant and see that they go on (some minutes)
 	@$(BIN)/python tests/torture/torture.py $(ARGS)

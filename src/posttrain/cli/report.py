@@ -1,4 +1,4 @@
-"""``posttrain report``: one HTML file about a run, or about evaluations side by side."""
+"""``posttrain report``: one HTML file about runs, or about evaluations, side by side; or the same page live."""
 
 from __future__ import annotations
 
@@ -11,26 +11,56 @@ from posttrain.errors import Problem, RequestError
 
 
 def report(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or of an evaluation.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or of an evaluation.")],
     more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[MORE]", help="Further evaluations, to stand beside the first.")
+        list[Path] | None, typer.Argument(metavar="[MORE]", help="Further runs, or evaluations, to stand beside it.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write it; by default into the run folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write it; by default into the first folder.")] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Instead, serve the page to this machine and keep it up to date.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --live: the port; 0 takes a free one.")] = 0,
     push: Annotated[
         str | None, typer.Option(metavar="TRACKER", help="Instead, send a tracker the steps of the run that it lacks.")
     ] = None,
 ) -> None:
-    """Write one offline HTML file with a run's curves, samples and configuration."""
+    """Write one offline HTML file with curves, samples and configuration of one run, or of several side by side."""
+    folders = [folder, *(more or [])]
+    _check(folders, out, live, port, push)
     if push is not None:
-        typer.echo(f"sent {_push(push, run_folder)} steps to {push}")
+        typer.echo(f"sent {_push(push, folder)} steps to {push}")
         return
     from posttrain.report.evaluation import is_evaluation, write_evaluation_report
     from posttrain.report.html import write_report
+    from posttrain.report.live import serve
 
-    if more or is_evaluation(run_folder):
-        typer.echo(f"wrote {write_evaluation_report([run_folder, *(more or [])], out)}")
-        return
-    typer.echo(f"wrote {write_report(run_folder, out)}")
+    if live:
+        serve(folders, port, typer.echo)
+    elif all(map(is_evaluation, folders)):
+        typer.echo(f"wrote {write_evaluation_report(folders, out)}")
+    else:
+        typer.echo(f"wrote {write_report(folders, out)}")
+
+
+def _check(folders: list[Path], out: Path | None, live: bool, port: int, push: str | None) -> None:
+    """Raises: RequestError for options that do not go together."""
+    from posttrain.report.evaluation import is_evaluation
+
+    problems = []
+    if push is not None and (len(folders) > 1 or out is not None or live):
+        problems.append(
+            Problem("--push sends one run, and writes nothing", fix="leave out --out, --live and further runs")
+        )
+    elif live and out is not None:
+        problems.append(Problem("--live writes no file", fix="leave out --out, or --live"))
+    elif live and any(map(is_evaluation, folders)):
+        problems.append(
+            Problem("--live shows runs, and an evaluation is over when it is written", fix="leave out --live")
+        )
+    if port and not live:
+        problems.append(Problem("--port is the port of the live page", fix="add --live, or leave out --port"))
+    if problems:
+        raise RequestError(problems)
 
 
 def _push(name: str, folder: Path) -> int:

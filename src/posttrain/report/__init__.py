@@ -1,4 +1,5 @@
-"""What a run folder says about itself, for people: one offline HTML page and static curves. Reads files only; no torch."""
+"""What a run folder says about itself, for people: one offline HTML page, the same page live, and static curves.
+Reads files only; no torch."""
 
 from posttrain.report.curves import write_curves_svg
 from posttrain.report.html import write_report

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import Problem, RequestError
-from posttrain.report.html import source_hash
+from posttrain.report.harmless import source_hash
 from posttrain.report.read import json_rows
 
 RESULTS = "results.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from posttrain.errors import Problem, RequestError
 
 SAMPLES_FILE = re.compile(r"step_(\d+)\.jsonl")
+MAX_PHASES = 3000  # of a timeline
 ACCURACY = re.compile(r"validation/(.+)/accuracy")
 
 
@@ -108,6 +110,33 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
                 notes.append(
                     f"{path.parent.name}/{path.name}, line {number}, is not a JSON object and was passed over."
                 )
+
+
+def token_rows(samples: Path) -> tuple[dict[str, str], dict[int, list[dict[str, Any]]]]:
+    """What samples/step_N.tokens.jsonl says of single tokens, for the file step_N.jsonl: the text of every token id, and for
+    the number of a sample (from 0) its rows, each with a list of ``token_ids``. Both are empty where there is no such file, as
+    for validations."""
+    path = samples.with_suffix(".tokens.jsonl")
+    texts: dict[str, str] = {}
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for row in json_rows(path, []) if path.is_file() else ():
+        if isinstance(row.get("texts"), dict):
+            texts |= {str(key): str(text) for key, text in row["texts"].items()}
+        elif isinstance(row.get("line"), int) and isinstance(row.get("token_ids"), list):
+            rows.setdefault(row["line"], []).append(row)
+    return texts, rows
+
+
+def read_timeline(folder: Path, last: int = MAX_PHASES) -> list[tuple[int, str, float, float]]:
+    """(step, phase, start, end) of the last phases that timeline.jsonl names, seconds since some fixed time, in the order in
+    which they began; empty without such a file."""
+    path = folder / "timeline.jsonl"
+    found: deque[tuple[int, str, float, float]] = deque(maxlen=last)
+    for row in json_rows(path, []) if path.is_file() else ():
+        start, end = _number(row.get("start_s")), _number(row.get("end_s"))
+        if isinstance(row.get("step"), int) and start is not None and end is not None and end >= start:
+            found.append((row["step"], str(row.get("phase")), start, end))
+    return sorted(found, key=lambda phase: phase[2])
 
 
 def _metrics(path: Path, notes: list[str]) -> dict[int, dict[str, float | None]]:

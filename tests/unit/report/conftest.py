@@ -31,13 +31,14 @@ def made_up_run(
     (folder / "config.yaml").write_text(CONFIG.format(name=name, seed=seed))
     info = {"name": name, "started": "2025-01-02T03:04:05+00:00", "versions": {"posttrain": "0.1.0", "torch": "2.13.0"}}
     (folder / "run.json").write_text(json.dumps(info | {"device": "cpu", "total_steps": steps, "status": "finished"}))
-    lines = []
+    lines, phases, now = [], [], 1_760_000_000.0
     for step in range(steps + 1):
         metrics: dict[str, Any] = {"step": step}
         skill = 0.3 + 0.4 * (1 - math.exp(-step / 20))
         if step:
             rows = [sample(draw, step, i, skill) for i in range(samples)]
             write_rows(folder / "samples" / f"step_{step}.jsonl", rows)
+            write_rows(folder / "samples" / f"step_{step}.tokens.jsonl", token_lines(draw, rows))
             metrics |= training_metrics(draw, step, rows)
         if step % every == 0 or step == steps:
             rows = [sample(draw, step, 8 * i, skill) | {"advantage": None} for i in range(100)]
@@ -45,8 +46,13 @@ def made_up_run(
             right = sum(row["reward"] == 1.0 for row in rows) / len(rows)
             metrics |= {"validation/chain_sum/accuracy": right, "validation/chain_sum/reward_mean": right}
             metrics |= {"time/validation_s": 6.0 + draw.random()}
+        for phase in ("rollout", "reward", "update", "weight_sync", "validation"):
+            if seconds := metrics.get(f"time/{phase}_s"):
+                phases.append({"step": step, "phase": phase, "start_s": now, "end_s": now + seconds})
+                now += seconds
         lines.append(json.dumps(metrics, sort_keys=True) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))
+    write_rows(folder / "timeline.jsonl", phases)
     return folder
 
 
@@ -96,6 +102,25 @@ def sample(draw: random.Random, step: int, number: int, skill: float) -> dict[st
         "policy_version": step,
         "response_tokens": draw.randrange(5, 40),
     }
+
+
+def token_lines(draw: random.Random, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What step_N.tokens.jsonl holds: the words of each response are its tokens."""
+    words = [word for row in rows for word in row["response"].split()]
+    ids = {word: number for number, word in enumerate(dict.fromkeys(words), start=100)}
+    lines: list[dict[str, Any]] = [{"texts": {str(number): f" {word}" for word, number in ids.items()}}]
+    for line, row in enumerate(rows):
+        tokens = [ids[word] for word in row["response"].split()]
+        logprobs = [round(-(draw.random() ** 2), 4) for _ in tokens]
+        gap = [round(draw.uniform(-2e-3, 2e-3), 6) for _ in tokens]
+        lines.append(
+            {
+                "line": line, "sample_id": row["sample_id"], "token_ids": tokens, "sampled": 1,
+                "in_loss": int(row["reward"] is not None), "rollout_logprobs": logprobs, "gap": gap,
+                "advantages": row["advantage"],
+            }
+        )  # fmt: skip
+    return lines
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

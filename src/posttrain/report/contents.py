@@ -1,0 +1,110 @@
+"""What a page about runs shows, as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from posttrain.report.differences import differences
+from posttrain.report.embedded import embed_samples
+from posttrain.report.harmless import finite
+from posttrain.report.read import Run, json_rows, read_timeline
+
+MAX_NOTES = 20  # about what could not be read
+
+
+def page_data(runs: Sequence[Run], *, live: bool = False) -> dict[str, Any]:
+    """Everything the page shows about these runs. ``live`` pages ask for it again and again."""
+    names = labels(runs)
+    notes = [
+        f"{name}: {note}" if len(runs) > 1 else note
+        for run, name in zip(runs, names, strict=True)
+        for note in _notes(run)
+    ]
+    embedded = embed_samples(runs, names, notes)
+    return {
+        "live": live,
+        "runs": [_run(run, label) for run, label in zip(runs, names, strict=True)],
+        "differences": differences([run.config for run in runs]),
+        "samples": embedded.samples,
+        "token_texts": embedded.token_texts,
+        "left_out": embedded.left_out,
+        "notes": notes[:MAX_NOTES] + [f"And {len(notes) - MAX_NOTES} more." for _ in notes[MAX_NOTES : MAX_NOTES + 1]],
+    }
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What tells the runs apart: their names, else the names of their folders, else numbers behind the names."""
+    for found in ([run.name for run in runs], [run.folder.resolve().name for run in runs]):
+        if len(set(found)) == len(runs):
+            return found
+    return [f"{run.name} ({number})" for number, run in enumerate(runs, start=1)]
+
+
+def _notes(run: Run) -> list[str]:
+    return [*run.notes] + ([] if run.metrics else ["No step has been logged yet."])
+
+
+def _run(run: Run, label: str) -> dict[str, Any]:
+    steps = list(run.metrics)
+    return {
+        "name": run.name,
+        "label": label,
+        "folder": str(run.folder),
+        "model": run.model,
+        "info": {key: finite(value) for key, value in run.info.items()},
+        "steps_done": run.steps_done,
+        "headline": [_headline(run, source) for source in run.data_sources()],
+        "steps": steps,
+        "series": {name: [_rounded(run.metrics[step].get(name)) for step in steps] for name in run.metric_names()},
+        "nonfinite": {
+            name: lost
+            for name in run.metric_names()
+            if (lost := [step for step, value in run.series(name).items() if value is None])
+        },
+        "timeline": _timeline(run),
+        "config": run.config_text,
+    }
+
+
+def _timeline(run: Run) -> list[tuple[int, str, float, float]]:
+    """The phases of the run, in seconds since the first of them that is here."""
+    phases = read_timeline(run.folder)
+    first = phases[0][2] if phases else 0.0
+    return [(step, name, round(start - first, 4), round(end - first, 4)) for step, name, start, end in phases]
+
+
+def _headline(run: Run, source: str) -> dict[str, Any]:
+    """Held-out accuracy of one data source, first and last, with what it was counted over."""
+    series = [(step, value) for step, value in run.series(f"validation/{source}/accuracy").items() if value is not None]
+    points = [
+        {"step": step, "accuracy": value, **_counts(run, step, source, value)}
+        for step, value in ([series[0], series[-1]] if len(series) > 1 else series)
+    ]
+    return {"source": source, "points": points}
+
+
+def _counts(run: Run, step: int, source: str, accuracy: float) -> dict[str, Any]:
+    """Prompts behind an accuracy, and its 95 % interval; nothing when the validation samples were not kept."""
+    path = run.validation.get(step)
+    prompts = {
+        str(row.get("prompt_id")) for row in (json_rows(path, []) if path else ()) if row.get("data_source") == source
+    }
+    return {"prompts": len(prompts), "interval": wilson_interval(accuracy, len(prompts))} if prompts else {}
+
+
+def wilson_interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Interval that holds the true share 95 times of 100, for ``share`` of ``count`` independent trials.
+
+    Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
+    """
+    share = min(max(share, 0.0), 1.0)
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six significant digits: more than a curve shows, in half the bytes."""
+    return None if value is None else float(f"{value:.6g}")

@@ -1,0 +1,150 @@
+"""The samples that a page carries: the most telling ones within its size, with the values of their tokens where there is room."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from posttrain.report.harmless import embed, finite
+from posttrain.report.read import Run, json_rows, token_rows
+
+MAX_SAMPLES = 3000  # on a page
+MAX_SAMPLE_BYTES = 8_000_000  # of the page that samples may take
+MAX_TOKEN_BYTES = 6_000_000  # of the page that values of single tokens may take
+MAX_SAMPLES_PER_FILE = 500  # so that one big validation set does not crowd out every other step
+MAX_TEXT_CHARS = 20_000  # of one prompt, response, ground truth or turn
+TEXT_FIELDS = ("prompt", "response", "ground_truth")
+TOKEN_COLUMNS = (
+    "token_ids", "sampled", "in_loss", "rollout_logprobs", "gap", "ref_gap", "advantages", "importance_weights", "rejected",
+    "values", "returns", "token_rewards",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Embedded:
+    """What of the samples goes into a page."""
+
+    samples: list[dict[str, Any]] = field(default_factory=list)  # by run, step and kind
+    token_texts: list[dict[str, str]] = field(default_factory=list)  # of each run: token id -> its text
+    left_out: list[str] = field(default_factory=list)  # sentences about what is not on the page
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left of a page for one run."""
+
+    samples: int
+    sample_bytes: int
+    token_bytes: int
+
+
+def embed_samples(runs: Sequence[Run], names: Sequence[str], notes: list[str]) -> Embedded:
+    """Samples of the runs, each of which gets an equal part of the page. Files that cannot be read become ``notes``."""
+    found = Embedded()
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        room = _Room(MAX_SAMPLES // len(runs), MAX_SAMPLE_BYTES // len(runs), MAX_TOKEN_BYTES // len(runs))
+        broken: list[str] = []
+        samples, texts, left_out = _of_run(run, room, broken)
+        prefix = f"{name}: " if len(runs) > 1 else ""
+        notes += [prefix + note for note in broken]
+        found.samples += [sample | {"run": number} for sample in samples]
+        found.token_texts.append(texts)
+        if left_out:
+            found.left_out.append(prefix + " ".join(left_out))
+    if found.left_out:
+        found.left_out.append("Everything is in samples/ and validation/ in the run folder.")
+    return found
+
+
+def _of_run(run: Run, room: _Room, notes: list[str]) -> tuple[list[dict[str, Any]], dict[str, str], list[str]]:
+    """Samples, texts of token ids, and what was left out. Files are taken newest first, then the oldest, then ever finer in
+    between; validation and training in turn."""
+    validation = [("validation", step, run.validation[step]) for step in spread(run.validation)]
+    training = [("training", step, run.samples[step]) for step in spread(run.samples)]
+    files = [item for pair in zip_longest(validation, training) for item in pair if item is not None]
+    taken: list[dict[str, Any]] = []
+    texts: dict[str, str] = {}
+    size, whole, cut_files, cut_texts, without_tokens = 0, {"validation": 0, "training": 0}, 0, 0, 0
+    for kind, step, path in files:
+        count = 0
+        token_texts, tokens = token_rows(path)
+        for row in json_rows(path, notes):
+            row = {key: finite(value) for key, value in row.items()} | {"kind": kind, "step": step}
+            cut_texts += _cut_texts(row)
+            length = len(embed(row))
+            if count == MAX_SAMPLES_PER_FILE or len(taken) == room.samples or size + length > room.sample_bytes:
+                cut_files += count > 0
+                break
+            size += length
+            if count in tokens:
+                without_tokens += not _add_tokens(row, tokens[count], token_texts, texts, room)
+            count += 1
+            taken.append(row)
+        whole[kind] += count > 0
+        if len(taken) == room.samples or size > 0.99 * room.sample_bytes:
+            break
+    left_out = []
+    for kind, total in (("training", len(run.samples)), ("validation", len(run.validation))):
+        if whole[kind] < total:
+            left_out.append(f"Samples of {whole[kind]} of {total} {kind} steps are on this page.")
+    if cut_files:
+        left_out.append(f"Of {cut_files} step{'s' * (cut_files > 1)} only the first samples are here.")
+    if cut_texts:
+        left_out.append(f"{cut_texts} text{'s' * (cut_texts > 1)} longer than {MAX_TEXT_CHARS} characters were cut.")
+    if without_tokens:
+        left_out.append(f"{without_tokens} sample{'s' * (without_tokens > 1)} are here without their token values.")
+    return sorted(taken, key=lambda row: (row["step"], row["kind"])), texts, left_out
+
+
+def _add_tokens(
+    row: dict[str, Any], parts: list[dict[str, Any]], token_texts: dict[str, str], texts: dict[str, str], room: _Room
+) -> bool:
+    """Put the values of a sample's tokens into its row, and the texts of new token ids into ``texts``, if there is room."""
+    columns = [{name: finite(part[name]) for name in TOKEN_COLUMNS if name in part} for part in parts]
+    ids = {str(number) for part in parts for number in part["token_ids"]}
+    new = {number: token_texts.get(number, "") for number in sorted(ids) if number not in texts}
+    needed = len(embed(columns)) + len(embed(new))
+    if needed > room.token_bytes:
+        return False
+    room.token_bytes -= needed
+    row["tokens"] = columns
+    texts |= new
+    return True
+
+
+def _cut_texts(row: dict[str, Any]) -> int:
+    """Shorten the long texts of a row in place, and make texts of what is none; returns how many were cut."""
+    cut = 0
+    turns = row.get("turns")
+    if isinstance(turns, list):
+        row["turns"] = [dict(turn) for turn in turns if isinstance(turn, dict)]
+        for turn in row["turns"]:
+            for name, value in turn.items():
+                if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
+                    turn[name], cut = _shortened(value), cut + 1
+    for name in TEXT_FIELDS:
+        value = row.get(name)
+        text = value if isinstance(value, str) or value is None else json.dumps(value, ensure_ascii=False)
+        if text is not None and len(text) > MAX_TEXT_CHARS:
+            text, cut = _shortened(text), cut + 1
+        row[name] = text
+    return cut
+
+
+def _shortened(text: str) -> str:
+    return f"{text[:MAX_TEXT_CHARS]}… [{len(text) - MAX_TEXT_CHARS} more characters in the run folder]"
+
+
+def spread(steps: Iterable[int]) -> Iterator[int]:
+    """All steps: the last, the first, then the middle of each gap, widest gaps first, so that any prefix is evenly spaced."""
+    steps = sorted(steps)
+    yield from dict.fromkeys(steps[-1:] + steps[:1])
+    gaps = [(0, len(steps) - 1)]
+    for low, high in gaps:  # grows while it is walked
+        if high - low > 1:
+            middle = (low + high) // 2
+            yield steps[middle]
+            gaps += [(low, middle), (middle, high)]

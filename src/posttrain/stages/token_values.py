@@ -1,0 +1,122 @@
+"""samples/step_N.tokens.jsonl: what is known about single tokens of a step's responses, for the report's token view.
+
+The first line is ``{"texts": {"17": " the", ...}}``, the text of every token id in the file. Then comes a line per row of the
+batch, for the first ones of the step: as many as have MAX_TOKENS together. ``line`` is the number (from 0) of the sample in
+step_N.jsonl that the row belongs to; a trajectory whose history was edited between turns has several rows. Its columns have an
+entry per token, or are one value where all entries are equal:
+
+    token_ids           the response up to the last token that was sampled
+    sampled, in_loss    1 where the policy sampled the token; where it enters the loss
+    rollout_logprobs    nats, by the sampler
+    gap                 nats, rollout log-prob − trainer log-prob; absent where the trainer computed none
+    ref_gap             nats, trainer log-prob − reference log-prob; only with a reference
+    advantages          reward units
+    importance_weights, rejected      only with rollout correction
+    values, returns     reward units; only with a critic
+    token_rewards       reward units; only where rewards are placed on tokens (a KL, turns)
+
+Numbers are rounded to 4 significant digits, log-probs to 4 decimals; null was not finite. About 20 bytes per token with a
+trainer's log-probs, and 8 more for each further column.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate, takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from posttrain.records.batches import TrainBatch
+
+MAX_TOKENS = 100_000  # of one file: about 2 MB
+DIGITS = 4
+
+TokenTexts = Callable[[Sequence[int]], list[str]]  # ids -> the text of each
+
+
+def token_values_path(samples: Path) -> Path:
+    """step_N.tokens.jsonl, beside step_N.jsonl."""
+    return samples.with_suffix(".tokens.jsonl")
+
+
+def token_lines(
+    batch: TrainBatch,
+    trainer_logprobs: Tensor | None,
+    token_texts: TokenTexts,
+    lines: Sequence[int],
+    max_tokens: int = MAX_TOKENS,
+) -> list[str]:
+    """The lines of the file, without their ends.
+
+    Args: trainer_logprobs [n, T] nats, of the first n rows; None: the trainer computed none. lines [B]: the sample that each
+        row belongs to.
+    """
+    sequences = batch.sequences
+    lengths = sequences.response_lengths.tolist()
+    count = len(list(takewhile(lambda total: total <= max_tokens, accumulate(lengths))))
+    ids = sequences.tokens[:count, sequences.prompt_width :].cpu().numpy()
+    columns: dict[str, NDArray[Any]] = {
+        "sampled": _flags(sequences.response_mask[:count]),
+        "in_loss": _flags(batch.loss_mask[:count]),
+        "rollout_logprobs": np.round(_numbers(sequences.rollout_logprobs[:count]), DIGITS),
+        "advantages": significant(_numbers(batch.advantages[:count])),
+    }
+    mask = sequences.response_mask[:count].cpu().numpy()
+    if trainer_logprobs is not None:
+        trainer = _numbers(trainer_logprobs[:count])
+        known = mask[: len(trainer)]
+        gap = np.where(known, _numbers(sequences.rollout_logprobs[: len(trainer)]) - trainer, 0.0)
+        columns["gap"] = significant(gap)
+        if sequences.ref_logprobs is not None:
+            reference = _numbers(sequences.ref_logprobs[: len(trainer)])
+            columns["ref_gap"] = significant(np.where(known, trainer - reference, 0.0))
+    for name in ("importance_weights", "values", "token_rewards"):
+        if (found := getattr(sequences, name)) is not None:
+            columns[name] = significant(np.where(mask, _numbers(found[:count]), 0.0))
+    if sequences.rejected is not None:
+        columns["rejected"] = _flags(sequences.rejected[:count])
+    if batch.returns is not None:
+        columns["returns"] = significant(np.where(mask, _numbers(batch.returns[:count]), 0.0))
+    rows = [
+        {"line": lines[row], "sample_id": sequences.sample_ids[row], "token_ids": ids[row, : lengths[row]].tolist()}
+        | {name: _packed(values[row, : lengths[row]]) for name, values in columns.items() if row < len(values)}
+        for row in range(count)
+    ]
+    unique = sorted({number for row in range(count) for number in ids[row, : lengths[row]].tolist()})
+    texts = dict(zip(map(str, unique), token_texts(unique), strict=True))
+    return [
+        json.dumps(item, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        for item in [{"texts": texts}, *rows]
+    ]
+
+
+def significant(values: NDArray[np.float64], digits: int = DIGITS) -> NDArray[np.float64]:
+    """Rounded to so many significant digits; 0 and what is not finite stay."""
+    usable = np.isfinite(values) & (values != 0)
+    size = np.floor(np.log10(np.abs(np.where(usable, values, 1.0))))
+    # Divided by a power of ten that is exact, where there is one: then the shortest text of the result has ``digits`` digits.
+    power = digits - 1 - size
+    large, small = 10.0 ** np.clip(power, 0, 300), 10.0 ** np.maximum(-power, 0)
+    return np.where(usable, np.round(np.where(usable, values, 1.0) * large / small) / large * small, values)
+
+
+def _numbers(values: Tensor) -> NDArray[np.float64]:
+    return values.detach().double().cpu().numpy()
+
+
+def _flags(values: Tensor) -> NDArray[np.int64]:
+    return values.long().cpu().numpy()
+
+
+def _packed(values: NDArray[Any]) -> Any:
+    """The entries, or the one value that all of them are; None for what is not finite."""
+    plain = values.tolist()
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        plain = [value if math.isfinite(value) else None for value in plain]
+    return plain[0] if plain and plain.count(plain[0]) == len(plain) else plain
