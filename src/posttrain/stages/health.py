@@ -65,32 +65,51 @@ WATCHED = (
             "a reward that one answer satisfies, a learning rate that is too high, a prompt that is cut or empty"),
     Watched("policy/grad_norm", _above(6, 1.0, enough=3), "the gradient has jumped",
             "a learning rate that is too high, a few very long or very unlikely responses, a loss summed over tokens"),
+    Watched("prompt/distinct_share", _below(0, always=0.5), "different prompts read the same",
+            "a chat template that leaves the message out, a column with the same text in every row, a cut that takes away the "
+            "question"),
+)  # fmt: skip
+
+# The same of supervised fine-tuning.
+WATCHED_SFT = (
+    Watched("policy/loss", _above(2, 0.5, enough=3), "the loss has jumped",
+            "a learning rate that is too high, rows of another kind or language, texts that are damaged"),
+    Watched("policy/grad_norm", _above(6, 1.0, enough=3), "the gradient has jumped",
+            "a learning rate that is too high, a few very long or very unlikely texts"),
+    Watched("data/learned_tokens", _below(0.1, always=1), "next to nothing is there to be learned",
+            "rows without an assistant's message, a chat template whose assistant part is not found, texts that are cut before "
+            "the response begins"),
 )  # fmt: skip
 
 
 class Health:
     """Looks at every step of a run. It remembers the last steps only: a run that goes on starts with an empty memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, watched: Sequence[Watched] = WATCHED) -> None:
+        self._watched = watched
         self._before: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._told: dict[str, int] = {}
 
-    def look(self, step: int, metrics: Mapping[str, float], sample_ids: Sequence[str]) -> list[str]:
+    def look(
+        self, step: int, metrics: Mapping[str, float], sample_ids: Sequence[str], place: str | None = None
+    ) -> list[str]:
         """Alarms about this step, a sentence each.
 
-        Args: its metrics, and ids of some of its samples, those first that a person should look at.
+        Args: its metrics; ids of some of its samples, those first that a person should look at, and where these are to be
+            found: by default in the step's samples.
         """
+        place = place or f"samples/step_{step}.jsonl"
         alarms = []
-        for watched in WATCHED:
+        for watched in self._watched:
             value = metrics.get(watched.metric)
             alarming = value is not None and watched.alarming(value, self._before[watched.metric])
             if alarming and step - self._told.get(watched.what, -SILENCE) >= SILENCE:
                 self._told[watched.what] = step
                 alarms.append(
                     f"step {step}: {watched.what}: {watched.metric} is {value:.4g}{self._usual(watched.metric)}. Usual causes: "
-                    f"{watched.causes}. Look at {', '.join(sample_ids[:3])} in samples/step_{step}.jsonl"
+                    f"{watched.causes}. Look at {', '.join(sample_ids[:3])} in {place}"
                 )
-        for name in {watched.metric for watched in WATCHED} & set(metrics):
+        for name in {watched.metric for watched in self._watched} & set(metrics):
             self._before[name].append(metrics[name])
         return alarms
 

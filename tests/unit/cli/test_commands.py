@@ -76,6 +76,9 @@ class TestPlan:
         assert list(plan) == ["dialect", "entry", "config", "derived", "ignored", "unsupported", "warnings"]
         assert (plan["dialect"], plan["entry"]) == ("native", "train")
         assert plan["config"]["rollout"]["samples_per_prompt"] == 6
+        placement = plan["derived"].pop("placement")
+        assert (placement["runtime"], placement["devices"]) == ("inprocess", 1)
+        assert [role["role"] for role in placement["roles"]] == ["rollout", "policy"]  # no KL: no reference
         assert plan["derived"] == {
             "world_size": 1,
             "devices": 1,
@@ -223,14 +226,14 @@ class TestPlan:
         assert "at data.prompts_per_step (a default; run.yaml does not set it)" in " ".join(err.split())
 
     def test_what_is_planned_is_told_in_a_plan_and_refused_in_a_run(self, posttrain: Run, job: Path) -> None:
-        arguments = ("run.yaml", "policy.engine=megatron", "critic.engine=deepspeed", "placement.devices=2")
+        arguments = ("run.yaml", "policy.engine=megatron", "rollout.engine=http", "placement.devices=2")
+        arguments += ("rollout.endpoints=[http://localhost:1]", "rollout.engine_options.update_path=/update")
         code, out, _ = posttrain("plan", *arguments)
         assert code == 0 and "Planned, not built yet; train refuses it:" in out
-        assert (
-            "1. megatron is planned; this version cannot run it, at override policy.engine=megatron; use local" in out
-        )
+        megatron = "1. megatron is planned; this version cannot run it, at override policy.engine=megatron; use fsdp"
+        assert megatron in " ".join(out.split())
         code, _, err = posttrain("train", *arguments)
-        assert code == 2 and "3 problems, and nothing was started" in err and "deepspeed is planned" in err
+        assert code == 2 and "2 problems, and nothing was started" in err and "rollout.engine=http with workers" in err
 
     def test_here_puts_it_on_one_device_and_says_what_changed(self, posttrain: Run, job: Path) -> None:
         arguments = ("run.yaml", "rollout.engine=vllm", "placement.devices=2", "policy.engine=fsdp", "--here", "--json")
@@ -257,8 +260,10 @@ class TestPlan:
         assert derived["sequences_per_micro_batch_per_device"] == 3 and derived["gradient_accumulation_steps"] == 1
         _, out, _ = posttrain("plan", *arguments)
         assert "policy       0-7       4 copies, 2 devices each; awake in log-probs, update" in out
-        assert "sleeps while rollout works" in out and "3 sequences per copy, per update" in out
-        code, _, err = posttrain("plan", "run.yaml", "placement.devices=6", "rollout.tensor_parallel=4")
+        assert "stays in memory while rollout works" in out and "3 sequences per copy, per update" in out
+        code, _, err = posttrain(
+            "plan", "run.yaml", *arguments[1:3], "placement.devices=6", "rollout.tensor_parallel=4"
+        )
         assert (
             code == 2
             and "the rollout has 6 devices, which are no multiple of the 4 that share one copy" in " ".join(err.split())
@@ -377,8 +382,32 @@ class TestOthers:
         assert code == 2 and "'min_terms' is not an override" in err
 
     def test_report(self, posttrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("posttrain.report.html.write_report", lambda folder, out: out or folder / "report.html")
+        monkeypatch.setattr(
+            "posttrain.report.html.write_report", lambda folders, out: out or folders[0] / "report.html"
+        )
         assert posttrain("report", str(tmp_path))[:2] == (0, f"wrote {tmp_path / 'report.html'}\n")
+        assert posttrain("report", "a", "b", "--out", "c.html")[:2] == (0, "wrote c.html\n")
+
+    def test_live_report(self, posttrain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+        monkeypatch.setattr("posttrain.report.live.serve", lambda folders, port, say: asked.append((folders, port)))
+        assert posttrain("report", "a", "b", "--live", "--port", "81")[0] == 0
+        assert asked == [([Path("a"), Path("b")], 81)]
+
+    def test_options_of_a_report_that_do_not_go_together(self, posttrain: Run, tmp_path: Path) -> None:
+        for options, message in (
+            (["--live", "--out", "x.html"], "--live writes no file; leave out --out, or --live"),
+            (["--port", "80"], "--port is the port of the live page; add --live, or leave out --port"),
+            (["--push", "wandb", "--live"], "--push sends one run, and writes nothing"),
+            (["b", "--push", "wandb"], "--push sends one run, and writes nothing"),
+        ):
+            code, _, err = posttrain("report", "a", *options)
+            assert code == 2 and message in " ".join(err.split()), options
+        (tmp_path / "results.json").write_text("{}")
+        code, _, err = posttrain("report", str(tmp_path), "--live")
+        assert code == 2 and "--live shows runs" in err
+        code, _, err = posttrain("report", "nowhere", "--live")
+        assert code == 2 and "nowhere does not exist" in err
 
 
 @pytest.mark.parametrize(

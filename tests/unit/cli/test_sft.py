@@ -161,6 +161,8 @@ def config(**sections: object) -> SftConfig:
             "data.tools_column has no effect: a dataset class of your own reads the files",
         ),
         ({"tracking": {"samples_every_steps": None}}, "tracking.samples_every_steps has no effect: nothing is sampled"),
+        ({"tracking": {"batches_every_steps": 1}}, "tracking.batches_every_steps has no effect: nothing is sampled"),
+        ({"profiling": {"shapes": True}}, "profiling.shapes has no effect: profiling.steps is empty"),
         ({"policy": {"schedule_over": "epochs"}}, "policy.schedule_over has no effect: run.total_steps is null"),
         (
             {"policy": {"schedule": {"name": "constant", "min_lr_ratio": 0.1}}},

@@ -1,0 +1,1 @@
+"""A run folder in the terminal: what ``posttrain show`` opens."""

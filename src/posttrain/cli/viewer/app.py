@@ -1,0 +1,334 @@
+"""The screens of ``posttrain show``: the steps of a run, the samples of a step, one sample, and what changed between two
+validations. Keys stand in the line at the foot of each screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from textual import on, work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from posttrain.cli.viewer import pages, search
+from posttrain.cli.viewer.sample_file import SampleFile
+from posttrain.cli.viewer.sample_list import HEADER, SampleList
+from posttrain.cli.viewer.words import one_line
+from posttrain.report.read import Run, read_run
+
+Kind = Literal["training", "validation"]
+# What a column of the steps shows; of those that the run has logged, the first MOST_COLUMNS.
+COLUMNS = {
+    "reward": "reward/mean",
+    "length": "response/length_mean",
+    "no signal": "group/no_signal_share",
+    "entropy": "policy/entropy",
+    "gap": "gap/mean",
+    "seconds": "time/step_s",
+    "loss": "policy/loss",
+    "held-out loss": "validation/loss",
+    "gradient": "policy/grad_norm",
+}
+MOST_COLUMNS = 6  # with step, accuracy and keys as many as 80 characters hold
+
+
+class Viewer(App[None]):
+    """One run folder. Nothing in it is written to."""
+
+    CSS = """
+    .line { height: 1; background: $panel; }
+    Input { height: 1; border: none; }
+    VerticalScroll { padding: 0 1; }
+    DataTable, SampleList { height: 1fr; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "quit", "Quit")]
+
+    def __init__(self, folder: Path, step: int | None = None, kind: Kind = "training"):
+        super().__init__()
+        self.folder = folder
+        self.run_shown = read_run(folder)
+        self._first = (kind, step) if step is not None else None
+
+    def on_mount(self) -> None:
+        self.push_screen(Steps())
+        if self._first:
+            kind, step = self._first
+            assert step is not None
+            self.push_screen(Samples(kind, step))
+
+    def reload(self) -> None:
+        """Read the run folder again: it may be going on."""
+        self.run_shown = read_run(self.folder)
+
+    def files(self, kind: Kind) -> Mapping[int, Path]:
+        return self.run_shown.validation if kind == "validation" else self.run_shown.samples
+
+
+class Page(Screen[None]):
+    """A screen of the viewer, with its line at the top."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,left", "back", "Back")]
+
+    @property
+    def viewer(self) -> Viewer:
+        assert isinstance(self.app, Viewer)
+        return self.app
+
+    def action_back(self) -> None:
+        self.app.pop_screen()
+
+    def say(self, text: str) -> None:
+        """Put a text into the line at the top."""
+        self.query_one("#line", Static).update(Content(one_line(text, 400)))
+
+
+class Steps(Page):
+    """All steps, the last one first in view."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("t", "open('training')", "Samples"),
+        Binding("v", "open('validation')", "Held-out"),
+        Binding("m", "metrics", "Metrics"),
+        Binding("r", "reload", "Reload"),
+        Binding("escape,left", "back", "Back", show=False),
+    ]
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="line", classes="line")
+        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._fill()
+
+    def _fill(self) -> None:
+        table, run = self.query_one(DataTable), self.viewer.run_shown
+        logged = set(run.metric_names())
+        columns = dict([item for item in COLUMNS.items() if item[1] in logged][:MOST_COLUMNS])
+        table.clear(columns=True)
+        table.add_columns("step", *columns, "accuracy", "keys")
+        steps = sorted({*run.metrics, *run.samples, *run.validation})
+        for step in steps:
+            table.add_row(*_cells(run, step, columns.values()), key=str(step))
+        if steps:
+            table.move_cursor(row=len(steps) - 1, animate=False)
+        status, total = run.info.get("status") or "?", run.info.get("total_steps") or "?"
+        notes = f" · {len(run.notes)} notes: {run.notes[0]}" if run.notes else ""
+        self.say(f"{run.name} · {run.model} · {status}, step {run.steps_done} of {total}{notes}")
+
+    def _step(self) -> int | None:
+        table = self.query_one(DataTable)
+        if not table.row_count:
+            return None
+        return int(str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value))
+
+    @on(DataTable.RowSelected)
+    def _opened(self) -> None:
+        self.action_open("training")
+
+    def action_open(self, kind: Kind) -> None:
+        step = self._step()
+        if step is None or step not in self.viewer.files(kind):
+            self.say(f"no samples of a {kind} were written at step {step}")
+        else:
+            self.app.push_screen(Samples(kind, step))
+
+    def action_metrics(self) -> None:
+        step = self._step()
+        if step is not None:
+            self.app.push_screen(Reading(pages.metrics_page(step, self.viewer.run_shown.metrics.get(step, {}))))
+
+    def action_reload(self) -> None:
+        self.viewer.reload()
+        self._fill()
+
+    def action_back(self) -> None:
+        """There is nothing before this screen."""
+
+
+def _cells(run: Run, step: int, columns: Iterable[str]) -> list[str]:
+    metrics = run.metrics.get(step, {})
+    numbers = [metrics.get(name) for name in columns]
+    accuracies = [metrics.get(f"validation/{source}/accuracy") for source in run.data_sources()]
+    known = [value for value in accuracies if value is not None]
+    keys = [key for key, files in (("t", run.samples), ("v", run.validation)) if step in files]
+    return [
+        str(step),
+        *("" if value is None else f"{value:.3g}" for value in numbers),
+        f"{sum(known) / len(known):.3f}" if known else "",
+        " ".join(keys),
+    ]
+
+
+class Samples(Page):
+    """The samples of one step or validation."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "order", "Sort"),
+        Binding("S", "turn", "Turn"),
+        Binding("slash,f", "filter", "Filter"),
+        Binding("d", "difference", "Diff"),
+    ]
+
+    def __init__(self, kind: Kind, step: int):
+        super().__init__()
+        self.kind: Kind = kind
+        self.step = step
+        self.order = "file"
+        self.descending = False
+        self.wanted = ""
+
+    def compose(self) -> ComposeResult:
+        self.samples = SampleFile(self.viewer.files(self.kind)[self.step])
+        yield Static(id="line", classes="line")
+        yield Static(Content(HEADER), classes="line")
+        yield SampleList(self.samples.__getitem__, range(len(self.samples)))
+        yield Input(placeholder=search.HELP, id="filter")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#filter").display = False
+        self.query_one(SampleList).focus()
+        self._tell()
+
+    def _tell(self) -> None:
+        count, all_of_them = len(self.query_one(SampleList).numbers), len(self.samples)
+        which = f"{count:,} of {all_of_them:,} samples" if count != all_of_them else f"{count:,} samples"
+        order = f"by {self.order}, {'falling' if self.descending else 'rising'}"
+        wanted = f" · filter: {self.wanted}" if self.wanted else ""
+        self.say(f"{self.kind}, step {self.step} · {which} · {order if self.order != 'file' else 'as written'}{wanted}")
+
+    def action_order(self) -> None:
+        self.order = search.ORDERS[(search.ORDERS.index(self.order) + 1) % len(search.ORDERS)]
+        self._look()
+
+    def action_turn(self) -> None:
+        self.descending = not self.descending
+        self._look()
+
+    def action_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.display = True
+        box.focus()
+
+    @on(Input.Submitted)
+    def _asked(self, event: Input.Submitted) -> None:
+        self.wanted = event.value.strip()
+        event.input.display = False
+        self.query_one(SampleList).focus()
+        self._look()
+
+    @work(thread=True, exclusive=True)
+    def _look(self) -> None:
+        """Find the samples that are asked for; a large file takes a while, and keys work meanwhile."""
+        self.app.call_from_thread(self.say, f"looking through {len(self.samples):,} samples …")
+        try:
+            numbers = search.chosen(self.samples, self.wanted, self.order, descending=self.descending)
+        except ValueError as error:
+            self.app.call_from_thread(self.say, str(error))
+            return
+        self.app.call_from_thread(self._found, numbers)
+
+    def _found(self, numbers: Any) -> None:
+        self.query_one(SampleList).show_numbers(numbers)
+        self._tell()
+
+    @on(SampleList.Chosen)
+    def _chosen(self, event: SampleList.Chosen) -> None:
+        self.app.push_screen(OneSample(self, event.place))
+
+    def action_back(self) -> None:
+        box = self.query_one("#filter", Input)
+        if box.display:
+            box.display = False
+            self.query_one(SampleList).focus()
+        else:
+            self.app.pop_screen()
+
+    def row(self, place: int) -> Mapping[str, Any]:
+        """The sample at a place of the list."""
+        row: Mapping[str, Any] = self.samples[self.query_one(SampleList).numbers[place]]
+        return row
+
+    def action_difference(self) -> None:
+        listed = self.query_one(SampleList)
+        if listed.numbers:
+            self.show_difference(self.row(listed.cursor))
+
+    def show_difference(self, row: Mapping[str, Any]) -> None:
+        """Beside the same prompt's response in the validation before, or in the one after where this is the first."""
+        steps = sorted(self.viewer.files("validation"))
+        if self.kind != "validation" or len(steps) < 2:
+            self.say("a diff needs two validations of the same prompt: open a step's held-out samples (v)")
+            return
+        place = steps.index(self.step)
+        before, after = (steps[place - 1], self.step) if place else (self.step, steps[1])
+        found = [_same_sample(SampleFile(self.viewer.files("validation")[step]), row) for step in (before, after)]
+        if found[0] is None or found[1] is None:
+            self.say(f"step {before if found[0] is None else after} has no sample {row.get('sample_id')}")
+        else:
+            self.app.push_screen(Reading(pages.difference_page(found[0], found[1], (before, after))))
+
+
+def _same_sample(samples: SampleFile, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    name = wanted.get("sample_id")
+    return next((row for row in map(samples.parse, range(len(samples))) if row.get("sample_id") == name), None)
+
+
+class Reading(Page):
+    """A text to be read."""
+
+    def __init__(self, text: Content):
+        super().__init__()
+        self.text = text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(self.text, id="text")
+        yield Footer()
+
+
+class OneSample(Page):
+    """One sample whole, and its neighbours in the list."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("n,right", "move(1)", "Next"),
+        Binding("p", "move(-1)", "Previous"),
+        Binding("d", "difference", "Diff"),
+    ]
+
+    def __init__(self, samples: Samples, place: int):
+        super().__init__()
+        self.samples = samples
+        self.place = place
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="line", classes="line")
+        with VerticalScroll():
+            yield Static(id="text")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        row = self.samples.row(self.place)
+        count = len(self.samples.query_one(SampleList).numbers)
+        self.say(f"{self.place + 1:,} of {count:,} · {row.get('sample_id') or ''} · step {self.samples.step}")
+        self.query_one("#text", Static).update(pages.sample_page(row))
+        self.query_one(VerticalScroll).scroll_home(animate=False)
+
+    def action_move(self, by: int) -> None:
+        listed = self.samples.query_one(SampleList)
+        self.place = min(max(self.place + by, 0), len(listed.numbers) - 1)
+        listed.action_to(self.place)
+        self._show()
+
+    def action_difference(self) -> None:
+        self.samples.show_difference(self.samples.row(self.place))

@@ -1,0 +1,53 @@
+"""Settings of profiles that ask for nothing, or for what a run does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from posttrain.config import SftConfig, TrainingConfig
+from posttrain.config.profiling import ProfilingConfig
+from posttrain.placement.batch import needs_values
+from posttrain.registry import ADVANTAGES
+
+SFT_PHASES = ("update", "validation_loss")
+
+
+def phases_of(config: TrainingConfig) -> Collection[str]:
+    """The phases that steps of this run may have."""
+    if isinstance(config, SftConfig):
+        return SFT_PHASES
+    phases = {"rollout", "reward", "logprobs", "update", "weight_sync"}
+    if config.data.validation_files:
+        phases.add("validation")
+    known = config.advantage.name in ADVANTAGES.names()
+    if known and "greedy_rewards" in ADVANTAGES.inputs(config.advantage.name):
+        phases.add("baseline")
+    if needs_values(config.advantage.name):
+        phases |= {"values", "critic_update"}
+    return phases
+
+
+def profiling_warnings(config: TrainingConfig) -> Iterator[str]:
+    """What was asked for and has no effect, in sentences."""
+    profiling, default = config.profiling, ProfilingConfig()
+    if not profiling.steps:
+        for name in type(profiling).model_fields:
+            if getattr(profiling, name) != getattr(default, name):
+                yield f"profiling.{name} has no effect: profiling.steps is empty"
+        return
+    if not profiling.operators and not profiling.memory:
+        yield "profiling.steps has no effect: profiling.operators and profiling.memory are both false"
+    for name in ("shapes", "stacks"):
+        if getattr(profiling, name) and not profiling.operators:
+            yield f"profiling.{name} has no effect: profiling.operators is false"
+    if profiling.memory and config.placement.device == "cpu":
+        yield "profiling.memory has no effect: placement.device is cpu, and snapshots are of a CUDA device's memory"
+    if config.placement.runtime == "ray" or config.placement.devices > 1:
+        yield "profiling sees the process that leads the run, and not those of its workers"
+    lacking = [phase for phase in profiling.phases if phase not in phases_of(config)]
+    if lacking:
+        yield f"profiling.phases: this run has no phase called {', '.join(lacking)}"
+    last = config.run.total_steps
+    beyond = [step for step in profiling.steps if step > last] if last is not None and profiling.steps != "all" else []
+    if beyond:
+        yield f"profiling.steps: the run ends at step {last}, before {', '.join(map(str, beyond))}"
