@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import killing
-from killing import Child, Position, Tally, Work
+from killing import Child, Tally, Work
 
 from posttrain.errors import RequestError, RunStopped
 from posttrain.stages import lock
@@ -26,7 +26,7 @@ STOPPED = "stopped the run, the others did no harm"
 def failing_operations(work: Work, code: int, *, stride: int = 1) -> tuple[Tally, set[str]]:
     """An error of the disk at every ``stride``-th file operation that Python code makes in a save: the run must stop with a
     checkpoint to go on from, or the error do no harm. Returns the reasons given, too."""
-    tally = Tally(f"{errno.errorcode[code]} at every file operation of a save", how=STOPPED)
+    tally = Tally(work.name(f"{errno.errorcode[code]} at every file operation of a save"), how=STOPPED)
     reasons: set[str] = set()
     work.become(2)
     number = 1
@@ -52,11 +52,10 @@ def failing_operations(work: Work, code: int, *, stride: int = 1) -> tuple[Tally
 
 def failing_calls(work: Work, code: int, *, stride: int = 1) -> Tally:
     """The same at system calls, of what is compiled, too: strace makes the error."""
-    tally = Tally(f"{errno.errorcode[code]} at every system call of a save that writes", how=STOPPED)
+    tally = Tally(work.name(f"{errno.errorcode[code]} at every system call that writes of a save"), how=STOPPED)
     work.become(2)
     for name, calls in killing.traced_calls(work).items():
-        said = name == "write"  # of the writes the first and the last are the child's, to say how far it is
-        for number in range(1 + said, calls + 1 - said, stride) if name in WRITING else ():
+        for number in range(1, calls + 1, stride) if name in WRITING else ():
             child = killing.saving_child(work, work.start(work.folder / "trial"))
             inject = f"inject={name}:error={errno.errorcode[code]}:when={number}"
             tracer = killing.trace(child, ["-e", f"trace={name}", "-e", inject])
@@ -112,7 +111,7 @@ def full_disks(work: Work, disk: Path, *, looks: bool) -> Tally:
 
 def _save_on_full_disk(work: Work, trial: Path) -> str | None:
     try:
-        work.start(trial).save(2, work.engine, Position(2))  # type: ignore[arg-type]
+        work.save(work.start(trial), 2)
         return "it was saved all the same"
     except RunStopped as error:
         if " free; nothing" not in str(error) and os.strerror(errno.ENOSPC) not in str(error):

@@ -50,10 +50,11 @@ class Position:
 
 
 class Work:
-    """A real engine on a tiny model, whose state after each step is known."""
+    """A real engine on a tiny model, whose state after each step is known. ``background``: saves are made in a thread."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, *, background: bool = False) -> None:
         self.folder = folder
+        self.background = background
         self.engine = LocalTrainEngine(
             load_causal_lm(str(model), dtype=torch.float32),
             load_tokenizer(ModelConfig(path=str(model))),
@@ -78,6 +79,14 @@ class Work:
         self.engine._optimizer.state.clear()
         self.engine.optimizer_step()
         self.engine._updates = step
+
+    def save(self, checkpoints: Checkpoints, step: int) -> None:
+        """Save the engine's state as that after ``step``; it is saved when this returns."""
+        checkpoints.save(step, self.engine, Position(step), background=self.background)
+        checkpoints.wait()
+
+    def name(self, sweep: str) -> str:
+        return f"{sweep} in the background" if self.background else sweep
 
     def start(self, trial: Path) -> Checkpoints:
         """A run folder with the checkpoint of step 1; the engine is in the state after step 2."""
@@ -178,7 +187,10 @@ class Child:
 
 
 def saving_child(work: Work, checkpoints: Checkpoints, prepare: Callable[[], None] = lambda: None) -> Child:
-    """A forked process that, when told to, says that it begins, saves step 2, and acknowledges it."""
+    """A forked process that, when told to, says that it begins, saves step 2, and acknowledges it.
+
+    It says so by writev, which a save does not use: what strace does to calls of a save does not meet what is said.
+    """
     said, say = os.pipe()
     told, go = os.pipe()
     pid = os.fork()
@@ -187,12 +199,12 @@ def saving_child(work: Work, checkpoints: Checkpoints, prepare: Callable[[], Non
         os.close(go)
         os.read(told, 1)
         try:
-            os.write(say, b"b")
+            os.writev(say, [b"b"])
             prepare()
-            checkpoints.save(2, work.engine, Position(2))  # type: ignore[arg-type]
-            os.write(say, b"2")
+            work.save(checkpoints, 2)
+            os.writev(say, [b"2"])
         except RunStopped as error:
-            os.write(say, str(error).encode())
+            os.writev(say, [str(error).encode()])
         finally:
             os._exit(0)
     os.close(say)
@@ -207,7 +219,7 @@ def random_kills(work: Work, kills: int, seed: int = 0) -> Tally:
     The instants are spread over a little more than the last duration seen, so one in ten comes too late and measures it anew.
     """
     work.become(2)
-    tally, draw = Tally("SIGKILL at a random instant of a save"), random.Random(seed)
+    tally, draw = Tally(work.name("SIGKILL at a random instant of a save")), random.Random(seed)
     duration_s = _undisturbed_s(work)
     while tally.killed < kills and tally.trials < 10 * kills:
         child = saving_child(work, work.start(work.folder / "trial"))
@@ -280,7 +292,7 @@ def kill_self() -> None:
 def operation_kills(work: Work, *, stride: int = 1) -> Tally:
     """SIGKILL before every ``stride``-th file operation that Python code makes in a save, until one has no such operation."""
     work.become(2)
-    tally = Tally("SIGKILL at every file operation of a save")
+    tally = Tally(work.name("SIGKILL at every file operation of a save"))
     number = 1
     while True:
         child = saving_child(work, work.start(work.folder / "trial"), at_operation(number, kill_self))
@@ -296,11 +308,11 @@ def operation_kills(work: Work, *, stride: int = 1) -> Tally:
 def strace_kills(work: Work, *, stride: int = 1) -> Tally:
     """SIGKILL at the entry of every ``stride``-th system call that has to do with files, of Python and of what is compiled."""
     work.become(2)
-    tally = Tally("SIGKILL at every system call of a save")
+    tally = Tally(work.name("SIGKILL at every system call of a save"))
     calls = traced_calls(work)
     # One counter per kind of call is what strace has, so each kind is swept by its own numbers.
     for name, times in calls.items():
-        for number in range(1 + (name == "write"), times + 1, stride):  # the first write says that the save begins
+        for number in range(1 + (name == "writev"), times + 1, stride):  # the first writev says that the save begins
             child = saving_child(work, work.start(work.folder / "trial"))
             tracer = trace(child, ["-e", f"trace={name}", "-e", f"inject={name}:signal=SIGKILL:when={number}"])
             acknowledged = child.wait()

@@ -20,7 +20,7 @@ PPO: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_run(folder: Path, model: Path, name: str, *, steps: int, **changes: dict[str, Any]) -> RunConfig:
+def tiny_run(folder: Path, model: Path, name: str, /, *, steps: int, **changes: dict[str, Any]) -> RunConfig:
     """A configuration of ``steps`` steps of two prompts x three samples, five steps an epoch, saved every second one."""
     (folder / "reward.py").write_text(REWARD)
     rows = [{"data_source": "sums", "prompt": f"{n}+{n}=", "reward_model": {"ground_truth": "x"}} for n in range(10)]

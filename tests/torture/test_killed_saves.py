@@ -15,9 +15,9 @@ from killing import Work
 from posttrain.stages.checkpoint import Checkpoints
 
 
-@pytest.fixture(scope="module")
-def work(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Work:
-    return Work(tiny_llama, tmp_path_factory.mktemp("work"))
+@pytest.fixture(scope="module", params=[False, True], ids=["at once", "in the background"])
+def work(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Work:
+    return Work(tiny_llama, tmp_path_factory.mktemp("work"), background=request.param)
 
 
 def test_saves_killed_at_a_random_instant(work: Work) -> None:
@@ -50,10 +50,10 @@ def test_saves_killed_at_system_calls(work: Work) -> None:
 def test_the_sweep_finds_a_save_that_deletes_first(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     save = Checkpoints.save
 
-    def careless(self: Checkpoints, step: int, *state: object) -> str:
+    def careless(self: Checkpoints, step: int, *state: object, background: bool = False) -> str:
         if step == 2:
             shutil.rmtree(self.folder / "global_step_1")
-        return save(self, step, *state)  # type: ignore[arg-type]
+        return save(self, step, *state, background=background)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Checkpoints, "save", careless)
     assert killing.operation_kills(work, stride=20).failures

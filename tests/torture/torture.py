@@ -38,6 +38,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder) / "model", "llama")
         tallies = saves(killing.Work(model, Path(folder) / "work"), options)
+        tallies += sweeps(killing.Work(model, Path(folder) / "background", background=True), options)
         different = [
             name for name, changes in (("GRPO", {}), ("PPO", PPO)) if not same_after_kills(Path(folder), name, changes)
         ]
@@ -52,7 +53,8 @@ def main() -> int:
     return int(bool(failures or different))
 
 
-def saves(work: killing.Work, options: argparse.Namespace) -> list[killing.Tally]:
+def sweeps(work: killing.Work, options: argparse.Namespace) -> list[killing.Tally]:
+    """Kills and failing disks at every place of a save."""
     tallies = [told(killing.random_kills(work, options.kills, options.seed)), told(killing.operation_kills(work))]
     tallies += [told(failing.failing_operations(work, code)[0]) for code in (errno.EIO, errno.ENOSPC)]
     if shutil.which("strace"):
@@ -60,6 +62,11 @@ def saves(work: killing.Work, options: argparse.Namespace) -> list[killing.Tally
         tallies.append(told(failing.failing_calls(work, errno.EIO, stride=options.stride)))
     else:
         print("SIGKILL and EIO at every system call: LEFT OUT, strace is not installed (apt-get install strace)")
+    return tallies
+
+
+def saves(work: killing.Work, options: argparse.Namespace) -> list[killing.Tally]:
+    tallies = sweeps(work, options)
     disk = work.folder / "disk"
     disk.mkdir()
     if failing.can_mount():

@@ -26,6 +26,8 @@ class CheckpointConfig(Section):
     """Whether high or low values of best_metric are good."""
     keep_every: int | None = Field(default=None, ge=1)
     """Besides those, keep the checkpoints of steps that this divides; null keeps none for that."""
+    background: bool = True
+    """Write checkpoints while the next step samples; its first update waits until that is done. False waits at once."""
     save_optimizer: bool = True
     """Save the optimizer's averages. Without them a checkpoint is a third as large, and a run that goes on is not exact."""
     load_optimizer: bool = True

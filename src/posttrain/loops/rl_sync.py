@@ -12,27 +12,38 @@ from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.clock import Clock
-from posttrain.loops.frame import due, end_step, leave_step
+from posttrain.loops.frame import before_updates, due, end_step, leave_step
 from posttrain.loops.stopping import StepAbandoned, StopSignal
+from posttrain.loops.timeline import Timeline
 from posttrain.loops.trackers import Trackers
-from posttrain.records.batches import TrainBatch
-from posttrain.records.plans import AdvantagePlan, CriticUpdatePlan, GroupFilterPlan, RewardPlan, UpdatePlan
+from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.plans import (
+    AdvantagePlan,
+    CriticUpdatePlan,
+    GroupFilterPlan,
+    ProfilePlan,
+    RewardPlan,
+    UpdatePlan,
+)
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import SamplingParams, ScoredGroup
 from posttrain.stages.advantage import estimate_advantages, inputs_of
 from posttrain.stages.assemble import assemble
 from posttrain.stages.baseline import add_greedy_rewards
+from posttrain.stages.batch_files import batch_path, save_step
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.collect import collect
 from posttrain.stages.exports import export_models
 from posttrain.stages.health import Health
 from posttrain.stages.logprobs import add_logprobs, add_sum_pi_squared
-from posttrain.stages.measure import measure
+from posttrain.stages.measure import measure, staleness_metrics
+from posttrain.stages.profile import Profiler
 from posttrain.stages.samples import write_samples
 from posttrain.stages.score import TooManyInvalid, score
 from posttrain.stages.select import Selection
 from posttrain.stages.shape_rewards import RewardState, shape_outcomes, shape_rewards
+from posttrain.stages.token_values import TokenTexts
 from posttrain.stages.update import merged, update, update_critic
 from posttrain.stages.validate import validation_metrics
 from posttrain.stages.values import add_values
@@ -70,10 +81,13 @@ class RunPlan:
     validate_after: bool
     save_every: int | None
     save_at_end: bool
+    save_in_background: bool = False  # while the next step samples
     export_every: int | None = None  # plain Hugging Face folders, also at the end
     export_folder: Path | None = None
     samples_every: int | None
+    batches_every: int | None = None
     critic_warmup_steps: int = 0  # steps at the start in which the policy is not updated
+    profile: ProfilePlan = field(default_factory=ProfilePlan)
 
     def step_plan(self, step: int) -> StepPlan:
         """The plan of one step: its sampling has a seed of its own, so a prompt drawn again gets other random numbers; the
@@ -92,20 +106,28 @@ def rl_step(
     rewards: RewardState,
     plan: StepPlan,
     clock: Clock,
-) -> tuple[Selection, TrainBatch, UpdateStats]:
-    """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1)."""
+) -> tuple[Selection, SequenceBatch, TrainBatch, UpdateStats]:
+    """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1): what was sampled,
+    as groups and as a batch, and what was learned from it."""
     selection = sample_groups(roles, scorer, loader, plan, clock)  # G responses per prompt, and r_i for each
     batch = assemble(selection.groups, mask_truncated=plan.mask_truncated)  # pad to [batch, response_len]
-    wanted = inputs_of(plan.advantage)
-    if "greedy_rewards" in wanted:
+    if "greedy_rewards" in inputs_of(plan.advantage):
         prompts = [group.group.prompt for group in selection.groups]
-        with clock.phase("baseline", total=most_tokens(prompts, replace(plan.sampling, samples_per_prompt=1))):
+        with clock.phase("baseline", total=most_tokens(roles, prompts, replace(plan.sampling, samples_per_prompt=1))):
             batch = add_greedy_rewards(  # r of the greedy response
                 batch, roles, scorer, selection.groups, plan.sampling, plan.reward, clock.advance
             )
+    train, stats = learn(roles, batch, rewards, plan, clock)
+    return selection, batch, train, stats
+
+
+def learn(
+    roles: Roles, batch: SequenceBatch, rewards: RewardState, plan: StepPlan, clock: Clock
+) -> tuple[TrainBatch, UpdateStats]:
+    """The part of a step that follows sampling and scoring: update the models on a batch, and hand the sampler the weights."""
     with clock.phase("logprobs"):
         batch = add_logprobs(batch, roles.policy, roles.reference, plan.update)  # log pi_old, log pi_ref
-        if "sum_pi_squared" in wanted:
+        if "sum_pi_squared" in inputs_of(plan.advantage):
             batch = add_sum_pi_squared(batch, roles.policy, plan.update.loss.temperature)
     batch = shape_rewards(batch, plan.reward, rewards)  # r_i normalised; r_i,t less the KL
     if roles.critic:
@@ -122,7 +144,7 @@ def rl_step(
     stats = merged(train, policy_stats, critic_stats)
     with clock.phase("weight_sync"):
         roles.weight_sync.publish(roles.policy, roles.rollout)  # sampler <- policy
-    return selection, train, stats
+    return train, stats
 
 
 def sample_groups(roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan: StepPlan, clock: Clock) -> Selection:
@@ -136,7 +158,7 @@ def sample_groups(roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan:
         prompts, sampling = loader.next(), plan.sampling
         if selection.batches:  # a small dataset may bring the same prompt again: it gets other random numbers
             sampling = replace(sampling, seed=mixed_seed(sampling.seed, selection.batches))
-        with clock.phase("rollout", total=most_tokens(prompts, sampling)):
+        with clock.phase("rollout", total=most_tokens(roles, prompts, sampling)):
             groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)  # scored while others are sampled
         with clock.phase("reward"):
             scored = score(
@@ -162,47 +184,60 @@ def run(
     checkpoints: Checkpoints,
     trackers: Trackers,
     stop: StopSignal,
+    token_texts: TokenTexts,
 ) -> None:
     """Steps first_step to plan.total_steps, with validation, checkpoints and records at their cadences.
 
     Raises: RunStopped when steps in a row bring no update; RunInterrupted after saving, when a signal asked to stop.
     """
+    timeline = Timeline(folder, first_step, trackers.message)
+    profiler = Profiler(plan.profile, folder, trackers.message)
     roles.weight_sync.publish(roles.policy, roles.rollout)
     metrics: dict[str, float] = {}
-    if first_step == 1 and plan.validate_before:
-        clock = Clock(trackers, 0, stop)
+    if first_step == 1 and plan.validate_before and plan.validation_prompts:
+        clock = Clock(trackers, 0, stop, timeline, profiler)
         try:
             metrics = validate(roles, scorer, plan, 0, folder, clock) | scorer.take_costs()
             trackers.log(0, metrics | clock.metrics())
         except StepAbandoned:
             raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
 
-    def save(number: int) -> str:
-        return checkpoints.save(number, roles.policy, loader, roles.critic, rewards, metrics)
+    def save(number: int, background: bool = False) -> str:
+        return checkpoints.save(number, roles.policy, loader, roles.critic, rewards, metrics, background=background)
 
     health = Health()
     skipped_in_a_row = 0
     for step in range(first_step, plan.total_steps + 1):
-        clock = Clock(trackers, step, stop)
+        clock = Clock(trackers, step, stop, timeline, profiler, before_updates(checkpoints, trackers, stop))
         last = step == plan.total_steps
-        before = loader.state(), rewards.state()
+        before, version = (loader.state(), rewards.state()), roles.policy.version
         try:
-            selection, train, stats = rl_step(roles, scorer, loader, rewards, plan.step_plan(step), clock)
+            selection, sampled, train, stats = rl_step(roles, scorer, loader, rewards, plan.step_plan(step), clock)
         except TooManyInvalid as error:  # the samples are what shows which part of the reward is broken
             write_samples(folder / "samples" / f"step_{step}.jsonl", step, error.scored)
             raise
         except StepAbandoned:  # before its first update: prompts were drawn, and rewards may have been counted
             loader.restore(before[0])
             rewards.restore(before[1])
-            leave_step(step, save, checkpoints, stop)
+            leave_step(step, save, checkpoints, trackers, stop)
         for text in roles.notices.take():
             trackers.message(text)
         groups = selection.groups
-        metrics = measure(groups, train, stats) | clock.throughput(selection.sampled_tokens, train)
+        speeds = clock.throughput(selection.sampled_tokens, train, roles.work, plan.step.update.epochs)
+        metrics = measure(groups, train, stats) | staleness_metrics(groups, version) | speeds
         metrics |= selection.metrics() | rewards.metrics
         metrics["progress/epoch"] = loader.epochs
         if due(step, plan.samples_every) or not stats.updates:  # a step that failed must be there to look at
-            write_samples(folder / "samples" / f"step_{step}.jsonl", step, groups, train)
+            write_samples(
+                folder / "samples" / f"step_{step}.jsonl",
+                step,
+                groups,
+                train,
+                trainer_logprobs=stats.trainer_logprobs,
+                token_texts=token_texts,
+            )
+        if due(step, plan.batches_every):
+            save_step(batch_path(folder, step), sampled, train)
         skipped_in_a_row = 0 if stats.updates else skipped_in_a_row + 1
         if skipped_in_a_row >= plan.max_skipped_steps:
             metrics |= scorer.take_costs()
@@ -218,7 +253,16 @@ def run(
         if plan.export_folder and (due(step, plan.export_every) or (last and plan.export_every)):
             trackers.message(f"exported {export_models(plan.export_folder, step, roles.policy, roles.critic)}")
         save_due = due(step, plan.save_every) or (last and plan.save_at_end)
-        end_step(step, save, trackers, stop, save_due=save_due, last=last)
+        end_step(
+            step,
+            save,
+            trackers,
+            stop,
+            save_due=save_due,
+            last=last,
+            background=plan.save_in_background,
+            timeline=timeline,
+        )
 
 
 def longest_first(groups: Sequence[ScoredGroup]) -> list[str]:
@@ -234,7 +278,7 @@ def validate(
     if not plan.validation_prompts:
         return {}
     prompts, sampling = plan.validation_prompts, plan.validation_sampling
-    with clock.phase("validation", total=most_tokens(prompts, sampling)):
+    with clock.phase("validation", total=most_tokens(roles, prompts, sampling)):
         groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)
         scored = score(groups, scorer, reward_model=roles.reward_model, model_weight=plan.step.reward.model_weight)
     write_samples(folder / "validation" / f"step_{step}.jsonl", step, scored)
@@ -255,6 +299,7 @@ def mixed_seed(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")
 
 
-def most_tokens(prompts: Sequence[Prompt], sampling: SamplingParams) -> int:
-    """Response tokens if every response were as long as allowed."""
-    return len(prompts) * sampling.samples_per_prompt * sampling.max_response_tokens
+def most_tokens(roles: Roles, prompts: Sequence[Prompt], sampling: SamplingParams) -> int | None:
+    """Response tokens if every response were as long as allowed; None where turns are not counted."""
+    turns = roles.worlds.rules.max_turns if roles.worlds else 1
+    return None if turns is None else len(prompts) * sampling.samples_per_prompt * sampling.max_response_tokens * turns

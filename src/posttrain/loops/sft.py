@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from posttrain.data.text_batches import text_batch
@@ -11,16 +11,19 @@ from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.interfaces.loader import StepLoader
 from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.loops.clock import Clock
-from posttrain.loops.frame import due, end_step, leave_step
+from posttrain.loops.frame import before_updates, due, end_step, leave_step
 from posttrain.loops.stopping import StepAbandoned, StopSignal
+from posttrain.loops.timeline import Timeline
 from posttrain.loops.trackers import Trackers
 from posttrain.records.batches import TrainBatch
 from posttrain.records.notices import Notices
-from posttrain.records.plans import LossPlan, UpdatePlan
+from posttrain.records.plans import LossPlan, ProfilePlan, UpdatePlan
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.texts import Text
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.exports import export_models
+from posttrain.stages.health import WATCHED_SFT, Health
+from posttrain.stages.profile import Profiler
 from posttrain.stages.text_loss import mean_loss
 from posttrain.stages.update import update
 
@@ -42,8 +45,10 @@ class SftPlan:
     validate_after: bool
     save_every: tuple[int, ...]
     save_at_end: bool
+    save_in_background: bool = False  # while the next step reads its texts
     export_every: int | None = None  # plain Hugging Face folders, also at the end
     export_folder: Path | None = None
+    profile: ProfilePlan = field(default_factory=ProfilePlan)
 
 
 def sft_step(policy: TrainEngine, batch: TrainBatch, clock: Clock) -> UpdateStats:
@@ -59,6 +64,7 @@ def run(
     plan: SftPlan,
     *,
     first_step: int,
+    folder: Path,
     checkpoints: Checkpoints,
     trackers: Trackers,
     notices: Notices,
@@ -68,21 +74,24 @@ def run(
 
     Raises: RunStopped when steps in a row bring no update; RunInterrupted after saving, when a signal asked to stop.
     """
+    timeline = Timeline(folder, first_step, trackers.message)
+    profiler = Profiler(plan.profile, folder, trackers.message)
     metrics: dict[str, float] = {}
 
-    def save(number: int) -> str:
-        return checkpoints.save(number, policy, loader, metrics=metrics)
+    def save(number: int, background: bool = False) -> str:
+        return checkpoints.save(number, policy, loader, metrics=metrics, background=background)
 
     if first_step == 1 and plan.validate_before and plan.validation:
-        clock = Clock(trackers, 0, stop)
+        clock = Clock(trackers, 0, stop, timeline, profiler)
         try:
             metrics = validate(policy, plan.validation, clock)
             trackers.log(0, metrics | clock.metrics())
         except StepAbandoned:
             raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
+    health = Health(WATCHED_SFT)
     skipped_in_a_row = 0
     for step in range(first_step, plan.total_steps + 1):
-        clock = Clock(trackers, step, stop)
+        clock = Clock(trackers, step, stop, timeline, profiler, before_updates(checkpoints, trackers, stop))
         last = step == plan.total_steps
         before = loader.state()
         texts = loader.next()
@@ -91,7 +100,7 @@ def run(
             stats = sft_step(policy, batch, clock)
         except StepAbandoned:  # before the update
             loader.restore(before)
-            leave_step(step, save, checkpoints, stop)
+            leave_step(step, save, checkpoints, trackers, stop)
         for text in notices.take():
             trackers.message(text)
         metrics = {name: stats.metrics[name] for name in METRICS if name in stats.metrics} | measure(texts, clock)
@@ -104,10 +113,21 @@ def run(
             metrics |= validate(policy, plan.validation, clock)
         # Logged before it is saved: a resumed run drops the lines of steps that no checkpoint holds and writes them again.
         trackers.log(step, metrics | clock.metrics())
+        for alarm in health.look(step, metrics, longest_first(texts), place="the training files"):
+            trackers.message(alarm)
         if plan.export_folder and (due(step, plan.export_every) or (last and plan.export_every)):
             trackers.message(f"exported {export_models(plan.export_folder, step, policy)}")
         save_due = any(due(step, every) for every in plan.save_every) or (last and plan.save_at_end)
-        end_step(step, save, trackers, stop, save_due=save_due, last=last)
+        end_step(
+            step,
+            save,
+            trackers,
+            stop,
+            save_due=save_due,
+            last=last,
+            background=plan.save_in_background,
+            timeline=timeline,
+        )
 
 
 def validate(policy: TrainEngine, texts: Sequence[Text], clock: Clock) -> dict[str, float]:
@@ -128,6 +148,11 @@ def measure(texts: Sequence[Text], clock: Clock) -> dict[str, float]:
         "data/length_max": float(max(len(text.token_ids) for text in texts)),
         "speed/update_tokens_per_s": tokens / clock.metrics()["time/update_s"],
     }
+
+
+def longest_first(texts: Sequence[Text]) -> list[str]:
+    """The names of a step's rows, those with most tokens first."""
+    return [text.name for text in sorted(texts, key=lambda text: len(text.token_ids), reverse=True)]
 
 
 def no_update_message(steps: int, step: int, texts: Sequence[Text]) -> str:

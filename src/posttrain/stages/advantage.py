@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +14,16 @@ from posttrain.errors import Problem, RequestError
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.plans import AdvantagePlan
 from posttrain.registry import ADVANTAGES
+from posttrain.stages.joined import Joined, joined
 
 
 def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch:
     """A_{i,t} by the chosen estimator, whitened and clipped when asked for. Responses without a valid reward are left out of
     the loss.
 
-    An estimator names what it needs by its positional parameters, among the names below. Tokens that rollout correction has
-    rejected are none that the policy sampled, for it as for the loss.
+    An estimator names what it needs by its positional parameters, among the names below. It sees trajectories, each as one row
+    of sampled tokens (stages.joined); one that asks for trajectory_index sees rows, which are steps. Tokens that rollout
+    correction has rejected are none that the policy sampled, for it as for the loss.
 
     Raises: RequestError when it needs something that no role has supplied.
     """
@@ -34,6 +38,11 @@ def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch
         "old_logprobs": batch.old_logprobs,
         "sum_pi_squared": batch.sum_pi_squared,
         "values": batch.values,
+        "episode_rewards": batch.rewards,
+        "step_rewards": batch.step_rewards,
+        "trajectory_index": batch.trajectories,
+        "step_index": batch.step_index,
+        "state_index": batch.state_index,
     }
     estimator, needed = ADVANTAGES.get(plan.name), inputs_of(plan)
     missing = [name for name in needed if available.get(name) is None]
@@ -46,8 +55,15 @@ def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch
                 field="advantage.name",
             )
         )
-    result = estimator(*(available[name] for name in needed), **plan.parameters)
-    advantages, returns = result if isinstance(result, tuple) else (result, None)
+    values = [available[name] for name in needed]
+    if "trajectory_index" in needed:
+        result = estimator(*values, **plan.parameters)
+        advantages, returns = result if isinstance(result, tuple) else (result, None)
+    else:
+        whole = joined(batch)
+        result = estimator(*(_joined(whole, value) for value in values), **plan.parameters)
+        parts = result if isinstance(result, tuple) else (result, None)
+        advantages, returns = whole.split(parts[0]), None if parts[1] is None else whole.split(parts[1])
     loss_mask = batch.kept_mask & batch.valid[:, None]
     if batch.trained is not None:
         loss_mask &= batch.trained[:, None]
@@ -63,6 +79,13 @@ def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch
     )
 
 
+def _joined(whole: Joined, value: Any) -> Any:
+    """A tensor, or the tensors in a mapping, of trajectories."""
+    if isinstance(value, Mapping):
+        return {name: whole.join(tensor) for name, tensor in value.items()}
+    return whole.join(value)
+
+
 def inputs_of(plan: AdvantagePlan) -> list[str]:
     """Names of what the estimator needs."""
     parameters = inspect.signature(ADVANTAGES.get(plan.name)).parameters.values()
@@ -70,13 +93,18 @@ def inputs_of(plan: AdvantagePlan) -> list[str]:
 
 
 def token_rewards(batch: SequenceBatch) -> Tensor:
-    """The batch's own, or each response's reward on its last sampled token, [B, T] float32; 0 elsewhere, and for an empty
+    """The batch's own, or each trajectory's reward on its last sampled token, [B, T] float32; 0 elsewhere, and for an empty
     response."""
     if batch.token_rewards is not None:
         return batch.token_rewards
+    return torch.where(last_tokens(batch), batch.rewards[:, None], 0.0)
+
+
+def last_tokens(batch: SequenceBatch) -> Tensor:
+    """[B, T] bool, True on the last sampled token of each trajectory."""
     positions = torch.arange(1, batch.response_mask.shape[1] + 1, device=batch.rewards.device)
     is_last = batch.response_mask & (positions == batch.response_lengths[:, None])
-    return torch.where(is_last, batch.rewards[:, None], 0.0)
+    return is_last & batch.last_rows[:, None]
 
 
 def _whitened_rewards(batch: SequenceBatch) -> Tensor:

@@ -16,19 +16,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import Problem, RequestError, RunStopped
 from posttrain.interfaces.loader import Position
-from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
+from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
 from posttrain.stages import durable
 from posttrain.stages.durable import MANIFEST, is_of_the_disk, sync, write_durably, write_manifest
 from posttrain.stages.remote import download
 from posttrain.stages.retention import Retention, ranked, surplus
+from posttrain.stages.saving import BackgroundSave
 
 if TYPE_CHECKING:
     from posttrain.stages.shape_rewards import RewardState
@@ -75,6 +77,7 @@ class Checkpoints:
         self.origin = origin
         self.passed_over: list[str] = []  # what ``restore`` found damaged, for the record of the run
         self._uploads: Uploads | None = None
+        self._background = BackgroundSave()
 
     def save(
         self,
@@ -84,45 +87,77 @@ class Checkpoints:
         critic: ValueEngine | None = None,
         rewards: RewardState | None = None,
         metrics: Mapping[str, float] | None = None,
+        *,
+        background: bool = False,
     ) -> str:
         """Write the state after ``step``; then drop the checkpoints that nothing keeps. Returns the folder's name.
 
-        Raises: RunStopped when it cannot be written (no room, a broken disk). Nothing is deleted before it is whole.
+        With ``background`` it is written while the run goes on: until ``wait`` has returned, it counts as not saved, and the
+        models must not change. What is small, such as the data position, is taken now.
+
+        Raises: RunStopped when it cannot be written (no room, a broken disk), or the one before could not be. Nothing is
+            deleted before it is whole.
         """
-        name = f"{PREFIX}{step}"
-        beside, final = self.folder / f"{name}{BESIDE}", self.folder / name
+        self.wait()
+        kept = self.contents.save_optimizer
         state = {
             "step": step,
             "loader": dict(loader.state()),
             "rewards": rewards.state() if rewards else None,
             "origin": self._origin,
             "best_metric": (metrics or {}).get(self.retention.metric or ""),
-            "optimizer": self.contents.save_optimizer,
+            "optimizer": kept,
         }
-        kept = self.contents.save_optimizer
-        try:
+        engines: dict[str, OptimizedEngine] = {"policy": policy} | ({"critic": critic} if critic else {})
+        unfinished: list[Callable[[], None]] = []
+        with self._writing(step) as beside:
             shutil.rmtree(beside, ignore_errors=True)
             self.folder.mkdir(parents=True, exist_ok=True)
-            needed = policy.saved_bytes() + (critic.saved_bytes() if critic else 0)
+            needed = sum(engine.saved_bytes() for engine in engines.values())
             self._check_room(step, needed if kept else needed // 3)  # two of three numbers are averages
-            (beside / "policy").mkdir(parents=True)
-            policy.save(beside / "policy", optimizer=kept)
-            if critic:
-                (beside / "critic").mkdir()
-                critic.save(beside / "critic", optimizer=kept)
+            for role, engine in engines.items():
+                (beside / role).mkdir(parents=True)
+                if background:
+                    unfinished.append(partial(engine.writer(optimizer=kept), beside / role))
+                else:
+                    engine.save(beside / role, optimizer=kept)
             (beside / RUN_STATE).write_text(json.dumps(state))
+        if not background:
+            return self._finish(step, unfinished, lambda: None)
+        self._background.begin(partial(self._finish, step, unfinished))
+        return f"{PREFIX}{step}"
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is written in the background, and ``wait`` was not called since."""
+        return self._background.under_way
+
+    def wait(self) -> str | None:
+        """Until the checkpoint that is written in the background is whole. Returns its name; None when there is none.
+
+        Raises: what ``save`` raises when it cannot be written.
+        """
+        return self._background.wait()
+
+    def give_up(self) -> None:
+        """The process is about to end at once: what is being written stays unfinished."""
+        self._background.give_up()
+
+    def _finish(self, step: int, unfinished: Sequence[Callable[[], None]], go_on: Callable[[], None]) -> str:
+        """``go_on`` is called between the parts of the work, and may end it by an error."""
+        name = f"{PREFIX}{step}"
+        final = self.folder / name
+        with self._writing(step) as beside:
+            for finish in unfinished:
+                finish()
+                go_on()
             write_manifest(beside)
             sync(self.folder)
+            go_on()
             if final.exists():  # a damaged one. Dying between these two lines is made good by _tidy: beside is whole.
                 shutil.rmtree(final)
             os.replace(beside, final)
             sync(self.folder)
-        except Exception as error:
-            if not is_of_the_disk(error):
-                raise
-            shutil.rmtree(beside, ignore_errors=True)
-            what = f"the checkpoint of step {step} could not be written to {self.folder}: {_reason(error)}"
-            raise RunStopped(what) from error
         try:
             write_durably(self.folder / POINTER, name + "\n")
             self._drop_surplus(step)
@@ -132,6 +167,22 @@ class Checkpoints:
         if self._uploads:
             self._uploads.begin(name)
         return name
+
+    @contextmanager
+    def _writing(self, step: int) -> Iterator[Path]:
+        """Where the checkpoint of a step is written. What a disk that fails has left of it is removed.
+
+        Raises: RunStopped, from inside or instead of what a disk that fails makes libraries raise.
+        """
+        beside = self.folder / f"{PREFIX}{step}{BESIDE}"
+        try:
+            yield beside
+        except Exception as error:
+            if not is_of_the_disk(error):
+                raise
+            shutil.rmtree(beside, ignore_errors=True)
+            what = f"the checkpoint of step {step} could not be written to {self.folder}: {_reason(error)}"
+            raise RunStopped(what) from error
 
     def upload_with(self, uploads: Uploads, step: int) -> None:
         """Upload what is saved from now on, and the checkpoint of ``step``, if it is here and the last run did not get to it."""

@@ -13,6 +13,7 @@ from posttrain.config import RunConfig, TrainingConfig
 HARMLESS = (
     "checkpoint.",
     "placement.",
+    "profiling.",
     "tracking.",
     "validation.",
     "run.folder",
@@ -35,6 +36,9 @@ HARMLESS = (
     "data.filter_workers",
     "data.tokenize_workers",
     "data.validation_files",
+    "environment.timeout_s",
+    "environment.validation_episodes",
+    "environment.workers",
     "model.activation_offload",
     "model.compile",
     "model.gradient_checkpointing",

@@ -12,7 +12,7 @@ from torch import Tensor
 from posttrain.algos.statistics import explained_variance, masked_mean
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.statistics import UpdateStats
-from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason
+from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory
 
 GAP_THRESHOLD = 0.1  # nats
 
@@ -22,6 +22,14 @@ def measure(groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStat
     return {
         **reward_metrics(groups),
         **length_metrics(groups),
+        **episode_metrics(groups),
+        **learning_metrics(batch, update),
+    }
+
+
+def learning_metrics(batch: TrainBatch, update: UpdateStats) -> dict[str, float]:
+    """What a step has made of its samples."""
+    return {
         **advantage_metrics(batch),
         **critic_metrics(batch),
         **gap_metrics(batch.sequences.rollout_logprobs, update.trainer_logprobs, batch.sequences.response_mask),
@@ -54,13 +62,23 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     return metrics
 
 
+def staleness_metrics(groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:
+    """How many updates the policy, at ``version`` when it began to learn from these samples, was ahead of their sampler."""
+    ages = [version - each.policy_version for group in groups for each in group.group.trajectories]
+    return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}
+
+
 def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     trajectories = [trajectory for group in groups for trajectory in group.group.trajectories]
-    lengths = [len(trajectory.token_ids) for trajectory in trajectories]
+    lengths = [trajectory.sampled_tokens for trajectory in trajectories]
     texts = Counter(tuple(trajectory.token_ids) for trajectory in trajectories)
-    prompts = [len(group.group.prompt.token_ids) for group in groups]
+    prompts = [len(group.group.first_prompt) for group in groups]
     cut = sum(trajectory.stop_reason is StopReason.LENGTH for trajectory in trajectories)
+    # By id, because a filter may copy groups.
+    read = {group.group.prompt.prompt_id: tuple(group.group.first_prompt) for group in groups}
+    in_worlds = any(trajectory.turn_texts for trajectory in trajectories)  # episodes may all begin alike
     return {
+        **({} if in_worlds else {"prompt/distinct_share": len(set(read.values())) / len(read)}),
         "response/length_mean": sum(lengths) / len(lengths),
         "response/length_max": float(max(lengths)),
         "response/length_min": float(min(lengths)),
@@ -74,6 +92,33 @@ def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "step/sequences": float(len(lengths)),
         "step/response_tokens": float(sum(lengths)),
     }
+
+
+def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """How episodes in environments went; empty where no response has turns."""
+    episodes = [each for group in groups for each in group.group.trajectories if each.turn_texts]
+    if not episodes:
+        return {}
+    turns = [episode.turn_count for episode in episodes]
+    read = [sum(len(sample.token_ids) for sample in episode.samples) - episode.sampled_tokens for episode in episodes]
+    ends = Counter(episode.env_stop for episode in episodes if episode.env_stop)
+    return {
+        "episode/turns_mean": sum(turns) / len(turns),
+        "episode/turns_max": float(max(turns)),
+        "episode/observation_tokens_mean": sum(read) / len(read),
+        "episode/samples_mean": sum(len(episode.samples) for episode in episodes) / len(episodes),
+        **{f"episode/stop/{word}": count / len(episodes) for word, count in sorted(ends.items())},
+        **{f"environment/{name}": value for name, value in environment_means(episodes).items()},
+    }
+
+
+def environment_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """The environments' own metrics: of each the mean over the episodes that have it."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        for name, value in episode.env_metrics:
+            found[name].append(value)
+    return {name: sum(values) / len(values) for name, values in sorted(found.items())}
 
 
 def advantage_metrics(batch: TrainBatch) -> dict[str, float]:

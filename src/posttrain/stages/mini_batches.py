@@ -31,9 +31,8 @@ def run_mini_batches(
     sums, norms, rates, losses = Counter[str](), [], [], []
     tokens = skipped = 0
     for epoch in range(epochs):
-        for start in range(0, len(batch), sequences_per_update):
-            rows = range(start, min(start + sequences_per_update, len(batch)))
-            stats = learn(batch.rows(list(rows)), epoch)
+        for rows in rows_per_update(batch, sequences_per_update):
+            stats = learn(batch.rows(rows), epoch)
             if on_sequences:
                 on_sequences(len(rows))
             if stats.tokens == 0 or not math.isfinite(stats.loss):
@@ -54,6 +53,16 @@ def run_mini_batches(
         metrics |= {f"{role}/loss": _mean(losses), f"{role}/grad_norm": _mean(norms), f"{role}/lr": _mean(rates)}
     metrics[f"{role}/skipped_updates"] = float(skipped)
     return metrics, len(losses), skipped
+
+
+def rows_per_update(batch: TrainBatch, sequences_per_update: int) -> list[list[int]]:
+    """The rows of each mini-batch. Trajectories are what is counted, so that a step has as many updates as its plan says, into
+    however many rows its episodes were cut; all rows of a trajectory are in one mini-batch."""
+    _, number = batch.sequences.trajectories.unique_consecutive(return_inverse=True)
+    found: dict[int, list[int]] = {}
+    for row, update in enumerate((number // sequences_per_update).tolist()):
+        found.setdefault(update, []).append(row)
+    return list(found.values())
 
 
 def _mean(values: list[float]) -> float:

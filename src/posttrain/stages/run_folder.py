@@ -6,13 +6,14 @@ import json
 import platform
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from posttrain import __version__
@@ -24,6 +25,9 @@ from posttrain.placement.batch import needs_values
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.config_change import Change, changes, flat
 from posttrain.stages.durable import write_durably
+
+# What the last digits of a run depend on besides its configuration, by its names in run.json.
+ROUND = ("device", "cpu_threads", "versions.torch", "versions.transformers", "versions.posttrain")
 
 
 class RunFolder:
@@ -121,14 +125,28 @@ class RunFolder:
 
     def begin(self, *, first_step: int, total_steps: int, device: str, passed_over: Sequence[str] = ()) -> list[str]:
         """Write config.yaml and run.json. Returns what a run that goes on does differently, a line per changed key; the
-        configuration until then is kept as config.until_step_N.yaml. ``passed_over`` are checkpoints that were damaged."""
+        configuration until then is kept as config.until_step_N.yaml. What of the machine is another one follows. ``passed_over``
+        are checkpoints that were damaged."""
         self.path.mkdir(parents=True, exist_ok=True)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        before, changed = self._about_before(), []
+        before, changed, moved = self._about_before(), [], []
         resumes = list(before.get("resumes", []))
+        machine = {
+            "device": device,
+            "cpu_threads": torch.get_num_threads(),
+            "versions": {
+                "posttrain": __version__,
+                "python": platform.python_version(),
+                "torch": version("torch"),
+                "transformers": version("transformers"),
+            },
+        }
         if first_step > 1:
             changed = [str(change) for change in self._changes(self.path)]
-            resumes.append({"time": now, "first_step": first_step, "damaged": list(passed_over), "changed": changed})
+            moved = machine_changes(before, machine)
+            resumes.append(
+                {"time": now, "first_step": first_step, "damaged": list(passed_over), "changed": [*changed, *moved]}
+            )
         if changed:
             shutil.copy(self.path / "config.yaml", self.path / f"config.until_step_{first_step - 1}.yaml")
         write_durably(self.path / "config.yaml", to_yaml(self._config))
@@ -138,17 +156,11 @@ class RunFolder:
             "started": before.get("started") or now,
             "resumes": resumes,
             "checkpoints": str(self.checkpoints.resolve()),
-            "device": device,
             "total_steps": total_steps,
-            "versions": {
-                "posttrain": __version__,
-                "python": platform.python_version(),
-                "torch": version("torch"),
-                "transformers": version("transformers"),
-            },
+            **machine,
         }
         self._write("running")
-        return changed
+        return [*changed, *moved]
 
     def id_from(self, first_step: int) -> str:
         """What trackers and upload folders know the run by: the same after a resume, another one where the first step is
@@ -184,6 +196,17 @@ class RunFolder:
         """What is configured otherwise than in the run folder ``base``; nothing when that has no configuration."""
         saved = _saved(base)
         return changes(saved, yaml.safe_load(to_yaml(self._config)), type(self._config)) if saved else []
+
+
+def machine_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What rounds numbers and is another one than in the steps until now, a line each. Both as in run.json."""
+    was, is_now = flat(before), flat(now)
+    keys = [key for key in ROUND if key in was and was[key] != is_now[key]]
+    return [
+        f"{key} {was[key]} -> {is_now[key]}, which may round otherwise than until now"
+        for key in keys
+        if key != "cpu_threads" or now["device"] == "cpu"
+    ]
 
 
 def _saved(folder: Path) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from posttrain.records.trajectories import (
     TrajectoryGroup,
 )
 from posttrain.rewards.score import LARGEST, NOT_FINITE
+from posttrain.rewards.sources import NO_REWARD
 
 NOT_SAMPLED = "not_sampled"  # the reason of a response that the sampler failed to give
+ENVIRONMENT = "environment"  # name of the environment's reward among the terms
 MODEL = "model"  # name of the reward model's score among the terms
 
 
@@ -39,7 +41,8 @@ def score(
     reward_model: RewardModel | None = None,
     model_weight: float = 1.0,
 ) -> list[ScoredGroup]:
-    """An outcome for every response: the terms' sum, and with a reward model model_weight x its score besides.
+    """An outcome for every response: the terms' sum, with a reward model model_weight x its score besides, and what an
+    environment gave.
 
     Raises: TooManyInvalid when more than ``max_invalid_share`` of the responses could not be scored, with examples: a broken
         reward function must not pass for a policy that learns nothing.
@@ -57,7 +60,13 @@ def score(
             for group, outcomes in zip(scored, reward_model.score(groups), strict=True)
         ]
     scored = [
-        replace(group, outcomes=tuple(map(_unless_failed, group.group.trajectories, group.outcomes)))
+        replace(
+            group,
+            outcomes=tuple(
+                _unless_failed(trajectory, with_environment(outcome, trajectory.env_reward))
+                for trajectory, outcome in zip(group.group.trajectories, group.outcomes, strict=True)
+            ),
+        )
         for group in scored
     ]
     failures = [
@@ -83,9 +92,9 @@ def score(
 
 
 def _unless_failed(trajectory: Trajectory, outcome: Outcome) -> Outcome:
-    """A request that failed has no response; whatever the empty text was worth, it is no score."""
+    """What failed has no response, or none that was finished; whatever the text was worth, it is no score."""
     if trajectory.stop_reason is StopReason.FAILED:
-        return Invalid(NOT_SAMPLED, trajectory.failure)
+        return Invalid(trajectory.failure_reason or NOT_SAMPLED, trajectory.failure)
     return outcome
 
 
@@ -97,6 +106,20 @@ def _of_every_reason(failures: Sequence[tuple[str, Invalid]]) -> list[tuple[str,
         ranked.append((seen[failure.reason], sample_id, failure))
         seen[failure.reason] += 1
     return [(sample_id, failure) for _, sample_id, failure in sorted(ranked, key=lambda each: each[0])]
+
+
+def with_environment(terms: Outcome, given: float | None) -> Outcome:
+    """The terms' sum + what the environment gave, which is kept under its name; that alone where no term counts."""
+    if given is None:
+        return terms
+    if isinstance(terms, Invalid):
+        if terms.reason != NO_REWARD:
+            return terms
+        terms = Reward(0.0)
+    total = terms.value + given
+    if not abs(total) <= LARGEST:
+        return Invalid(NOT_FINITE, f"the sum of terms and the environment's rewards is {total}")
+    return Reward(total, (*terms.terms, (ENVIRONMENT, given)), terms.texts)
 
 
 def with_model(terms: Outcome, model: Outcome, weight: float) -> Outcome:

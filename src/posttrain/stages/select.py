@@ -37,7 +37,7 @@ class Selection:
         """
         self.batches += 1
         self._sampled += len(batch)
-        self.sampled_tokens += sum(len(each.token_ids) for group in batch for each in group.group.trajectories)
+        self.sampled_tokens += sum(each.sampled_tokens for group in batch for each in group.group.trajectories)
         if self._plan.strategy == "none":
             self.groups, self.complete = list(batch), True
             return

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posttrain.algos.kl_control import next_kl_coef
@@ -21,7 +22,7 @@ from posttrain.algos.reward_normalization import RunningMoments, normalize_rewar
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import KlRewardPlan, RewardPlan
 from posttrain.records.trajectories import Outcome, Reward, ScoredGroup, StopReason, Trajectory
-from posttrain.stages.advantage import token_rewards
+from posttrain.stages.advantage import last_tokens, token_rewards
 
 
 class RewardState:
@@ -71,8 +72,8 @@ def _shaped(outcome: Outcome, trajectory: Trajectory, plan: RewardPlan) -> Outco
         )
         outcome = Reward(outcome.value + change, (*outcome.terms, ("overlong", change)), outcome.texts)
     if plan.zero_unless_stopped and trajectory.stop_reason is StopReason.LENGTH:
-        outcome = replace(outcome, value=0.0)
-    return outcome
+        outcome = replace(outcome, value=0.0, by_turn=False)
+    return outcome if plan.by_turn else replace(outcome, by_turn=False)
 
 
 def shape_rewards(batch: SequenceBatch, plan: RewardPlan, state: RewardState) -> SequenceBatch:
@@ -80,21 +81,32 @@ def shape_rewards(batch: SequenceBatch, plan: RewardPlan, state: RewardState) ->
     and reference log-probs). Responses without a valid reward have no part in any of it. What was measured is in
     ``state.metrics``."""
     state.metrics = {}
-    batch = replace(batch, rewards=_clipped(_normalized(batch, plan, state), batch.valid, plan, state))
+    last = batch.last_rows  # a trajectory counts once, however many rows it has
+    rewards, valid = batch.rewards[last], batch.valid[last]
+    shaped = _clipped(_normalized(rewards, valid, batch.group_index[last], plan, state), valid, plan, state)
+    batch = _with_rewards(batch, shaped[last.long().cumsum(0) - last.long()])
     return _less_divergence(batch, plan.kl, state) if plan.kl.coef else batch
 
 
-def _normalized(batch: SequenceBatch, plan: RewardPlan, state: RewardState) -> Tensor:
+def _with_rewards(batch: SequenceBatch, rewards: Tensor) -> SequenceBatch:
+    """The batch with other rewards [B]. Where rewards stand on tokens, the change is put on the last token of the trajectory:
+    turns keep what they were given."""
+    if batch.token_rewards is None:
+        return replace(batch, rewards=rewards)
+    change = torch.where(batch.last_rows, rewards - batch.rewards, 0.0)
+    placed = batch.token_rewards + torch.where(last_tokens(batch), change[:, None], 0.0)
+    return replace(batch, rewards=rewards, token_rewards=placed)
+
+
+def _normalized(rewards: Tensor, valid: Tensor, groups: Tensor, plan: RewardPlan, state: RewardState) -> Tensor:
     """The run's moments take the step's rewards in first, so that the first step has something to be measured by."""
     if plan.normalize_mean == plan.normalize_std == "none":
-        return batch.rewards
+        return rewards
     if "running" in (plan.normalize_mean, plan.normalize_std):
-        state.moments = state.moments.with_rewards(batch.rewards[batch.valid])
+        state.moments = state.moments.with_rewards(rewards[valid])
         state.metrics["reward/running_mean"] = state.moments.mean
         state.metrics["reward/running_std"] = state.moments.std
-    return normalize_rewards(
-        batch.rewards, batch.valid, batch.group_index, state.moments, mean=plan.normalize_mean, std=plan.normalize_std
-    )
+    return normalize_rewards(rewards, valid, groups, state.moments, mean=plan.normalize_mean, std=plan.normalize_std)
 
 
 def _clipped(rewards: Tensor, valid: Tensor, plan: RewardPlan, state: RewardState) -> Tensor:
@@ -123,4 +135,6 @@ def _less_divergence(batch: SequenceBatch, plan: KlRewardPlan, state: RewardStat
         state.kl_coef = next_kl_coef(
             state.kl_coef, measured, sequences, target_kl=plan.target, horizon=plan.horizon_sequences
         )
-    return replace(batch, token_rewards=rewards, rewards=rewards.sum(dim=1))
+    # What a trajectory is worth, on each of its rows: the sum over them.
+    whole = torch.zeros_like(batch.rewards).index_add(0, batch.trajectories, rewards.sum(dim=1))
+    return replace(batch, token_rewards=rewards, rewards=whole[batch.trajectories])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from posttrain.algos.validation import mean_over_prompts, pass_at, sample_statistics, subset_sizes
 from posttrain.records.trajectories import Invalid, Outcome, Reward, ScoredGroup
+from posttrain.stages.measure import environment_means
 
 PASS_SCORE = 1.0  # a response with at least this reward is right
 ANSWER = "pred"  # the text beside a score that says which answer was found; verl's name
@@ -18,8 +19,12 @@ def validation_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for source, members in by_source(groups).items():
         found = source_metrics(members, [prompt_metrics(group.outcomes) for group in members])
-        lengths = [len(trajectory.token_ids) for group in members for trajectory in group.group.trajectories]
+        lengths = [trajectory.sampled_tokens for group in members for trajectory in group.group.trajectories]
         found["length_mean"] = sum(lengths) / len(lengths)
+        episodes = [each for group in members for each in group.group.trajectories if each.turn_texts]
+        if episodes:
+            found["turns_mean"] = sum(episode.turn_count for episode in episodes) / len(episodes)
+            found |= {f"environment/{name}": value for name, value in environment_means(episodes).items()}
         metrics |= {f"validation/{source}/{name}": value for name, value in found.items()}
     return metrics
 

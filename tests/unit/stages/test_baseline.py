@@ -69,7 +69,7 @@ class Scorer:
 def baseline(sampler: Sampler, plan: RewardPlan) -> list[float]:
     # the group of a stands in two places (a filter that replaces), and is one prompt
     groups = [ScoredGroup(group=group(name), outcomes=(Reward(0.0), Reward(0.0))) for name in ("a", "b", "c", "a")]
-    roles: Any = SimpleNamespace(policy=SimpleNamespace(version=0), rollout=sampler, reward_model=None)
+    roles: Any = SimpleNamespace(policy=SimpleNamespace(version=0), rollout=sampler, reward_model=None, worlds=None)
     batch = add_greedy_rewards(assemble(groups), roles, Scorer(), groups, SAMPLING, plan)
     assert batch.greedy_rewards is not None
     return [str(value) if math.isnan(value) else value for value in batch.greedy_rewards.tolist()]  # type: ignore[misc]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.stages.health import SILENCE, WATCHED, Health
+from posttrain.stages.health import SILENCE, WATCHED, WATCHED_SFT, Health
 
 # The demo (GRPO, SmolLM2-135M, 40 steps) with three seeds, as it ran: held-out accuracy 0.46 -> 0.80, 0.46 -> 0.82, 0.48 -> 0.82.
 RECORDED: list[dict[str, list[float]]] = json.loads((Path(__file__).parent / "data/demo_runs.json").read_text())
@@ -38,6 +38,7 @@ FAULTS = {
     "length pays": ({"response/length_mean": 40.0}, "responses are getting much longer: response/length_mean is 40"),
     "template without its end": ({"response/length_mean": 2.0}, "responses are getting much shorter"),
     "one answer for all": ({"response/most_common_share": 0.9}, "most prompts get the same answer"),
+    "template without the question": ({"prompt/distinct_share": 0.25}, "different prompts read the same"),
     "gradient": ({"policy/grad_norm": 60.0}, "the gradient has jumped: policy/grad_norm is 60, and was about 2."),
 }
 
@@ -72,3 +73,33 @@ def test_every_rule_has_a_fault_that_raises_it() -> None:
 
 def test_a_step_without_a_metric_is_passed_over() -> None:
     assert Health().look(1, {}, []) == []
+
+
+# Loss, gradient norm and learned tokens of a healthy beginning of supervised fine-tuning, and what a fault changes.
+LEARNING = [(2.1, 3.0, 500.0), (1.9, 2.6, 540.0), (1.95, 4.1, 480.0), (1.7, 2.2, 510.0), (1.6, 9.0, 90.0)]
+SFT_FAULTS = {
+    "the loss has jumped": {"policy/loss": 5.0},
+    "the gradient has jumped": {"policy/grad_norm": 30.0},
+    "next to nothing is there to be learned": {"data/learned_tokens": 0.0},
+}
+
+
+def learning(changes: dict[str, float]) -> list[str]:
+    """The alarms of five healthy steps and one with changes."""
+    health, alarms = Health(WATCHED_SFT), []
+    names = ("policy/loss", "policy/grad_norm", "data/learned_tokens")
+    for step, values in enumerate([*LEARNING, LEARNING[-1]], 1):
+        metrics = dict(zip(names, values, strict=True)) | (changes if step > len(LEARNING) else {})
+        alarms += health.look(step, metrics, IDS, place="the training files")
+    return alarms
+
+
+@pytest.mark.parametrize("said", SFT_FAULTS)
+def test_faults_of_supervised_fine_tuning_are_told_at_once(said: str) -> None:
+    [alarm] = learning(SFT_FAULTS[said])
+    assert alarm.startswith(f"step 6: {said}: ") and alarm.endswith("Look at a, b, c in the training files")
+
+
+def test_supervised_fine_tuning_that_goes_well_raises_no_alarm() -> None:
+    assert learning({}) == []
+    assert {watched.what for watched in WATCHED_SFT} == set(SFT_FAULTS)

@@ -25,7 +25,14 @@ from posttrain.records.trajectories import (
 )
 from posttrain.stages.advantage import estimate_advantages
 from posttrain.stages.assemble import assemble
-from posttrain.stages.measure import advantage_metrics, critic_metrics, gap_metrics, length_metrics, reward_metrics
+from posttrain.stages.measure import (
+    advantage_metrics,
+    critic_metrics,
+    gap_metrics,
+    length_metrics,
+    reward_metrics,
+    staleness_metrics,
+)
 from posttrain.stages.samples import write_samples
 from posttrain.stages.validate import answer_of, prompt_metrics, validation_metrics
 
@@ -87,6 +94,28 @@ def test_length_metrics_by_hand() -> None:
     assert metrics["response/truncated_share"] == 2 / 6
     assert metrics["prompt/length_mean"] == metrics["prompt/length_min"] == metrics["prompt/length_max"] == 2
     assert (metrics["step/prompts"], metrics["step/sequences"], metrics["step/response_tokens"]) == (2, 6, 18)
+
+
+def test_prompts_that_read_the_same_are_counted_once() -> None:
+    def prompts(*given: tuple[str, tuple[int, ...]]) -> float:
+        groups = [make_scored([Reward(0.0)], [1], name=name, token_ids=ids) for name, ids in given]
+        return length_metrics(groups)["prompt/distinct_share"]
+
+    assert prompts(("a", (1, 2)), ("b", (1, 3))) == 1
+    assert prompts(("a", (1, 2)), ("b", (1, 2)), ("c", (1, 2)), ("d", (1, 4))) == 2 / 4
+    assert prompts(("a", (1, 2)), ("a", (1, 2))) == 1  # one group that a filter has copied
+
+
+def test_staleness_is_counted_in_updates() -> None:
+    """GROUPS were sampled at version 3."""
+    newer = make_scored([Reward(0.0)], [1])
+    newer = replace(
+        newer, group=replace(newer.group, trajectories=(replace(newer.group.trajectories[0], policy_version=5),))
+    )
+    assert staleness_metrics([*GROUPS, newer], 5) == {
+        "rollout/staleness_mean": 6 * 2 / 7,  # six of them are 2 behind, one is not
+        "rollout/staleness_max": 2.0,
+    }
 
 
 def test_gap_is_over_response_tokens_only() -> None:
@@ -202,6 +231,7 @@ def test_samples_of_a_training_step(tmp_path: Path) -> None:
         "advantage": pytest.approx(0.70711, abs=1e-4),
         "stop_reason": "eos",
         "policy_version": 3,
+        "prompt_tokens": 2,
         "response_tokens": 1,
     }
     assert samples[2]["invalid"] == {"reason": "exception", "detail": "boom"}

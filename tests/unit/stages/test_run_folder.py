@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,25 @@ def test_the_run_that_a_checkpoint_by_name_belongs_to_is_compared(tmp_path: Path
         said = "there is no folder" if origin == "gone" else "had policy.optimizer.lr 1e-05"
         with pytest.raises(ConfigError, match=said):
             RunFolder(RunConfig.model_validate(tree)).check(holds_checkpoint=False)
+
+
+def test_what_rounds_otherwise_is_told(tmp_path: Path) -> None:
+    request = config(tmp_path)
+    RunFolder(request).begin(first_step=1, total_steps=4, device="cpu")
+    path = tmp_path / "run/run.json"
+    about = json.loads(path.read_text())
+    assert RunFolder(request).begin(first_step=2, total_steps=4, device="cpu") == []
+    about["cpu_threads"] += 6
+    about["versions"] |= {"torch": "2.11.0", "python": "3.11.0"}
+    path.write_text(json.dumps(about))
+    threads, torch = about["cpu_threads"] - 6, version("torch")
+    told = RunFolder(request).begin(first_step=3, total_steps=4, device="cpu")
+    assert told == [
+        f"cpu_threads {threads + 6} -> {threads}, which may round otherwise than until now",
+        f"versions.torch 2.11.0 -> {torch}, which may round otherwise than until now",
+    ]
+    assert json.loads(path.read_text())["resumes"][-1]["changed"] == told
+    assert not (tmp_path / "run/config.until_step_2.yaml").exists()  # the configuration is the same
+    path.write_text(json.dumps(about | {"device": "cuda"}))
+    told = RunFolder(request).begin(first_step=3, total_steps=4, device="cuda")
+    assert [line.split()[0] for line in told] == ["versions.torch"]  # threads do not matter there

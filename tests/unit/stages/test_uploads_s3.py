@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import fsspec
 import pytest
-from moto.s3.models import s3_backends
+from moto.s3.exceptions import InvalidPart
+from moto.s3.models import S3Backend, s3_backends
 from moto.server import ThreadedMotoServer
 from uploading import Loader, Policy, save, uploading, whole
 
@@ -21,6 +23,7 @@ from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.remote import checkpoints_in
 
 URL = "s3://bucket/team/run"
+LARGE = 101 << 20  # bytes; files of 100 MiB and more are sent in parts
 
 
 class Server:
@@ -149,3 +152,46 @@ def test_a_server_that_is_gone_from_the_start(tmp_path: Path, server: Server) ->
     assert said[0].startswith(f"{URL} cannot be reached now (Could not connect")
     assert time.monotonic() - start < 30
     server.start()
+
+
+class LargePolicy(Policy):
+    """Its file is sent in three parts, of 50 MiB at most; on the disk it is a hole with a number at its end."""
+
+    def save(self, folder: Path, *, optimizer: bool = True) -> None:
+        with (folder / "model.safetensors").open("wb") as file:
+            file.truncate(LARGE - 3)
+            file.seek(LARGE - 3)
+            file.write(str(self.value).encode())
+
+    def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
+        with (folder / "model.safetensors").open("rb") as file:
+            file.seek(LARGE - 3)
+            self.value = int(file.read())
+
+
+@pytest.mark.slow
+def test_a_file_that_is_sent_in_parts(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second part fails: there is no checkpoint there then, and the next upload is whole."""
+    checkpoints, said = uploading(tmp_path / "first", URL)
+    upload_part, parts = S3Backend.upload_part, []
+
+    def failing(self: S3Backend, bucket: str, upload: str, part: int, *rest: Any, **more: Any) -> Any:
+        parts.append(part)
+        if part == 2 and parts.count(2) == 1:
+            raise InvalidPart
+        return upload_part(self, bucket, upload, part, *rest, **more)
+
+    monkeypatch.setattr(S3Backend, "upload_part", failing)
+    checkpoints.save(1, LargePolicy(111), Loader(1))  # type: ignore[arg-type]
+    checkpoints.finish_uploads(60)
+    assert said[0].startswith(f"the upload of global_step_1 to {URL} failed: ")
+    assert whole(URL) == []
+    checkpoints.save(2, LargePolicy(222), Loader(2))  # type: ignore[arg-type]
+    checkpoints.finish_uploads(60)
+    assert sorted(parts[-6:]) == [1, 1, 2, 2, 3, 3]
+    assert whole(URL) == [1, 2]
+    (listed,) = boto3.client("s3").list_objects_v2(Bucket="bucket", Prefix="team/run/global_step_2/policy")["Contents"]
+    assert listed["Size"] == LARGE
+    policy = LargePolicy()
+    assert Checkpoints(tmp_path / "second", origin=URL).restore(policy, Loader(), lambda said: None) == 2  # type: ignore[arg-type]
+    assert policy.value == 222
