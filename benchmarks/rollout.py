@@ -202,18 +202,16 @@ class Native:
         )
 
     def sample(self, prompts: list[list[int]], lengths: list[int], seed: int) -> tuple[list[list[int]], Any]:
-        from posttrain.records.prompts import Prompt
-        from posttrain.records.trajectories import SamplingParams, StopReason
+        from posttrain.interfaces.rollout_engine import Request
+        from posttrain.records.trajectories import SamplingParams
 
-        wanted = {f"{n // SAMPLES}/{n % SAMPLES}": length for n, length in enumerate(lengths)}
-        self.engine._stop_reason = lambda request, token, sampling: (
-            StopReason.LENGTH if len(request.token_ids) >= wanted[request.sample_id] else None
-        )
-        groups = self.engine.generate(
-            [Prompt(prompt_id=str(n), token_ids=tuple(ids), text="", data_source="") for n, ids in enumerate(prompts)],
-            SamplingParams(samples_per_prompt=SAMPLES, max_response_tokens=max(lengths), seed=seed),
-        )
-        samples = [one for group in groups for one in group.trajectories]
+        sampling = SamplingParams(max_response_tokens=max(lengths), ignore_eos=True, seed=seed)
+        ended: dict[str, Any] = {}
+        with self.engine.open_stream(sampling) as stream:
+            stream.submit([Request(str(n), tuple(prompts[n // SAMPLES]), length) for n, length in enumerate(lengths)])
+            while more := stream.wait(math.inf):
+                ended |= {one.sample_id: one for one in more}
+        samples = [ended[str(n)] for n in range(len(lengths))]
         return [list(one.token_ids) for one in samples], [list(one.logprobs) for one in samples]
 
     def score(self, prompts: list[list[int]], responses: list[list[int]]) -> list[list[float]]:

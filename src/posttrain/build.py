@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.backends.environments.start import start_worlds
 from posttrain.backends.tracking.jsonl import Jsonl
 from posttrain.config import RunConfig
 from posttrain.config.model import ModelConfig
+from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rollout import SamplingConfig
+from posttrain.data.episodes import training_episodes, validation_episodes
 from posttrain.data.loader import ShuffledLoader
-from posttrain.data.prompts import load_prompts
+from posttrain.data.prompts import PromptSet, load_prompts
+from posttrain.data.token_texts import token_texts_of
 from posttrain.errors import ConfigError, ModelError, Problem
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.tracker import Tracker, Uploader
@@ -25,6 +30,7 @@ from posttrain.loops.relay import Relay
 from posttrain.loops.trackers import Trackers
 from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
 from posttrain.placement.batch import needs_old_logprobs, plan_batches
+from posttrain.placement.roles import runtime_of
 from posttrain.records.plans import (
     AdvantagePlan,
     BatchPlan,
@@ -33,6 +39,7 @@ from posttrain.records.plans import (
     GroupFilterPlan,
     KlRewardPlan,
     LossPlan,
+    ProfilePlan,
     RewardPlan,
     RolloutCorrectionPlan,
     UpdatePlan,
@@ -42,6 +49,8 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.rejection import rejection_rules
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, RUNTIMES, TRACKERS
+from posttrain.rewards.no_terms import NothingToScore
+from posttrain.rewards.scorer import Scorer
 from posttrain.rewards.served import start_scorer
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.lock import only_trainer
@@ -61,7 +70,7 @@ def train_run(config: RunConfig, *, allow_config_change: bool = False) -> Path:
     )
     with only_trainer(folder.path, *([folder.checkpoints] if config.checkpoint.folder else [])) as notes:
         folder.check(holds_checkpoint=checkpoints.exist(), allow_config_change=allow_config_change)
-        with closing(start_scorer(config.reward)) as scorer:
+        with closing(run_scorer(config)) as scorer:
             return _train(config, folder, checkpoints, notes, scorer)
 
 
@@ -70,9 +79,12 @@ def _train(
 ) -> Path:
     import_modules(config.model.external_modules)
     tokenizer = load_tokenizer(config.model)
-    training = load_prompts(config.data.train_files, config.data, tokenizer, what="training")
+    if config.environment.train_episodes is not None:
+        training = PromptSet.generated(training_episodes(config.environment))
+    else:
+        training = load_prompts(config.data.train_files, config.data, tokenizer, what="training")
     overlong = training.overlong_message("training")
-    validation: Sequence[Prompt] = []
+    validation: Sequence[Prompt] = validation_episodes(config.environment)[: config.validation.max_prompts]
     if config.data.validation_files:
         held_out = load_prompts(config.data.validation_files, config.data, tokenizer, what="validation")
         validation = held_out.prompts[: config.validation.max_prompts]
@@ -85,39 +97,47 @@ def _train(
     loader = ShuffledLoader(
         training_prompts, config.data.prompts_per_step, seed=order_seed, shuffle=config.data.shuffle
     )
-    check_fit(config, training_prompts, validation)
+    positions = check_fit(config, training_prompts, validation)
     if batches.critic:
         check_critic_fits(config, tokenizer, training_prompts)
     plan = run_plan(config, batches, validation)
     trackers = Trackers([Jsonl(folder.path)], [tracker(name, folder.path) for name in config.tracking.trackers])
 
-    roles = RUNTIMES.get("inprocess")().start(config, batches, tokenizer)
-    rewards = RewardState(plan.step.reward.kl)
-    first_step = checkpoints.restore(roles.policy, loader, trackers.message, roles.critic, rewards) + 1
-    scorer.keep_in(folder.path)
-    begin_run(
-        config,
-        folder,
-        checkpoints,
-        trackers,
-        first_step=first_step,
-        total_steps=plan.total_steps,
-        device=roles.device,
-        notes=[*notes, *overlong, *roles.notes],
-    )
-    with under_way(config, folder, checkpoints, trackers) as stop:
-        rl_sync.run(
-            roles,
-            scorer,
-            loader,
-            plan,
-            rewards=rewards,
-            first_step=first_step,
-            folder=folder.path,
-            checkpoints=checkpoints,
-            trackers=trackers,
-            stop=stop,
+    with ExitStack() as started:
+        roles = started.enter_context(
+            closing(RUNTIMES.get(runtime_of(config.placement))().start(config, batches, tokenizer))
         )
+        if config.environment.used:
+            worlds = start_worlds(config, tokenizer, positions, [*training_prompts, *validation])
+            started.callback(worlds.host.close)
+            roles = replace(roles, worlds=worlds)
+        rewards = RewardState(plan.step.reward.kl)
+        first_step = checkpoints.restore(roles.policy, loader, trackers.message, roles.critic, rewards) + 1
+        scorer.keep_in(folder.path)
+        begin_run(
+            config,
+            folder,
+            checkpoints,
+            trackers,
+            first_step=first_step,
+            total_steps=plan.total_steps,
+            device=roles.device,
+            notes=[*notes, *overlong, *roles.notes],
+        )
+        with under_way(config, folder, checkpoints, trackers) as stop:
+            rl_sync.run(
+                roles,
+                scorer,
+                loader,
+                plan,
+                rewards=rewards,
+                first_step=first_step,
+                folder=folder.path,
+                checkpoints=checkpoints,
+                trackers=trackers,
+                stop=stop,
+                token_texts=token_texts_of(tokenizer),
+            )
     return folder.path
 
 
@@ -127,8 +147,15 @@ def tracker(name: str, folder: Path) -> Tracker:
     return Relay(name, made, folder) if isinstance(made, Uploader) else made
 
 
-def check_fit(config: RunConfig, training: Sequence[Prompt], validation: Sequence[Prompt]) -> None:
-    """Whether the model can read the prompts and has positions for them and their responses.
+def run_scorer(config: RunConfig) -> Scorer:
+    """Raises: ConfigError with the problems of all terms."""
+    if config.environment.used and not config.reward.terms and config.reward.model is None:
+        return NothingToScore()
+    return start_scorer(config.reward)
+
+
+def check_fit(config: RunConfig, training: Sequence[Prompt], validation: Sequence[Prompt]) -> float:
+    """Whether the model can read the prompts and has positions for them and their responses. Returns its positions.
 
     Raises: ConfigError. Rotary embeddings would go on beyond the last position, with a model that never saw one there.
     """
@@ -136,7 +163,7 @@ def check_fit(config: RunConfig, training: Sequence[Prompt], validation: Sequenc
     override_config(whole, config.model.config_overrides)
     model = whole.get_text_config()
     problems = []
-    highest = max(max(prompt.token_ids) for prompt in [*training, *validation])
+    highest = max((max(prompt.token_ids, default=0) for prompt in [*training, *validation]), default=0)
     if highest >= model.vocab_size:
         what = f"the tokenizer makes token id {highest}, and the model knows {model.vocab_size} tokens"
         field = "model.tokenizer_path" if config.model.tokenizer_path else "model.path"
@@ -158,6 +185,7 @@ def check_fit(config: RunConfig, training: Sequence[Prompt], validation: Sequenc
             problems.append(Problem(text, fix=fix, field=field))
     if problems:
         raise ConfigError(problems)
+    return positions
 
 
 def check_critic_fits(config: RunConfig, tokenizer: PreTrainedTokenizerBase, training: Sequence[Prompt]) -> None:
@@ -250,10 +278,25 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         validate_after=config.validation.after_training,
         save_every=config.checkpoint.every_steps,
         save_at_end=config.checkpoint.at_end,
+        save_in_background=config.checkpoint.background,
         export_every=config.checkpoint.export_every_steps,
         export_folder=Path(config.checkpoint.export_folder or Path(config.folder) / "exports"),
         samples_every=config.tracking.samples_every_steps,
+        batches_every=config.tracking.batches_every_steps,
         critic_warmup_steps=batches.critic.warmup_steps if batches.critic else 0,
+        profile=profile_plan(config.profiling),
+    )
+
+
+def profile_plan(config: ProfilingConfig) -> ProfilePlan:
+    return ProfilePlan(
+        steps=None if config.steps == "all" else tuple(config.steps),
+        phases=tuple(config.phases),
+        operators=config.operators,
+        shapes=config.shapes,
+        stacks=config.stacks,
+        memory=config.memory,
+        folder=Path(config.folder) if config.folder is not None else None,
     )
 
 
@@ -265,6 +308,7 @@ def reward_plan(config: RunConfig) -> RewardPlan:
         overlong_buffer_tokens=reward.overlong_buffer_tokens,
         overlong_penalty=reward.overlong_penalty,
         zero_unless_stopped=reward.zero_unless_stopped,
+        by_turn=reward.by_turn,
         normalize_mean=reward.normalize_mean,
         normalize_std=reward.normalize_std,
         clip=reward.clip,

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.runtime.inprocess import start_sft
 from posttrain.backends.tracking.jsonl import Jsonl
-from posttrain.build import tracker
+from posttrain.build import profile_plan, tracker
 from posttrain.config.sft import SftConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.own_dataset import load_own_texts
@@ -79,6 +79,7 @@ def _train(config: SftConfig, folder: RunFolder, checkpoints: Checkpoints, notes
             loader,
             plan,
             first_step=first_step,
+            folder=folder.path,
             checkpoints=checkpoints,
             trackers=trackers,
             notices=notices,
@@ -110,8 +111,10 @@ def run_plan(config: SftConfig, batches: SftBatchPlan, validation: Sequence[Text
         validate_after=config.validation.after_training,
         save_every=cadence(config.checkpoint.every_steps, config.checkpoint.each_epoch),
         save_at_end=config.checkpoint.at_end,
+        save_in_background=config.checkpoint.background,
         export_every=config.checkpoint.export_every_steps,
         export_folder=Path(config.checkpoint.export_folder or Path(config.folder) / "exports"),
+        profile=profile_plan(config.profiling),
     )
 
 

@@ -20,16 +20,23 @@ T = TypeVar("T")
 
 # The package extra that brings a third-party library, by the library's import name.
 EXTRAS = {
+    "bm25s": "search",
+    "gymnasium": "gymnasium",
     "httpx2": "http",
     "langdetect": "ifeval",
     "liger_kernel": "liger",
     "math_verify": "math",
     "mlflow": "mlflow",
     "peft": "lora",
+    "ray": "ray",
     "reasoning_gym": "tasks",
     "s3fs": "s3",
+    "skyrl_gym": "skyrl-gym",
+    "starlette": "serve",
     "swanlab": "swanlab",
     "tensorboard": "tensorboard",
+    "textual": "show",
+    "uvicorn": "serve",
     "wandb": "wandb",
 }
 
@@ -122,6 +129,8 @@ def missing_library(library: str, needed_by: str) -> Problem:
 ADVANTAGES = Registry("advantage estimator", "posttrain.algos.advantages")
 POLICY_LOSSES = Registry("policy loss", "posttrain.algos.losses")
 REWARDS = Registry("reward", "posttrain.rewards.scorers")
+ENVS = Registry("environment", "posttrain.envs")
+TOOLS = Registry("tool", "posttrain.envs.tools")
 TRAIN_ENGINES = Registry("training engine", "posttrain.backends.train")
 VALUE_ENGINES = Registry("critic engine", "posttrain.backends.train")
 ROLLOUT_ENGINES = Registry("rollout engine", "posttrain.backends.rollout")

@@ -9,7 +9,9 @@ starts at 0 and is nothing but updates, while other weights hide theirs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,16 +22,19 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from posttrain.backends.torch_training.critic import ValueModel
 from posttrain.backends.torch_training.policy import PolicyModel
-from posttrain.backends.train.fsdp import FsdpTrainEngine
+from posttrain.backends.train.fsdp import FsdpTrainEngine, FsdpValueEngine
 from posttrain.backends.train.fsdp.sharding import FsdpSharding, load_parts, save_parts
-from posttrain.backends.train.local import LocalTrainEngine
+from posttrain.backends.train.local import LocalTrainEngine, LocalValueEngine
 from posttrain.config.lora import LoraConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.lora import add_adapter, merged_weights
+from posttrain.models.value_head import load_value_model
+from posttrain.placement.sharding import FsdpSettings
 from posttrain.records.batches import SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan
+from posttrain.records.plans import LossPlan, ValueLossPlan
 
 PLAN = LossPlan(
     name="ppo_clip",
@@ -181,58 +186,191 @@ def test_merged_adapter_scores_as_the_unmerged_one(tiny_qwen: Path) -> None:
 # --------------------------------------------------------------------------------------------------- several processes
 
 
-def in_process(rank: int, ranks: int, folder: Path, out: Path, dtype: torch.dtype, adapter: bool) -> None:
-    """One of ``ranks`` processes: the same updates, its parts saved and read back, everything saved once."""
+class Shared(NamedTuple):
+    """A way of sharing a model out over processes; the way it is computed is the plainest."""
+
+    ranks: int = 2
+    settings: dict[str, Any] = {}  # of FsdpSettings; without shard, over all
+    sequence: int = 1
+    dtype: torch.dtype = torch.float32
+    adapter: bool = False
+    micro: int = 5
+    checkpointing: bool = False
+    resumes: bool = False  # whether saving and loading are looked at, too
+
+    @property
+    def sharding(self) -> FsdpSharding:
+        settings = FsdpSettings(**({"shard": self.ranks} | self.settings))
+        return FsdpSharding("cpu", param_dtype=self.dtype, settings=settings, sequence=self.sequence)
+
+
+SHARED = {
+    "1": Shared(1, resumes=True),
+    "2": Shared(resumes=True),
+    "2, bfloat16": Shared(dtype=torch.bfloat16, resumes=True),
+    "2, adapter": Shared(adapter=True, resumes=True),
+    "hybrid 2x1": Shared(settings={"shard": 1, "replicas": 2}, resumes=True),
+    "2, gathered until the backward pass": Shared(settings={"reshard_after_forward": False}),
+    "2, parts on the CPU": Shared(settings={"cpu_offload": True}),
+    "2, as one unit": Shared(settings={"one_unit": True}),
+    "2, units by size, gathered early": Shared(settings={"smallest_unit": 1000, "forward_prefetch": True}),
+    "2, units by name": Shared(settings={"layers": ("Qwen3MLP", "Qwen3DecoderLayer")}),
+    "sequence 2": Shared(sequence=2),
+    "sequence 2, one sequence at a time": Shared(
+        sequence=2, micro=1
+    ),  # a stretch without a response token: a prompt of 13 to 3
+    "sequence 2, checkpointing": Shared(sequence=2, checkpointing=True),
+    "sequence 2, bfloat16": Shared(sequence=2, dtype=torch.bfloat16),
+    "hybrid 2x2, sequence 2": Shared(4, settings={"shard": 2, "replicas": 2}, sequence=2),
+    "sequence 4": Shared(4, sequence=4),  # 2 key/value heads: each on two processes
+    "4, regathered from 2": Shared(4, settings={"reshard_after_forward": 2}),
+}
+
+
+def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
+    """One of ``ranks`` processes: for every way the same updates, its parts saved and read back, everything saved once."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=rank, world_size=ranks)
     try:
-        engine, again = (
-            make_engine(
-                folder, FsdpTrainEngine, adapter=adapter, micro=5, sharding=FsdpSharding("cpu", param_dtype=dtype)
-            )
-            for _ in range(2)
-        )
-        found = run(engine)
-        parts = {name: weight.detach() for name, weight in engine._masters.parameters.items()}
-        save_parts(parts, out / "parts")
-        empty = {name: torch.zeros_like(part) for name, part in parts.items()}
-        load_parts(empty, out / "parts")
-        same = all(torch.equal(empty[name].to_local(), parts[name].to_local()) for name in parts)
-        (out / "saved").mkdir(exist_ok=True)
-        engine.save(out / "saved")
-        again.load(out / "saved")
-        batch = make_batch(7)
-        following = []
-        for each in (engine, again):
-            stats = each.forward_backward(batch, PLAN, batch.counts())
-            following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
-        torch.save(found._asdict(), out / f"{rank}.pt")
-        (out / f"{rank}.json").write_text(json.dumps({"parts": same, "following": following}))
+        for name, way in SHARED.items():
+            if way.ranks != ranks or (way.adapter and not find_spec("peft")):
+                continue
+            place = out / name
+            if rank == 0:
+                (place / "saved").mkdir(parents=True)
+            dist.barrier()
+            updates_of(way, folder, place, rank)
+        values = value_updates(folder, FsdpValueEngine, sharding=FsdpSharding("cpu", param_dtype=torch.float32))
+        torch.save(values, out / f"values-{rank}.pt")
+        if ranks == 2:
+            together = FsdpSharding("cpu", param_dtype=torch.float32, sequence=2)
+            torch.save(full_kl_updates(folder, FsdpTrainEngine, sharding=together), out / f"full-{rank}.pt")
     finally:
         dist.destroy_process_group()
 
 
+def updates_of(way: Shared, folder: Path, out: Path, rank: int) -> None:
+    def make() -> PolicyModel:
+        return make_engine(
+            folder,
+            FsdpTrainEngine,
+            adapter=way.adapter,
+            micro=way.micro,
+            gradient_checkpointing=way.checkpointing,
+            sharding=way.sharding,
+        )
+
+    engine = make()
+    torch.save(run(engine)._asdict(), out / f"{rank}.pt")
+    if not way.resumes:
+        return
+    parts = {name: weight.detach() for name, weight in engine._masters.parameters.items()}
+    save_parts(parts, out / "parts")
+    empty = {name: torch.zeros_like(part) for name, part in parts.items()}
+    load_parts(empty, out / "parts")
+    same = all(torch.equal(empty[name].to_local(), parts[name].to_local()) for name in parts)
+    engine.save(out / "saved")
+    again = make()
+    again.load(out / "saved")
+    batch = make_batch(7)
+    following = []
+    for each in (engine, again):
+        stats = each.forward_backward(batch, PLAN, batch.counts())
+        following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
+    (out / f"{rank}.json").write_text(json.dumps({"parts": same, "following": following}))
+
+
+def value_updates(folder: Path, kind: type[ValueModel], **how: Any) -> tuple[list[float], list[float], Tensor]:
+    """Losses and gradient norms of two updates of a critic, and its values after them."""
+    engine = kind(
+        load_value_model(str(folder), dtype=torch.float32),
+        AutoTokenizer.from_pretrained(folder),
+        optimizer=OptimizerConfig(lr=1e-2, eps=1e-3),
+        learning_rate_factor=lambda update: 1.0,
+        sequences_per_micro_batch=5,
+        **how,
+    )
+    losses, norms = [], []
+    for seed in range(2):
+        batch = make_batch(seed)
+        batch = replace(
+            batch,
+            returns=batch.advantages,
+            sequences=replace(batch.sequences, values=engine.values(batch.sequences)),
+        )
+        plan = ValueLossPlan(value_clip=0.5, aggregation="token_mean")
+        losses.append(engine.forward_backward(batch, plan, batch.counts()).loss)
+        norms.append(engine.optimizer_step().grad_norm)
+    return losses, norms, engine.values(make_batch(2).sequences)
+
+
+def full_kl_updates(folder: Path, kind: type[PolicyModel], **how: Any) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms with the KL to a reference over the whole vocabulary, which reads what the policy reads."""
+    frozen = load_causal_lm(str(folder), dtype=torch.float32).requires_grad_(False)
+    engine = make_engine(folder, kind, micro=5, reference=PolicyModel.scorer(frozen, 5), **how)
+    losses, norms = [], []
+    for seed in range(2):
+        batch = make_batch(seed)
+        plan = replace(PLAN, kl_estimator="full")
+        losses.append(engine.forward_backward(batch, plan, batch.counts()).loss)
+        norms.append(engine.optimizer_step().grad_norm)
+    return losses, norms
+
+
+@pytest.fixture(scope="module")
+def shared_out(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The folder with what so many processes have done; they are started once."""
+    done: dict[int, Path] = {}
+
+    def folder(ranks: int) -> Path:
+        if ranks not in done:
+            out = tmp_path_factory.mktemp(f"ranks-{ranks}")
+            mp.spawn(in_process, (ranks, tiny_qwen, out), nprocs=ranks)
+            done[ranks] = out
+        return done[ranks]
+
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "dtype", "adapter"),
-    [(1, torch.float32, False), (2, torch.float32, False), (2, torch.bfloat16, False), (2, torch.float32, True)],
-    ids=str,
-)
+@pytest.mark.parametrize("name", SHARED)
 def test_shared_out_over_processes(
-    tiny_qwen: Path, tmp_path: Path, wanted: dict[Any, Outcome], ranks: int, dtype: torch.dtype, adapter: bool
+    tiny_qwen: Path, wanted: dict[Any, Outcome], shared_out: Callable[[int], Path], name: str
 ) -> None:
-    if adapter:
+    way = SHARED[name]
+    if way.adapter:
         pytest.importorskip("peft")
-    mp.spawn(in_process, (ranks, tiny_qwen, tmp_path, dtype, adapter), nprocs=ranks)
-    for rank in range(ranks):
-        assert_alike(Outcome(**torch.load(tmp_path / f"{rank}.pt")), wanted[dtype, adapter], TOLERANCE[dtype])
-        told = json.loads((tmp_path / f"{rank}.json").read_text())
+    folder, tolerance = shared_out(way.ranks) / name, TOLERANCE[way.dtype]
+    for rank in range(way.ranks):
+        assert_alike(Outcome(**torch.load(folder / f"{rank}.pt")), wanted[way.dtype, way.adapter], tolerance)
+    if not way.resumes:
+        return
+    for rank in range(way.ranks):
+        told = json.loads((folder / f"{rank}.json").read_text())
         assert told["parts"], "a part read back differs from what was written"
         straight, resumed = told["following"]
         assert straight == resumed and straight[2] == 3
     # The gathered folder is the local engine's: it goes on from there.
-    local = make_engine(tiny_qwen, dtype=dtype, adapter=adapter)
-    local.load(tmp_path / "saved")
+    local = make_engine(tiny_qwen, dtype=way.dtype, adapter=way.adapter)
+    local.load(folder / "saved")
     batch = make_batch(7)
     stats = local.forward_backward(batch, PLAN, batch.counts())
-    assert stats.loss == pytest.approx(straight[0], rel=TOLERANCE[dtype])
+    assert stats.loss == pytest.approx(straight[0], rel=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_critic_shared_out(tiny_qwen: Path, shared_out: Callable[[int], Path], ranks: int) -> None:
+    losses, norms, values = value_updates(tiny_qwen, LocalValueEngine)
+    for rank in range(ranks):
+        found = torch.load(shared_out(ranks) / f"values-{rank}.pt")
+        assert found[0] == pytest.approx(losses, rel=1e-5) and found[1] == pytest.approx(norms, rel=1e-5)
+        assert (found[2] - values).norm() < 1e-5 * values.norm()
+
+
+@pytest.mark.slow
+def test_a_whole_reference_reads_stretches(tiny_qwen: Path, shared_out: Callable[[int], Path]) -> None:
+    losses, norms = full_kl_updates(tiny_qwen, LocalTrainEngine)
+    for rank in range(2):
+        found = torch.load(shared_out(2) / f"full-{rank}.pt")
+        assert found[0] == pytest.approx(losses, rel=1e-5) and found[1] == pytest.approx(norms, rel=1e-5)

@@ -19,9 +19,12 @@ from posttrain.cli import (
     generate,
     keys,
     plan,
+    replay,
     report,
     schema,
+    serve,
     sft,
+    show,
     train,
     translate,
 )
@@ -41,10 +44,13 @@ app.command("train", context_settings=OVERRIDES)(train.train)
 app.command("sft", context_settings=OVERRIDES)(sft.sft)
 app.command("generate", context_settings=OVERRIDES)(generate.generate)
 app.command("evaluate", context_settings=OVERRIDES)(evaluate.evaluate)
+app.command("serve", context_settings=OVERRIDES)(serve.serve)
 app.command("plan", context_settings=OVERRIDES)(plan.plan)
 app.command("keys")(keys.keys)
 app.command("translate", context_settings=OVERRIDES)(translate.translate)
 app.command("report")(report.report)
+app.command("show")(show.show)
+app.add_typer(replay.app, name="replay")
 app.command("export")(export.export)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.add_typer(data.app, name="data")

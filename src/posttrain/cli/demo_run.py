@@ -68,7 +68,7 @@ def run_demo(folder: Path, seed: int) -> None:
             )
     train_run(config.model_copy(update={"model": config.model.model_copy(update={"path": model})}))
 
-    report = write_report(folder)
+    report = write_report([folder])
     typer.echo("")
     typer.echo("held-out accuracy (questions never trained on)")
     for line in accuracy_table(folder):

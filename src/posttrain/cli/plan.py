@@ -15,6 +15,7 @@ PLANS = {
     "sft": "posttrain.cli.plan_sft",
     "generate": "posttrain.cli.plan_generate",
     "evaluate": "posttrain.cli.plan_evaluate",
+    "serve": "posttrain.cli.plan_plain",
 }
 
 

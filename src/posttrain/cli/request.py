@@ -16,6 +16,7 @@ from posttrain.placement.batch import plan_batches
 from posttrain.placement.files import check_run_files
 from posttrain.placement.heads import head_problems
 from posttrain.placement.plan import PlacementPlan
+from posttrain.placement.positions import check_positions, positions_warnings
 from posttrain.placement.roles import place
 from posttrain.records.plans import BatchPlan
 
@@ -91,6 +92,7 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
     if look_at_files:
         found, training, validation = _look_at_files(loaded)
         problems += loaded.further(found)
+        loaded = loaded.warned(positions_warnings(loaded.config))
     batches = None
     placement: PlacementPlan | None = None
     if not loaded.problems:
@@ -117,15 +119,26 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
     from posttrain.rewards.load import check_rewards
 
     data = loaded.config.data
-    problems = check_files(data)
+    generated = loaded.config.environment
+    problems = check_files(data, needed=generated.train_episodes is None)
     counts: list[int | None] = [None, None]
     if not problems and not loaded.problems:
         try:
-            counts = [sum(map(count_rows, files)) for files in (data.train_files, data.validation_files)]
+            counts = [
+                episodes or sum(map(count_rows, files))
+                for files, episodes in (
+                    (data.train_files, generated.train_episodes),
+                    (data.validation_files, generated.validation_episodes),
+                )
+            ]
             problems += _check_data_sources(loaded.config)
         except DataError as error:
             problems += error.problems
-    problems += [*check_rewards(loaded.config.reward), *check_run_files(loaded.config)]
+    problems += [
+        *check_rewards(loaded.config.reward),
+        *check_run_files(loaded.config),
+        *check_positions(loaded.config),
+    ]
     training, validation = counts
     if training is not None and data.max_prompts is not None:
         training = min(training, data.max_prompts)

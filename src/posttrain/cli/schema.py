@@ -11,7 +11,7 @@ from posttrain.errors import ConfigError, Problem, did_you_mean
 
 def schema(
     entry: Annotated[
-        str, typer.Option("--entry", help="Whose configuration: train, sft, generate, evaluate.")
+        str, typer.Option("--entry", help="Whose configuration: train, sft, generate, evaluate, serve.")
     ] = "train",
 ) -> None:
     """Print the JSON schema of a configuration, for editors."""

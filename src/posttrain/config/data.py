@@ -28,8 +28,8 @@ class DataConfig(Section):
     extra_info_column: str = "extra_info"
     """Column handed to reward functions as it is; may be absent."""
     extra_columns: list[str] = []
-    """Further columns that reward functions read: they are put into what the extra information holds, under their names; may
-    be absent."""
+    """Further columns that reward functions and environments read: they are put into what the extra information holds, under
+    their names; may be absent. [*] means all columns, and the file may then have no reference answer."""
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt, in tokens, after the chat template."""
     overlong_prompts: Literal["error", "filter", "truncate_left", "truncate_right", "truncate_middle"] = "error"

@@ -88,6 +88,9 @@ class RewardConfig(Section):
     """Reward lost by a response that fills the whole buffer."""
     zero_unless_stopped: bool = False
     """The reward of a response that did not end by itself is 0."""
+    by_turn: bool = True
+    """What an environment gives for a turn is the reward of that turn's last token; false puts an episode's whole reward on its
+    last token. Only estimators that look at tokens see a difference (gae, reinforce, agentic_reinforce and others)."""
     normalize_mean: Normalization = "none"
     """Subtract the mean reward of the group, of the step, or of the run so far."""
     normalize_std: Normalization = "none"

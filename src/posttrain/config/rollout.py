@@ -42,13 +42,18 @@ class RolloutConfig(SamplingConfig):
     """Time that a server has for one response, tries and waits included; a response that takes longer has failed."""
     retries: int = Field(default=3, ge=0)
     """Further tries of a request that a server fails."""
-    weight_sync: Literal["auto", "in_memory", "disk", "collective"] = "auto"
-    """How new weights get to the sampler: in_memory (native, hf), through a folder, or by a broadcast to one vLLM server; auto is
-    in_memory where the sampler shares them, and disk elsewhere."""
+    weight_sync: Literal["auto", "in_memory", "disk", "collective", "adapter", "shared_memory"] = "auto"
+    """How new weights get to the sampler: in_memory (native, hf), through a folder, by a broadcast to one vLLM server, or of a
+    LoRA adapter its tensors alone (vllm); auto is in_memory where the sampler shares them, adapter for a vLLM that the run
+    starts and a policy with LoRA, and disk elsewhere. Samplers with devices of their own in a run with workers
+    (placement.runtime=ray) get them through shared_memory (auto) or by a broadcast (collective)."""
     weight_folder: str | None = None
     """Folder through which weights go, which the samplers see under the same name; null makes a temporary one."""
     weight_bucket_mib: int = Field(default=512, ge=1)
     """Weights that are copied or broadcast at a time (a larger tensor has a bucket of its own), MiB."""
+    weight_hash_every_steps: int | None = Field(default=None, ge=1)
+    """Tell a hash of the weights that are sampled from, at the start and then at every so many steps' ends; null means never.
+    Copies are compared by such hashes at every sync in any case."""
     max_concurrent_sequences: int = Field(default=256, ge=1)
     """Sequences decoded side by side; the rest wait their turn."""
     max_prefill_tokens: int = Field(default=8192, ge=1)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import model_validator
+
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
 from posttrain.config.base import Section
 from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.data import DataConfig
+from posttrain.config.environment import SINGLE_TURN, EnvironmentConfig
 from posttrain.config.group_filter import GroupFilterConfig
 from posttrain.config.model import ModelConfig, ReferenceConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import PolicyConfig
+from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.reward import RewardConfig
 from posttrain.config.rollout import RolloutConfig, ValidationConfig
 from posttrain.config.run import RunSection
@@ -28,6 +35,8 @@ class RunConfig(Section):
     """Name, folder, seed, length."""
     rollout: RolloutConfig = RolloutConfig()
     """How responses are sampled."""
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """The worlds that the policy acts in, turn by turn."""
     reward: RewardConfig = RewardConfig()
     """How responses are scored."""
     group_filter: GroupFilterConfig = GroupFilterConfig()
@@ -48,8 +57,31 @@ class RunConfig(Section):
     """What is saved, and when."""
     tracking: TrackingConfig = TrackingConfig()
     """Where metrics and samples go."""
+    profiling: ProfilingConfig = ProfilingConfig()
+    """Profiles of chosen phases of chosen steps."""
     placement: PlacementConfig = PlacementConfig()
     """Devices."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _worlds_give_rewards(cls, values: Any) -> Any:
+        """Where environments give the rewards, there are no terms besides unless some are written; and environments get whole
+        rows, unless columns are written."""
+        environment = values.get("environment") if isinstance(values, Mapping) else None
+        if not isinstance(environment, Mapping) or not (environment.get("named") or environment.get("name")):
+            return values
+        reward, data = values.get("reward") or {}, values.get("data")
+        if environment.get("name") != SINGLE_TURN and isinstance(reward, Mapping) and "terms" not in reward:
+            values = {**values, "reward": {**reward, "terms": []}}
+        if isinstance(data, Mapping) and "extra_columns" not in data:
+            values = {**values, "data": {**data, "extra_columns": ["*"]}}
+        return values
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens before a response, at most: a prompt, or, where environments are given more room, what a turn begins with."""
+        longest = self.environment.max_context_tokens if self.environment.used else None
+        return max(self.data.max_prompt_tokens, longest or 0)
 
     @property
     def folder(self) -> str:

@@ -11,6 +11,7 @@ from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig, OptimizerConfig, ScheduleConfig
+from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.run import RunSection
 from posttrain.config.tracking import TrackingConfig
 
@@ -111,6 +112,8 @@ class SftConfig(Section):
     """What is saved, and when."""
     tracking: TrackingConfig = TrackingConfig()
     """Where metrics go."""
+    profiling: ProfilingConfig = ProfilingConfig()
+    """Profiles of chosen phases of chosen steps."""
     placement: PlacementConfig = PlacementConfig()
     """Devices."""
 

@@ -24,3 +24,6 @@ class TrackingConfig(Section):
     """Send metrics to the trackers under the names of this dialect too (docs/tracking.md); null sends ours alone."""
     samples_every_steps: int | None = Field(default=1, ge=1)
     """Write samples/step_N.jsonl every so many steps; null never."""
+    batches_every_steps: int | None = Field(default=None, ge=1)
+    """Write batches/step_N.safetensors every so many steps: the exact tokens, log-probs and rewards of the step and what was
+    made of them, from which posttrain replay makes the update again; null never."""

@@ -13,6 +13,7 @@ from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 
 SAMPLER_LOSSES = ("rollout_is",)  # the ratio is to the sampler's log-probs in any case
 WITHOUT_RATIO = ("cross_entropy", "gpg")
+OF_STEPS = ("gigpo", "step_reinforce")  # estimators whose rows are turns
 _CORRECTION = "loss.rollout_correction"
 
 
@@ -21,6 +22,8 @@ def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _correction_problems(config)
     if config.advantage.name == "gdpo":
         yield from _term_problems(config)
+    if config.advantage.name in OF_STEPS:
+        yield from _step_problems(config)
     reward = config.reward
     normalized = [name for name in ("normalize_mean", "normalize_std") if getattr(reward, name) != "none"]
     if config.advantage.name == "remax" and normalized:
@@ -30,6 +33,37 @@ def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
             fix=f"use reward.{normalized[0]}=none, or another estimator",
             field=f"reward.{normalized[0]}",
         )
+
+
+def _step_problems(config: RunConfig) -> Iterator[Problem]:
+    """Estimators that look at the turns of an episode one by one."""
+    name, environment = config.advantage.name, config.environment
+    if not environment.used:
+        yield Problem(
+            f"{name} compares the turns of episodes, and this run has no environment",
+            fix="name one (environment.name), or choose another estimator, such as advantage.name=grpo",
+            field="advantage.name",
+        )
+    elif not environment.sample_per_turn:
+        yield Problem(
+            f"{name} needs every turn as a sample of its own",
+            fix="use environment.sample_per_turn=true, or another estimator, such as advantage.name=grpo",
+            field="environment.sample_per_turn",
+        )
+    if config.reward.kl.coef:
+        yield Problem(
+            f"{name} reads the rewards of turns as the environment gave them, without a KL",
+            fix="use loss.kl_coef instead of reward.kl.coef",
+            field="reward.kl.coef",
+        )
+    for field in ("normalize_mean", "normalize_std"):
+        if getattr(config.reward, field) != "none":
+            yield Problem(
+                f"{name} reads the rewards of turns as the environment gave them, and reward.{field} would change the episode's "
+                "alone",
+                fix=f"use reward.{field}=none",
+                field=f"reward.{field}",
+            )
 
 
 def _correction_problems(config: RunConfig) -> Iterator[Problem]:

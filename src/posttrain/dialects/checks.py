@@ -10,13 +10,16 @@ from posttrain.config.base import Section
 from posttrain.config.critic import CriticConfig
 from posttrain.dialects.algorithm_checks import algorithm_problems, algorithm_warnings
 from posttrain.dialects.batch_checks import batch_problems, batch_warnings
+from posttrain.dialects.cluster_checks import cluster_problems, cluster_warnings, unbuilt_cluster
+from posttrain.dialects.environment_checks import environment_problems, environment_warnings
+from posttrain.dialects.placement_checks import placement_problems, placement_warnings
+from posttrain.dialects.profiling_checks import profiling_warnings
 from posttrain.dialects.reward_checks import reward_problems, reward_warnings
-from posttrain.dialects.rollout_checks import missing_sampler, rollout_problems, rollout_warnings
+from posttrain.dialects.rollout_checks import missing_sampler, rollout_problems, training_sampler_warnings
 from posttrain.dialects.run_checks import (
     PLANNED_TRAIN_ENGINES,
     resuming_problems,
     retention_warnings,
-    unbuilt_training,
 )
 from posttrain.dialects.tracking_checks import tracking_problems, tracking_warnings
 from posttrain.dialects.training_checks import training_problems, training_warnings
@@ -24,11 +27,6 @@ from posttrain.errors import Problem
 from posttrain.placement.batch import needs_values
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
-# Advantage estimators that exist but need something this version's loop does not compute yet.
-NOT_YET_SUPPLIED = {
-    "gigpo": "the steps and states of multi-turn environments",
-    "step_reinforce": "the steps of multi-turn environments",
-}
 SEQUENCE_MEAN_LOSSES = ("geo_mean", "gspo", "sapo")  # losses defined as a mean over responses
 
 
@@ -39,8 +37,7 @@ def check(config: RunConfig) -> list[Problem]:
 
 def unbuilt(config: RunConfig) -> list[Problem]:
     """What is right to ask for and planned, and this version cannot run. A plan can be made of it; a run is refused."""
-    engines = {"policy": config.policy.engine, "critic": config.critic.engine}
-    return [*unbuilt_training(engines, config.placement), *missing_sampler(config.rollout)]
+    return [*unbuilt_cluster(config), *missing_sampler(config.rollout)]
 
 
 def _names(config: RunConfig) -> Iterator[Problem]:
@@ -62,7 +59,7 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rules(config: RunConfig) -> Iterator[Problem]:
-    if not config.data.train_files:
+    if not config.data.train_files and config.environment.train_episodes is None:
         yield Problem("there is no training file", fix="write data.train_files: [FILE, ...]", field="data.train_files")
     if config.rollout.temperature == 0:
         yield Problem(
@@ -75,6 +72,9 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from algorithm_problems(config)
     yield from batch_problems(config)
     yield from rollout_problems(config)
+    yield from cluster_problems(config)
+    yield from environment_problems(config)
+    yield from placement_problems(config)
     yield from training_problems(config)
     yield from reward_problems(config)
     yield from tracking_problems(config.tracking)
@@ -82,12 +82,6 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
 
 def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
     advantage, loss = config.advantage, config.loss
-    if advantage.name in NOT_YET_SUPPLIED:
-        yield Problem(
-            f"{advantage.name} needs {NOT_YET_SUPPLIED[advantage.name]}, which this version does not compute yet",
-            fix="choose another estimator, such as advantage.name=grpo",
-            field="advantage.name",
-        )
     known = advantage.name in ADVANTAGES.names()
     compares = known and {"lone_sample_keeps_reward", "normalize_by_std"} & set(ADVANTAGES.settings(advantage.name))
     if compares and config.rollout.samples_per_prompt == 1 and not advantage.lone_sample_keeps_reward:
@@ -102,7 +96,7 @@ def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
 
 def warnings_of(config: RunConfig) -> list[str]:
     """What was asked for and has no effect, in sentences."""
-    wants_no_validation = not config.data.validation_files
+    wants_no_validation = not config.data.validation_files and config.environment.validation_episodes is None
     uses_critic = needs_values(config.advantage.name)
     found = [
         (
@@ -126,13 +120,17 @@ def warnings_of(config: RunConfig) -> list[str]:
     return [
         *(text for applies, text in found if applies),
         *retention_warnings(config.checkpoint),
+        *cluster_warnings(config.placement),
         *algorithm_warnings(config),
         *batch_warnings(config),
-        *rollout_warnings(config.rollout),
+        *training_sampler_warnings(config),
+        *environment_warnings(config),
+        *placement_warnings(config),
         *training_warnings(config, uses_critic=uses_critic),
         *reward_warnings(config),
         *([] if uses_critic else _without_a_critic(config)),
         *tracking_warnings(config.tracking),
+        *profiling_warnings(config),
         *_unread("advantage", config.advantage, ADVANTAGES),
         *_unread("loss", config.loss, POLICY_LOSSES),
     ]

@@ -1,4 +1,4 @@
-"""The things that can be asked for (training, fine-tuning, generating, evaluating), each with the root of its configuration."""
+"""The things that can be asked for (training, fine-tuning, generating, evaluating, serving), each with its configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from posttrain.config import RunConfig, SftConfig
 from posttrain.config.base import Section
 from posttrain.config.evaluate import EvaluateConfig
 from posttrain.config.generate import GenerateConfig
-from posttrain.dialects import evaluate_checks, generate_checks, sft_checks
+from posttrain.config.serve import ServeConfig
+from posttrain.dialects import evaluate_checks, generate_checks, serve_checks, sft_checks
 from posttrain.dialects.checks import check, unbuilt, warnings_of
 from posttrain.errors import Problem
 
@@ -69,9 +70,17 @@ EVALUATE = Entry(
     warnings_of=evaluate_checks.warnings_of,
     unbuilt=evaluate_checks.unbuilt,
 )
+SERVE = Entry(
+    name="serve",
+    title="an endpoint's configuration",
+    root=ServeConfig,
+    check=serve_checks.check,
+    warnings_of=serve_checks.warnings_of,
+    unbuilt=serve_checks.unbuilt,
+)
 
 # In the order in which a configuration that could be of several is taken for one.
-ENTRIES: dict[str, Entry[Any]] = {entry.name: entry for entry in (TRAIN, SFT, GENERATE, EVALUATE)}
+ENTRIES: dict[str, Entry[Any]] = {entry.name: entry for entry in (TRAIN, SFT, GENERATE, EVALUATE, SERVE)}
 
 
 def entry_of(knows: Callable[[Entry[Any], str], bool], keys: Iterable[str], asked: Entry[Any] | None) -> Entry[Any]:

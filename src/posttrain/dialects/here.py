@@ -11,7 +11,7 @@ from posttrain.registry import is_installed
 C = TypeVar("C", bound=Section)
 
 ONE_DEVICE: dict[str, dict[str, Any]] = {
-    "placement": {"device": "auto", "devices": 1, "nodes": 1},
+    "placement": {"runtime": "auto", "ray_address": None, "device": "auto", "devices": 1, "nodes": 1},
     "policy": {
         "engine": "local",
         "devices": None,
@@ -54,6 +54,11 @@ def at_hand(config: C) -> tuple[C, list[str]]:
         for key, value in different.items():
             changes.append(f"{name}.{key}: {_shown(value)} instead of {_shown(getattr(section, key))}")
         sections[name] = section.model_copy(update=different)
+    reward = getattr(config, "reward", None)
+    judge = getattr(reward, "model", None)
+    if reward and judge and judge.devices is not None:
+        changes.append(f"reward.model.devices: all instead of {judge.devices}")
+        sections["reward"] = reward.model_copy(update={"model": judge.model_copy(update={"devices": None})})
     tracking = getattr(config, "tracking", None)
     asked = tracking.trackers if tracking else []
     trackers = [name for name in asked if name not in SERVICES or is_installed(name)]

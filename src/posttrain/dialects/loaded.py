@@ -21,6 +21,10 @@ class Words(Protocol):
         """Their key for our field; "" where they have none."""
         ...
 
+    def text(self, text: str) -> str:
+        """A sentence with our field names replaced by their keys."""
+        ...
+
     def translate(self, problems: Iterable[Problem]) -> list[Problem]: ...
 
 
@@ -77,6 +81,11 @@ class LoadedConfig(Generic[C]):
             for problem in self.locate(problems)
             if not any(same_branch(problem.field, field) for field in reported)
         ]
+
+    def warned(self, texts: Iterable[str]) -> LoadedConfig[C]:
+        """The same with further warnings, which are turned into the user's keys."""
+        words = self.words
+        return replace(self, warnings=(*self.warnings, *(words.text(text) if words else text for text in texts)))
 
     def runnable(self) -> LoadedConfig[C]:
         """This, when nothing is wrong with it and nothing in it is only planned.

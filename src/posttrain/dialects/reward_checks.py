@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from posttrain.config import RunConfig
+from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.group_filter import GroupFilterConfig
 from posttrain.errors import Problem, did_you_mean
 from posttrain.registry import ADVANTAGES
@@ -18,7 +19,8 @@ BOUNDS = ("above_std", "above_mean", "below_mean")
 def reward_problems(config: RunConfig) -> Iterator[Problem]:
     """What cannot be run."""
     reward, samples = config.reward, config.rollout.samples_per_prompt
-    if not reward.terms and reward.model is None:
+    worlds = config.environment.used and config.environment.name != SINGLE_TURN
+    if not reward.terms and reward.model is None and not worlds:
         yield Problem(
             "there is nothing to score responses by: no reward term and no reward model",
             fix="add a term, such as reward.terms=[{name: exact_match}], or reward.model.path",

@@ -8,45 +8,61 @@ from urllib.parse import urlsplit
 
 from posttrain.config import RunConfig
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
+from posttrain.dialects.cluster_checks import sampler_is_apart
 from posttrain.errors import Problem
+from posttrain.placement.roles import place
 from posttrain.registry import is_installed, missing_library
 
 SHARING = ("native", "hf")  # samplers that read the trainer's own weights
 SERVERS = ("vllm", "sglang", "http")  # samplers with a copy of the weights
+VLLM_LARGEST_RANK = 512
 
 
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     rollout = config.rollout
-    yield from sampler_problems(rollout)
+    plan, _ = place(config)
+    yield from sampler_problems(rollout, apart=plan is not None and sampler_is_apart(plan))
     if rollout.engine == "http" and not rollout.engine_options.get("update_path"):
         yield Problem(
             "rollout.engine=http trains only with servers that take new weights",
             fix="name their address for it (rollout.engine_options.update_path), or use vllm or sglang with rollout.endpoints",
             field="rollout.engine",
         )
+    if rollout.engine == "vllm" and rollout.weight_sync == "adapter":
+        if config.policy.lora is None:
+            what = "rollout.weight_sync=adapter sends an adapter, and the policy has none"
+            yield Problem(what, fix="use rollout.weight_sync=auto, or policy.lora", field="rollout.weight_sync")
+        elif config.policy.lora.rank > VLLM_LARGEST_RANK:
+            what = (
+                f"vLLM takes adapters up to rank {VLLM_LARGEST_RANK}, and policy.lora.rank is {config.policy.lora.rank}"
+            )
+            yield Problem(what, fix="use rollout.weight_sync=disk, which merges it", field="rollout.weight_sync")
     for section, sampling in (("rollout", config.rollout), ("validation", config.validation)):
         yield from _logprob_problems(rollout, sampling, section)
 
 
-def sampler_problems(rollout: RolloutConfig) -> Iterator[Problem]:
-    """What is wrong with a sampler, also of a run that trains nothing."""
+def sampler_problems(rollout: RolloutConfig, *, apart: bool = False) -> Iterator[Problem]:
+    """What is wrong with a sampler, also of a run that trains nothing. ``apart``: it has devices of its own."""
     engine, sync = rollout.engine, rollout.weight_sync
     if engine == "http" and not rollout.endpoints:
         yield Problem("http needs servers", fix="rollout.endpoints=[http://host:8000]", field="rollout.endpoints")
     for url in rollout.endpoints:
         if urlsplit(url if "://" in url else f"http://{url}").scheme not in ("http", "https"):
             yield Problem(f"{url} is not the address of a server", fix="http://host:8000", field="rollout.endpoints")
-    if engine in SHARING and sync in ("disk", "collective"):
+    if engine in SHARING and not apart and sync in ("disk", "collective", "adapter", "shared_memory"):
         what = f"{engine} reads the trainer's own weights, so there is nothing to send by {sync}"
         yield Problem(what, fix="use rollout.weight_sync=auto", field="rollout.weight_sync")
-    if engine in SERVERS and sync == "in_memory":
-        what = f"{engine} has a copy of the weights in another place, which in_memory cannot reach"
+    if engine in SERVERS and sync in ("in_memory", "shared_memory"):
+        what = f"{engine} has a copy of the weights in another place, which {sync} cannot reach"
         yield Problem(what, fix="use rollout.weight_sync=disk", field="rollout.weight_sync")
     if sync == "collective" and (engine in ("sglang", "http") or len(rollout.endpoints) > 1):
         what = "collective sends weights to one vLLM server"
         yield Problem(what, fix="use rollout.weight_sync=disk", field="rollout.weight_sync")
+    if sync == "adapter" and engine in ("sglang", "http"):
+        what = f"{engine} is sent whole weights, with the adapter merged into them"
+        yield Problem(what, fix="use rollout.weight_sync=disk", field="rollout.weight_sync")
     away = [url for url in rollout.endpoints if not _is_here(url)]
-    if away and engine in SERVERS and sync in ("auto", "disk") and rollout.weight_folder is None:
+    if away and engine in SERVERS and sync in ("auto", "disk", "adapter") and rollout.weight_folder is None:
         what = f"{away[0]} is on another machine, and weights go through a folder that it must see"
         yield Problem(what, fix="name one (rollout.weight_folder=/shared/...)", field="rollout.weight_folder")
 
@@ -60,6 +76,24 @@ def _logprob_problems(rollout: RolloutConfig, sampling: SamplingConfig, section:
             fix="start it with --logprobs-mode processed_logprobs and set rollout.engine_options.logprobs=processed",
             field=f"{section}.temperature",
         )
+
+
+def training_sampler_warnings(config: RunConfig) -> Iterator[str]:
+    """``rollout_warnings``, and what has no effect where this sampler's policy is trained."""
+    rollout, default = config.rollout, RolloutConfig()
+    yield from rollout_warnings(rollout)
+    sync = rollout.weight_sync
+    alone = rollout.engine == "vllm" and (sync == "adapter" or (sync == "auto" and not rollout.endpoints))
+    if alone and config.policy.lora is not None:
+        if str(rollout.engine_options.get("load_format") or "").startswith("dummy"):
+            yield (
+                "rollout.engine_options.load_format=dummy has no effect: vllm is sent the adapter alone, so it reads the base "
+                "weights from model.path (rollout.weight_sync=disk sends all weights, with the adapter merged)"
+            )
+        if rollout.weight_bucket_mib != default.weight_bucket_mib:
+            yield "rollout.weight_bucket_mib has no effect: vllm is sent the adapter alone, as one file"
+    if rollout.weight_hash_every_steps and (config.placement.runtime == "ray" or config.placement.devices > 1):
+        yield "rollout.weight_hash_every_steps has no effect on several devices: there, every sync compares hashes"
 
 
 def rollout_warnings(rollout: RolloutConfig) -> Iterator[str]:

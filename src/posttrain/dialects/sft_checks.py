@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.config.tracking import TrackingConfig
+from posttrain.dialects.profiling_checks import profiling_warnings
 from posttrain.dialects.run_checks import PLANNED_TRAIN_ENGINES, resuming_problems, retention_warnings, unbuilt_training
 from posttrain.dialects.tracking_checks import tracking_warnings
 from posttrain.dialects.training_checks import precision_problems, role_warnings, schedule_problems
@@ -50,6 +51,7 @@ def warnings_of(config: SftConfig) -> list[str]:
         *retention_warnings(config.checkpoint),
         *role_warnings("policy", policy.schedule, policy.optimizer, policy.lora),
         *tracking_warnings(config.tracking),
+        *profiling_warnings(config),
         *_tracking_of_samples(config.tracking),
         *(
             ["policy.schedule_over has no effect: run.total_steps is null, so the run is all its epochs"]
@@ -106,6 +108,6 @@ def _validation_warnings(config: SftConfig) -> Iterator[str]:
 
 
 def _tracking_of_samples(tracking: TrackingConfig) -> Iterator[str]:
-    for name in ("samples_every_steps", "validation_samples"):
+    for name in ("samples_every_steps", "batches_every_steps", "validation_samples"):
         if getattr(tracking, name) != TrackingConfig.model_fields[name].default:
             yield f"tracking.{name} has no effect: nothing is sampled in supervised fine-tuning"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,8 +13,10 @@ from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine, ValueEngine
 from posttrain.interfaces.weight_sync import WeightSync
+from posttrain.interfaces.worlds import Worlds
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan
+from posttrain.records.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +29,12 @@ class Roles:
     reference: ScoringEngine | None  # None: no log-probs of a reference are asked for
     critic: ValueEngine | None = None  # None: the advantage estimator needs no values
     reward_model: RewardModel | None = None  # None: rewards are made of terms alone
+    worlds: Worlds | None = None  # None: a response is one turn, and no environment answers it
     device: str  # for people: what the policy runs on
     notices: Notices = field(default_factory=Notices)  # for people: what engines have to tell while they work
+    work: Work | None = None  # how much an update is for this device; None: not known
     notes: tuple[str, ...] = ()  # for people: how models are computed where it is not the usual way
+    close: Callable[[], None] = lambda: None  # ends what the runtime has started besides this process
 
 
 class Runtime(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -53,6 +54,12 @@ class OptimizedEngine(Protocol):
     def save(self, folder: Path, *, optimizer: bool = True) -> None:
         """Write weights (a Hugging Face folder), counters and, unless told otherwise, the optimizer's averages into an
         existing, empty folder."""
+        ...
+
+    def writer(self, *, optimizer: bool = True) -> Callable[[Path], None]:
+        """``save`` in two parts, the second of which is the function returned: it may run in another thread, beside anything
+        that leaves the weights as they are, and must be done before they change. How much is left to it is the engine's
+        choice; what needs every process, or a device that others use, is done here."""
         ...
 
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:

@@ -176,21 +176,6 @@ def test_what_hydra_and_nulls_ask_for_is_taken(load) -> None:
     assert loaded.config.reward.clip is None and loaded.config.reward.normalize_mean == "none"
 
 
-def test_an_agentic_pipeline_is_planned_in_one_sentence_and_can_be_planned_for(load) -> None:
-    text = (
-        "defaults:\n  - ../config/traj_envs@_here_\npretrain: m\nsequence_length: 4096\nadv_estimator: grpo\n"
-        "num_return_sequences_in_group: 8\nrollout_batch_size: 64\ncustom_envs:\n"
-        "  SimpleSokoban: ${custom_env.SimpleSokoban}\n"
-        "train_env_manager: {num_env_groups: 8, group_size: 8, tags: [SimpleSokoban], num_groups_partition: [8]}\n"
-    )
-    loaded = load(text)
-    assert not loaded.problems
-    said = [str(problem) for problem in loaded.unsupported]
-    assert said[-1].startswith("this is ROLL's agentic pipeline (custom_envs, train_env_manager), which is planned")
-    wrong = [str(problem) for problem in load(text, "rollout_batch_size=60").problems]
-    assert len(wrong) == 1 and "use rollout_batch_size=64" in wrong[0]
-
-
 def test_misspellings_find_their_key() -> None:
     rng = random.Random(0)
     names = [row.name.replace("*", "math") for row in LEDGER.rows if not row.name.endswith("**")]

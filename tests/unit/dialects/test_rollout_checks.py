@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
+from posttrain.config import RunConfig
+from posttrain.config.lora import LoraConfig
 from posttrain.config.rollout import RolloutConfig
 from posttrain.dialects import rollout_checks
-from posttrain.dialects.rollout_checks import missing_sampler, rollout_warnings, sampler_problems
+from posttrain.dialects.rollout_checks import (
+    missing_sampler,
+    rollout_problems,
+    rollout_warnings,
+    sampler_problems,
+    training_sampler_warnings,
+)
 
 
 def problems(**settings: Any) -> list[str]:
@@ -43,6 +51,14 @@ def test_what_goes_together(settings: dict[str, Any]) -> None:
         (
             {"engine": "hf", "weight_sync": "collective"},
             "rollout.weight_sync: hf reads the trainer's own weights, so there is nothing to send by collective",
+        ),
+        (
+            {"engine": "native", "weight_sync": "adapter"},
+            "rollout.weight_sync: native reads the trainer's own weights, so there is nothing to send by adapter",
+        ),
+        (
+            {"engine": "sglang", "weight_sync": "adapter"},
+            "rollout.weight_sync: sglang is sent whole weights, with the adapter merged into them",
         ),
         (
             {"engine": "vllm", "weight_sync": "in_memory"},
@@ -121,3 +137,39 @@ def test_missing_libraries_are_told_with_every_way_to_have_them(monkeypatch: pyt
     assert all(
         way in problem.fix for way in ("engine_options.python", "rollout.endpoints", "posttrain[sglang]", "native")
     )
+
+
+def run(lora: LoraConfig | None, devices: int = 1, **settings: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"train_files": ["a"]},
+            "rollout": settings,
+            "policy": {"lora": lora},
+            "placement": {"devices": devices},
+        }
+    )
+
+
+def test_an_adapter_alone_needs_one_that_vllm_takes() -> None:
+    def found(lora: LoraConfig | None, sync: str) -> list[str]:
+        return [problem.what for problem in rollout_problems(run(lora, engine="vllm", weight_sync=sync))]
+
+    assert found(LoraConfig(rank=512), "adapter") == found(None, "disk") == []
+    assert found(None, "adapter") == ["rollout.weight_sync=adapter sends an adapter, and the policy has none"]
+    assert found(LoraConfig(rank=513), "adapter") == ["vLLM takes adapters up to rank 512, and policy.lora.rank is 513"]
+
+
+def test_what_has_no_effect_where_the_adapter_is_sent_alone() -> None:
+    settings = {"engine": "vllm", "engine_options": {"load_format": "dummy_dtensor"}, "weight_bucket_mib": 1}
+    assert list(training_sampler_warnings(run(None, **settings))) == []
+    base, bucket = training_sampler_warnings(run(LoraConfig(), **settings))
+    assert "load_format=dummy has no effect: vllm is sent the adapter alone" in base
+    assert "weight_bucket_mib has no effect" in bucket
+    assert list(training_sampler_warnings(run(LoraConfig(), weight_sync="disk", **settings))) == []
+
+
+def test_hashes_are_told_on_one_device() -> None:
+    assert list(training_sampler_warnings(run(None, weight_hash_every_steps=5))) == []
+    [text] = training_sampler_warnings(run(None, devices=2, weight_hash_every_steps=5))
+    assert text.startswith("rollout.weight_hash_every_steps has no effect on several devices")

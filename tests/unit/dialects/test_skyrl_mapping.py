@@ -46,6 +46,8 @@ REMOTE = (*VLLM, *APART, f"{G}.run_engines_locally=false")
 DEEPSPEED = (f"{T}.strategy=deepspeed", *TWO)
 MEGATRON = (f"{T}.strategy=megatron", *TWO)
 NORM = (f"{AL}.loss_reduction=seq_mean_token_sum_norm",)
+TURNS = (f"{G}.max_turns=2", "environment.env_class=search")
+SEARCH = {"env_class": "search"}
 WHOLE = (f"{T}.micro_train_batch_size_per_gpu=32",)  # for losses that look at a whole mini-batch
 TOKEN_OUTLIERS = (f"{OPC}.outlier_token_is_threshold_low=0.5", f"{OPC}.outlier_token_is_threshold_high=2.0")
 
@@ -141,6 +143,8 @@ TRAINER: list[Case] = [
     case(f"{T}.project_name", "mine", (), "tracking.project", "mine"),
     case(f"{T}.run_name", "first", (), "run.name", "first"),
     case(f"{T}.logger", "[console,wandb]", (), "tracking.trackers", ["console", "wandb"]),
+    case(f"{T}.dump_data_batch", "true", (), "tracking.batches_every_steps", 1),
+    case(f"{T}.policy.record_memory", "true", (), "profiling.memory", True),
 ]
 
 
@@ -404,6 +408,26 @@ GENERATOR: list[Case] = [
     *_sampling("eval_sampling_params", "validation"),
     # 600 + 1024; the prompt must be as long as the input
     case(f"{G}.max_input_length", "600", (*NORM, f"{G}.max_turns=2"), "loss.norm_tokens", 1624),
+    case(f"{G}.max_turns", "3", TURNS, "environment.max_turns", 3),
+    case(f"{G}.step_wise_trajectories", "true", TURNS, "environment.sample_per_turn", True),
+    case("environment.skyrl_gym.max_env_workers", "8", TURNS, "environment.workers", 8),
+    *(
+        case(f"environment.skyrl_gym.search.{name}", text, TURNS, "environment.settings", {**SEARCH, "configs": config})
+        for name, text, config in (
+            ("topk", "5", {"search": {"topk": 5}}),
+            ("timeout", "9", {"search": {"timeout": 9}}),
+            ("log_requests", "true", {"search": {"log_requests": True}}),
+            ("search_url", "http://h:1/r", {"search": {"search_url": "http://h:1/r"}}),
+        )
+    ),
+    case(f"{G}.use_conversation_multi_turn", "true", TURNS, "environment.conversation", "messages"),
+    case(
+        f"{G}.append_eos_token_after_stop_str_in_multi_turn",
+        "false",
+        (*TURNS, f"{G}.use_conversation_multi_turn=true"),
+        "environment.close_turns",
+        False,
+    ),
     case(f"{G}.zero_reward_on_non_stop", "true", (), "reward.zero_unless_stopped", True),
     case(f"{G}.apply_overlong_filtering", "true", (), "loss.mask_truncated", True),
     case(
@@ -453,6 +477,9 @@ FURTHER: list[Case] = [
     case(f"{G}.sampling_params.top_k", "-1", (f"{G}.sampling_params.top_k=9",), "rollout.top_k", 0),
     case(f"{T}.logger", "wandb", (), "tracking.trackers", ["wandb"]),
     case(f"{T}.logger", "wandb", (), "tracking.dialect_names", "skyrl"),
+    case(f"{T}.policy.record_memory", "true", (), "profiling.steps", "all"),
+    case(f"{T}.policy.record_memory", "true", (), "profiling.operators", False),
+    case(f"{T}.policy.record_memory", "true", (), "profiling.phases", ["update"]),
 ]  # fmt: skip
 
 CASES = [*DATA, *PLACEMENT, *TRAINER, *MODELS, *ALGORITHM, *LOSS, *CORRECTION, *DEEPSPEEDS, *GENERATOR]

@@ -665,17 +665,10 @@ def test_engine_settings_are_told_on_one_device() -> None:
 
 
 PLANNED = [
-    (f"{G}.max_turns=3", f"{G}.max_turns", ()),
     (f"{T}.update_ref_every_epoch=true", f"{T}.update_ref_every_epoch", ()),
-    (f"{T}.dump_data_batch=true", f"{T}.dump_data_batch", ()),
-    (f"{T}.policy.record_memory=true", f"{T}.policy.record_memory", ()),
     (f"{G}.run_engines_locally=false", f"{G}.run_engines_locally", APART),
-    (f"{G}.step_wise_trajectories=true", f"{G}.step_wise_trajectories", ()),
     (f"{G}.enable_http_endpoint=true", f"{G}.enable_http_endpoint", ()),
     (f"{T}.fully_async.max_staleness_steps=2", f"{T}.fully_async.max_staleness_steps", ()),
-    ("environment.env_class=searchcode", "environment.env_class", ()),
-    ("environment.env_class=gsm8k_multi_turn", "environment.env_class", ()),
-    ("environment.skyrl_gym.search.topk=5", "environment.skyrl_gym.search.topk", ()),
     ("data.train_data=[openai/gsm8k:train]", "data.train_data", ()),
     (f"{T}.logger=vemlp_wandb", f"{T}.logger", ()),
     (f"{G}.chat_template.name_or_path=qwen3_without_thinking", f"{G}.chat_template.name_or_path", ()),
@@ -692,9 +685,7 @@ def test_what_is_planned_can_be_planned_for(override: str, key: str, around: tup
 
 
 def test_values_that_ask_for_nothing_are_no_plans() -> None:
-    asked = read(
-        f"{T}.hf_save_interval=0", f"{G}.max_turns=1", f"{T}.policy.model.lora.rank=0", f"{T}.dump_data_batch=false"
-    )
+    asked = read(f"{T}.hf_save_interval=0", f"{G}.max_turns=1", f"{T}.policy.model.lora.rank=0")
     assert {problem.field for problem in asked.unsupported} == {problem.field for problem in read().unsupported}
 
 
@@ -723,6 +714,54 @@ def test_scorers_by_environment() -> None:
     assert own.problems == ()
     assert own.config.reward.terms[0].path == "mine.py"
     assert [one.key for one in own.ignored] == ["environment.env_class"]
+
+
+TURNS = (f"{G}.max_turns=3", f"{G}.max_input_length=2048", f"{G}.batched=false")
+
+
+def test_several_turns_are_played_in_the_package() -> None:
+    loaded = read(*TURNS, "environment.env_class=text2sql", "environment.skyrl_gym.text2sql.db_path=/data")
+    assert loaded.problems == ()
+    config = loaded.config
+    assert config.reward.terms == [] and config.data.extra_columns == ["*"]
+    assert config.environment.name == "skyrl_gym"
+    assert config.environment.settings == {"env_class": "text2sql", "configs": {"text2sql": {"db_path": "/data"}}}
+    assert (config.environment.max_turns, config.environment.end_at_max_turns) == (3, False)
+    assert config.environment.max_context_tokens == 2048
+    assert config.environment.conversation == "one_message"  # the default of June 2025
+
+
+def test_one_turn_is_scored() -> None:
+    loaded = read("environment.env_class=gsm8k", f"{G}.use_conversation_multi_turn=true")
+    assert not loaded.config.environment.used
+    assert [one.key for one in loaded.ignored] == [f"{G}.use_conversation_multi_turn"]
+
+
+def test_an_environment_with_turns_of_its_own_is_played_whatever_max_turns_says() -> None:
+    settings = read("environment.env_class=gsm8k_multi_turn").config.environment.settings
+    assert settings == {"env_class": "gsm8k_multi_turn"}
+    own = read("environment.env_class=my.worlds:Maze", "+environment.skyrl_gym.maze.size=3")
+    assert own.problems == ()
+    assert own.config.environment.settings == {"env_class": "my.worlds:Maze", "configs": {"maze": {"size": 3}}}
+
+
+def test_batched_and_several_turns() -> None:
+    loaded = read(*TURNS[:2])
+    assert any("generator.batched=true, its default of June 2025, makes SkyRL step" in text for text in loaded.warnings)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("environment.env_class=lcb", "runs code that the model writes"),
+        ("environment.env_class=serach", "skyrl-gym has no environment 'serach'"),
+    ],
+)
+def test_environments_that_are_not_played(override: str, said: str) -> None:
+    (problem,) = read(*TURNS, override).problems
+    assert said in problem.what and problem.fix
+    allowed = read(*TURNS, "environment.env_class=lcb", "+posttrain.environment.settings.allow_unboxed_code=true")
+    assert allowed.problems == () and allowed.config.environment.settings["allow_unboxed_code"] is True
 
 
 def test_here_runs_a_cluster_s_configuration_on_one_device() -> None:

@@ -82,8 +82,7 @@ def test_the_page_as_it_stands_loads(version: str, name: str) -> None:
     assert config.rollout.engine == "vllm"
     asked = " ".join(problem.what for problem in loaded.unsupported)
     assert config.checkpoint.upload is not None and "experiments/gsm8k/ppo/" in config.checkpoint.upload
-    for name in ("fsdp", "vllm", "8 devices"):
-        assert name in asked
+    assert "vllm" in asked
     if version == "0.2":  # the KL is in the reward, with the 0.005 that the page shows
         assert (config.reward.kl.coef, config.loss.entropy_coef, config.loss.dual_clip) == (0.005, 0.001, None)
         assert config.data.overlong_prompts == "filter"

@@ -871,6 +871,7 @@ TRAINER: list[Case] = [
             ("contents", "save_optimizer", "+"),
         )
     ),
+    (f"{A}.checkpoint.async_save", f"+{A}.checkpoint.async_save=False", (), "checkpoint.background", False),
     ("trainer.max_actor_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep=3", (), "checkpoint.keep_last", 3),
     (
         "trainer.remove_previous_ckpt_in_save",
@@ -937,11 +938,37 @@ FURTHER: list[Case] = [
     ("trainer.nnodes", "trainer.nnodes=2", TWO, "placement.nodes", 2),
     ("trainer.test_freq", "trainer.test_freq=5", (), "validation.after_training", True),
     ("trainer.save_freq", "trainer.save_freq=20", (), "checkpoint.at_end", True),
+    (
+        "global_profiler.tool",
+        "+global_profiler.tool=torch_memory",
+        ("+global_profiler.steps=[2]",),
+        "profiling.operators",
+        False,
+    ),
     ("trainer.default_local_dir", "trainer.default_local_dir=out/here", (), "checkpoint.folder", "out/here"),
 ]
 
 ADAPTERS = [*_lora(M, "policy", ()), *_lora("critic.model", "critic", PPO)]
-CASES = [*ADAPTERS, *DATA, *MODEL, *ACTOR, *REFERENCE, *ROLLOUT, *CRITIC, *REWARD, *ALGORITHM, *TRAINER]
+PROFILED = ("trainer.profile_steps=[2]",)
+BY_TORCH = ("+global_profiler.steps=[2]", "+global_profiler.tool=torch")
+PROFILERS = [
+    ("trainer.profile_steps", "trainer.profile_steps=[1,5]", (), "profiling.steps", [1, 5]),
+    ("global_profiler.steps", "+global_profiler.steps=[3]", ("+global_profiler.tool=torch",), "profiling.steps", [3]),
+    ("global_profiler.tool", "+global_profiler.tool=torch_memory", BY_TORCH[:1], "profiling.memory", True),
+    ("global_profiler.save_path", "+global_profiler.save_path=out", BY_TORCH, "profiling.folder", "out"),
+    *(
+        (f"{role}.profiler.{name}", f"{sign}{role}.profiler.{name}={written}", PROFILED, "profiling.phases", phases)
+        for role, phases in (
+            (A, ["logprobs", "update"]),
+            (F, ["logprobs"]),
+            (R, ["rollout"]),
+            ("critic", ["values", "critic_update"]),
+            ("reward_model", ["reward"]),
+        )
+        for sign, name, written in (("", "all_ranks", "True"), ("", "ranks", "[0]"), ("+", "enable", "True"))
+    ),
+]
+CASES = [*ADAPTERS, *PROFILERS, *DATA, *MODEL, *ACTOR, *REFERENCE, *ROLLOUT, *CRITIC, *REWARD, *ALGORITHM, *TRAINER]
 
 
 @cache

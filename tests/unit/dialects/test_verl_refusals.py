@@ -559,6 +559,11 @@ TOLD: list[tuple[tuple[str, ...], str]] = [
     ((*CRITIC, "algorithm.adv_estimator=rloo"), "no critic: rloo needs no values"),
     (("+algorithm.gdpo_reward_keys=[acc]",), "grpo does not use it (gdpo does)"),
     ((f"+{CORRECTION}.loss_type=reinforce",), "read with bypass_mode only"),
+    ((f"{A}.profiler.all_ranks=True",), "no step is to be profiled"),
+    (("+global_profiler.steps=[2]",), "global_profiler.tool is null, which profiles nothing"),
+    (("+global_profiler.steps=[2]", "+global_profiler.tool=nsys"), "torch's own profiler records here"),
+    (("trainer.profile_steps=[2]", "+trainer.worker_nsight_options.trace=cuda"), "torch's own profiler records"),
+    (("trainer.profile_steps=[2]", f"{A}.profiler.discrete=True"), "every phase has a file of its own"),
     (
         (f"+{CORRECTION}.bypass_mode=True", f"+{CORRECTION}.rollout_is=token"),
         "the ratio itself starts from the sampler's log-probs",
@@ -577,7 +582,6 @@ PLANNED = [
     "data.image_key=pictures",
     "data.custom_cls.path=my.py",
     f"{R}.mode=async",
-    "trainer.profile_steps=[1,2]",
     "algorithm.use_pf_ppo=True",
     "trainer.logger=[console,clearml]",
 ]

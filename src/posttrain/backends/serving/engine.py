@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.serving.protocol import Sampled, ServerProtocol, UnusableAnswer
 from posttrain.backends.serving.replicas import Replicas
+from posttrain.backends.serving.stream import ServedStream
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.libraries.json_http import HttpFailure
@@ -29,7 +30,7 @@ class ServedEngine:
     tokens, which no reward scores and no loss sees. The step stops only when nothing at all comes back.
     """
 
-    note = ""  # it computes in its usual way
+    note: str = ""
 
     def __init__(
         self,
@@ -44,12 +45,14 @@ class ServedEngine:
         self.protocol = protocol
         self._version = 0
         self.content_hash = ""  # of the weights that were sent last; empty: those that the server began with
+        self._stream: ServedStream | None = None
 
     @property
     def version(self) -> int:
         return self._version
 
     def weights_changed(self, version: int) -> None:
+        self._refuse_while_busy()
         self._version = version
 
     def generate(
@@ -61,7 +64,36 @@ class ServedEngine:
     ) -> list[TrajectoryGroup]:
         """See interfaces.rollout_engine. Raises: RunStopped when no server is left, or one serves other weights or answers
         without token ids or log-probs."""
+        self._refuse_beside_a_stream()
+        self.check_sampling(sampling)
         return run(self._generate(prompts, sampling, on_tokens, on_group))
+
+    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> ServedStream:
+        """See interfaces.rollout_engine. Raises: RunStopped as ``generate``."""
+        self._refuse_beside_a_stream()
+        self.check_sampling(sampling)
+        self._stream = ServedStream(self, sampling, on_tokens)
+        return self._stream
+
+    def _refuse_beside_a_stream(self) -> None:
+        if self._stream is not None and not self._stream.closed:
+            raise RuntimeError("a stream of this sampler is open: close it before")
+
+    def _refuse_while_busy(self) -> None:
+        if self._stream is not None and self._stream.busy:
+            raise RuntimeError("the weights change while responses are under way: close the stream before")
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Raises: RunStopped for what this server cannot do."""
+        if sampling.prompt_logprobs and not self.protocol.gives_prompt_logprobs:
+            raise RunStopped("this sampler gives no log-probs of prompts: use native or vllm")
+
+    async def get_ready(self, client: httpx2.AsyncClient) -> None:
+        """Raises: RunStopped when no server is there, or one is not as it has to be."""
+        await self.replicas.probe(client)
+        if not self.replicas.current():
+            raise self.replicas.nobody()
+        await self.before_generate(client)
 
     async def before_generate(self, client: httpx2.AsyncClient) -> None:
         """What has to be so before the first request; engines that can ask what is served do it here."""
@@ -80,12 +112,11 @@ class ServedEngine:
         responses: list[list[Trajectory | None]] = [[None] * sampling.samples_per_prompt for _ in prompts]
         gate = asyncio.Semaphore(self.replicas.in_flight)
         async with self.replicas.client() as client:
-            await self.replicas.probe(client)
-            if not self.replicas.current():
-                raise self.replicas.nobody()
-            await self.before_generate(client)
+            await self.get_ready(client)
             tasks = {
-                asyncio.create_task(self._sample(client, gate, prompt, group, number, sampling)): (group, number)
+                asyncio.create_task(
+                    self.sample(client, gate, f"{prompt.prompt_id}/{number}", prompt.token_ids, group, sampling)
+                ): (group, number)
                 for group, prompt in enumerate(prompts)
                 for number in range(sampling.samples_per_prompt)
             }
@@ -111,20 +142,20 @@ class ServedEngine:
             await self.after_generate(client)
         return [groups[group] for group in range(len(prompts))]
 
-    async def _sample(
+    async def sample(
         self,
         client: httpx2.AsyncClient,
         gate: asyncio.Semaphore,
-        prompt: Prompt,
-        group: int,
-        number: int,
+        sample_id: str,
+        token_ids: Sequence[int],
+        home: int,  # requests of one number go to one server
         sampling: SamplingParams,
     ) -> Trajectory:
-        sample_id = f"{prompt.prompt_id}/{number}"
-        path, body = self.protocol.request(prompt.token_ids, sampling, sampling.request_seed(sample_id))
+        """One response. Raises: RunStopped as ``generate``."""
+        path, body = self.protocol.request(token_ids, sampling, sampling.request_seed(sample_id))
         async with gate:
             try:
-                answer = await self.replicas.ask_group(client, group, path, body)
+                answer = await self.replicas.ask_group(client, home, path, body)
             except HttpFailure as failure:
                 return self._failed(sample_id, str(failure))
         sampled = self.protocol.read(answer)
@@ -136,6 +167,10 @@ class ServedEngine:
             raise UnusableAnswer(
                 f"the sampler gave {len(sampled.token_ids)} tokens, and {sampling.max_response_tokens} is the limit"
             )
+        if sampling.prompt_logprobs and len(sampled.prompt_logprobs) != len(token_ids) - 1:
+            raise UnusableAnswer(
+                f"the sampler gave {len(sampled.prompt_logprobs)} log-probs of a prompt of {len(token_ids)} tokens"
+            )
         return Trajectory(
             sample_id=sample_id,
             token_ids=tuple(sampled.token_ids),
@@ -143,6 +178,7 @@ class ServedEngine:
             text=str(self.tokenizer.decode(sampled.token_ids, skip_special_tokens=True)),
             stop_reason=self._stop_reason(sampled, sampling),
             policy_version=self._version,
+            prompt_logprobs=tuple(sampled.prompt_logprobs),
         )
 
     def _stop_reason(self, sampled: Sampled, sampling: SamplingParams) -> StopReason:
@@ -168,8 +204,9 @@ class ServedEngine:
     def control(self, work: Callable[[httpx2.AsyncClient], Coroutine[Any, Any, T]]) -> T:
         """Do something with the servers besides sampling, after a look which of them are there.
 
-        Raises: RunStopped when none is.
+        Raises: RunStopped when none is; RuntimeError while responses are under way.
         """
+        self._refuse_while_busy()
 
         async def whole() -> T:
             async with self.replicas.client() as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from posttrain.errors import RunStopped
@@ -18,6 +18,9 @@ class Sampled:
     token_ids: list[int]
     logprobs: list[float]
     finish: str  # "stop", "length", or what else went on
+    prompt_logprobs: list[float] = field(
+        default_factory=list
+    )  # of the prompt's second token to its last, when asked for
 
 
 class UnusableAnswer(RunStopped):
@@ -28,6 +31,7 @@ class ServerProtocol(Protocol):
     """The words of one kind of server."""
 
     health_path: str
+    gives_prompt_logprobs: bool
 
     def request(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> tuple[str, dict[str, Any]]:
         """Path and JSON of the request for one response."""

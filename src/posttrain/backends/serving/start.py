@@ -14,15 +14,18 @@ from urllib.parse import urlsplit
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.rollout import RolloutConfig
 from posttrain.interfaces.rollout_engine import RolloutEngine, SamplerPlan
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.loading import expanded, load_model_config
+from posttrain.models.lora import adapter_rank, write_own_adapter
 from posttrain.registry import ROLLOUT_ENGINES, WEIGHT_SYNCS
 
 SHARING = ("native", "hf")  # engines that read the trainer's own module
+VLLM_LARGEST_RANK = 512  # of adapters
 
 
 def make_sampler(
@@ -34,8 +37,10 @@ def make_sampler(
     device: torch.device,
     seed: int,
     max_prompt_tokens: int,
+    lora: LoraConfig | None = None,
 ) -> RolloutEngine:
-    """Args: ``load`` gives the module to sample from; it is not called for samplers with a copy of the weights.
+    """Args: ``load`` gives the module to sample from; it is not called for samplers with a copy of the weights. ``lora`` is the
+        policy's.
 
     Raises: RequestError when something is missing that the engine needs; RunStopped when its server does not start.
     """
@@ -49,7 +54,9 @@ def make_sampler(
         )
         return sharing
     served: RolloutEngine = engine(
-        sampler_plan(rollout, model, tokenizer, device=device, seed=seed, max_prompt_tokens=max_prompt_tokens),
+        sampler_plan(
+            rollout, model, tokenizer, device=device, seed=seed, max_prompt_tokens=max_prompt_tokens, lora=lora
+        ),
         tokenizer,
     )
     return served
@@ -63,8 +70,22 @@ def sampler_plan(
     device: torch.device,
     seed: int,
     max_prompt_tokens: int,
+    lora: LoraConfig | None = None,
 ) -> SamplerPlan:
     path = _absolute(model.path)
+    alone = sends_adapter(rollout, lora)
+    notes = []
+    if lora is not None:
+        notes.append(
+            f"{rollout.engine} is sent the adapter alone, over the base weights that it has loaded itself"
+            if alone
+            else f"the adapter is merged into its layers for {rollout.engine}, which is sent all weights"
+        )
+    if rollout.engine == "vllm" and device.type == "cpu" and not rollout.endpoints:
+        notes.append(
+            "vllm prefills whole prompts (enable_chunked_prefill is off): on a CPU, vLLM 0.32 dies of a seeded request whose "
+            "prompt was prefilled in pieces"
+        )
     return SamplerPlan(
         model_path=path,
         tokenizer_path=_absolute(model.tokenizer_path or model.path),
@@ -81,14 +102,46 @@ def sampler_plan(
         endpoints=tuple(rollout.endpoints),
         timeout_s=rollout.timeout_s,
         retries=rollout.retries,
+        adapter_rank=adapter_rank(lora) if alone and lora is not None else 0,
+        note="; ".join(notes),
         options=rollout.engine_options,
     )
 
 
+def sends_adapter(rollout: RolloutConfig, lora: LoraConfig | None) -> bool:
+    """Whether this sampler is sent the policy's adapter, and not all weights with the adapter merged into them."""
+    if lora is None or rollout.engine != "vllm" or lora.rank > VLLM_LARGEST_RANK:
+        return False
+    return rollout.weight_sync == "adapter" or (rollout.weight_sync == "auto" and not rollout.endpoints)
+
+
 def start_weight_sync(
-    rollout: RolloutConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, device: torch.device
+    rollout: RolloutConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: torch.device,
+    lora: LoraConfig | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> WeightSync:
-    """How the policy's weights get to this sampler."""
+    """How the policy's weights get to this sampler. ``lora`` is the adapter that is on ``model``; ``tell`` is for people."""
+    sync = _weight_sync(rollout, model, tokenizer, device=device, lora=lora)
+    if rollout.weight_hash_every_steps is None:
+        return sync
+    hashed: WeightSync = WEIGHT_SYNCS.get("hashed")(
+        sync, partial(hugging_face_weights, model), every_steps=rollout.weight_hash_every_steps, tell=tell
+    )
+    return hashed
+
+
+def _weight_sync(
+    rollout: RolloutConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: torch.device,
+    lora: LoraConfig | None,
+) -> WeightSync:
     if rollout.engine in SHARING:
         shared: WeightSync = WEIGHT_SYNCS.get("in_memory")()
         return shared
@@ -109,6 +162,13 @@ def start_weight_sync(
         tokenizer.save_pretrained(folder)
 
     folder = Path(rollout.weight_folder or tempfile.mkdtemp(prefix="posttrain-weights-"))
+    if sends_adapter(rollout, lora):
+        adapter: WeightSync = WEIGHT_SYNCS.get("adapter")(
+            partial(write_own_adapter, model),
+            folder=folder.expanduser().resolve(),
+            temporary=rollout.weight_folder is None,
+        )
+        return adapter
     disk: WeightSync = WEIGHT_SYNCS.get("disk")(
         weights,
         folder=folder.expanduser().resolve(),

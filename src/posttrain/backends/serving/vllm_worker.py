@@ -47,6 +47,17 @@ class WeightReceiver:
         except WeightsDiffer as error:
             return {"error": str(error)}
 
+    def posttrain_adapter(self, folder: str, content_hash: str) -> dict[str, Any]:
+        """Check the LoRA adapter of a folder, which vLLM is told to load next, and serve it by that name from now on."""
+        path = Path(folder)
+        try:
+            manifest = read_manifest(path, content_hash)
+            check_folder(path, manifest)
+        except WeightsDiffer as error:
+            return {"error": str(error)}
+        self._posttrain_served = {"version": manifest.version, "content_hash": manifest.content_hash}
+        return self._posttrain_served
+
     def posttrain_receive(
         self,
         manifest: str,

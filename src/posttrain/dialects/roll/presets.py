@@ -55,14 +55,33 @@ _ON_CPU = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
 
 
 def _environments() -> Tree:
-    """The example environments; agentic pipelines are planned, so their templates are left out."""
+    """The example environments. Their texts are left out: the games here have instructions of their own."""
     kinds = {
-        "SimpleSokoban": ("sokoban", {"dim_room": [6, 6], "num_boxes": 1}),
-        "LargerSokoban": ("sokoban", {"dim_room": [10, 10], "num_boxes": 2, "search_depth": 10}),
-        "SokobanDifferentGridVocab": ("sokoban", {"dim_room": [6, 6], "num_boxes": 1}),
-        "FrozenLake": ("frozen_lake", {"size": 4, "is_slippery": False}),
-        "FrozenLakeThink": ("frozen_lake", {"size": 4, "is_slippery": False}),
-        "WebShopEnv": ("webshop", {}),
+        "SimpleSokoban": ("sokoban", {"dim_room": [6, 6], "num_boxes": 1, "format_penalty": -0.15}),
+        "LargerSokoban": (
+            "sokoban",
+            {"dim_room": [10, 10], "num_boxes": 2, "search_depth": 10, "format_penalty": -0.15},
+        ),
+        "SokobanDifferentGridVocab": (
+            "sokoban",
+            {
+                "dim_room": [6, 6],
+                "num_boxes": 1,
+                "format_penalty": -0.15,
+                "grid_lookup": {0: "W", 1: ".", 2: "G", 3: "C", 4: "B", 5: "A", 6: "@"},
+            },
+        ),
+        "FrozenLake": ("frozen_lake", {"size": 4, "is_slippery": False, "format_penalty": -0.01}),
+        "FrozenLakeThink": (
+            "frozen_lake",
+            {
+                "size": 4,
+                "is_slippery": False,
+                "format_penalty": -0.01,
+                "action_pattern": r"<think>(.*?)</think>\s*<answer>(.*?)</answer>",
+            },
+        ),
+        "WebShopEnv": ("webshop", {"format_penalty": -0.05}),
     }
     return {
         "custom_env": {

@@ -22,6 +22,7 @@ from posttrain.backends.rollout.hf import HuggingFaceEngine
 from posttrain.backends.serving.vllm_worker import WeightReceiver
 from posttrain.libraries import json_http
 from posttrain.models.loading import load_causal_lm
+from posttrain.models.packed_attention import packed_layout
 from posttrain.models.tiny import draw_weights, tiny_tokenizer
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
@@ -75,6 +76,7 @@ class StandIn:
     misbehave: Callable[[str, Any], Said] = lambda path, body: Said()
     most_at_once: int = 0
     url: str = ""
+    adapters: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)  # what each adds to the weights
     weight_version: str = "default"  # as SGLang calls it
     at_once: int = 0
     lock: Any = field(default_factory=threading.Lock)
@@ -101,6 +103,12 @@ class StandIn:
                 return {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
             case "/v1/completions":
                 return self.complete(body)
+            case "/v1/load_lora_adapter":
+                self.load_adapter(body["lora_name"], Path(body["lora_path"]))
+                return b"Success: LoRA adapter added successfully.\n"
+            case "/v1/unload_lora_adapter":
+                del self.adapters[body["lora_name"]]
+                return b"Success: LoRA adapter removed successfully.\n"
             case "/collective_rpc":
                 return {"results": [getattr(self.worker, body["method"])(*body.get("args", []))]}
             case "/generate":
@@ -127,17 +135,41 @@ class StandIn:
         tensors = {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
         self.take(iter(tensors.items()))
 
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """W + alpha / rank x B A, for the layers that the adapter names."""
+        config = json.loads((folder / "adapter_config.json").read_text())
+        tensors = load_file(folder / "adapter_model.safetensors")
+        self.adapters[name] = {
+            key.removeprefix("base_model.model.").removesuffix(".lora_A.weight") + ".weight": tensors[
+                key.replace("lora_A", "lora_B")
+            ]
+            @ a
+            * (config["lora_alpha"] / config["r"])
+            for key, a in tensors.items()
+            if "lora_A" in key
+        }
+
     def take(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         own = self.model.state_dict()
         with self.model_lock, torch.no_grad():
             for name, tensor in weights:
                 own[name].copy_(tensor)
 
-    def sample(self, ids: list[int], sampling: SamplingParams) -> Trajectory:
+    def sample(self, ids: list[int], sampling: SamplingParams, model: str | None = None) -> Trajectory:
         prompt = Prompt(prompt_id="asked", token_ids=tuple(ids), text="", data_source="t")
         with self.model_lock:
-            [group] = self.engine.generate([prompt], sampling)
+            self.add(self.adapters.get(model or "", {}), 1.0)
+            try:
+                [group] = self.engine.generate([prompt], sampling)
+            finally:
+                self.add(self.adapters.get(model or "", {}), -1.0)
         return group.trajectories[0]
+
+    @torch.no_grad()
+    def add(self, changes: dict[str, torch.Tensor], times: float) -> None:
+        own = self.model.state_dict()
+        for name, change in changes.items():
+            own[name].add_(change, alpha=times)
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """vLLM's completions."""
@@ -154,6 +186,7 @@ class StandIn:
                 ignore_eos=body.get("ignore_eos", False),
                 seed=body["seed"],
             ),
+            body.get("model"),
         )
         logprobs = {
             "tokens": [f"token_id:{token}" for token in found.token_ids],
@@ -166,6 +199,16 @@ class StandIn:
             "finish_reason": "length" if found.stop_reason is StopReason.LENGTH else "stop",
             "stop_reason": None,
         }
+        if body.get("prompt_logprobs") is not None:
+            ids = torch.tensor([body["prompt"]])
+            with self.model_lock, torch.no_grad():
+                logits = self.model(ids, attention_layout=packed_layout([ids.shape[1]])).logits[0, :-1]
+            own = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].tolist()
+            pairs = zip(body["prompt"][1:], own, strict=True)
+            choice["prompt_logprobs"] = [
+                None,
+                *({str(token): {"logprob": value, "rank": 1}, "0": {"logprob": -9.0}} for token, value in pairs),
+            ]
         if body.get("return_token_ids"):
             choice |= {"token_ids": list(found.token_ids), "prompt_token_ids": body["prompt"]}
         return {"id": "cmpl-1", "object": "text_completion", "model": body.get("model"), "choices": [choice]}

@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from posttrain.backends.serving.start import make_sampler, start_weight_sync
 from posttrain.config.model import ModelConfig
 from posttrain.config.rollout import RolloutConfig
+from posttrain.errors import RunStopped
+from posttrain.interfaces.rollout_engine import Request
 from posttrain.models.loading import load_causal_lm
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
@@ -172,6 +174,33 @@ def test_cuts_forbid_tokens(rig: Rig, served_model: Path) -> None:
             assert all(token in row for token, row in zip(response.token_ids, likeliest.tolist(), strict=True))
 
 
+def test_logprobs_of_prompts_are_the_trainers_or_refused(rig: Rig, served_model: Path) -> None:
+    """Whatever the temperature; of equal prompts (the last is one token longer than the first) and of a single token."""
+    longer = Prompt(prompt_id="longer", token_ids=(*PROMPTS[0].token_ids, 7), text="", data_source="t")
+    sampling = SamplingParams(samples_per_prompt=2, max_response_tokens=3, temperature=0.6, prompt_logprobs=True)
+    if rig.name in ("hf", "http", "sglang"):
+        with pytest.raises(RunStopped, match="gives no log-probs of prompts: use native or vllm"):
+            rig.engine.generate(PROMPTS, sampling)
+        return
+    groups = rig.engine.generate([*PROMPTS, longer], sampling)
+    plain = with_weights_of(rig.model, served_model)
+    for group in groups:
+        ids = torch.tensor([group.prompt.token_ids])
+        with torch.no_grad():
+            expected = plain(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        for one in group.trajectories:
+            assert one.prompt_logprobs == pytest.approx(expected.tolist(), abs=TOLERANCE)
+    with rig.engine.open_stream(sampling) as stream:  # a conversation's past is computed again for it
+        stream.submit([Request("1", PROMPTS[0].token_ids, 2, "c")])
+        [first] = in_stream(stream).values()
+        stream.submit([Request("2", (*PROMPTS[0].token_ids, *first.token_ids, 7), 2, "c")])
+        [second] = in_stream(stream).values()
+    assert len(second.prompt_logprobs) == len(PROMPTS[0].token_ids) + len(first.token_ids)
+    assert second.prompt_logprobs[: len(first.prompt_logprobs)] == pytest.approx(first.prompt_logprobs, abs=TOLERANCE)
+    plainly = rig.engine.generate(PROMPTS[:1], SamplingParams(max_response_tokens=2))
+    assert plainly[0].trajectories[0].prompt_logprobs == ()
+
+
 def test_groups_and_samples_keep_their_order_and_names_and_are_handed_on_once(rig: Rig) -> None:
     handed: list[TrajectoryGroup] = []
     ticks: list[int] = []
@@ -266,3 +295,121 @@ def test_nothing_is_sent_when_nothing_changed(rig: Rig, monkeypatch: pytest.Monk
     assert calls == []
     rig.publish(9)
     assert calls == ["sent"]
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+
+
+def in_stream(stream: Any) -> dict[str, Trajectory]:
+    """All that is under way, to the end."""
+    ended: dict[str, Trajectory] = {}
+    while more := stream.wait(60.0):
+        assert not ended.keys() & {one.sample_id for one in more}
+        ended |= {one.sample_id: one for one in more}
+    return ended
+
+
+def request(prompt: Prompt, number: int = 0, tokens: int = 12, conversation: str = "") -> Request:
+    return Request(f"{prompt.prompt_id}/{number}", prompt.token_ids, tokens, conversation)
+
+
+def test_a_stream_samples_what_generate_does_whenever_it_is_asked(rig: Rig) -> None:
+    sampling = SamplingParams(samples_per_prompt=2, max_response_tokens=12, stop_token_ids=MANY_STOPS, seed=6)
+    together = {t.sample_id: t for group in rig.engine.generate(PROMPTS, sampling) for t in group.trajectories}
+    requests = [request(each, number) for number in (1, 0) for each in PROMPTS]
+    counted: list[int] = []
+    with rig.engine.open_stream(sampling, counted.append) as stream:
+        assert stream.wait(1.0) == []  # nothing is under way
+        stream.submit(requests[:3])
+        ended = {one.sample_id: one for one in stream.wait(60.0)}
+        assert ended
+        stream.submit(requests[3:])
+        ended |= in_stream(stream)
+    assert sum(counted) == sum(len(one.token_ids) for one in ended.values())
+    assert ended.keys() == together.keys()
+    for name, one in together.items():
+        assert (ended[name].token_ids, ended[name].text) == (one.token_ids, one.text)
+        assert (ended[name].stop_reason, ended[name].policy_version) == (one.stop_reason, one.policy_version)
+        assert ended[name].logprobs == pytest.approx(one.logprobs, abs=TOLERANCE)
+
+
+def test_requests_of_a_stream_have_lengths_of_their_own(rig: Rig) -> None:
+    sampling = SamplingParams(max_response_tokens=12, ignore_eos=True)
+    with rig.engine.open_stream(sampling) as stream:
+        stream.submit([request(each, tokens=tokens) for each, tokens in zip(PROMPTS, (1, 5, 20, 9), strict=True)])
+        ended = in_stream(stream)
+    assert [len(ended[f"{each.prompt_id}/0"].token_ids) for each in PROMPTS] == [1, 5, 20, 9]
+    assert {one.stop_reason for one in ended.values()} == {StopReason.LENGTH}
+
+
+def test_turns_of_a_conversation_are_sampled_like_requests_that_stand_alone(rig: Rig) -> None:
+    sampling = SamplingParams(max_response_tokens=8, seed=3)
+    found = []
+    for named in (True, False):
+        text = {each.prompt_id: each.token_ids for each in PROMPTS}
+        with rig.engine.open_stream(sampling) as stream:
+            for turn in range(3):
+                stream.submit(
+                    [Request(f"{name}/0@{turn}", ids, 6, name if named else "") for name, ids in text.items()]
+                )
+                for name, one in in_stream(stream).items():
+                    text[name.partition("/")[0]] += (*one.token_ids, *b" and?")
+        found.append(text)
+    assert found[0] == found[1]
+
+
+def test_a_cancelled_request_is_never_heard_of_again(rig: Rig) -> None:
+    sampling = SamplingParams(max_response_tokens=12, ignore_eos=True, seed=1)
+    with rig.engine.open_stream(sampling) as stream:
+        stream.submit([request(each, tokens=30) for each in PROMPTS])
+        stream.wait(0.0)
+        stream.cancel({f"{PROMPTS[0].prompt_id}/0", "unknown"})
+        stream.submit([request(PROMPTS[0], number=1)])
+        ended = in_stream(stream)
+        assert f"{PROMPTS[0].prompt_id}/0" not in ended or rig.name == "hf"  # which samples all of it in the first wait
+        assert f"{PROMPTS[0].prompt_id}/1" in ended
+        stream.submit([request(PROMPTS[0])])  # its name is free again
+        assert len(in_stream(stream)) == 1
+
+
+def test_what_a_stream_refuses(rig: Rig) -> None:
+    sampling = SamplingParams(max_response_tokens=30, ignore_eos=True)
+    stream = rig.engine.open_stream(sampling)
+    stream.submit([request(PROMPTS[0], tokens=40)])
+    with pytest.raises(ValueError, match="is under way already"):
+        stream.submit([request(PROMPTS[1]), request(PROMPTS[0])])
+    for empty in (Request("a", (), 3), Request("b", (1,), 0)):
+        with pytest.raises(ValueError, match="a token at least"):
+            stream.submit([empty])
+    with pytest.raises(RuntimeError, match="close it before"):
+        rig.engine.open_stream(sampling)
+    with pytest.raises(RuntimeError, match="close it before"):
+        rig.engine.generate(PROMPTS, sampling)
+    with pytest.raises(RuntimeError, match=r"while .* under way: close the stream before"):
+        rig.engine.weights_changed(9)
+    stream.close()
+    stream.close()
+    with pytest.raises(RuntimeError, match="the stream is closed"):
+        stream.submit([request(PROMPTS[0])])
+    assert stream.wait(1.0) == []
+    assert len(rig.engine.generate(PROMPTS, sampling)) == len(PROMPTS)
+
+
+def test_a_stream_goes_on_with_new_weights_when_nothing_is_under_way(rig: Rig, served_model: Path) -> None:
+    """Greedily, in a conversation: what was kept of the first turn is of the old weights."""
+    sampling = SamplingParams(max_response_tokens=8, temperature=0.0)
+    [first, *_] = PROMPTS
+    with rig.engine.open_stream(sampling) as stream:
+        stream.submit([request(first, 0, 8, "c")])
+        [before] = stream.wait(60.0)
+        with torch.no_grad():
+            for weight in rig.model.parameters():
+                weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(5)))
+        rig.publish(4)
+        longer = Prompt(prompt_id="longer", token_ids=(*first.token_ids, *before.token_ids), text="", data_source="t")
+        stream.submit([request(longer, 0, 8, "c")])
+        [after] = stream.wait(60.0)
+    assert (before.policy_version, after.policy_version) == (0, 4)
+    assert list(after.token_ids) == greedy_of_plain(rig.model, served_model, longer, 8)
+    expected = logprobs_of(trainer_logits(rig.model, served_model, longer, after), after)
+    assert after.logprobs == pytest.approx(expected.tolist(), abs=TOLERANCE)

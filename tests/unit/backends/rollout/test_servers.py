@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from posttrain.backends.serving.launch import LaunchedServer, arguments, free_po
 from posttrain.backends.serving.protocol import UnusableAnswer
 from posttrain.backends.weight_sync.disk import DiskSync
 from posttrain.errors import ConfigError, MissingDependency, RunStopped
-from posttrain.interfaces.rollout_engine import SamplerPlan
+from posttrain.interfaces.rollout_engine import Request, SamplerPlan
 from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.loading import load_causal_lm
 from posttrain.records.prompts import Prompt
@@ -343,18 +344,120 @@ def test_cache_of_old_weights_is_emptied_and_memory_is_given_back(
     server = stand_in()
     sampler = connect("sglang", server.url, options={"free_cache_engine": True})
     trained.publish(Policy(), sampler)
-    sampler.generate(PROMPTS, SAMPLING)
-    sampler.generate(PROMPTS, SAMPLING)
+    before = sampler.generate(PROMPTS, SAMPLING)
+    assert sampler.generate(PROMPTS, SAMPLING) == before  # the same seeds, asleep in between
     steps = [p for p in server.paths() if p not in ("/generate", "/health", "/get_model_info", "/get_weights_by_name")]
     release, resume = "/release_memory_occupation", "/resume_memory_occupation"
     assert steps == ["/update_weights_from_disk", "/flush_cache", release, resume, release]
     server = stand_in()
     sampler = connect("vllm", server.url, options={"free_cache_engine": True}, cuda=True)
-    sampler.generate(PROMPTS, SAMPLING)
+    before = sampler.generate(PROMPTS, SAMPLING)
     trained.sent = None
     trained.publish(Policy(), sampler)
+    again = sampler.generate(PROMPTS, SAMPLING)
+    assert [t.token_ids for group in again for t in group.trajectories] == [
+        t.token_ids for group in before for t in group.trajectories
+    ]
     steps = [p for p in server.paths() if p not in ("/v1/completions", "/health")]
-    assert steps == ["/sleep?level=1", "/wake_up", "/collective_rpc", "/reset_prefix_cache"]
+    sleep, wake = "/sleep?level=1", "/wake_up"
+    assert steps == [sleep, wake, "/collective_rpc", "/reset_prefix_cache", "/collective_rpc", sleep]
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+
+
+def request(number: int, conversation: str = "", tokens: int = 4) -> Request:
+    return Request(f"r{number}", PROMPTS[number].token_ids, tokens, conversation)
+
+
+def test_requests_of_a_stream_are_answered_while_nobody_waits(connect: Any, stand_in: Any) -> None:
+    server = stand_in()
+    with connect("vllm", server.url).open_stream(SAMPLING) as stream:
+        stream.submit([request(0), request(1)])
+        end = time.monotonic() + 10
+        while not (server.at_once == 0 and len(server.generations()) == 2) and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.1)  # for the answers to come home
+        assert sorted(one.sample_id for one in stream.wait(0.0)) == ["r0", "r1"]
+
+
+def test_a_stuck_request_of_a_stream_holds_nobody_up_and_becomes_a_failure(
+    connect: Any, stand_in: Any, said: Any
+) -> None:
+    server = stand_in()
+    server.misbehave = lambda path, body: said(after_s=30.0) if about(PROMPTS[1], body) else said()
+    with connect("vllm", server.url, timeout_s=1.5).open_stream(SAMPLING) as stream:
+        stream.submit([request(0), request(1)])
+        [first] = stream.wait(10.0)
+        assert first.sample_id == "r0" and first.stop_reason is not StopReason.FAILED
+        assert stream.wait(0.05) == []  # the time is over
+        stream.submit([request(2)])
+        assert [one.sample_id for one in stream.wait(10.0)] == ["r2"]
+        [stuck] = stream.wait(10.0)
+        assert (stuck.sample_id, stuck.stop_reason, stuck.token_ids) == ("r1", StopReason.FAILED, ())
+        assert stuck.failure == "no response within rollout.timeout_s = 1.5 s"
+        assert stream.wait(10.0) == []
+
+
+def test_what_stops_a_step_comes_out_of_a_stream(connect: Any, stand_in: Any, said: Any) -> None:
+    server = stand_in()
+    server.misbehave = lambda path, body: said(status=400, body={"error": "too long"}) if body else said()
+    stream = connect("vllm", server.url, options={"free_cache_engine": True}, cuda=True).open_stream(SAMPLING)
+    with pytest.raises(RunStopped, match=r"refuses the request: .*400.*too long"), stream:
+        stream.submit([request(0)])
+        stream.wait(10.0)
+    assert stream.closed and "/sleep?level=1" not in server.paths()
+    with pytest.raises(RunStopped, match="no sampler is left"):
+        connect("vllm", "http://127.0.0.1:1").open_stream(SAMPLING)
+    with pytest.raises(UnusableAnswer, match="log-probs of the raw logits"):
+        connect("http", server.url).open_stream(replace(SAMPLING, temperature=0.5))
+
+
+def test_a_conversation_stays_with_its_server_and_streams_keep_the_bound(
+    connect: Any, stand_in: Any, said: Any
+) -> None:
+    servers = [stand_in(), stand_in()]
+    for server in servers:
+        server.misbehave = lambda path, body: said(after_s=0.02)
+    engine = connect("vllm", *(server.url for server in servers), max_concurrent_sequences=3)
+    with engine.open_stream(SAMPLING) as stream:
+        for turn in range(2):
+            stream.submit([Request(f"{n}@{turn}", (50 + n, 60 + turn), 4, f"c{n}") for n in range(12)])
+            ended: list[str] = []
+            while more := stream.wait(10.0):
+                ended += [one.sample_id for one in more]
+            assert len(ended) == 12
+    asked = [Counter(body["prompt"][0] for body in server.generations()) for server in servers]
+    assert not asked[0].keys() & asked[1].keys()
+    assert asked[0] and asked[1] and asked[0] + asked[1] == Counter(dict.fromkeys(range(50, 62), 2))
+    assert sum(server.most_at_once for server in servers) <= 6 and max(s.most_at_once for s in servers) <= 3
+
+
+@pytest.mark.parametrize("engine", ["vllm", "http"])
+def test_a_stream_asks_again_what_is_served_after_new_weights(
+    engine: str, connect: Any, stand_in: Any, trained: DiskSync
+) -> None:
+    server = stand_in()
+    sampler = connect(engine, server.url, options=HTTP_UPDATES if engine == "http" else {})
+    Policy.version = 5
+    with sampler.open_stream(SAMPLING) as stream:
+        trained.publish(Policy(), sampler)
+        server.weight_version = '[0, "first"]'  # as after a restart
+        server.worker.__dict__.pop("_posttrain_served", None)
+        with pytest.raises(RunStopped, match=r"serves weights of version 0 .*version 5"):
+            stream.submit([request(0)])
+
+
+def test_a_stream_puts_its_server_to_sleep_when_it_is_closed(connect: Any, stand_in: Any) -> None:
+    server = stand_in()
+    sampler = connect("sglang", server.url, options={"free_cache_engine": True})
+    for _ in range(2):
+        with sampler.open_stream(SAMPLING) as stream:
+            stream.submit([request(0)])
+            assert len(stream.wait(10.0)) == 1
+    steps = [path for path in server.paths() if path not in ("/generate", "/health")]
+    release, resume = "/release_memory_occupation", "/resume_memory_occupation"
+    assert steps == [release, resume, release]
 
 
 # ------------------------------------------------------------------------------------------------ settings and starting

@@ -18,6 +18,8 @@ from posttrain.backends.serving.launch import free_port
 from posttrain.backends.serving.vllm_worker import WeightReceiver
 from posttrain.backends.weight_sync.collective import CollectiveSync
 from posttrain.backends.weight_sync.disk import DiskSync
+from posttrain.backends.weight_sync.hashed import HashedSync
+from posttrain.backends.weight_sync.in_memory import InMemorySync
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import BroadcastPlan, Served
 from posttrain.models.hugging_face_weights import hugging_face_weights
@@ -316,6 +318,29 @@ def test_disk_sync_stops_the_step_when_the_folder_was_damaged(
     with pytest.raises(RunStopped, match=words):
         sync.publish(Policy(), sampler)  # type: ignore[arg-type]
     assert sampler.version == -1 and sync.sent is None
+
+
+def test_hash_is_told_now_and_then_and_equal_ones_are_noticed() -> None:
+    """Every second sync of new weights, from the first on; a sync without an update counts for nothing."""
+    held, told = weights(), []
+    sampler = Sampler()
+    sync = HashedSync(InMemorySync(), held.items, every_steps=2, tell=told.append)
+    hashes = []
+    for version, change in ((0, 0.0), (1, 0.5), (1, 0.5), (2, 1e-6), (3, 1.0), (4, -1.0)):
+        held["embed"] += change
+        hashes.append(manifest_of(held.items(), version).content_hash)
+        Policy.version = version
+        sync.publish(Policy(), sampler)  # type: ignore[arg-type]
+        assert sampler.version == version
+    has = "the sampler's weights of version {} have the hash {}"
+    assert told[:2] == [has.format(0, hashes[0]), has.format(2, hashes[3])]
+    assert hashes[0] != hashes[3]
+    held["embed"] -= held["embed"] - weights()["embed"]
+    for version in (5, 6, 7, 8):
+        Policy.version = version
+        sync.publish(Policy(), sampler)  # type: ignore[arg-type]
+    repeated = "as those of version 6: the updates between have changed nothing"
+    assert len(told) == 5 and told[-1].endswith(repeated) and repeated not in told[-2]
 
 
 def test_collective_sync_sends_and_checks() -> None:

@@ -6,9 +6,11 @@ the left. Temperature and cuts are transformers' own; the draw is ours, so that 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from posttrain.backends.rollout.hf.stream import LockStepStream
 from posttrain.errors import ConfigError, Problem, RunStopped
-from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request
 from posttrain.models.loading import end_token_ids
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
@@ -42,18 +45,17 @@ ATTENTION = "sdpa"  # transformers' own, which knows padding
 class _Row:
     """One response under way."""
 
-    prompt: Prompt
-    sample_id: str
+    request: Request
     random: np.ndarray  # [max_response_tokens] in [0, 1)
-    token_ids: list[int]
-    logprobs: list[float]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     stop_reason: StopReason | None = None
 
 
 @ROLLOUT_ENGINES.register("hf")
 class HuggingFaceEngine:
-    """See interfaces.rollout_engine.RolloutEngine. Groups are sampled a batch at a time: ``max_concurrent_sequences`` rows, and
-    a batch lasts until its longest response ends."""
+    """See interfaces.rollout_engine.RolloutEngine. Responses are sampled a batch at a time: ``max_concurrent_sequences`` rows,
+    and a batch lasts until its longest response ends."""
 
     note = ""  # it computes in its usual way
 
@@ -70,15 +72,17 @@ class HuggingFaceEngine:
         self.end_tokens = end_token_ids(model, tokenizer)
         self.max_concurrent_sequences = max_concurrent_sequences
         self._version = 0
+        self._stream: LockStepStream | None = None
 
     @property
     def version(self) -> int:
         return self._version
 
     def weights_changed(self, version: int) -> None:
+        if self._stream is not None:
+            self._stream.refuse_new_weights()
         self._version = version
 
-    @torch.inference_mode()
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -88,36 +92,58 @@ class HuggingFaceEngine:
     ) -> list[TrajectoryGroup]:
         """See interfaces.rollout_engine. Raises: RunStopped when the model's logits are not finite; ConfigError for
         engine_sampling that generate does not know."""
-        rows = [
-            self._row(prompt, number, sampling) for prompt in prompts for number in range(sampling.samples_per_prompt)
-        ]
+        self._refuse_beside_a_stream()
+        samples, longest = sampling.samples_per_prompt, sampling.max_response_tokens
+        requests = deque(
+            Request(f"{prompt.prompt_id}/{number}", prompt.token_ids, longest)
+            for prompt in prompts
+            for number in range(samples)
+        )
+        done: list[Trajectory] = []
         groups: list[TrajectoryGroup] = []
-        with _own_attention(self.model):
-            for start in range(0, len(rows), self.max_concurrent_sequences):
-                self._batch(rows[start : start + self.max_concurrent_sequences], sampling, on_tokens)
-                done = min(start + self.max_concurrent_sequences, len(rows)) // sampling.samples_per_prompt
-                for index in range(len(groups), done):
-                    first = index * sampling.samples_per_prompt
-                    of_group = rows[first : first + sampling.samples_per_prompt]
-                    trajectories = tuple(self._trajectory(row) for row in of_group)
-                    groups.append(TrajectoryGroup(prompt=prompts[index], trajectories=trajectories))
-                    if on_group:
-                        on_group(groups[-1])
+        while requests:
+            done += self.sample(requests, sampling, on_tokens)
+            for index in range(len(groups), len(done) // samples):
+                of_group = tuple(done[index * samples : (index + 1) * samples])
+                groups.append(TrajectoryGroup(prompt=prompts[index], trajectories=of_group))
+                if on_group:
+                    on_group(groups[-1])
         return groups
 
-    def _row(self, prompt: Prompt, number: int, sampling: SamplingParams) -> _Row:
-        sample_id = f"{prompt.prompt_id}/{number}"
-        generator = np.random.Generator(np.random.Philox(key=sampling.request_seed(sample_id)))
-        return _Row(prompt, sample_id, generator.random(sampling.max_response_tokens), [], [])
+    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> LockStepStream:
+        """See interfaces.rollout_engine. What was submitted meanwhile is sampled together, a batch in every wait."""
+        self._refuse_beside_a_stream()
+        self._stream = LockStepStream(partial(self.sample, sampling=sampling, on_tokens=on_tokens))
+        return self._stream
+
+    def _refuse_beside_a_stream(self) -> None:
+        if self._stream is not None and not self._stream.closed:
+            raise RuntimeError("a stream of this sampler is open: close it before")
+
+    @torch.inference_mode()
+    def sample(
+        self, requests: deque[Request], sampling: SamplingParams, on_tokens: OnTokens | None
+    ) -> list[Trajectory]:
+        """A batch of the first requests, which leave the queue, to the end."""
+        if sampling.prompt_logprobs:
+            raise RunStopped("rollout.engine=hf gives no log-probs of prompts: use native or vllm")
+        rows: list[_Row] = []
+        while requests and len(rows) < self.max_concurrent_sequences:
+            request = requests.popleft()
+            generator = np.random.Generator(np.random.Philox(key=sampling.request_seed(request.sample_id)))
+            rows.append(_Row(request, generator.random(request.max_response_tokens)))
+        with _own_attention(self.model):
+            self._batch(rows, sampling, on_tokens)
+        return [self._trajectory(row) for row in rows]
 
     def _batch(self, rows: list[_Row], sampling: SamplingParams, on_tokens: OnTokens | None) -> None:
         """Sample one response per row."""
-        width = max(len(row.prompt.token_ids) for row in rows)
+        width = max(len(row.request.token_ids) for row in rows)
         ids = torch.zeros(len(rows), width, dtype=torch.int64)
         mask = torch.zeros_like(ids)
         for place, row in enumerate(rows):
-            length = len(row.prompt.token_ids)
-            ids[place, width - length :] = torch.tensor(row.prompt.token_ids)
+            length = len(row.request.token_ids)
+            ids[place, width - length :] = torch.tensor(row.request.token_ids)
             mask[place, width - length :] = 1
         draw = _Draw(self, rows, sampling, on_tokens)
         try:
@@ -125,7 +151,7 @@ class HuggingFaceEngine:
             model.generate(
                 inputs=ids.to(self.model.device),
                 attention_mask=mask.to(self.model.device),
-                generation_config=self._generation_config(sampling),
+                generation_config=self._generation_config(sampling, max(len(row.random) for row in rows)),
                 logits_processor=_warpers(sampling, draw),
                 stopping_criteria=StoppingCriteriaList([_AllDone(rows)]),
             )
@@ -135,7 +161,7 @@ class HuggingFaceEngine:
             what = f"generate does not take engine_sampling {dict(sampling.engine_sampling)}: {error}"
             raise ConfigError(Problem(what, field="rollout.engine_sampling")) from error
 
-    def _generation_config(self, sampling: SamplingParams) -> GenerationConfig:
+    def _generation_config(self, sampling: SamplingParams, longest: int) -> GenerationConfig:
         """The model's own (its repetition penalty, its forbidden tokens), but for what the configuration decides."""
         config = GenerationConfig.from_dict(self.model.generation_config.to_dict())
         decided: dict[str, Any] = {
@@ -145,7 +171,7 @@ class HuggingFaceEngine:
             "top_p": None,
             "min_p": None,
             "num_beams": 1,
-            "max_new_tokens": sampling.max_response_tokens,
+            "max_new_tokens": longest,
             "max_length": None,
             "eos_token_id": self._ends(sampling),
             "pad_token_id": 0,
@@ -174,7 +200,7 @@ class HuggingFaceEngine:
             row.stop_reason = StopReason.EOS
         elif self._ends_with_stop_text(row, sampling):
             row.stop_reason = StopReason.STOP_TEXT
-        elif len(row.token_ids) >= sampling.max_response_tokens:
+        elif len(row.token_ids) >= row.request.max_response_tokens:
             row.stop_reason = StopReason.LENGTH
 
     def _ends_with_stop_text(self, row: _Row, sampling: SamplingParams) -> bool:
@@ -188,7 +214,7 @@ class HuggingFaceEngine:
     def _trajectory(self, row: _Row) -> Trajectory:
         assert row.stop_reason is not None
         return Trajectory(
-            sample_id=row.sample_id,
+            sample_id=row.request.sample_id,
             token_ids=tuple(row.token_ids),
             logprobs=tuple(row.logprobs),
             text=str(self.tokenizer.decode(row.token_ids, skip_special_tokens=True)),

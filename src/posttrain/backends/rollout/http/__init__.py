@@ -30,6 +30,8 @@ class CompletionsProtocol:
     """OpenAI's /v1/completions, with what vLLM added to it; parameters at their usual value are left out, as some servers
     refuse words that they do not know."""
 
+    gives_prompt_logprobs = False
+
     def __init__(self, model: str | None, health_path: str = "/health"):
         self.model = model
         self.health_path = health_path
@@ -80,6 +82,7 @@ class HttpEngine(ServedEngine):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, plan: SamplerPlan, protocol: CompletionsProtocol):
         super().__init__(tokenizer, plan.end_tokens, replicas_of(plan, plan.endpoints, protocol.health_path), protocol)
+        self.note = plan.note
         self._protocol = protocol
         self._update_path = plan.options.get("update_path")
         self._served_path = plan.options.get("served_path")
@@ -101,6 +104,9 @@ class HttpEngine(ServedEngine):
         self.content_hash = announced.content_hash
         return reports
 
+    def load_adapter(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
+        raise RunStopped("rollout.engine=http takes whole weights: use rollout.weight_sync=disk")
+
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
         raise RunStopped("rollout.engine=http cannot join a process group: use rollout.weight_sync=disk")
 
@@ -116,8 +122,9 @@ class HttpEngine(ServedEngine):
                 if (served := _served(str(replica), answer)) != expected:
                     raise RunStopped(f"{replica} serves {served}, and {expected} was sent to it")
 
-    def check_logprobs(self, sampling: SamplingParams) -> None:
+    def check_sampling(self, sampling: SamplingParams) -> None:
         """Raises: UnusableAnswer when the server reports log-probs of another distribution than the one it samples from."""
+        super().check_sampling(sampling)
         plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and not sampling.top_k and not sampling.min_p
         if not plain and not self._reports_processed:
             raise UnusableAnswer(
@@ -125,10 +132,6 @@ class HttpEngine(ServedEngine):
                 "top_p or min_p: start the server with --logprobs-mode processed_logprobs and say so "
                 "(rollout.engine_options.logprobs=processed), or sample plainly (temperature 1)"
             )
-
-    def generate(self, prompts: Any, sampling: SamplingParams, on_tokens: Any = None, on_group: Any = None) -> Any:
-        self.check_logprobs(sampling)
-        return super().generate(prompts, sampling, on_tokens, on_group)
 
 
 @ROLLOUT_ENGINES.register("http")

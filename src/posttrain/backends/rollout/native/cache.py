@@ -3,20 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 LENGTH_STEP = 16  # visible lengths are rounded up to it, so that the matrix library meets few shapes
+FIRST_LENGTH = 64  # tokens that a slot has room for at first
+GROWTH = 1.5  # as often as it grows, all is copied once: over a whole response some three times its final size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Past:
+    """Keys and values of one sequence on its own, a pair per layer: [kv_heads, head_dim, N] and [kv_heads, N, head_dim]."""
+
+    layers: list[tuple[Tensor, Tensor]]
+
+
+class Slots:
+    """Keys and values of sequences, a slot for each: a pair of tensors per layer, which grow as they are needed.
+
+    Keys are stored transposed, ``[slots, kv_heads, head_dim, length]``: queries of one token times such keys is the fastest
+    product a CPU has for decoding. Values are ``[slots, kv_heads, length, head_dim]``. What was never written is 0, so that it
+    can be multiplied by the weight 0 of what is masked.
+    """
+
+    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
+        self.keys = [torch.zeros(0, kv_heads, head_dim, 0, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device) for _ in range(layers)]
+
+    def make_room(self, slots: int, length: int, *, most_slots: int | None = None, longest: int | None = None) -> None:
+        """Room for so many slots of so many tokens, and for some more up to the bounds, as more will follow. A layer at a
+        time: only one is there twice."""
+        had_slots, _, _, had_length = self.keys[0].shape
+        if slots > had_slots:
+            slots = max(slots, min(int(GROWTH * had_slots), slots if most_slots is None else most_slots))
+        if length > had_length:
+            more = max(FIRST_LENGTH, int(GROWTH * had_length))
+            length = _round_up(max(length, more if longest is None else min(more, longest)))
+        slots, length = max(slots, had_slots), max(length, had_length)
+        if (slots, length) == (had_slots, had_length):
+            return
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            _, kv_heads, head_dim, _ = keys.shape
+            self.keys[layer] = keys.new_zeros(slots, kv_heads, head_dim, length)
+            self.keys[layer][:had_slots, :, :, :had_length] = keys
+            self.values[layer] = values.new_zeros(slots, kv_heads, length, head_dim)
+            self.values[layer][:had_slots, :, :had_length] = values
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` tokens of one slot over another."""
+        if not length:
+            return  # the slot may never have been made
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[target, :, :, :length] = keys[source, :, :, :length]
+            values[target, :, :length] = values[source, :, :length]
 
 
 class KeyValueCache:
-    """Preallocated keys and values, per layer: of prompts ``[prompt_slots, kv_heads, ...]`` and of responses ``[slots, ...]``.
+    """Keys and values per layer: of ``prompts``, and of ``responses``.
 
-    All samples of a prompt read the one copy of its keys and values, as rows of one matrix product. Keys are stored
-    transposed, ``[head_dim, length]``: queries of one token times such keys is the fastest product a CPU has for decoding.
-    Active slots come first, in both parts; the caller moves the last one into a gap.
+    All samples of a prompt read the one copy of its keys and values, as rows of one matrix product. Active slots come first,
+    in both parts; the caller moves the last one into a gap.
 
     Stands in for a transformers cache: attention layers call ``update``. Which rows a forward pass holds is said beforehand,
     by ``prefilling`` or ``decoding``.
@@ -26,49 +75,42 @@ class KeyValueCache:
         self,
         *,
         layers: int,
-        prompt_slots: int,
-        slots: int,
         kv_heads: int,
-        max_prompt_len: int,
-        max_response_len: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        most_slots: int | None = None,
     ):
-        self.slots, self.prompt_slots, self.kv_heads = slots, prompt_slots, kv_heads
-        self.prompt_len, self.response_len = _round_up(max_prompt_len), _round_up(max_response_len)
-
-        def new(count: int, *shape: int) -> list[Tensor]:
-            return [torch.zeros(count, kv_heads, *shape, dtype=dtype, device=device) for _ in range(layers)]
-
-        self.prompt_keys = new(prompt_slots, head_dim, self.prompt_len)
-        self.prompt_values = new(prompt_slots, self.prompt_len, head_dim)
-        self.keys = new(slots, head_dim, self.response_len)
-        self.values = new(slots, self.response_len, head_dim)
-        self._parts: list[tuple[int, int, int]] | None = None
+        self.kv_heads = kv_heads
+        self.most_slots = most_slots  # it never has more, so there is no room to be made for them
+        self.longest_response: int | None = None  # neither for longer ones; tokens
+        kind = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
+        self.prompts = Slots(**kind, dtype=dtype, device=device)
+        self.responses = Slots(**kind, dtype=dtype, device=device)
+        self._parts: list[tuple[int, int, int, int]] | None = None
 
     @classmethod
-    def of(
-        cls, model: PreTrainedModel, *, prompt_slots: int, slots: int, max_prompt_len: int, max_response_len: int
-    ) -> KeyValueCache:
+    def of(cls, model: PreTrainedModel, most_slots: int | None = None) -> KeyValueCache:
         """A cache for what ``model`` computes."""
         config = model.config.get_text_config()
         heads = config.num_attention_heads
         return cls(
             layers=config.num_hidden_layers,
-            prompt_slots=prompt_slots,
-            slots=slots,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            max_prompt_len=max_prompt_len,
-            max_response_len=max_response_len,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             dtype=model.dtype,
             device=model.device,
+            most_slots=most_slots,
         )
 
-    def prefilling(self, parts: list[tuple[int, int, int]]) -> None:
-        """The next pass holds packed prompts: tokens start to end of its row go to the prompt slot named."""
-        self._parts = parts
+    def prefilling(self, parts: Sequence[tuple[int, int, int, int]]) -> None:
+        """The next pass holds packed prompts: each part is (start, end, slot, known), for tokens start to end of its row. They
+        go to the prompt slot named, behind ``known`` tokens that it holds already."""
+        if parts:
+            slots = max(slot for _, _, slot, _ in parts) + 1
+            longest = max(known + end - start for start, end, _, known in parts)
+            self.prompts.make_room(slots, longest, most_slots=self.most_slots)
+        self._parts = list(parts)
 
     def decoding(self, prompt_slots: Sequence[int], prompt_lens: Sequence[int], response_lens: Sequence[int]) -> None:
         """The next pass holds one token for each of the first so many slots.
@@ -76,12 +118,14 @@ class KeyValueCache:
         Args, one per row: the slot of its prompt; that prompt's length; how many tokens of the response are cached already,
         which is where the keys and values of the new one go.
         """
-        device = self.keys[0].device
         rows = len(prompt_slots)
+        longest = max(response_lens) + 1
+        self.responses.make_room(rows, longest, most_slots=self.most_slots, longest=self.longest_response)
+        device = self.responses.keys[0].device
         self._parts = None
         self._rows = torch.arange(rows, device=device)
         self._places = torch.tensor(response_lens, device=device)
-        self._visible = (_round_up(max(prompt_lens)), _round_up(max(response_lens) + 1))
+        self._visible = (_round_up(max(prompt_lens)), _round_up(longest))
         self._prompt_lens = torch.tensor(prompt_lens, device=device)
         self._masks: dict[int | None, Tensor] = {}
         # Rows by prompt: one line per prompt, filled up with row 0 where it has fewer samples than another.
@@ -101,19 +145,43 @@ class KeyValueCache:
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store what a layer computed, [1, kv_heads, N, head_dim] when prefilling, [rows, kv_heads, 1, head_dim] when
-        decoding. Returned as it is: a prompt sees only itself, and ``attend`` knows where a decoded token's past is."""
+        decoding. Returned as it is when decoding: ``attend`` knows where a token's past is. When prefilling, the known tokens
+        of the parts follow in their order, as models.packed_attention.continued_layout has it."""
         if self._parts is None:
             self.write(layer, key[:, :, 0], value[:, :, 0])
             return key, value
-        for start, end, slot in self._parts:
-            self.prompt_keys[layer][slot, :, :, : end - start] = key[0, :, start:end].transpose(1, 2)
-            self.prompt_values[layer][slot, :, : end - start] = value[0, :, start:end]
-        return key, value
+        keys, values = self.prompts.keys[layer], self.prompts.values[layer]
+        all_keys, all_values = [key], [value]
+        for start, end, slot, known in self._parts:
+            length = known + end - start
+            keys[slot, :, :, known:length] = key[0, :, start:end].transpose(1, 2)
+            values[slot, :, known:length] = value[0, :, start:end]
+            if known:
+                all_keys.append(keys[slot, :, :, :known].transpose(1, 2)[None])
+                all_values.append(values[slot, :, :known][None])
+        return torch.cat(all_keys, dim=2), torch.cat(all_values, dim=2)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store the new token of every row. key, value [rows, kv_heads, head_dim]"""
-        self.keys[layer][self._rows, :, :, self._places] = key
-        self.values[layer][self._rows, :, self._places] = value
+        self.responses.keys[layer][self._rows, :, :, self._places] = key
+        self.responses.values[layer][self._rows, :, self._places] = value
+
+    def take(self, prompt_slot: int, prompt_len: int, slot: int, length: int) -> Past:
+        """A copy of a prompt and the first ``length`` tokens of a response to it."""
+        layers = []
+        for layer in range(len(self.prompts.keys)):
+            parts = [(self.prompts, prompt_slot, prompt_len)] + ([(self.responses, slot, length)] if length else [])
+            keys = torch.cat([of.keys[layer][place, :, :, :count] for of, place, count in parts], dim=2)
+            values = torch.cat([of.values[layer][place, :, :count] for of, place, count in parts], dim=1)
+            layers.append((keys, values))
+        return Past(layers)
+
+    def put(self, past: Past, prompt_slot: int, length: int) -> None:
+        """Copy the first ``length`` tokens of a past into a prompt slot."""
+        self.prompts.make_room(prompt_slot + 1, length, most_slots=self.most_slots)
+        for layer, (keys, values) in enumerate(past.layers):
+            self.prompts.keys[layer][prompt_slot, :, :, :length] = keys[:, :, :length]
+            self.prompts.values[layer][prompt_slot, :, :length] = values[:, :length]
 
     def attend(self, layer: int, query: Tensor, scaling: float, window: int | None = None) -> Tensor:
         """Attention of one new token per row to its prompt and to its response so far, itself included.
@@ -125,10 +193,10 @@ class KeyValueCache:
         rows, heads, dim = query.shape
         prompt_len, response_len = self._visible
         kv, slots = self.kv_heads, self._prompts
-        prompt_keys = self.prompt_keys[layer][:slots].view(slots * kv, dim, -1)[:, :, :prompt_len]
-        prompt_values = self.prompt_values[layer][:slots].view(slots * kv, -1, dim)[:, :prompt_len]
-        keys = self.keys[layer][:rows].view(rows * kv, dim, -1)[:, :, :response_len]
-        values = self.values[layer][:rows].view(rows * kv, -1, dim)[:, :response_len]
+        prompt_keys = self.prompts.keys[layer][:slots].view(slots * kv, dim, -1)[:, :, :prompt_len]
+        prompt_values = self.prompts.values[layer][:slots].view(slots * kv, -1, dim)[:, :prompt_len]
+        keys = self.responses.keys[layer][:rows].view(rows * kv, dim, -1)[:, :, :response_len]
+        values = self.responses.values[layer][:rows].view(rows * kv, -1, dim)[:, :response_len]
         query = query.contiguous()
         to_prompt = self._by_row(torch.bmm(self._by_prompt(query), prompt_keys), rows)
         to_response = torch.bmm(query.view(rows * kv, heads // kv, dim), keys).view(rows, heads, response_len)
@@ -171,18 +239,6 @@ class KeyValueCache:
                 :, None
             ]
         return self._masks[window]
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` tokens of one response slot over another."""
-        for keys, values in zip(self.keys, self.values, strict=True):
-            keys[target, :, :, :length] = keys[source, :, :, :length]
-            values[target, :, :length] = values[source, :, :length]
-
-    def move_prompt(self, source: int, target: int, length: int) -> None:
-        """Copy a prompt of ``length`` tokens from one prompt slot over another."""
-        for keys, values in zip(self.prompt_keys, self.prompt_values, strict=True):
-            keys[target, :, :, :length] = keys[source, :, :, :length]
-            values[target, :, :length] = values[source, :, :length]
 
 
 def _round_up(length: int) -> int:

@@ -36,7 +36,7 @@ def draw(logits: Tensor, random: Tensor, sampling: SamplingParams) -> tuple[Tens
     logits = logits.float()
     if sampling.temperature == 0:
         tokens = logits.argmax(dim=1)
-        return tokens, _logprob(logits, tokens)
+        return tokens, logprob_of(logits, tokens)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
     kept = restrict(logits, sampling)
@@ -87,5 +87,6 @@ def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:
     return logits
 
 
-def _logprob(logits: Tensor, tokens: Tensor) -> Tensor:
+def logprob_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log softmax at one token per row. logits [B, vocabulary], tokens [B] int64 -> [B], nats"""
     return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=1)

@@ -42,8 +42,8 @@ def _difference(model: PreTrainedModel, decoder: Decoder) -> str:
     vocabulary: int = model.config.get_text_config().vocab_size
     tokens = torch.arange(1, PROMPT + 2, device=model.device) * (vocabulary // (PROMPT + 2))
     places = torch.arange(PROMPT + 1, device=model.device)
-    cache = KeyValueCache.of(model, prompt_slots=1, slots=1, max_prompt_len=PROMPT, max_response_len=1)
-    cache.prefilling([(0, PROMPT, 0)])
+    cache = KeyValueCache.of(model)
+    cache.prefilling([(0, PROMPT, 0, 0)])
     model(
         input_ids=tokens[None, :-1],
         position_ids=places[None, :-1],

@@ -62,6 +62,7 @@ class SglangProtocol:
     """/generate."""
 
     health_path = "/health"
+    gives_prompt_logprobs = False
 
     def __init__(self, end_tokens: frozenset[int]):
         self._end_tokens = end_tokens
@@ -124,6 +125,7 @@ class SglangEngine(ServedEngine):
     ):
         self._words = SglangProtocol(plan.end_tokens)
         super().__init__(tokenizer, plan.end_tokens, replicas, self._words)
+        self.note = plan.note
         self.server = server  # None: they run elsewhere
         if server:
             replicas.last_words = server.last_lines
@@ -157,6 +159,9 @@ class SglangEngine(ServedEngine):
         self.content_hash = announced.content_hash
         self._words.expected = announced
         return reports
+
+    def load_adapter(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
+        raise RunStopped("rollout.engine=sglang takes whole weights: use rollout.weight_sync=disk")
 
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
         raise RunStopped("rollout.engine=sglang takes weights from a folder: use rollout.weight_sync=disk")

@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.rollout.vllm.options import engine_arguments, frees_cache
 from posttrain.backends.rollout.vllm.server import EXTENSION
+from posttrain.backends.rollout.vllm.stream import VllmStream
 from posttrain.errors import RunStopped
-from posttrain.interfaces.rollout_engine import BroadcastPlan, OnGroup, OnTokens, SamplerPlan, Served
+from posttrain.interfaces.rollout_engine import BroadcastPlan, OnGroup, OnTokens, Request, SamplerPlan, Served
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 
@@ -19,42 +20,57 @@ from posttrain.records.trajectories import SamplingParams, StopReason, Trajector
 class VllmInProcessEngine:
     """See interfaces.rollout_engine.WeightTaker. Groups are handed on as the scheduler finishes them."""
 
-    note = ""  # it computes in its usual way
-
     def __init__(self, tokenizer: PreTrainedTokenizerBase, plan: SamplerPlan):
         from vllm import LLM
 
         self.tokenizer = tokenizer
         self.end_tokens = plan.end_tokens
-        self._llm: Any = LLM(**{"disable_log_stats": True} | engine_arguments(plan), worker_extension_cls=EXTENSION)
+        self.llm: Any = LLM(**{"disable_log_stats": True} | engine_arguments(plan), worker_extension_cls=EXTENSION)
         self._frees = frees_cache(plan) and plan.cuda
         self._asleep = False
         self._version = 0
         self.content_hash = ""
-        self._calls = 0
+        self.note = plan.note
+        self.adapter: Any = None  # vLLM's request for the adapter that is served; None: the model as it is
+        self._stream: VllmStream | None = None
 
     @property
     def version(self) -> int:
         return self._version
 
     def weights_changed(self, version: int) -> None:
+        self._refuse_while_busy()
         self._version = version
 
     def load_folder(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
         return self._take("posttrain_load", (str(folder), announced.content_hash), announced)
+
+    def load_adapter(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
+        from vllm.lora.request import LoRARequest
+
+        reports = self._take("posttrain_adapter", (str(folder), announced.content_hash), announced)
+        number = 1 if self.adapter is None else self.adapter.lora_int_id + 1
+        adapter = LoRARequest(f"policy-{announced.version}", number, str(folder))
+        if not self.llm.llm_engine.add_lora(adapter):
+            raise RunStopped(f"vLLM could not load the adapter of version {announced.version}")
+        if self.adapter is not None:
+            self.llm.llm_engine.remove_lora(self.adapter.lora_int_id)
+        self.adapter = adapter
+        return reports
 
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
         words = (manifest, group.backend, group.address, str(group.port), "1", str(group.size))
         return self._take("posttrain_receive", (*words, str(group.bucket_bytes), str(group.timeout_s)), announced)
 
     def _take(self, method: str, words: tuple[str, ...], announced: Served) -> list[tuple[str, Served]]:
-        self._wake()
+        self._refuse_while_busy()
+        self.wake()
         reports = []
-        for report in self._llm.collective_rpc(method, args=words):
+        for report in self.llm.collective_rpc(method, args=words):
             if "error" in report:
                 raise RunStopped(f"vLLM refuses the weights: {report['error']}")
             reports.append(("vLLM", Served(report["version"], report["content_hash"])))
-        self._llm.reset_prefix_cache()
+        self.llm.reset_prefix_cache()
         self.content_hash = announced.content_hash
         return reports
 
@@ -65,38 +81,49 @@ class VllmInProcessEngine:
         on_tokens: OnTokens | None = None,
         on_group: OnGroup | None = None,
     ) -> list[TrajectoryGroup]:
-        self._wake()
-        engine = self._llm.llm_engine
-        self._calls += 1
-        places: dict[str, tuple[int, int]] = {}
-        for group, prompt in enumerate(prompts):
-            for number in range(sampling.samples_per_prompt):
-                name = f"{self._calls}-{group}-{number}"
-                places[name] = (group, number)
-                seed = sampling.request_seed(f"{prompt.prompt_id}/{number}")
-                engine.add_request(name, {"prompt_token_ids": list(prompt.token_ids)}, self._params(sampling, seed))
-        responses: list[dict[int, Trajectory]] = [{} for _ in prompts]
+        samples = sampling.samples_per_prompt
         groups: dict[int, TrajectoryGroup] = {}
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                if not output.finished:
-                    continue
-                group, number = places[output.request_id]
-                trajectory = self._trajectory(prompts[group], number, output.outputs[0], sampling)
-                responses[group][number] = trajectory
-                if on_tokens:
-                    on_tokens(len(trajectory.token_ids))
-                if len(responses[group]) == sampling.samples_per_prompt:
-                    ordered = tuple(responses[group][each] for each in range(sampling.samples_per_prompt))
-                    groups[group] = TrajectoryGroup(prompt=prompts[group], trajectories=ordered)
-                    if on_group:
-                        on_group(groups[group])
-        if self._frees:
-            self._llm.sleep(level=1)  # weights wait in host memory
-            self._asleep = True
+        with self.open_stream(sampling, on_tokens) as stream:
+            numbers = [
+                [
+                    stream.add(Request(f"{prompt.prompt_id}/{number}", prompt.token_ids, sampling.max_response_tokens))
+                    for number in range(samples)
+                ]
+                for prompt in prompts
+            ]
+            group_of = {number: group for group, of_group in enumerate(numbers) for number in of_group}
+            ended: dict[str, Trajectory] = {}
+            while len(groups) < len(prompts):
+                for number, trajectory in stream.step():
+                    ended[number] = trajectory
+                    group = group_of[number]
+                    if all(each in ended for each in numbers[group]):
+                        trajectories = tuple(ended[each] for each in numbers[group])
+                        groups[group] = TrajectoryGroup(prompt=prompts[group], trajectories=trajectories)
+                        if on_group:
+                            on_group(groups[group])
         return [groups[group] for group in range(len(prompts))]
 
-    def _params(self, sampling: SamplingParams, seed: int) -> Any:
+    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> VllmStream:
+        """See interfaces.rollout_engine. Requests join at the scheduler's next step; its prefix cache serves conversations."""
+        if self._stream is not None and not self._stream.closed:
+            raise RuntimeError("a stream of this sampler is open: close it before")
+        self.wake()
+        self._stream = VllmStream(self, sampling, on_tokens)
+        return self._stream
+
+    def _refuse_while_busy(self) -> None:
+        if self._stream is not None and self._stream.busy:
+            raise RuntimeError("the weights change while responses are under way: close the stream before")
+
+    def rest(self) -> None:
+        """Give the memory back, where that is asked for."""
+        if self._frees:
+            self.llm.sleep(level=1)  # weights wait in host memory
+            self._asleep = True
+
+    def params(self, sampling: SamplingParams, seed: int) -> Any:
+        """vLLM's own sampling parameters."""
         from vllm import SamplingParams as VllmSamplingParams
 
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.end_tokens)}
@@ -114,16 +141,17 @@ class VllmInProcessEngine:
             "skip_special_tokens": False,
             "ignore_eos": sampling.ignore_eos,
             "logprobs": 0,
+            "prompt_logprobs": 0 if sampling.prompt_logprobs else None,
         }
         return VllmSamplingParams(**(values | dict(sampling.engine_sampling)))
 
-    def _trajectory(self, prompt: Prompt, number: int, output: Any, sampling: SamplingParams) -> Trajectory:
+    def trajectory(self, sample_id: str, output: Any, sampling: SamplingParams) -> Trajectory:
+        """A finished request as others see it. Raises: RunStopped when vLLM did not finish it."""
+        finished, output = output, output.outputs[0]
         tokens = list(output.token_ids)
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.end_tokens)}
         if output.finish_reason not in ("stop", "length") or not tokens:
-            raise RunStopped(
-                f"vLLM ended {prompt.prompt_id}/{number} after {len(tokens)} tokens: {output.finish_reason}"
-            )
+            raise RunStopped(f"vLLM ended {sample_id} after {len(tokens)} tokens: {output.finish_reason}")
         if tokens[-1] in ends:
             reason = StopReason.EOS
         elif output.finish_reason == "length":
@@ -131,15 +159,20 @@ class VllmInProcessEngine:
         else:
             reason = StopReason.STOP_TEXT if sampling.stop else StopReason.EOS
         return Trajectory(
-            sample_id=f"{prompt.prompt_id}/{number}",
+            sample_id=sample_id,
             token_ids=tuple(tokens),
             logprobs=tuple(step[token].logprob for step, token in zip(output.logprobs, tokens, strict=True)),
             text=str(self.tokenizer.decode(tokens, skip_special_tokens=True)),
             stop_reason=reason,
             policy_version=self._version,
+            prompt_logprobs=tuple(
+                place[token].logprob
+                for place, token in zip(finished.prompt_logprobs or (), finished.prompt_token_ids, strict=False)
+                if place is not None  # as for the first
+            ),
         )
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if self._asleep:
-            self._llm.wake_up()
+            self.llm.wake_up()
             self._asleep = False

@@ -22,6 +22,7 @@ NOT_ARGUMENTS = (
     "vllm_v1_disable_multiproc",
     "VLLM_USE_V1",
 )
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 has room for
 _RENAMED = {
     "model_dtype": "dtype",
     "inference_engine_pipeline_parallel_size": "pipeline_parallel_size",
@@ -47,6 +48,10 @@ def engine_arguments(plan: SamplerPlan) -> dict[str, Any]:
         "tensor_parallel_size": plan.tensor_parallel,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
+        "enable_lora": True if plan.adapter_rank else None,
+        "max_lora_rank": next((rank for rank in LORA_RANKS if rank >= plan.adapter_rank), None)
+        if plan.adapter_rank
+        else None,
         "enable_sleep_mode": (frees_cache(plan) and plan.cuda) or None,
     }
     for name, value in plan.options.items():
@@ -54,6 +59,8 @@ def engine_arguments(plan: SamplerPlan) -> dict[str, Any]:
             continue
         if name == "load_format":
             value = load_format(value)
+            if value == "dummy" and plan.adapter_rank:
+                continue  # the base is not sent: it must be read at the start
         elif name == "limit_images":
             name, value = "limit_mm_per_prompt", {"image": value}
         elif name == "disable_mm_preprocessor_cache":

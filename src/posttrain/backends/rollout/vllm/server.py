@@ -6,6 +6,7 @@ that are started elsewhere need VLLM_SERVER_DEV_MODE=1 and our worker extension 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from posttrain.backends.rollout.vllm.options import engine_arguments, frees_cach
 from posttrain.backends.serving.engine import ServedEngine
 from posttrain.backends.serving.launch import LaunchedServer, arguments, free_port
 from posttrain.backends.serving.protocol import Sampled, exact, field_of
-from posttrain.backends.serving.replicas import Replicas
+from posttrain.backends.serving.replicas import Replica, Replicas
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import BroadcastPlan, SamplerPlan, Served
+from posttrain.libraries.json_http import ANSWER, HttpFailure
 from posttrain.records.trajectories import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,14 +39,17 @@ class VllmProtocol:
     """Completions of vLLM's OpenAI server."""
 
     health_path = "/health"
+    gives_prompt_logprobs = True
 
     def __init__(self, end_tokens: frozenset[int]):
         self._end_tokens = end_tokens
+        self.model: str | None = None  # the adapter's name; None: the one model that there is
 
     def request(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> tuple[str, dict[str, Any]]:
         """Everything is said: what is left out would come from the server's defaults."""
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._end_tokens)}
         return "/v1/completions", {
+            **({"model": self.model} if self.model else {}),
             "prompt": list(token_ids),
             "n": 1,
             "seed": seed,
@@ -61,6 +66,7 @@ class VllmProtocol:
             "ignore_eos": sampling.ignore_eos,
             "logprobs": 0,  # of the sampled token, and of no other
             "return_token_ids": True,
+            **({"prompt_logprobs": 0} if sampling.prompt_logprobs else {}),
             **sampling.engine_sampling,
         }
 
@@ -72,7 +78,17 @@ class VllmProtocol:
             field_of(choice, "logprobs", "token_logprobs"),
             fix=_FIX,
         )
-        return Sampled(tokens, logprobs, str(field_of(choice, "finish_reason")))
+        return Sampled(tokens, logprobs, str(field_of(choice, "finish_reason")), _of_prompt(choice))
+
+
+def _of_prompt(choice: Any) -> list[float]:
+    """Log-probs of the prompt's tokens from the second on: at each place vLLM has those of some tokens, by their ids."""
+    places = field_of(choice, "prompt_logprobs") or []
+    found = [
+        field_of(place, str(token), "logprob")
+        for place, token in zip(places, field_of(choice, "prompt_token_ids") or [], strict=False)
+    ]
+    return [float(value) for value in found[1:] if isinstance(value, int | float)]
 
 
 class VllmServerEngine(ServedEngine):
@@ -85,7 +101,9 @@ class VllmServerEngine(ServedEngine):
         replicas: Replicas,
         server: LaunchedServer | None = None,
     ):
-        super().__init__(tokenizer, plan.end_tokens, replicas, VllmProtocol(plan.end_tokens))
+        self._words = VllmProtocol(plan.end_tokens)
+        super().__init__(tokenizer, plan.end_tokens, replicas, self._words)
+        self.note = plan.note
         self.server = server  # None: they run elsewhere
         if server:
             replicas.last_words = server.last_lines
@@ -94,6 +112,38 @@ class VllmServerEngine(ServedEngine):
 
     def load_folder(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
         return self._take("posttrain_load", [str(folder), announced.content_hash], announced)
+
+    def load_adapter(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
+        name, older = f"policy-{announced.version}-{announced.content_hash[:8]}", self._words.model
+
+        async def load(client: httpx2.AsyncClient) -> list[tuple[str, Served]]:
+            await self._wake(client)
+            reports = await self._call(client, "posttrain_adapter", [str(folder), announced.content_hash])
+            for replica in self.replicas.current():
+                await self._adapter(client, replica, "load", {"lora_name": name, "lora_path": str(folder)})
+                if older:
+                    await self._adapter(client, replica, "unload", {"lora_name": older})
+            return reports
+
+        reports = self.control(load)
+        self.content_hash = announced.content_hash
+        self._words.model = name
+        return reports
+
+    async def _adapter(self, client: httpx2.AsyncClient, replica: Replica, verb: str, body: dict[str, str]) -> None:
+        try:
+            async with asyncio.timeout(LOAD_S):
+                await self.replicas.ask_once(client, replica, "POST", f"/v1/{verb}_lora_adapter", body)
+        except TimeoutError:
+            raise RunStopped(f"{replica} could not {verb} the adapter within {LOAD_S:g} s") from None
+        except HttpFailure as failure:
+            if failure.kind != ANSWER:  # it answers with a text
+                hint = (
+                    "it must be started with --enable-lora, --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+                )
+                raise RunStopped(
+                    f"vLLM could not {verb} the adapter: {failure}; {hint}, or sent whole weights (weight_sync=disk)"
+                ) from None
 
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
         """With one server; each of its workers is a rank."""
@@ -163,6 +213,7 @@ def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         **({} if plan.cuda else {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE_GIB)}),
+        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if plan.adapter_rank else {}),
         **environment_of(plan.options),
     }
     command = [python, "-m", "vllm.entrypoints.openai.api_server", *words, "--worker-extension-cls", EXTENSION]

@@ -4,10 +4,10 @@ means what it means in 2026; names that were dropped since go on working."""
 from __future__ import annotations
 
 from posttrain.dialects.ledger import Key, Ledger
-from posttrain.dialects.roll.keys import algorithm, other_pipelines, pipeline, rewards, roles
+from posttrain.dialects.roll.keys import agentic, algorithm, other_pipelines, pipeline, rewards, roles
 from posttrain.dialects.roll.keys.worker import LATEST
 
-_SECTIONS = (row for section in (pipeline, algorithm, rewards, other_pipelines, roles) for row in section.ROWS)
+_SECTIONS = (row for section in (pipeline, algorithm, rewards, agentic, other_pipelines, roles) for row in section.ROWS)
 _ROWS: dict[str, Key] = {}
 for _row in _SECTIONS:
     _ROWS.setdefault(_row.name, _row)  # a section's own keys stand before those that all workers have

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
 from posttrain.dialects.roll.keys.worker import LATEST
 
-_PROFILER = "a profiler"
+_PROFILED = "of the first three steps: those of a whole run would fill a disk"
 _ALONE = "a time limit or a setting between processes, which a run on one device does not have"
 _SAMPLES = "the samples of every step are written to the run folder in any case"
 
@@ -59,16 +59,18 @@ _BOOKKEEPING: tuple[Key, ...] = (
             "kind of store"),
     ignored("checkpoint_config.async_upload", bool, ABSENT, "a checkpoint is written in place", "move in the background"),
     ignored("checkpoint_config", dict | None, None, "a folder has no further settings", "where checkpoints are moved to"),
-    planned("profiler_timeline", bool, False, _PROFILER, "record a timeline"),
-    planned("profiler_memory", bool, False, _PROFILER, "record memory"),
-    ignored("profiler_output_dir", str | None, None, "read with a profiler only", "folder of the profiles"),
+    mapped("profiler_timeline", bool, False, "profiling.steps", "record a timeline", by_rule=True, change=_PROFILED),
+    mapped("profiler_memory", bool, False, "profiling.steps profiling.memory profiling.operators", "record memory",
+           by_rule=True, change=_PROFILED),
+    mapped("profiler_output_dir", str | None, None, "profiling.folder", "folder of the profiles", by_rule=True,
+           change="null: profiles in the run folder"),
     ignored("length_profiler_dir", str | None, None, "metrics hold the lengths", "folder for lengths", since=LATEST),
     ignored("report_length_and_rewards", bool, False, "samples hold lengths and rewards", "write lengths and rewards",
             since=LATEST),
     ignored("otlp_output_dir", str | None, None, "no traces are written", "folder for traces", since=LATEST),
     ignored("system_envs", dict, {}, "a configuration does not change the environment here: set variables where the run is "
             "started", "environment variables of all workers"),
-    ignored("rpc_timeout", int, 3600, _ALONE, "seconds until a call between workers fails"),
+    mapped("rpc_timeout", int, 3600, "placement.call_timeout_s", "seconds until a call between workers fails"),
     mapped("num_gpus_per_node", int, 8, "placement.nodes", "devices of a node", by_rule=True,
            change="devices / this = nodes", note="ROLL of 2026 overwrites it by the number of local devices; here it counts."),
     ignored("num_nodes", int, 1, "computed from the device ids, in ROLL too", "nodes"),
@@ -80,10 +82,12 @@ _BOOKKEEPING: tuple[Key, ...] = (
     ignored("is_offload_states", bool, False, "read by SFT and DPO only", "offload models after every call", since=LATEST),
     ignored("is_offload_optimizer_states_in_train_step", bool, False, "read by SFT and DPO only",
             "offload the optimizer during passes", since=LATEST),
-    planned("rollout_mock.enable", bool, False, "replaying recorded rollouts", "record or replay rollouts", since=LATEST),
-    ignored("rollout_mock.mode", Literal["dump", "mock"], "dump", "read with rollout_mock.enable only", "record or replay",
+    mapped("rollout_mock.enable", bool, False, "tracking.batches_every_steps", "record or replay rollouts", by_rule=True,
+           change="every step is recorded", since=LATEST),
+    ignored("rollout_mock.mode", Literal["dump", "mock"], "dump",
+            "a run records; what it has recorded is learned from again by `posttrain replay`", "record or replay",
             since=LATEST),
-    ignored("rollout_mock.dump_dir", str, "./rollout_mock_dumps", "read with rollout_mock.enable only",
+    ignored("rollout_mock.dump_dir", str, "./rollout_mock_dumps", "records are in batches/ of the run folder",
             "folder of the records", since=LATEST),
     planned("transfer_backend", dict | None, None, "a transfer service between nodes", "service that moves tensors",
             cluster=True, since=LATEST),
@@ -109,7 +113,8 @@ _ROLLOUT: tuple[Key, ...] = (
            note="Validation prompts are cut at prompt_length, in ROLL too."),
     mapped("val_sequence_length", int | None, None, "validation.max_response_tokens",
            "longest validation prompt and response together", by_rule=True, change="- val_prompt_length"),
-    ignored("val_batch_size", int, 128, "RLVR validates on all rows, in ROLL too", "trajectories of a validation"),
+    mapped("val_batch_size", int, 128, "environment.validation_episodes", "agentic: trajectories of a validation", by_rule=True,
+           change="/ group_size of val_env_manager"),
     ignored("generate_opt_level", int, 1, "responses are always decoded side by side as they come",
             "1: one request per prompt, 0: one call for all"),
     ignored("is_num_return_sequences_expand", bool, False, "a prompt is computed once for all its responses",

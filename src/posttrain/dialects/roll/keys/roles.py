@@ -161,6 +161,12 @@ _FORWARD = {
     "max_tokens_per_microbatch_in_infer": by_rule("reference.max_tokens_per_micro_batch"),
 }
 
+_SAVING: dict[str, Here] = {
+    f"{_C}.save_only_model": by_rule("checkpoint.save_optimizer", "not; FSDP2 only"),
+    f"{_C}.async_save_ckpt": by_rule("checkpoint.background", "FSDP2 only"),
+}
+_SAVED_TOGETHER = dict.fromkeys(_SAVING, "actor_train's says how the checkpoint of all is written")
+
 ACTOR_TRAIN = Role(
     section="actor_train",
     strategy=Literal["megatron_train", "deepspeed_train", "fsdp2_train", "local"],
@@ -172,6 +178,7 @@ ACTOR_TRAIN = Role(
         **_lora("policy"),
         **_LOSS_KEYS,
         **_FORWARD,
+        **_SAVING,
         "model_args.model_name_or_path": by_rule("model.path", "null: pretrain"),
         "model_args.dtype": by_rule("model.compute_dtype", "bf16: bfloat16, fp32: float32; master weights are float32"),
         "model_args.disable_gradient_checkpointing": by_rule("model.gradient_checkpointing", "not"),
@@ -216,6 +223,7 @@ CRITIC = Role(
     planned=_TRAINED_PLANNED,
     ignored={
         **_COMMON,
+        **_SAVED_TOGETHER,
         "worker_cls": "there is one kind of critic",
         "num_gpus_per_worker": "a training worker has one device, in ROLL too",
         "infer_batch_size": "values are computed in the micro-batches of the critic's training",
@@ -240,6 +248,7 @@ REFERENCE = Role(
     },
     ignored={
         **_COMMON,
+        **_SAVED_TOGETHER,
         "strategy_args.strategy_name": "the reference runs in the policy's engine",
         "model_args.dtype": "the reference computes in actor_train's precision",
         "num_gpus_per_worker": "a worker of these strategies has one device, in ROLL too",
@@ -273,6 +282,7 @@ ACTOR_INFER = Role(
     otherwise="the sampler is not trained and reads no data",
     mapped={
         **_sampling("rollout"),
+        "generating_args.max_new_tokens": by_rule("rollout.max_response_tokens", "agentic: tokens of a turn"),
         "device_mapping": by_rule("rollout.devices placement.devices placement.nodes"),
         "num_gpus_per_worker": by_rule("rollout.tensor_parallel", "sglang and hf_infer; vllm goes by its own sizes"),
         "strategy_args.strategy_name": by_rule("rollout.engine", "hf_infer: hf; null: native"),
@@ -316,11 +326,26 @@ VALIDATION = Role(
     extra=(Base("eval_steps", int | None, None, "nothing: the eval_steps that counts stands at the top level"),),
 )  # fmt: skip
 
-_ENVIRONMENT = "settings of the environments, which are planned"
-ENV_MANAGERS = tuple(
-    Role(section=section, strategy=_UNUSED_STRATEGY, otherwise=_ENVIRONMENT)
-    for section in ("train_env_manager", "val_env_manager")
-)
+
+def _environments(section: str, role: str) -> Role:
+    return Role(
+        section=section,
+        strategy=_UNUSED_STRATEGY,
+        otherwise="environments are no model: they have no devices and no batches of their own",
+        mapped={
+            **_sampling(role),
+            "generating_args.max_new_tokens": by_rule(f"{role}.max_response_tokens", "per turn"),
+        },
+        planned=_SAMPLING_PLANNED,
+        ignored={
+            **{name: reason for name, reason in _COMMON.items() if name != "generating_args.max_new_tokens"},
+            "generating_args.num_return_sequences": "group_size says how many trajectories begin alike, in ROLL too",
+        },
+    )
+
+
+TRAIN_ENVS = _environments("train_env_manager", "rollout")
+VAL_ENVS = _environments("val_env_manager", "validation")
 REWARD_MODEL = Role(
     section="reward_model",
     strategy=_UNUSED_STRATEGY,
@@ -343,6 +368,6 @@ REWARD = Role(
 
 ROWS: tuple[Key, ...] = tuple(
     row
-    for role in (ACTOR_TRAIN, ACTOR_INFER, CRITIC, REFERENCE, VALIDATION, *ENV_MANAGERS, REWARD_MODEL, REWARD)
+    for role in (ACTOR_TRAIN, ACTOR_INFER, CRITIC, REFERENCE, VALIDATION, TRAIN_ENVS, VAL_ENVS, REWARD_MODEL, REWARD)
     for row in rows(role)
 )

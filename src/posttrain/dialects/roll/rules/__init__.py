@@ -6,6 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.keys.roles import CRITIC
+from posttrain.dialects.roll.rules.agentic import advantage as agentic_advantage
 from posttrain.dialects.roll.rules.agentic import agentic
 from posttrain.dialects.roll.rules.batches import batches
 from posttrain.dialects.roll.rules.look import is_agentic, plain, uses_critic, uses_reference
@@ -20,8 +21,9 @@ def rules(keys: Reader) -> dict[str, Any]:
     """The RunConfig fields of all rows by rule."""
     has_critic, has_reference = uses_critic(keys), uses_reference(keys)
     sizes, placed = layout(keys, has_critic=has_critic, has_reference=has_reference)
-    fields = placed | model(keys) | cadence(keys) | lengths(keys) | sampling(keys) | template(keys)
-    fields |= advantage(keys) | kl(keys) | loss(keys) | correction(keys) | critic(keys)
+    fields = placed | model(keys) | cadence(keys) | sampling(keys) | template(keys)
+    fields |= agentic_advantage(keys) if is_agentic(keys) else advantage(keys) | lengths(keys)
+    fields |= kl(keys) | loss(keys) | correction(keys) | critic(keys)
     fields["policy.optimizer.betas"] = _betas(keys, "actor_train")
     fields |= lora(keys, "actor_train", "policy")
     if has_critic:
@@ -34,7 +36,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     if keys["is_pure_opd"] and keys["use_opd"]:
         keys.problem("is_pure_opd and use_opd are both true", key="is_pure_opd", fix="keep one of them")
     if is_agentic(keys):
-        return fields | agentic(keys)
+        return fields | agentic(keys, sizes, has_reference=has_reference)
     fields |= batches(keys, sizes, has_reference=has_reference)
     return fields | data(keys) | validation(keys) | rewards(keys)
 

@@ -1,45 +1,241 @@
-"""Agentic pipelines are planned: what can be said about their sizes, and enough fields for a plan."""
+"""Agentic pipelines: trajectories in environments take the place of prompts and rewards."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.keys.roles import TRAIN_ENVS, VAL_ENVS
+from posttrain.dialects.roll.rules.batches import forward_only, trajectory_batches
+from posttrain.dialects.roll.rules.environments import environment, samples_turns
+from posttrain.dialects.roll.rules.look import count, plain, text_none
+from posttrain.dialects.roll.rules.placement import Layout
+
+TRAIN, VAL = "train_env_manager", "val_env_manager"
+GROUP = "traj_group_id"
+OF_STEPS = ("gigpo", "step_reinforce")
+_GENERATING = "generating_args"
+_NO_PROMPTS = "environments take the place of prompts"
+_UNREAD = {
+    "num_return_sequences_in_group": "train_env_manager.group_size says how many trajectories begin alike",
+    "prompt_length": "a conversation may grow to sequence_length",
+    "actor_train.data_args.file_name": _NO_PROMPTS,
+    "actor_train.data_args.prompt": _NO_PROMPTS,
+    "actor_train.data_args.messages": _NO_PROMPTS,
+    "actor_train.data_args.tag": _NO_PROMPTS,
+    "rewards": "environments give the rewards",
+    "validation": "val_env_manager validates",
+    "norm_mean_type": "reward_normalization counts in agentic pipelines, in ROLL too",
+    "norm_std_type": "reward_normalization counts in agentic pipelines, in ROLL too",
+    "reward_norm": "reward_normalization counts in agentic pipelines, in ROLL too",
+    "reward_shift": "reward_normalization counts in agentic pipelines, in ROLL too",
+    "reward_scale": "reward_normalization counts in agentic pipelines, in ROLL too",
+}
 
 
-def agentic(keys: Reader) -> dict[str, Any]:
-    """Fields that stand in for data and rewards, which environments take the place of."""
-    keys.plan_only(
-        "this is ROLL's agentic pipeline (custom_envs, train_env_manager), which is planned", key=_first(keys),
-        fix="RLVR pipelines, which have rewards and data_args.file_name, run today",
-    )  # fmt: skip
-    for section in ("train_env_manager", "val_env_manager"):
-        _check_groups(keys, section)
-    tags = keys["train_env_manager.tags"]
-    return {"data.train_files": [f"environment {tag}" for tag in tags] or ["environment"], "data.prompts_per_step": 1}
+def agentic(keys: Reader, sizes: Layout, *, has_reference: bool) -> dict[str, Any]:
+    """Environments, sizes, lengths, sampling and validation."""
+    for key, reason in _UNREAD.items():
+        keys.ignore(key, reason)
+    validates = keys.written(VAL) and keys["eval_steps"] > 0
+    shares = {TRAIN: _shares(keys, TRAIN)} | ({VAL: _shares(keys, VAL)} if validates else {})
+    tags = list(dict.fromkeys(tag for each in shares.values() for tag in each))
+    named = _named(keys, tags, shares)
+    fields: dict[str, Any] = {
+        "data.train_files": [],
+        "data.shuffle": False,  # every step has each tag's share
+        "environment.named": named,
+        "environment.sample_per_turn": samples_turns(keys, [tag for tag in tags if tag in named]),
+        "reward.terms": [],
+        "reward.by_turn": keys["use_turn_scores"] or keys["adv_estimator"] in OF_STEPS,
+    }
+    fields |= _sampling(keys, TRAIN, "rollout") | _lengths(keys, tags)
+    fields |= _sizes(keys, sizes) | forward_only(keys, has_reference=has_reference)
+    return fields | (_validation(keys) if validates else _without_validation(keys))
 
 
-def _first(keys: Reader) -> str:
-    return next(key for key in ("custom_envs", "train_env_manager", "val_env_manager") if keys.written(key))
-
-
-def _check_groups(keys: Reader, section: str) -> None:
-    """Groups must be shared out among tags, and a step must be whole groups."""
+def _shares(keys: Reader, section: str) -> dict[str, int]:
+    """Groups of each tag."""
     groups_key = f"{section}.env_groups" if keys.written(f"{section}.env_groups") else f"{section}.num_env_groups"
     parts_key = f"{section}.n_groups" if keys.written(f"{section}.n_groups") else f"{section}.num_groups_partition"
-    groups, parts, size = keys[groups_key], keys[parts_key], keys[f"{section}.group_size"]
-    if keys.written(groups_key) and isinstance(parts, list) and sum(parts) != groups:
+    tags, parts, groups = keys[f"{section}.tags"], keys[parts_key], keys[groups_key]
+    if not keys.written(parts_key) and len(tags) == 1:
+        parts = [groups]
+    if len(parts) != len(tags):
+        keys.problem(f"{section}.tags names {len(tags)} environments, and {parts_key} has {len(parts)} numbers", key=parts_key,
+                     fix=f"give one number of groups per tag, {groups} together")  # fmt: skip
+    elif keys.written(groups_key) and sum(parts) != groups:
         keys.problem(f"{parts_key} adds up to {sum(parts)}, and there are {groups} groups", key=parts_key,
                      fix=f"use parts that add up to {groups}, one per tag")  # fmt: skip
-    validates = section == "val_env_manager"
-    step_key = "val_batch_size" if validates else "rollout_batch_size"
-    step, whole = keys[step_key], size * groups if validates else size
-    if not keys.written(section) or step < 0 or whole < 1:
-        return
-    if step % whole:
-        keys.problem(f"{step_key}={step} does not divide into groups: {whole} trajectories at a time", key=step_key,
-                     fix=f"use {step_key}={-(-step // whole) * whole}")  # fmt: skip
-    most, needed = keys[f"{section}.max_traj_per_env"], -(-step // max(1, groups * size))
-    if 0 <= most < needed:
-        keys.problem(f"{section}.max_traj_per_env is {most}, and a step needs {needed} of every environment",
-                     key=f"{section}.max_traj_per_env", fix=f"use {needed}, or -1")  # fmt: skip
+    return {tag: part for tag, part in zip(tags, parts, strict=False) if part > 0}
+
+
+def _named(keys: Reader, tags: list[str], shares: dict[str, dict[str, int]]) -> dict[str, dict[str, Any]]:
+    """environment.named, with what each tag has of the episodes of training and validation."""
+    named = {}
+    for tag in tags:
+        found = environment(keys, tag)
+        if found is None:
+            continue
+        penalty = keys[f"{TRAIN}.format_penalty"]
+        if penalty and found["name"] in ("frozen_lake", "sokoban"):
+            found["settings"].setdefault("format_penalty", penalty)
+        found["weight"] = float(shares[TRAIN].get(tag, 0))
+        if VAL in shares:
+            found["validation_weight"] = float(shares[VAL].get(tag, 0))
+        named[tag] = found
+    return named
+
+
+def _sampling(keys: Reader, section: str, ours: str) -> dict[str, Any]:
+    """generating_args: those of actor_infer where they are written, for the managers too, as in ROLL."""
+    own, shared = f"{section}.{_GENERATING}", f"actor_infer.{_GENERATING}"
+    if keys.written(shared):
+        keys.ignore(own, f"{shared} goes before it, in ROLL too")
+        if ours == "rollout":
+            return {}  # the rows of actor_infer decide them
+        own = shared
+    fields = plain(keys, VAL_ENVS if ours == "validation" else TRAIN_ENVS)
+    if own == shared:
+        fields = {f"validation.{name}": keys[f"{shared}.{name}"] for name in ("temperature", "top_p")} | {
+            "validation.top_k": max(keys[f"{shared}.top_k"], 0),
+            "validation.stop": keys[f"{shared}.stop_strings"] or [],
+        }
+    penalty = keys[f"{own}.repetition_penalty"]
+    if penalty != 1:
+        fields[f"{ours}.engine_sampling.repetition_penalty"] = penalty
+    return fields
+
+
+def _lengths(keys: Reader, tags: list[str]) -> dict[str, Any]:
+    """Tokens of a turn and of an episode. ROLL cuts a turn where sequence_length ends; here no turn begins that may not fit."""
+    section = "actor_infer" if keys.written(f"actor_infer.{_GENERATING}") else TRAIN
+    most = keys[f"{section}.{_GENERATING}.max_new_tokens"]
+    by_tag = {tag: min(most, keys[f"custom_envs.{tag}.max_tokens_per_step"] or most) for tag in tags}
+    turn = max(by_tag.values(), default=most)
+    if len(set(by_tag.values())) > 1:
+        each = ", ".join(f"{tokens} ({tag})" for tag, tokens in by_tag.items())
+        keys.warn(f"the environments allow turns of {each} tokens; here a turn of any of them may have {turn}")
+    total = keys["sequence_length"]
+    if total is None:
+        keys.problem("sequence_length is not given", key="sequence_length", fix="use sequence_length=8192, or another number of "
+                     "tokens for a whole trajectory")  # fmt: skip
+        return {"rollout.max_response_tokens": turn}
+    if total <= turn:
+        keys.problem(f"sequence_length={total} leaves no room beside turns of {turn} tokens", key="sequence_length",
+                     fix=f"use sequence_length={turn + 1024}, or shorter turns")  # fmt: skip
+        total = turn + 1
+    return {
+        "rollout.max_response_tokens": turn,
+        "environment.max_context_tokens": total - turn,
+        "data.max_prompt_tokens": total - turn,
+    }
+
+
+def _sizes(keys: Reader, sizes: Layout) -> dict[str, Any]:
+    """rollout_batch_size counts trajectories."""
+    size, step = count(keys, f"{TRAIN}.group_size"), count(keys, "rollout_batch_size")
+    if step % size:
+        keys.problem(f"rollout_batch_size={step} does not divide into groups: {size} trajectories at a time",
+                     key="rollout_batch_size", fix=f"use rollout_batch_size={-(-step // size) * size}")  # fmt: skip
+        step = -(-step // size) * size
+    fields = {
+        "data.prompts_per_step": step // size,
+        "rollout.samples_per_prompt": size,
+        "environment.train_episodes": step // size * count(keys, "max_steps"),  # none is played twice, as in ROLL
+    }
+    return fields | trajectory_batches(keys, sizes, step)
+
+
+def _validation(keys: Reader) -> dict[str, Any]:
+    size, groups = count(keys, f"{VAL}.group_size"), sum(_shares(keys, VAL).values())
+    step = count(keys, "val_batch_size")
+    if step % (size * max(groups, 1)):
+        whole = size * groups
+        keys.problem(f"val_batch_size={step} does not divide into groups: {whole} trajectories at a time", key="val_batch_size",
+                     fix=f"use val_batch_size={-(-step // whole) * whole}")  # fmt: skip
+    return _sampling(keys, VAL, "validation") | {
+        "environment.validation_episodes": max(step // size, 1),
+        "validation.samples_per_prompt": size,
+        "validation.every_steps": keys["eval_steps"],
+        "validation.before_training": True,
+        "validation.after_training": False,
+    }
+
+
+def _without_validation(keys: Reader) -> dict[str, Any]:
+    for key in ("eval_steps", VAL, "val_batch_size"):
+        keys.ignore(key, f"there is no validation: eval_steps is not above 0, or {VAL} is not given")
+    return {}
+
+
+def advantage(keys: Reader) -> dict[str, Any]:
+    """The estimator. grpo is reinforce on rewards normalised as reward_normalization says, as in ROLL."""
+    name, (mean, std) = keys["adv_estimator"], _normalization(keys)
+    clip, whiten = keys["reward_clip"] or None, keys["whiten_advantages"]
+    fields: dict[str, Any] = {"advantage.clip": keys["advantage_clip"] or None, "advantage.whiten": whiten}
+    for estimators, names in ((("gigpo",), ("episode_reward_weight", "step_reward_weight")),
+                              (("gigpo", "step_reinforce"), ("step_reward_gamma",))):  # fmt: skip
+        if name not in estimators:
+            for key in names:
+                keys.ignore(key, f"adv_estimator is {name}")
+    if name == "gigpo":
+        return fields | _gigpo(keys, mean, std)
+    if name == "step_reinforce":
+        if (mean, std) != ("none", "none"):
+            keys.plan_only("returns of steps that are normalised are planned", key="reward_normalization.method",
+                           fix="use method: identity, with whiten_advantages: true for advantages of mean 0")  # fmt: skip
+        return fields | {"advantage.name": name, "advantage.step_gamma": keys["step_reward_gamma"]}
+    if name == "gae":
+        fields |= {
+            "advantage.name": "gae",
+            "advantage.gae_lambda": keys["lambd"],
+            "advantage.estimator_whitens": whiten,
+        }
+        del fields["advantage.whiten"]
+    else:
+        fields["advantage.name"] = "agentic_reinforce" if name == "agentic_reinforce" else "reinforce"
+    return fields | {
+        "reward.normalize_mean": mean,
+        "reward.normalize_std": std,
+        "reward.clip": clip,
+        "advantage.gamma": keys["gamma"],
+        "advantage.whiten_rewards": keys["whiten_rewards"],
+    }
+
+
+def _gigpo(keys: Reader, mean: str, std: str) -> dict[str, Any]:
+    """Ours compares trajectories of a group, and steps from one state of it."""
+    if (mean, std) not in (("group", "group"), ("group", "none")):
+        keys.plan_only(
+            f"gigpo with rewards normalised by mean {mean} and deviation {std} is planned", key="reward_normalization.grouping",
+            fix=f"use reward_normalization: {{grouping: {GROUP}, method: mean_std}}, as its paper does",
+        )  # fmt: skip
+    return {
+        "advantage.name": "gigpo",
+        "advantage.normalize_by_std": std != "none",
+        "advantage.step_gamma": keys["step_reward_gamma"],
+        "advantage.episode_weight": keys["episode_reward_weight"],
+        "advantage.step_weight": keys["step_reward_weight"],
+    }
+
+
+def _normalization(keys: Reader) -> tuple[str, str]:
+    """reward.normalize_mean and reward.normalize_std."""
+    at = "reward_normalization"
+    grouping, method = keys[f"{at}.grouping"], keys[f"{at}.method"]
+    mean, std = text_none(keys[f"{at}.norm_mean_type"]), text_none(keys[f"{at}.norm_std_type"])
+    level = "batch" if grouping == "batch" else "group"
+    if mean is None and std is None:
+        mean = level if method != "identity" else None
+        std = level if method in ("mean_std", "asym_clip") else None
+    else:
+        keys.ignore(f"{at}.method", "norm_mean_type and norm_std_type go before it, in ROLL too")
+    if "group" in (mean, std) and grouping not in (GROUP, "state"):
+        what = f"{at}.grouping={grouping} is planned: rewards compared over other sets than the step and the group"
+        keys.plan_only(what, key=f"{at}.grouping", fix=f"use batch, or {GROUP}")
+    if method == "asym_clip" and (mean or std):
+        keys.warn(
+            "reward_normalization.method=asym_clip is mean_std, as in ROLL of 2026; in mid-2025 it also cut to -1 and 3"
+        )
+    return mean or "none", std or "none"

@@ -27,7 +27,32 @@ def batches(keys: Reader, layout: Layout, *, has_reference: bool) -> dict[str, A
     if layout.critic:
         fields["critic.epochs_per_step"] = 1
         fields |= _updates(keys, "critic", "critic", layout.critic, prompts * samples, check=splits)
-    return fields | _forward_only(keys, has_reference=has_reference)
+    return fields | forward_only(keys, has_reference=has_reference)
+
+
+def trajectory_batches(keys: Reader, layout: Layout, trajectories: int) -> dict[str, Any]:
+    """Updates and micro-batches of an agentic step. ROLL copies trajectories until they divide into updates; here an update has
+    fewer of them where they do not."""
+    fields: dict[str, Any] = {"policy.epochs_per_step": count(keys, "ppo_epochs")}
+    roles = [("policy", "actor_train", layout.policy)] + (
+        [("critic", "critic", layout.critic)] if layout.critic else []
+    )
+    if layout.critic:
+        fields["critic.epochs_per_step"] = 1
+    for role, section, at in roles:
+        fields |= _updates(keys, role, section, at, trajectories, check=False)
+        asked = fields[f"{role}.sequences_per_mini_batch"]
+        sizes = [
+            size for size in range(1, min(asked, trajectories) + 1) if trajectories % size == size % at.copies == 0
+        ]
+        if not sizes:
+            keys.problem(f"{trajectories} trajectories do not split over {at.copies} data-parallel ranks ({at.in_words})",
+                         key=_STEP, fix=f"use {_STEP}={-(-trajectories // at.copies) * at.copies}")  # fmt: skip
+        elif sizes[-1] != asked:
+            fields[f"{role}.sequences_per_mini_batch"] = sizes[-1]
+            keys.warn(f"{section}: {trajectories} trajectories do not divide into updates of {asked}; here an update has "
+                      f"{sizes[-1]}, where ROLL copies trajectories (batch_adjust_mode)")  # fmt: skip
+    return fields
 
 
 def _step_splits(keys: Reader, prompts: int, samples: int, layout: Layout) -> bool:
@@ -105,7 +130,7 @@ def _longest(keys: Reader) -> int:
     return int(keys["sequence_length"] or (keys["prompt_length"] + (keys["response_length"] or 0)))
 
 
-def _forward_only(keys: Reader, *, has_reference: bool) -> dict[str, Any]:
+def forward_only(keys: Reader, *, has_reference: bool) -> dict[str, Any]:
     """Log-probs without gradient: of the policy before its updates, and of the reference, in micro-batches of one size."""
     sizes, budgets = [], []
     sections = ["actor_train", *(["reference"] if has_reference else [])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,10 @@ from posttrain.dialects.roll.rules.look import CONFIG, count, written_config
 _SPECIAL = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "tensor_parallel_size",
 )  # fmt: skip
+_SAVING: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "save_only_model": ("checkpoint.save_optimizer", operator.not_),
+    "async_save_ckpt": ("checkpoint.background", bool),
+}
 _ENGINES = {"hf_infer": "hf"}
 _PARALLEL = {
     "tensor_parallel": "tensor_model_parallel_size",
@@ -53,13 +59,20 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Layo
     for role, ids in devices.items():
         if ids and ids != everywhere:
             fields[f"{role}.devices"] = ids
-    if total > 1 and not devices["policy"]:
-        others = ", ".join(f"{sections[role]}.device_mapping" for role, ids in devices.items() if ids)
-        keys.problem(
-            f"actor_train has no device_mapping, and {others} has one: a CPU worker cannot train beside devices",
-            key="actor_train.device_mapping",
-            fix=f"use actor_train.device_mapping={_text(everywhere)!r}",
+    both = sorted({*devices["policy"]} & {*devices["rollout"]})
+    if keys["async_generation_ratio"] > 0 and both:
+        keys.warn(
+            f"actor_train and actor_infer are both on device{'s' * (len(both) > 1)} {', '.join(map(str, both))}: with "
+            f"async_generation_ratio={keys['async_generation_ratio']:g} they work at the same time, and cannot take turns there"
         )
+    for role in ("policy", "critic"):
+        if total > 1 and role in devices and not devices[role]:
+            others = ", ".join(f"{sections[each]}.device_mapping" for each, ids in devices.items() if ids)
+            keys.problem(
+                f"{sections[role]} has no device_mapping, and {others} has one: a CPU worker cannot train beside devices",
+                key=f"{sections[role]}.device_mapping",
+                fix=f"use {sections[role]}.device_mapping={_text(everywhere)!r}",
+            )
     policy = _trained(keys, "policy", "actor_train", devices["policy"], fields)
     critic = _trained(keys, "critic", "critic", devices["critic"], fields) if has_critic else None
     if has_reference:
@@ -146,8 +159,15 @@ def _options(keys: Reader, role: str, section: str, strategy: str | None) -> dic
         if reader != family and family not in ("native", "local"):
             keys.ignore(key, f"{reader} reads it, and this is {strategy}")
             continue
+        if name in _SAVING:
+            if role == "policy":
+                field, of = _SAVING[name]
+                fields[field] = of(value)
+            continue
         if key not in keys.ledger.by_name and (guess := keys.ledger.nearest(key)) and guess[0].startswith(section):
             keys.warn(f"{key} is handed to {family} as it is, at {keys.sources.where(key)} (did you mean {guess[0]}?)")
+        if name == "fsdp_size" and value == 1:  # ROLL's word for all of them
+            value = -1
         fields[f"{role}.engine_options.{name}"] = value
     return fields
 

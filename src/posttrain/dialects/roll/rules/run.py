@@ -79,6 +79,9 @@ def data(keys: Reader) -> dict[str, Any]:
 
 def lengths(keys: Reader) -> dict[str, Any]:
     """The longest response, in training and in validation."""
+    keys.ignore("actor_infer.generating_args.max_new_tokens", "it is sequence_length - prompt_length (or response_length), in "
+                "ROLL since 2025-06 too")  # fmt: skip
+    keys.ignore("val_batch_size", "RLVR validates on all rows, in ROLL too")
     prompt, total, response = keys["prompt_length"], keys["sequence_length"], keys["response_length"]
     fields: dict[str, Any] = {}
     if total is None and response is None:
@@ -161,6 +164,27 @@ def cadence(keys: Reader) -> dict[str, Any]:
             "profiler_timeline and profiler_memory are both true", key="profiler_timeline", fix="keep one of them"
         )
     _check_variables(keys)
+    return fields | _profiling(keys)
+
+
+def _profiling(keys: Reader) -> dict[str, Any]:
+    """Profiles, and records that a replay can learn from."""
+    fields: dict[str, Any] = {}
+    if keys["profiler_timeline"] or keys["profiler_memory"]:
+        fields["profiling.steps"] = [1, 2, 3]
+        fields["profiling.folder"] = keys["profiler_output_dir"]
+    else:
+        keys.ignore("profiler_output_dir", "neither profiler_timeline nor profiler_memory is true")
+    if keys["profiler_memory"]:
+        fields |= {"profiling.memory": True, "profiling.operators": False}
+    if keys.ledger.find("rollout_mock.enable") and keys["rollout_mock.enable"]:
+        if keys["rollout_mock.mode"] == "mock":
+            keys.problem(
+                "rollout_mock.mode=mock replays recorded rollouts, and a run here only records them",
+                key="rollout_mock.mode",
+                fix="record with rollout_mock.mode=dump, then use posttrain replay train RUN_DIR",
+            )
+        fields["tracking.batches_every_steps"] = 1
     return fields
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
-
-_ENVIRONMENTS = "environments with settings of their own (multi-turn, tools, judges)"
+from posttrain.dialects.ledger import ABSENT, Key, mapped
 
 ROWS: tuple[Key, ...] = (
     mapped(
@@ -34,14 +32,16 @@ ROWS: tuple[Key, ...] = (
         "environment.env_class",
         str,
         "gsm8k",
-        "reward.terms",
+        "reward.terms environment.settings",
         "what scores responses, for rows without an env_class of their own: gsm8k, aime, search, lcb, text2sql, "
-        "llm_as_a_judge, or a reward of this program",
+        "llm_as_a_judge, or a reward of this program; with several turns what is played: an environment of the package "
+        "skyrl-gym, or package.module:Class",
         by_rule=True,
         change="gsm8k: the scorer gsm8k, first match; aime: math_dapo with SkyRL's reading of the answer; search; lcb: code; "
         "text2sql, with the columns db_id and data; llm_as_a_judge: llm_judge, with the key in OPENAI_API_KEY",
-        note="A row's own env_class is not read as a scorer: the run has one. search and text2sql score conversations of one "
-        "turn (generator.max_turns=1), without a retriever or queries on the way. Other environments are planned.",
+        note="With generator.max_turns=1 a row's own env_class is not read as a scorer: the run has one. search and text2sql "
+        "then score without a retriever or queries. With more turns, and for gsm8k_multi_turn, searchcode and classes of "
+        "your own, the package plays (pip install 'posttrain[skyrl-gym]'), and rows name theirs.",
     ),
     mapped(
         "environment.skyrl_gym.text2sql.db_path",
@@ -52,44 +52,54 @@ ROWS: tuple[Key, ...] = (
         by_rule=True,
         change="option db_path of the reward text2sql",
     ),
-    ignored(
+    mapped(
         "environment.skyrl_gym.max_env_workers",
         int,
         32,
-        "scorers run in worker processes of this program's own",
+        "environment.workers",
         "threads that step environments; 0 steps them inline",
+        by_rule=True,
+        change="processes, one for each environment that lives; not read where generator.max_turns is 1",
         since="2025-08",
     ),
-    planned(
+    mapped(
         "environment.skyrl_gym.search.log_requests",
         bool,
         False,
-        _ENVIRONMENTS,
+        "environment.settings",
         "search: write every request to the log",
+        by_rule=True,
+        change="settings.configs.search.log_requests; not read where generator.max_turns is 1",
         since="2025-08",
     ),
-    planned(
+    mapped(
         "environment.skyrl_gym.search.search_url",
         str,
         "http://127.0.0.1:8000/retrieve",
-        _ENVIRONMENTS,
+        "environment.settings",
         "search: address of the retriever",
+        by_rule=True,
+        change="settings.configs.search.search_url; not read where generator.max_turns is 1",
         since="2025-08",
     ),
-    planned(
+    mapped(
         "environment.skyrl_gym.search.topk",
         int,
         3,
-        _ENVIRONMENTS,
+        "environment.settings",
         "search: documents per query",
+        by_rule=True,
+        change="settings.configs.search.topk; not read where generator.max_turns is 1",
         since="2025-08",
     ),
-    planned(
+    mapped(
         "environment.skyrl_gym.search.timeout",
         int | float,
         30,
-        _ENVIRONMENTS,
+        "environment.settings",
         "search: limit of a request, in seconds",
+        by_rule=True,
+        change="settings.configs.search.timeout; not read where generator.max_turns is 1",
         since="2025-08",
     ),
     mapped(
@@ -119,6 +129,6 @@ ROWS: tuple[Key, ...] = (
         "reward.terms",
         "what the environment of that name receives as env_config",
         by_rule=True,
-        change="the scorer that env_class names gets it as its options",
+        change="the scorer that env_class names gets it as its options; with several turns: settings.configs",
     ),
 )

@@ -171,12 +171,14 @@ _POLICY: tuple[Key, ...] = (
         "entropy and log-probs are computed in one pass over the logits already",
         "compile the entropy computation",
     ),
-    planned(
+    mapped(
         "trainer.policy.record_memory",
         bool,
         False,
-        "profilers",
+        "profiling.memory profiling.operators profiling.steps profiling.phases",
         "write a snapshot of device memory for every micro-batch",
+        by_rule=True,
+        change="a snapshot for the updates of every step, in the run folder",
     ),
     mapped(
         "trainer.policy.megatron_config.tensor_model_parallel_size",

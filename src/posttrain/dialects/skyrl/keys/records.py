@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from posttrain.dialects.ledger import Key, ignored, mapped, planned
+from posttrain.dialects.ledger import Key, ignored, mapped
 
 TRACKERS = ("wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "console")
 
@@ -114,12 +114,14 @@ _LOGGING: tuple[Key, ...] = (
         change="one name becomes a list of one; services are sent SkyRL's names of metrics too",
         note="SkyRL's page names wandb and console; its code knows six.",
     ),
-    planned(
+    mapped(
         "trainer.dump_data_batch",
         bool,
         False,
-        "writing a step's tensors to a file (samples/step_N.jsonl has prompts, responses, rewards and advantages already)",
-        "pickle every training batch",
+        "tracking.batches_every_steps",
+        "write the tensors of every training batch",
+        to=lambda dumps: 1 if dumps else None,
+        change="batches/step_N.safetensors in the run folder, which is no pickle",
         note="SkyRL's file is called global_step_{N}_training_input.pkl, with the ending that its page leaves out.",
     ),
     ignored(

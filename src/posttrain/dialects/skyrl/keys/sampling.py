@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
+from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped
 
 _A = "2025-08"
-_TURNS = "multi-turn rollouts"
-_ONE_TURN = "only multi-turn rollouts (planned) read it"
 
 
 def _sampling(section: str, ours: str, *, length: Any, temperatures: tuple[float, float]) -> tuple[Key, ...]:
@@ -127,12 +125,21 @@ ROWS: tuple[Key, ...] = (
         "generator.max_input_length",
         int,
         "${trainer.max_prompt_length}",
-        "loss.norm_tokens",
+        "loss.norm_tokens environment.max_context_tokens",
         "longest context that a turn starts from, in tokens; equal to trainer.max_prompt_length with one turn",
         by_rule=True,
         change="seq_mean_token_sum_norm divides by this + sampling_params.max_generate_length",
     ),
-    planned("generator.max_turns", int, 1, _TURNS, "turns of a conversation with the environment"),
+    mapped(
+        "generator.max_turns",
+        int,
+        1,
+        "environment.max_turns",
+        "turns of a conversation with the environment, which is told the number and ends the conversation itself",
+        by_rule=True,
+        change="above 1 (or with an environment that has several turns): conversations are played (environment.name "
+        "skyrl_gym, environment.end_at_max_turns false); 1: they are scored, and nothing is played",
+    ),
     ignored(
         "generator.batched",
         bool,
@@ -141,23 +148,38 @@ ROWS: tuple[Key, ...] = (
         "hand the sampler all prompts in one call; for one turn",
         earlier={_A: False},
     ),
-    ignored(
+    mapped(
         "generator.use_conversation_multi_turn",
         bool,
         False,
-        _ONE_TURN,
-        "observations become messages of their own",
+        "environment.conversation environment.changed_history",
+        "observations become messages of their own; false: they stand as plain text in one message of the assistant",
+        by_rule=True,
         earlier={_A: True},
+        change="true: messages, with changed_history append (split with generator.chat_template); false: one_message",
+        note="Tokens are kept as they were sampled, and observations are never trained on. In June 2025 SkyRL tokenised every "
+        "turn anew; here, as since December, the reward of every turn counts, on its last token. SkyRL adds an end token that "
+        "was not sampled behind the last turn of one message, and trains on it; here nothing is added.",
     ),
-    ignored(
+    mapped(
         "generator.append_eos_token_after_stop_str_in_multi_turn",
         bool,
         True,
-        _ONE_TURN,
+        "environment.close_turns",
         "append the end token after a stop text",
+        by_rule=True,
         since=_A,
+        note="Outside the loss, as in SkyRL since December 2025. Here also behind a turn that was cut at the token limit.",
     ),
-    planned("generator.step_wise_trajectories", bool, False, _TURNS, "train on every turn as a sample", since="later"),
+    mapped(
+        "generator.step_wise_trajectories",
+        bool,
+        False,
+        "environment.sample_per_turn",
+        "train on every turn as a sample",
+        by_rule=True,
+        since="later",
+    ),
     mapped(
         "generator.zero_reward_on_non_stop",
         bool,

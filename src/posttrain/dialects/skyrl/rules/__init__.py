@@ -7,6 +7,7 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules import algorithm, run
 from posttrain.dialects.skyrl.rules.batches import batches
+from posttrain.dialects.skyrl.rules.environment import environment
 from posttrain.dialects.skyrl.rules.look import two_names
 from posttrain.dialects.skyrl.rules.loss import loss
 from posttrain.dialects.skyrl.rules.placement import placement
@@ -27,8 +28,9 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= batches(keys, copies, has_critic=has_critic)
     fields |= roles(keys, has_critic=has_critic, has_reference=bool(kl))
     fields |= sampling(keys)
-    for part in (run.data, run.reward, run.validation, run.checkpoints, run.trackers):
+    for part in (run.data, run.reward, run.validation, run.checkpoints, run.trackers, run.profiling):
         fields |= part(keys)
+    fields |= environment(keys)
     run.precision(keys)
     return fields
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
-from posttrain.dialects.verl.keys.words import ACTOR, PROFILERS, ROLLOUT, SERVERS
+from posttrain.dialects.verl.keys.shared import profiler_rows
+from posttrain.dialects.verl.keys.words import ACTOR, ROLLOUT, SERVERS, TRACES
 
 
 def off_is_zero(value: int | None) -> int | None:
@@ -272,9 +273,9 @@ _ENGINE: tuple[Key, ...] = (
         since="later",
     ),
     planned(f"{ROLLOUT}.checkpoint_engine.**", Any, ABSENT, SERVERS, "how weights travel", since="later", cluster=True),
-    planned(f"{ROLLOUT}.trace.**", Any, ABSENT, PROFILERS, "traces of conversations", since="later"),
-    planned(f"{ROLLOUT}.prometheus.**", Any, ABSENT, PROFILERS, "metrics of the servers", since="later", cluster=True),
-    planned(f"{ROLLOUT}.profiler.**", Any, ABSENT, PROFILERS, "profile the sampler", since="later", cluster=True),
+    planned(f"{ROLLOUT}.trace.**", Any, ABSENT, TRACES, "traces of conversations", since="later"),
+    planned(f"{ROLLOUT}.prometheus.**", Any, ABSENT, TRACES, "metrics of the servers", since="later", cluster=True),
+    *profiler_rows(ROLLOUT),
     planned(f"{ROLLOUT}.skip_rollout", bool, ABSENT, "replayed responses", "reuse", off=(False,), since="later"),
     planned(f"{ROLLOUT}.skip_dump_dir", str | None, ABSENT, "replayed responses", "where from", since="later"),
     planned(f"{ROLLOUT}.nnodes", int, ABSENT, SERVERS, "machines of its own", off=(0,), since="later", cluster=True),

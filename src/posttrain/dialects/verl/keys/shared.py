@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
-from posttrain.dialects.verl.keys.words import ACTOR, PRECISION, PROFILERS
+from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, refused
+from posttrain.dialects.verl.keys.words import ACTOR, OWN_PROFILER, PRECISION
 
 _EVERYTHING = ("model", "optimizer", "extra")
 _ONE_CHECKPOINT = f"a checkpoint holds actor and critic together; {ACTOR}.checkpoint says what is in it"
@@ -47,6 +47,10 @@ def sharding_rows(section: str, options: str, *, trained: bool, since: str = "")
             f"{options}.param_offload",
             "keep parameters on the CPU between phases",
             since=since,
+            note="FSDP2 is what runs: trained weights stay where they are between phases, and a warning says so (offload_policy "
+            "keeps them on the CPU)."
+            if trained
+            else "Frozen weights rest on the CPU in parts, as with offload_policy.",
         ),
         mapped(
             f"{section}.reshard_after_forward",
@@ -55,6 +59,7 @@ def sharding_rows(section: str, options: str, *, trained: bool, since: str = "")
             f"{options}.reshard_after_forward",
             "FSDP2: free gathered parameters after the forward pass",
             since=later,
+            note="Read with the strategy fsdp as well, which runs on FSDP2 here.",
         ),
         mapped(
             f"{section}.forward_prefetch",
@@ -71,6 +76,7 @@ def sharding_rows(section: str, options: str, *, trained: bool, since: str = "")
             f"{options}.use_orig_params",
             "keep parameter views",
             since=since,
+            note="FSDP1's; FSDP2 always keeps the model's parameters as they are, and a warning says so.",
         ),
         mapped(
             f"{section}.mixed_precision.reduce_dtype",
@@ -87,6 +93,7 @@ def sharding_rows(section: str, options: str, *, trained: bool, since: str = "")
             f"{options}.mixed_precision.buffer_dtype",
             "precision of buffers",
             since=since,
+            note="FSDP1's; buffers keep the precision that the model gives them, and a warning says so.",
         ),
     ]
     if trained:
@@ -97,6 +104,7 @@ def sharding_rows(section: str, options: str, *, trained: bool, since: str = "")
                 ABSENT,
                 f"{options}.grad_offload",
                 "keep gradients on the CPU",
+                note="No effect, and a warning says so: gradients are used at once.",
                 earlier={"0.2": False},
                 until="0.2",
                 since=since,
@@ -161,18 +169,6 @@ def precision_rows(section: str, *, decides: bool) -> tuple[Key, ...]:
     )
 
 
-def _async_save(section: str) -> Key:
-    return planned(
-        f"{section}.checkpoint.async_save",
-        bool,
-        ABSENT,
-        "saving while training goes on",
-        "save in the background",
-        off=(False,),
-        since="later",
-    )
-
-
 CHECKPOINT_ROWS: tuple[Key, ...] = (
     mapped(
         f"{ACTOR}.checkpoint.save_contents",
@@ -203,7 +199,15 @@ CHECKPOINT_ROWS: tuple[Key, ...] = (
         by_rule=True,
         since="0.4",
     ),
-    _async_save(ACTOR),
+    mapped(
+        f"{ACTOR}.checkpoint.async_save",
+        bool,
+        ABSENT,
+        "checkpoint.background",
+        "save in the background",
+        since="later",
+        note="verl has it for Megatron only, and off; here it is on, and its numbers are the same.",
+    ),
 )
 
 CRITIC_CHECKPOINT_ROWS: tuple[Key, ...] = (
@@ -231,24 +235,55 @@ CRITIC_CHECKPOINT_ROWS: tuple[Key, ...] = (
         "both by the name they had in 0.3",
         since="0.4",
     ),
-    _async_save("critic"),
+    ignored(
+        "critic.checkpoint.async_save",
+        bool,
+        ABSENT,
+        _ONE_CHECKPOINT,
+        "save in the background",
+        since="later",
+    ),
 )
 
 
 def profiler_rows(section: str) -> tuple[Key, ...]:
     """The profiler of a role."""
     return (
-        planned(f"{section}.profiler.discrete", bool, False, PROFILERS, "a file per phase", since="0.4", cluster=True),
-        planned(f"{section}.profiler.all_ranks", bool, False, PROFILERS, "all devices", since="0.4", cluster=True),
-        planned(
+        ignored(
+            f"{section}.profiler.discrete",
+            bool,
+            False,
+            "every phase has a file of its own",
+            "a file per phase",
+            since="0.4",
+        ),
+        mapped(
+            f"{section}.profiler.all_ranks",
+            bool,
+            False,
+            "profiling.phases",
+            "profile this role, on all devices",
+            by_rule=True,
+            since="0.4",
+        ),
+        mapped(
             f"{section}.profiler.ranks",
             list[int] | None,
             None,
-            PROFILERS,
-            "these devices",
-            off=([],),
+            "profiling.phases",
+            "profile this role, on these devices",
+            by_rule=True,
+            change="any: the role's phases",
             since="0.4",
-            cluster=True,
         ),
-        planned(f"{section}.profiler.**", Any, ABSENT, PROFILERS, "further settings", since="later", cluster=True),
+        mapped(
+            f"{section}.profiler.enable",
+            bool,
+            ABSENT,
+            "profiling.phases",
+            "profile this role",
+            by_rule=True,
+            since="later",
+        ),
+        ignored(f"{section}.profiler.**", Any, ABSENT, OWN_PROFILER, "further settings", since="later"),
     )

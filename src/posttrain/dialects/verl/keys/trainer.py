@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
-from posttrain.dialects.verl.keys.words import PROFILERS, SERVERS
+from posttrain.dialects.verl.keys.words import OWN_PROFILER, SERVERS, TRACES
 
 _LENGTH: tuple[Key, ...] = (
     mapped(
@@ -239,25 +239,68 @@ _MACHINES: tuple[Key, ...] = (
         since="0.4",
         note="In verl it also changes which sequences share a mini-batch.",
     ),
-    ignored(
+    mapped(
         "trainer.ray_wait_register_center_timeout",
         int,
         300,
-        "there is no such process to wait for",
+        "placement.start_timeout_s",
         "seconds to wait for workers",
         since="0.4",
     ),
-    ignored("ray_init.num_cpus", int | None, None, "Ray is not started for one device", "CPUs of Ray", since="0.4"),
-    planned("ray_init.timeline_json_file", str | None, None, PROFILERS, "Ray's timeline", since="0.4", cluster=True),
-    ignored("ray_kwargs.ray_init.**", Any, ABSENT, "Ray is not started for one device", "ray_init", since="later"),
-    planned(
-        "ray_kwargs.timeline_json_file", str | None, ABSENT, PROFILERS, "Ray's timeline", since="later", cluster=True
+    ignored("ray_init.num_cpus", int | None, None, "Ray is started with a slot per worker", "CPUs of Ray", since="0.4"),
+    planned("ray_init.timeline_json_file", str | None, None, TRACES, "Ray's timeline", since="0.4", cluster=True),
+    mapped(
+        "ray_kwargs.ray_init.address",
+        str | None,
+        ABSENT,
+        "placement.ray_address",
+        "Ray cluster to run on",
+        since="later",
     ),
-    planned("trainer.profile_steps", list[int] | None, None, PROFILERS, "iterations", since="0.4", cluster=True),
-    planned("trainer.controller_nsight_options.**", Any, ABSENT, PROFILERS, "nsys", since="0.4", cluster=True),
-    planned("trainer.worker_nsight_options.**", Any, ABSENT, PROFILERS, "nsys", since="0.4", cluster=True),
-    planned("trainer.npu_profile.**", Any, ABSENT, PROFILERS, "profiles of NPUs", since="0.4", cluster=True),
-    planned("global_profiler.**", Any, ABSENT, PROFILERS, "profiles", since="later", cluster=True),
+    ignored("ray_kwargs.ray_init.**", Any, ABSENT, "Ray is started with a slot per worker", "ray_init", since="later"),
+    planned("ray_kwargs.timeline_json_file", str | None, ABSENT, TRACES, "Ray's timeline", since="later", cluster=True),
+    mapped(
+        "trainer.profile_steps",
+        list[int] | None,
+        None,
+        "profiling.steps",
+        "steps that are profiled",
+        by_rule=True,
+        change="profiles are torch's, not nsys's; without a role that asks for one, of all phases",
+        since="0.4",
+    ),
+    ignored("trainer.controller_nsight_options.**", Any, ABSENT, OWN_PROFILER, "settings of nsys", since="0.4"),
+    ignored("trainer.worker_nsight_options.**", Any, ABSENT, OWN_PROFILER, "settings of nsys", since="0.4"),
+    ignored("trainer.npu_profile.**", Any, ABSENT, OWN_PROFILER, "profiles of NPUs", since="0.4"),
+    mapped(
+        "global_profiler.tool",
+        Literal["nsys", "npu", "torch", "torch_memory"] | None,
+        ABSENT,
+        "profiling.operators profiling.memory",
+        "what profiles; null nothing",
+        by_rule=True,
+        change="torch_memory: snapshots of memory; else torch's profiler",
+        since="later",
+    ),
+    mapped(
+        "global_profiler.steps",
+        list[int] | None,
+        ABSENT,
+        "profiling.steps",
+        "steps that are profiled",
+        by_rule=True,
+        since="later",
+    ),
+    mapped(
+        "global_profiler.save_path",
+        str,
+        ABSENT,
+        "profiling.folder",
+        "folder of the profiles",
+        by_rule=True,
+        since="later",
+    ),
+    ignored("global_profiler.**", Any, ABSENT, OWN_PROFILER, "further settings", since="later"),
     planned("trainer.use_v1", bool, ABSENT, SERVERS, "another loop", off=(False,), since="later", cluster=True),
     planned("transfer_queue.**", Any, ABSENT, SERVERS, "a queue between loops", since="later", cluster=True),
     planned("async_training.**", Any, ABSENT, "asynchronous training", "the fully asynchronous recipe", since="later"),

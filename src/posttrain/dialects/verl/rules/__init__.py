@@ -12,6 +12,7 @@ from posttrain.dialects.verl.rules.layout import layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.optimizer import optimizers
+from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward
 from posttrain.dialects.verl.rules.sampling import sampling
 
@@ -39,6 +40,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= records.data(keys)
     fields |= records.model(keys, has_critic=has_critic, has_reference=has_reference)
     fields |= records.trainer(keys)
+    fields |= profiling(keys)
     fields |= records.contents(keys)
     if has_critic:
         mode = get(keys, "critic.loss_agg_mode", "token-mean")

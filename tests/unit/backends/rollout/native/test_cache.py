@@ -15,17 +15,9 @@ from posttrain.backends.rollout.native.cache import KeyValueCache
 KV, SHARED, DIM = 2, 3, 8  # key/value heads, query heads for each, width
 
 
-def new_cache(prompt_slots: int, slots: int, prompt_len: int, response_len: int) -> KeyValueCache:
+def new_cache(layers: int = 1) -> KeyValueCache:
     return KeyValueCache(
-        layers=1,
-        prompt_slots=prompt_slots,
-        slots=slots,
-        kv_heads=KV,
-        max_prompt_len=prompt_len,
-        max_response_len=response_len,
-        head_dim=DIM,
-        dtype=torch.float64,
-        device=torch.device("cpu"),
+        layers=layers, kv_heads=KV, head_dim=DIM, dtype=torch.float64, device=torch.device("cpu"), most_slots=20
     )
 
 
@@ -46,14 +38,14 @@ def plain(query: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Te
 def test_attention_of_ragged_groups_equals_plain_attention(
     prompt_lens: list[int], rows: list[tuple[int, int]], window: int | None
 ) -> None:
-    """Any prompts, any number of samples of each in any order, at any place in their responses; what else the slots hold
-    is NaN behind the mask."""
+    """Any prompts, any number of samples of each in any order, at any place in their responses, in a cache that grows
+    with them."""
     torch.manual_seed(len(rows))
     rows = [(prompt % len(prompt_lens), cached) for prompt, cached in rows]
-    cache = new_cache(len(prompt_lens) + 1, len(rows) + 2, 40, 36)
+    cache = new_cache()
     prompts = [torch.randn(2, length, KV, DIM, dtype=torch.float64) for length in prompt_lens]
     ends = torch.tensor(prompt_lens).cumsum(0).tolist()
-    cache.prefilling([(end - n, end, slot) for slot, (n, end) in enumerate(zip(prompt_lens, ends, strict=True))])
+    cache.prefilling([(end - n, end, slot, 0) for slot, (n, end) in enumerate(zip(prompt_lens, ends, strict=True))])
     packed = torch.cat(prompts, dim=1).transpose(1, 2)  # [2, KV, N, DIM]
     cache.update(packed[:1], packed[1:], 0)
     longest = max(cached for _, cached in rows)
@@ -73,9 +65,9 @@ def test_attention_of_ragged_groups_equals_plain_attention(
 
 def test_two_samples_of_one_prompt_by_hand() -> None:
     """Keys 0, so that weights are equal over what is seen: prompt values 3 and 6; responses 12, and 30 then 9."""
-    cache = new_cache(1, 2, 2, 2)
+    cache = new_cache()
     zeros = torch.zeros(1, KV, 2, DIM, dtype=torch.float64)
-    cache.prefilling([(0, 2, 0)])
+    cache.prefilling([(0, 2, 0, 0)])
     cache.update(zeros, zeros + torch.tensor([3.0, 6.0])[:, None], 0)
     nothing = torch.zeros(2, KV, DIM, dtype=torch.float64)
     query = torch.randn(2, KV * SHARED, DIM, dtype=torch.float64)
@@ -86,6 +78,6 @@ def test_two_samples_of_one_prompt_by_hand() -> None:
     cache.write(0, nothing, nothing + torch.tensor([0.0, 9.0])[:, None, None])
     assert cache.attend(0, query, 1.0)[:, 0, 0].tolist() == pytest.approx([21 / 4, (3 + 6 + 30 + 9) / 4])
     assert cache.attend(0, query, 1.0, window=2)[1, 0, 0].item() == pytest.approx((30 + 9) / 2)
-    cache.move(1, 0, 2)
+    cache.responses.move(1, 0, 2)
     cache.decoding([0], [2], [1])
     assert cache.attend(0, query[:1], 1.0)[0, 0, 0].item() == pytest.approx(48 / 4)

@@ -89,7 +89,7 @@ def test_logprobs_are_those_of_the_distribution_sampled_from_while_slots_change_
             logits = restrict(plain_logits(plain, group, trajectory) / sampling.temperature, sampling)
             tokens = torch.tensor(trajectory.token_ids)
             expected = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens]
-            torch.testing.assert_close(torch.tensor(trajectory.logprobs), expected, rtol=0, atol=1e-4)
+            torch.testing.assert_close(torch.tensor(trajectory.logprobs), expected, rtol=0, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------------------------- seeds, sharing

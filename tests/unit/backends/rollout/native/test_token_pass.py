@@ -51,8 +51,8 @@ def build(family: str, dtype: torch.dtype = torch.float32, **more: object) -> Pr
 @torch.inference_mode()
 def follow(model: PreTrainedModel, token_pass: TokenPass, tokens: torch.Tensor) -> torch.Tensor:
     """Logits after every token behind the prompt, one pass for each, [STEPS, vocabulary]."""
-    cache = KeyValueCache.of(model, prompt_slots=1, slots=1, max_prompt_len=PROMPT, max_response_len=STEPS)
-    cache.prefilling([(0, PROMPT, 0)])
+    cache = KeyValueCache.of(model)
+    cache.prefilling([(0, PROMPT, 0, 0)])
     places = torch.arange(PROMPT + STEPS)
     model(
         input_ids=tokens[None, :PROMPT],

@@ -1,0 +1,77 @@
+"""What the native stream keeps account of: prompts, responses, and what lies in which slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from posttrain.backends.rollout.native.cache import Past
+from posttrain.interfaces.rollout_engine import Request
+from posttrain.records.trajectories import StopReason
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """What one or more responses begin with."""
+
+    token_ids: tuple[int, ...]
+    users: int = 0  # responses that wait or are under way
+    logits: Tensor | None = None  # [vocabulary], of the first token of a response; None until it is prefilled
+    logprobs: tuple[float, ...] = ()  # of all tokens but the first, where they are asked for
+
+
+@dataclass(slots=True, eq=False)
+class Response:
+    """A request and what has become of it."""
+
+    request: Request
+    prompt: Prompt
+    random: np.ndarray  # [max_response_tokens], one number per draw
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose keys and values are in its slot: all drawn tokens but the newest."""
+        return max(len(self.token_ids) - 1, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """What a conversation has come to, between two turns."""
+
+    token_ids: tuple[int, ...]
+    past: Past  # of these tokens
+
+
+def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens two sequences begin with in common."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    return next(place for place in range(shorter) if one[place] != other[place])
+
+
+def close_gaps(
+    items: list[Item], *, gone: Callable[[Item], bool], move: Callable[[int, int, Item], None]
+) -> list[Item]:
+    """The items that stay, in slots 0, 1, ...: the last one moves into each gap, from slot ``source`` to ``target``."""
+    items = list(items)
+    slot = 0
+    while slot < len(items):
+        if not gone(items[slot]):
+            slot += 1
+            continue
+        last = items.pop()
+        if slot < len(items):
+            if not gone(last):
+                move(len(items), slot, last)
+            items[slot] = last
+    return items

@@ -1,0 +1,355 @@
+"""Continuous batching: requests wait in a queue, a free slot takes the next one, a finished response leaves its slot at once.
+
+Prompts are prefilled packed, without padding, each once, and all responses to a prompt read the same keys and values. Of a
+conversation they are kept until its next turn, which then has only what is new to prefill.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from typing import Self, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.responses import Kept, Prompt, Response, close_gaps, common
+from posttrain.backends.rollout.native.sampling import draw, logprob_of, uniforms
+from posttrain.backends.rollout.native.token_pass import TokenPass
+from posttrain.errors import RunStopped
+from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
+from posttrain.models.packed_attention import continued_layout
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+
+ROW_STEP = 8  # rows of a pass are rounded up to it, so that the matrix library meets few shapes
+PATIENCE = 4  # passes that a request with a free slot waits for others to be prefilled with
+LOGIT_ROWS = 64  # logits of so many rows are looked at together: they stay in a processor's cache
+
+
+class NativeStream:
+    """See interfaces.rollout_engine.RequestStream."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        token_pass: TokenPass,
+        sampling: SamplingParams,
+        *,
+        end_tokens: frozenset[int],
+        version: int,
+        slots: int,  # responses under way at a time; as many conversations are kept beside them
+        prompt_slots: int,  # prompts of theirs
+        max_prefill_tokens: int,
+        on_tokens: OnTokens | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.token_pass = token_pass
+        self.sampling = sampling
+        self.end_tokens = end_tokens
+        self.version = version
+        self.slots = slots
+        self.prompt_slots = prompt_slots
+        self.max_prefill_tokens = max_prefill_tokens
+        self.closed = False
+        self._on_tokens = on_tokens
+        self._on_close = on_close
+        self._prompts: dict[tuple[int, ...], Prompt] = {}  # of the responses that wait or are under way
+        self._waiting: deque[Response] = deque()
+        self._active: list[Response] = []  # in the order of their slots
+        self._held: list[Prompt] = []  # in the order of their slots
+        self._kept: dict[str, Kept] = {}  # by conversation, the oldest first
+        self._cache = KeyValueCache.of(model, most_slots=slots)
+        self._passed_over = 0  # passes in which requests with free slots were left waiting for more
+        self._weights = ExitStack()
+        self._has_weights = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------- the interface
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        check_requests(requests, {response.request.sample_id for response in (*self._waiting, *self._active)})
+        for request in requests:
+            self.add(request)
+
+    def add(self, request: Request) -> Response:
+        """``submit`` for one that needs no check."""
+        if self.closed:
+            raise RuntimeError("the stream is closed")
+        prompt = self._prompts.setdefault(request.token_ids, Prompt(request.token_ids))
+        prompt.users += 1
+        random = uniforms(self.sampling.seed, request.sample_id, request.max_response_tokens)
+        response = Response(request, prompt, random)
+        self._waiting.append(response)
+        longest = max(request.max_response_tokens, self._cache.longest_response or 0)
+        self._cache.longest_response = longest
+        return response
+
+    def wait(self, timeout_s: float) -> list[Trajectory]:
+        end = time.monotonic() + timeout_s
+        while self._waiting or self._active:
+            ended = self.step()
+            if ended or time.monotonic() >= end:
+                return [self.trajectory(response) for response in ended]
+        return []
+
+    @torch.inference_mode()
+    def cancel(self, sample_ids: Collection[str]) -> None:
+        names = frozenset(sample_ids)
+        gone = [one for one in (*self._waiting, *self._active) if one.request.sample_id in names]
+        self._waiting = deque(one for one in self._waiting if one.request.sample_id not in names)
+        self._leave(gone)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for held in (self._prompts, self._waiting, self._active, self._held, self._kept):
+            held.clear()
+        self._cache = KeyValueCache.of(self.model)
+        self._weights.close()
+        self._on_close()
+
+    def weights_changed(self, version: int) -> None:
+        """Nothing that was computed with older weights is used from here on.
+
+        Raises: RuntimeError when responses are under way.
+        """
+        if self._waiting or self._active:
+            count = len(self._waiting) + len(self._active)
+            raise RuntimeError(f"the weights change while {count} responses are under way: close the stream before")
+        self.version = version
+        self._kept.clear()
+        self._weights.close()
+        self._has_weights = False
+
+    # ------------------------------------------------------------------------------------------------- one pass
+
+    @torch.inference_mode()
+    def step(self) -> list[Response]:
+        """A prefill, or one token further for all that are under way. Returns those that ended, which have left their slots.
+
+        Raises: RunStopped when the model's logits are not finite.
+        """
+        if not self._has_weights:
+            self._weights.enter_context(self.token_pass.holding_weights())
+            self._has_weights = True
+        admitted = self._admit(self.slots - len(self._active)) if self._admits() else []
+        if admitted:
+            self._passed_over = 0
+            self._prefill(admitted)
+            self._draw(admitted, _first_logits)
+            self._active += admitted
+        else:
+            self._decode()
+        if self._on_tokens:
+            self._on_tokens(len(admitted or self._active))
+        ended = [response for response in self._active if response.stop_reason is not None]
+        self._keep(ended)
+        self._leave(ended)
+        return ended
+
+    def _admits(self) -> bool:
+        """Whether it is time for a prefill, which costs a whole pass, be it for one request or for many: while others are being
+        sampled it waits until an eighth of the slots is free, or all that wait fit; and until they are an eighth of those
+        under way, for a few passes."""
+        waiting, active = len(self._waiting), len(self._active)
+        if not active or not waiting:
+            return bool(waiting)
+        if self.slots - active < min(waiting, max(1, self.slots // 8)):
+            return False
+        if waiting < active // 8 and self._passed_over < PATIENCE:
+            self._passed_over += 1
+            return False
+        return True
+
+    def _admit(self, free: int) -> list[Response]:
+        """The next requests, as many as slots, prompt slots and prefill tokens allow: at least one while none is active."""
+        admitted: list[Response] = []
+        known = set(self._held)
+        tokens = 0
+        while self._waiting and len(admitted) < free:
+            response = self._waiting[0]
+            if response.prompt not in known:
+                tokens += len(response.prompt.token_ids) - self._reusable(response)
+                if len(known) == self.prompt_slots or (admitted and tokens > self.max_prefill_tokens):
+                    break
+                known.add(response.prompt)
+            admitted.append(self._waiting.popleft())
+        return admitted
+
+    def _reusable(self, response: Response) -> int:
+        """How many of a prompt's tokens need not be computed again. The last one is: its logits are wanted."""
+        if self.sampling.prompt_logprobs:
+            return 0  # those of all its tokens
+        kept, wanted = self._kept.get(response.request.conversation), response.prompt.token_ids
+        return 0 if kept is None else min(common(kept.token_ids, wanted), len(wanted) - 1)
+
+    def _prefill(self, admitted: Sequence[Response]) -> None:
+        """Run each prompt that is not held yet once, packed, into the next prompt slots."""
+        known = set(self._held)
+        parts: list[tuple[int, int, int, int]] = []  # as the cache has them
+        tokens: list[int] = []
+        positions: list[int] = []
+        for response in admitted:
+            prompt = response.prompt
+            if prompt in known:
+                continue
+            known.add(prompt)
+            slot, reused, start = len(self._held), self._reusable(response), len(tokens)
+            if reused:
+                self._cache.put(self._kept.pop(response.request.conversation).past, slot, reused)
+            tokens += prompt.token_ids[reused:]
+            positions += range(reused, len(prompt.token_ids))
+            parts.append((start, len(tokens), slot, reused))
+            self._held.append(prompt)
+        if not parts:
+            return
+        everywhere = self.sampling.prompt_logprobs
+        self._cache.prefilling(parts)
+        output = self.model(
+            input_ids=self._tensor(tokens)[None],
+            position_ids=self._tensor(positions)[None],
+            past_key_values=self._cache,
+            attention_layout=continued_layout(
+                [(reused, end - start) for start, end, _, reused in parts], self.model.device
+            ),
+            logits_to_keep=0 if everywhere else self._tensor([end - 1 for _, end, _, _ in parts]),
+            use_cache=False,
+        )
+        for number, (start, end, slot, _) in enumerate(parts):
+            prompt = self._held[slot]
+            prompt.logits = output.logits[0, end - 1 if everywhere else number]
+            if everywhere:
+                prompt.logprobs = _logprobs(output.logits[0, start : end - 1], self._tensor(tokens[start + 1 : end]))
+
+    def _decode(self) -> None:
+        """One token further for every active response."""
+        active = self._active
+        slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
+        # Rows that fill up to a round number stand for the last one: computed in slots that are free, and not looked at.
+        rows = min(-(-len(active) // ROW_STEP) * ROW_STEP, self.slots)
+        filled = active + [active[-1]] * (rows - len(active))
+        prompt_lens = [len(response.prompt.token_ids) for response in filled]
+        response_lens = [response.cached for response in filled]
+        self._cache.decoding([slot_of[response.prompt] for response in filled], prompt_lens, response_lens)
+        hidden = self.token_pass(
+            self._tensor([response.token_ids[-1] for response in filled]),
+            self._tensor([prompt + response for prompt, response in zip(prompt_lens, response_lens, strict=True)]),
+            self._cache,
+        )
+        start = 0
+
+        def logits(some: list[Response]) -> Tensor:
+            nonlocal start
+            start += len(some)
+            return self.token_pass.logits(hidden[start - len(some) : start])
+
+        self._draw(active, logits)
+
+    def _draw(self, responses: list[Response], logits: Callable[[list[Response]], Tensor]) -> None:
+        """Draw the next token of each and note whether it ends there. ``logits`` is asked for consecutive responses."""
+        for first in range(0, len(responses), LOGIT_ROWS):
+            some = responses[first : first + LOGIT_ROWS]
+            random = torch.tensor([one.random[len(one.token_ids)] for one in some], device=self.model.device)
+            tokens, logprobs = draw(logits(some), random, self.sampling)
+            if not torch.isfinite(logprobs).all():
+                raise RunStopped(
+                    f"the model's logits are not finite while sampling, with weights of version {self.version}: the "
+                    "weights have grown without bound or hold NaN; go on from an earlier checkpoint with a lower learning rate"
+                )
+            for response, token, logprob in zip(some, tokens.tolist(), logprobs.tolist(), strict=True):
+                response.token_ids.append(token)
+                response.logprobs.append(logprob)
+                response.stop_reason = self._stop_reason(response, token)
+
+    def _stop_reason(self, response: Response, token: int) -> StopReason | None:
+        sampling = self.sampling
+        if token in sampling.stop_token_ids or (token in self.end_tokens and not sampling.ignore_eos):
+            return StopReason.EOS
+        if sampling.stop:
+            # A text of b bytes is spelled by at most b tokens; a few more absorb a character cut in two.
+            tail = max(len(text.encode()) for text in sampling.stop) + 8
+            recent = self.tokenizer.decode(response.token_ids[-tail:], skip_special_tokens=False)
+            if any(text in recent for text in sampling.stop):
+                return StopReason.STOP_TEXT
+        if len(response.token_ids) >= response.request.max_response_tokens:
+            return StopReason.LENGTH
+        return None
+
+    # ------------------------------------------------------------------------------------------- what comes after
+
+    def _keep(self, ended: Sequence[Response]) -> None:
+        """Set aside what conversations have come to. Of more than there are slots, the oldest are given up."""
+        slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
+        for slot, response in enumerate(self._active):
+            if response.stop_reason is None or not response.request.conversation:
+                continue
+            prompt = response.prompt
+            past = self._cache.take(slot_of[prompt], len(prompt.token_ids), slot, response.cached)
+            token_ids = (*prompt.token_ids, *response.token_ids[:-1])
+            self._kept.pop(response.request.conversation, None)
+            self._kept[response.request.conversation] = Kept(token_ids, past)
+        while len(self._kept) > self.slots:
+            del self._kept[next(iter(self._kept))]
+
+    def _leave(self, responses: Sequence[Response]) -> None:
+        """Close the gaps that these, and prompts without responses under way, leave in the slots."""
+        gone = set(responses)
+        if not gone:
+            return
+        for response in responses:
+            response.prompt.users -= 1
+            if response.prompt.users == 0:
+                del self._prompts[response.prompt.token_ids]
+        self._active = close_gaps(
+            self._active,
+            gone=lambda response: response in gone,
+            move=lambda source, target, response: self._cache.responses.move(source, target, response.cached),
+        )
+        # The next to be admitted may begin with a prompt that is held.
+        needed = {response.prompt for response in (*self._active, *list(self._waiting)[:1])}
+        self._held = close_gaps(
+            self._held,
+            gone=lambda prompt: prompt not in needed,
+            move=lambda source, target, prompt: self._cache.prompts.move(source, target, len(prompt.token_ids)),
+        )
+
+    def trajectory(self, response: Response) -> Trajectory:
+        """An ended response as others see it."""
+        assert response.stop_reason is not None
+        return Trajectory(
+            sample_id=response.request.sample_id,
+            token_ids=tuple(response.token_ids),
+            logprobs=tuple(response.logprobs),
+            text=str(self.tokenizer.decode(response.token_ids, skip_special_tokens=True)),
+            stop_reason=response.stop_reason,
+            policy_version=self.version,
+            prompt_logprobs=response.prompt.logprobs,
+        )
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.model.device)
+
+
+def _first_logits(responses: list[Response]) -> Tensor:
+    """Logits of the first token of each response."""
+    found = [response.prompt.logits for response in responses]
+    return torch.stack(cast(list[Tensor], found))  # all are prefilled
+
+
+def _logprobs(logits: Tensor, tokens: Tensor) -> tuple[float, ...]:
+    """Of the plain distribution (temperature 1, uncut). logits [N, vocabulary], tokens [N] int64"""
+    pieces = zip(logits.split(LOGIT_ROWS), tokens.split(LOGIT_ROWS), strict=True)
+    return tuple(value for some, drawn in pieces for value in logprob_of(some.float(), drawn).tolist())

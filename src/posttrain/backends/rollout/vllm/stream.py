@@ -1,0 +1,89 @@
+"""Requests to a vLLM in this process that come while others are being sampled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
+from posttrain.records.trajectories import SamplingParams, Trajectory
+
+if TYPE_CHECKING:
+    from posttrain.backends.rollout.vllm.in_process import VllmInProcessEngine
+
+
+class VllmStream:
+    """See interfaces.rollout_engine.RequestStream."""
+
+    def __init__(self, engine: VllmInProcessEngine, sampling: SamplingParams, on_tokens: OnTokens | None):
+        self.closed = False
+        self._engine = engine
+        self._vllm = engine.llm.llm_engine
+        self._sampling = sampling
+        self._on_tokens = on_tokens
+        self._under_way: dict[str, str] = {}  # sample ids by vLLM's names for the requests
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        if self.closed:
+            raise RuntimeError("the stream is closed")
+        check_requests(requests, self._under_way.values())
+        for request in requests:
+            self.add(request)
+
+    def add(self, request: Request) -> str:
+        """``submit`` for one that needs no check. Returns vLLM's name for it."""
+        self._count += 1
+        name = str(self._count)
+        sampling = replace(self._sampling, max_response_tokens=request.max_response_tokens)
+        params = self._engine.params(sampling, sampling.request_seed(request.sample_id))
+        prompt = {"prompt_token_ids": list(request.token_ids)}
+        self._vllm.add_request(name, prompt, params, lora_request=self._engine.adapter)
+        self._under_way[name] = request.sample_id
+        return name
+
+    def step(self) -> list[tuple[str, Trajectory]]:
+        """One step of vLLM's scheduler. Returns what ended, by vLLM's names."""
+        ended = []
+        for output in self._vllm.step():
+            if not output.finished or output.request_id not in self._under_way:
+                continue  # an aborted request may be told once more
+            sample_id = self._under_way.pop(output.request_id)
+            trajectory = self._engine.trajectory(sample_id, output, self._sampling)
+            if self._on_tokens:
+                self._on_tokens(len(trajectory.token_ids))
+            ended.append((output.request_id, trajectory))
+        return ended
+
+    def wait(self, timeout_s: float) -> list[Trajectory]:
+        end = time.monotonic() + timeout_s
+        while self._under_way:
+            ended = self.step()
+            if ended or time.monotonic() >= end:
+                return [trajectory for _, trajectory in ended]
+        return []
+
+    def cancel(self, sample_ids: Collection[str]) -> None:
+        gone = [name for name, sample_id in self._under_way.items() if sample_id in sample_ids]
+        if gone:
+            self._vllm.abort_request(gone)
+        for name in gone:
+            del self._under_way[name]
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.cancel(frozenset(self._under_way.values()))
+            self._engine.rest()

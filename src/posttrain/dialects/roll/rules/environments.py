@@ -1,0 +1,145 @@
+"""From ROLL's custom_envs to our environments: names, settings, symbols, words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.keys.agentic import STEPS, TRAJECTORIES
+from posttrain.errors import did_you_mean
+from posttrain.registry import ENVS
+
+ROLLS = (
+    "webshop", "sokoban_mcp", "sokoban_tool_call", "sokoban_native_env", "sokoban_sandbox", "roll_math", "roll_qa", "roll_code",
+    "deepeyes", "rock_tb_native_env", "openreward_env", "atropos_env", "bandit", "countdown", "metamathqa", "alfworld",
+)  # fmt: skip
+# ROLL's numbers, in the order of our names.
+_LAKE_MOVES = ("Left", "Down", "Right", "Up")
+_STORE_MOVES = ("Up", "Down", "Left", "Right")
+_LAKE_SYMBOLS = ("player", "ice", "hole", "goal", "fallen", "arrived")
+_STORE_SYMBOLS = ("wall", "floor", "target", "box on target", "box", "player", "player on target")
+# Of env_config, ours by theirs. What stands in neither table goes on to gymnasium in ROLL, and is ignored here.
+_GAME = {"format_penalty": "format_penalty", "action_pattern": "action_pattern", "env_instruction": "instruction"}
+_LAKE = {**_GAME, "size": "size", "p": "ice_share", "is_slippery": "slippery", "map_seed": "map_seed"}
+_STORE = {**_GAME, "num_boxes": "boxes", "search_depth": "pulls", "dim_x": "rows", "dim_y": "columns"}
+_SAID_ELSEWHERE = ("max_steps", "grid_vocab", "action_lookup", "grid_lookup", "dim_room", "render_mode", "seed")
+
+
+def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
+    """name, settings and max_turns of the environment of a tag; None when it is not there, or planned."""
+    at = f"custom_envs.{tag}"
+    if not isinstance(keys.section("custom_envs").get(tag), dict):
+        known = list(keys.section("custom_envs"))
+        keys.problem(f"there is no environment {tag} in custom_envs", key=at if keys.written(at) else "custom_envs",
+                     fix=did_you_mean(tag, known) or "add it")  # fmt: skip
+        return None
+    kind = keys[f"{at}.env_type"]
+    if kind is None:
+        keys.problem(f"{at} has no env_type", key=at, fix="give it one, such as env_type: frozen_lake")
+        return None
+    if kind in ROLLS or str(kind).startswith(("game:", "rg:")):
+        keys.plan_only(f"{at}.env_type={kind} is planned", key=f"{at}.env_type",
+                       fix="use frozen_lake or sokoban, or an environment of your own: file.py:Class")  # fmt: skip
+        return None
+    if kind not in ENVS.names() and ":" not in str(kind):
+        known = [*ENVS.names(), *ROLLS]
+        keys.problem(f"there is no environment {kind} (known: {', '.join(known)})", key=f"{at}.env_type",
+                     fix=did_you_mean(str(kind), known, listed=True))  # fmt: skip
+        return None
+    config = keys[f"{at}.env_config"] or {}
+    settings = _settings(keys, at, kind, config)
+    for name, ours in (
+        ("agent_system_template", "system"),
+        ("agent_template", "template"),
+        ("env_instruction", "instruction"),
+    ):
+        if (text := keys[f"{at}.{name}"]) is not None:
+            settings[ours] = text
+    tokens = keys[f"{at}.max_tokens_per_step"] or keys[f"{at}.max_tokens"]
+    if tokens is not None and "template" in settings:
+        settings["max_response_tokens"] = tokens
+    turns = keys[f"{at}.max_steps"] or keys[f"{at}.max_steps_per_traj"] or keys[f"{at}.max_actions_per_traj"]
+    turns = turns or config.get("max_steps") or keys["max_steps_per_traj"]
+    return {"name": kind, "settings": settings, "max_turns": turns}
+
+
+def samples_turns(keys: Reader, tags: list[str]) -> bool:
+    """Whether a training sample is a turn, as all tags must say."""
+    managers = {}
+    for tag in tags:
+        key = f"custom_envs.{tag}.env_manager_cls"
+        name = keys[key] or TRAJECTORIES
+        managers[tag] = name
+        if name not in (TRAJECTORIES, STEPS):
+            keys.plan_only(f"{key}={name} is planned", key=key, fix=f"use {TRAJECTORIES} or {STEPS}")
+    if {TRAJECTORIES, STEPS} <= set(managers.values()):
+        last = tags[-1]
+        keys.problem(f"the environments have different managers: {TRAJECTORIES} and {STEPS}",
+                     key=f"custom_envs.{last}.env_manager_cls", fix="use one for all of them")  # fmt: skip
+    return STEPS in managers.values()
+
+
+def _settings(keys: Reader, at: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """env_config by our names; that of environments that are not ROLL's goes on as it is."""
+    tables = {"frozen_lake": _LAKE, "sokoban": _STORE}
+    if kind not in tables:
+        return dict(config)
+    table, settings = tables[kind], dict[str, Any]()
+    for name, value in config.items():
+        if name in table:
+            if value is not None:
+                settings[table[name]] = value
+        elif name not in _SAID_ELSEWHERE:
+            keys.warn(f"{at}.env_config.{name} is not known to {kind} here, and has no effect")
+    if kind == "sokoban":
+        settings |= _room(keys, at, config)
+    symbols = _LAKE_SYMBOLS if kind == "frozen_lake" else _STORE_SYMBOLS
+    if lookup := config.get("grid_lookup"):
+        settings["symbols"] = _by_number(keys, f"{at}.env_config.grid_lookup", lookup, symbols)
+    if lookup := config.get("action_lookup"):
+        settings["action_words"] = _words(keys, f"{at}.env_config.action_lookup", lookup, kind)
+    return settings
+
+
+def _room(keys: Reader, at: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    mode = config.get("render_mode", "text")
+    if mode != "text":
+        keys.plan_only(
+            f"{at}.env_config.render_mode={mode} is planned: pictures", key=f"{at}.env_config", fix="use text"
+        )
+    room = config.get("dim_room")
+    if room is None:
+        return {} if {"dim_x", "dim_y"} & set(config) else {"rows": 10, "columns": 10}  # ROLL's default
+    if not isinstance(room, list) or len(room) != 2:
+        keys.problem(
+            f"{at}.env_config.dim_room is {room!r}", key=f"{at}.env_config", fix="write [rows, columns], such as [6, 6]"
+        )
+        return {}
+    return {"rows": room[0], "columns": room[1]}
+
+
+def _by_number(keys: Reader, key: str, lookup: Any, names: tuple[str, ...]) -> dict[str, str]:
+    """{0: "P", ...} -> {"player": "P", ...}"""
+    found = {}
+    for number, sign in lookup.items() if isinstance(lookup, Mapping) else ():
+        if not str(number).isdecimal() or int(number) >= len(names):
+            keys.problem(f"{key} has {number!r}, and symbols have the numbers 0 to {len(names) - 1}", key=key)
+        else:
+            found[names[int(number)]] = str(sign)
+    return found
+
+
+def _words(keys: Reader, key: str, lookup: Any, kind: str) -> dict[str, str]:
+    """{"Left": 0, ...} -> {"Left": "Left", ...}; numbers from 1 in Sokoban, and in FrozenLake's of mid-2025."""
+    names = _LAKE_MOVES if kind == "frozen_lake" else _STORE_MOVES
+    numbers = list(lookup.values()) if isinstance(lookup, Mapping) else []
+    first = 1 if kind == "sokoban" or (numbers and 0 not in numbers) else 0
+    found = {}
+    for word, number in lookup.items() if isinstance(lookup, Mapping) else ():
+        if not isinstance(number, int) or not first <= number < first + len(names):
+            keys.problem(f"{key} has {word}: {number!r}, and actions have the numbers {first} to {first + len(names) - 1}",
+                         key=key)  # fmt: skip
+        else:
+            found[names[number - first]] = str(word)
+    return {name: word for name, word in found.items() if name != word}

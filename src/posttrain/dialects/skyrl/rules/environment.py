@@ -1,0 +1,96 @@
+"""Environments that are played turn by turn, and the keys that only these read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.skyrl.rules.look import get
+from posttrain.errors import did_you_mean
+
+CLASS = "environment.env_class"
+SECTION = "environment.skyrl_gym"
+# What the package skyrl-gym registers.
+SHIPPED = ("aime", "gsm8k", "gsm8k_multi_turn", "lcb", "search", "searchcode", "text2sql")
+RUN_CODE = ("lcb", "searchcode")
+_ONE_TURN = "a conversation of one turn is scored, not played"
+_OURS = "posttrain.environment"
+_TURN_KEYS = (
+    "generator.use_conversation_multi_turn",
+    "generator.append_eos_token_after_stop_str_in_multi_turn",
+    "generator.step_wise_trajectories",
+    f"{SECTION}.max_env_workers",
+)
+
+
+def plays(keys: Reader) -> bool:
+    """Whether episodes are played in environments of the package. Conversations of one turn are scored by reward terms, which
+    need no package and box in the code that a model writes."""
+    name = keys[CLASS]
+    only_played = name in ("gsm8k_multi_turn", "searchcode") or ":" in name
+    return keys["generator.max_turns"] > 1 or only_played or keys.written(_OURS)
+
+
+def environment(keys: Reader) -> dict[str, Any]:
+    """What is played, and how."""
+    if not plays(keys):
+        for key in (*_TURN_KEYS, f"{SECTION}.search"):
+            keys.ignore(key, _ONE_TURN)
+        return {}
+    turns = keys["generator.max_turns"]
+    if keys["generator.batched"] and turns > 1:
+        written = "" if keys.written("generator.batched") else ", its default of June 2025,"
+        keys.warn(
+            f"generator.batched=true{written} makes SkyRL step environments once, whatever generator.max_turns says; here "
+            f"up to {turns} turns are played (generator.batched=false says so in SkyRL)"
+        )
+    messages = get(keys, "generator.use_conversation_multi_turn")
+    own_template = get(keys, "generator.chat_template.name_or_path") is not None
+    fields: dict[str, Any] = {
+        "environment.max_turns": turns,
+        "environment.end_at_max_turns": False,
+        "environment.conversation": "messages" if messages else "one_message",
+        "environment.max_context_tokens": keys["generator.max_input_length"],
+        "environment.sample_per_turn": get(keys, "generator.step_wise_trajectories"),
+        "environment.workers": get(keys, f"{SECTION}.max_env_workers"),
+    }
+    if messages:
+        closes = get(keys, "generator.append_eos_token_after_stop_str_in_multi_turn")
+        fields["environment.close_turns"] = closes
+        fields["environment.changed_history"] = "split" if own_template else "append"
+    else:
+        reason = "use_conversation_multi_turn is false: a stop text is followed by the observation"
+        keys.ignore("generator.append_eos_token_after_stop_str_in_multi_turn", reason)
+    if not keys.written("posttrain.reward.terms"):
+        fields["reward.terms"] = []
+    if keys.written(f"{_OURS}.name"):
+        keys.ignore(CLASS, f"{_OURS}.name says what is played")
+        return fields
+    return fields | _package(keys)
+
+
+def _package(keys: Reader) -> dict[str, Any]:
+    """The environment of skyrl-gym, and what is written for it and for those that rows name."""
+    name = keys[CLASS]
+    _check_class(keys, name)
+    fields: dict[str, Any] = {"environment.name": "skyrl_gym", "environment.settings.env_class": name}
+    for other, config in keys.section(SECTION).items():
+        if isinstance(config, dict):
+            for option, value in config.items():
+                if keys.written(f"{SECTION}.{other}.{option}"):  # the adapter of the package knows the defaults
+                    fields[f"environment.settings.configs.{other}.{option}"] = value
+    return fields
+
+
+def _check_class(keys: Reader, name: str) -> None:
+    allowed = f"{_OURS}.settings.allow_unboxed_code"
+    if name in RUN_CODE and not keys.written(allowed):
+        what = f"the environment {name} runs code that the model writes, without a box around it"
+        keys.problem(
+            what, key=CLASS, fix=f"accept it with +{allowed}=true, or play one turn of lcb (generator.max_turns=1)"
+        )
+    if name in SHIPPED or ":" in name or keys.written(f"{_OURS}.settings.register.{name}"):
+        return
+    own = f"name the class of your own: {CLASS}=package.module:Class, or +{_OURS}.settings.register.{name}=package.module:Class"
+    what = f"skyrl-gym has no environment {name!r} (it has: {', '.join(SHIPPED)})"
+    keys.problem(what, key=CLASS, fix=did_you_mean(name, SHIPPED, listed=True) or own)

@@ -1,0 +1,44 @@
+"""Which steps and roles are profiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.keys.words import ACTOR, REF, ROLLOUT
+from posttrain.dialects.verl.rules.look import get
+
+# What a role does in a step, by the names of our phases.
+PHASES = {
+    ROLLOUT: ("rollout",),
+    "reward_model": ("reward",),
+    REF: ("logprobs",),
+    "critic": ("values", "critic_update"),
+    ACTOR: ("logprobs", "update"),
+}
+
+
+def profiling(keys: Reader) -> dict[str, Any]:
+    """Steps, phases and kind of profile; nothing where no step is to be profiled."""
+    steps = get(keys, "global_profiler.steps") or get(keys, "trainer.profile_steps")
+    tool = get(keys, "global_profiler.tool")
+    off = "no step is to be profiled"
+    if get(keys, "global_profiler.steps") and tool is None:
+        off, steps = "global_profiler.tool is null, which profiles nothing", None
+    if not steps:
+        keys.ignore("global_profiler", off)
+        for role in PHASES:
+            keys.ignore(f"{role}.profiler", off)
+        return {}
+    if tool in ("nsys", "npu"):
+        keys.warn(f"global_profiler.tool={tool}: torch's own profiler records here; nsys can be put before the command")
+    phases = [phase for role, done in PHASES.items() if _asks(keys, role) for phase in done]
+    fields: dict[str, Any] = {"profiling.steps": steps, "profiling.phases": list(dict.fromkeys(phases))}
+    if tool == "torch_memory":
+        fields |= {"profiling.operators": False, "profiling.memory": True}
+    folder = get(keys, "global_profiler.save_path")
+    return fields | ({"profiling.folder": folder} if folder else {})
+
+
+def _asks(keys: Reader, role: str) -> bool:
+    return any(get(keys, f"{role}.profiler.{name}") for name in ("enable", "all_ranks", "ranks"))

@@ -1,0 +1,37 @@
+"""Settings of registered environments are known before a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.config import RunConfig
+from posttrain.dialects.environment_checks import TEXT_GAMES, environment_problems
+from posttrain.registry import ENVS
+
+
+def said(**environment: Any) -> list[str]:
+    values = {"model": {"path": "m"}, "data": {"train_files": ["f"]}, "environment": environment}
+    return [str(problem) for problem in environment_problems(RunConfig.model_validate(values))]
+
+
+def test_a_misspelt_setting_is_found() -> None:
+    assert said(name="guess_number", settings={"low": 2, "template": "{observation}"}) == []
+    [problem] = said(name="guess_number", settings={"lwo": 2})
+    assert (
+        problem.startswith("the environment guess_number has no setting 'lwo' (known: low, high, ")
+        and "mean low?" in problem
+    )
+    [problem] = said(named={"a": {"name": "single_turn", "settings": {"x": 1}}})
+    assert problem.startswith("the environment single_turn has no setting 'x' (known: none)")
+    assert said(name="mine.py:Env", settings={"anything": 1}) == []
+
+
+def test_a_weight_is_needed() -> None:
+    named = {"a": {"name": "sokoban", "weight": 0}}
+    problems = said(named=named, train_episodes=4)
+    assert any("has a weight above 0 in environment.train_episodes" in text for text in problems)
+
+
+def test_the_text_games_are_those_that_take_wording() -> None:
+    takers = [name for name in ENVS.names() if any(f.args.kwarg for f in ENVS._functions(name))]
+    assert sorted(takers) == sorted(TEXT_GAMES)

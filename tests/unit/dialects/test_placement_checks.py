@@ -1,0 +1,76 @@
+"""Engines, and ways of splitting that they have; what --here makes of a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from posttrain.config import RunConfig
+from posttrain.dialects.checks import check, warnings_of
+from posttrain.dialects.here import at_hand
+
+
+def config(**sections: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate({"model": {"path": "x"}, "data": {"train_files": ["x"]}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"placement": {"devices": 2}}, "the policy has 2 devices, and policy.engine=local trains on one"),
+        (
+            {"placement": {"devices": 2}, "policy": {"engine": "fsdp", "tensor_parallel": 2}},
+            "policy.tensor_parallel is 2, and policy.engine=fsdp does not split that way; use policy.tensor_parallel=1, or "
+            "policy.engine=megatron",
+        ),
+        (
+            {"policy": {"sequence_parallel": 2}},
+            "policy.sequence_parallel is 2, and policy.engine=local does not split that way; use policy.sequence_parallel=1, or "
+            "policy.engine=fsdp",
+        ),
+        (
+            {
+                "placement": {"devices": 2},
+                "policy": {"engine": "fsdp"},
+                "advantage": {"name": "gae"},
+                "critic": {"pipeline_parallel": 2, "engine": "fsdp"},
+            },
+            "critic.pipeline_parallel is 2, and critic.engine=fsdp does not split that way",
+        ),
+    ],
+)
+def test_what_an_engine_cannot_do(sections: dict[str, Any], said: str) -> None:
+    assert any(said in str(problem) for problem in check(config(**sections)))
+
+
+def test_a_critic_that_the_run_does_without_is_not_looked_at() -> None:
+    run = config(placement={"devices": 2}, policy={"engine": "fsdp"}, critic={"pipeline_parallel": 2})
+    assert not [problem for problem in check(run) if "critic" in problem.what]
+
+
+def test_options_without_effect_are_told() -> None:
+    told = warnings_of(config(policy={"engine_options": {"fsdp_size": 2}}))
+    assert "policy.engine_options has no effect: the local engine reads none (fsdp_size)" in told
+    run = config(
+        placement={"devices": 2},
+        policy={"engine": "fsdp", "engine_options": {"use_orig_params": True}},
+        loss={"kl_coef": 0.1},
+        reference={"engine_options": {"forward_prefetch": True, "async_save_ckpt": True}},
+    )
+    told = warnings_of(run)
+    assert any(text.startswith("policy.engine_options.use_orig_params has no effect: FSDP2") for text in told)
+    assert any(text.startswith("reference.engine_options.async_save_ckpt has no effect") for text in told)
+
+
+def test_a_cluster_on_the_device_at_hand() -> None:
+    run = config(
+        placement={"devices": 16, "nodes": 2, "runtime": "ray"},
+        policy={"engine": "fsdp", "sequence_parallel": 2, "devices": [0, 1], "engine_options": {"fsdp_size": 1}},
+        reward={"terms": [], "model": {"path": "r", "devices": [3]}},
+    )
+    here, changes = at_hand(run)
+    assert (here.placement.devices, here.placement.nodes, here.placement.runtime) == (1, 1, "auto")
+    assert here.policy.engine == "local" and here.policy.devices is None and here.policy.sequence_parallel == 1
+    assert here.reward.model is not None and here.reward.model.devices is None
+    assert "reward.model.devices: all instead of [3]" in changes and "placement.nodes: 1 instead of 2" in changes

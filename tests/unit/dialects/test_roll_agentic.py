@@ -1,0 +1,334 @@
+"""ROLL's agentic pipeline: environments, groups, advantages over turns; what does not go together and what is planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.roll import DIALECT
+from posttrain.dialects.roll.keys.agentic import STEPS
+
+BASE: dict[str, Any] = {
+    "defaults": ["../config/traj_envs@_here_"],
+    "pretrain": "m",
+    "sequence_length": 1000,
+    "rollout_batch_size": 16,
+    "max_steps": 5,
+    "adv_estimator": "grpo",
+    "reward_normalization": {"grouping": "traj_group_id", "method": "mean_std"},
+    "actor_train": {"training_args": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}},
+    "actor_infer": {"generating_args": {"max_new_tokens": 100, "temperature": 0.8, "top_k": 0, "top_p": 1.0}},
+    "train_env_manager": {
+        "num_env_groups": 4,
+        "group_size": 4,
+        "tags": ["FrozenLake", "SimpleSokoban"],
+        "num_groups_partition": [3, 1],
+    },
+    "custom_envs": {"FrozenLake": "${custom_env.FrozenLake}", "SimpleSokoban": "${custom_env.SimpleSokoban}"},
+}
+VALIDATES = {
+    "val_batch_size": 6,
+    "eval_steps": 2,
+    "val_env_manager": {"num_env_groups": 3, "group_size": 2, "tags": ["LargerSokoban"], "num_groups_partition": [3]},
+}
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    def read(*overrides: str, **changes: Any) -> LoadedConfig[Any]:
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(BASE | changes))
+        return read_dialect(DIALECT, str(path), list(overrides))
+
+    return read
+
+
+def said(loaded: LoadedConfig[Any]) -> list[str]:
+    return [str(problem) for problem in loaded.problems]
+
+
+def planned(loaded: LoadedConfig[Any]) -> list[str]:
+    assert not loaded.problems, said(loaded)
+    return [str(problem) for problem in loaded.unsupported]
+
+
+def test_trajectories_groups_and_shares(load) -> None:
+    loaded = load()
+    assert not planned(loaded)
+    config = loaded.config
+    # 16 trajectories / 4 from each beginning = 4 beginnings; 5 steps x 4 = 20 episodes, none twice
+    assert (config.data.prompts_per_step, config.rollout.samples_per_prompt) == (4, 4)
+    assert config.environment.train_episodes == 20 and not config.data.shuffle
+    assert config.policy.sequences_per_mini_batch == 8
+    lake, store = config.environment.named["FrozenLake"], config.environment.named["SimpleSokoban"]
+    assert (lake.name, lake.weight, lake.max_turns) == ("frozen_lake", 3.0, 10)
+    assert lake.settings == {"size": 4, "slippery": False, "format_penalty": -0.01}
+    assert store.settings == {"rows": 6, "columns": 6, "boxes": 1, "format_penalty": -0.15}
+    # a turn has min(100, 128) tokens, and 1000 - 100 may stand before it
+    assert (config.rollout.max_response_tokens, config.environment.max_context_tokens) == (100, 900)
+    assert (config.advantage.name, config.reward.normalize_mean, config.reward.normalize_std) == (
+        "reinforce",
+        "group",
+        "group",
+    )
+    assert config.reward.terms == [] and not config.reward.by_turn and not config.environment.sample_per_turn
+    assert config.environment.validation_episodes is None
+
+
+def test_validation_has_its_own_environments_and_actor_infers_sampling(load) -> None:
+    loaded = load(
+        **VALIDATES,
+        custom_envs={name: f"${{custom_env.{name}}}" for name in ("FrozenLake", "SimpleSokoban", "LargerSokoban")},
+    )
+    assert not planned(loaded)
+    config = loaded.config
+    # 6 trajectories / 2 from each beginning
+    assert (config.environment.validation_episodes, config.validation.samples_per_prompt) == (3, 2)
+    assert (config.validation.every_steps, config.validation.temperature) == (2, 0.8)
+    named = config.environment.named
+    assert [(each.weight, each.validation_weight) for each in named.values()] == [(3.0, 0.0), (1.0, 0.0), (0.0, 3.0)]
+    assert named["LargerSokoban"].settings["pulls"] == 10
+
+
+def test_managers_sample_where_actor_infer_says_nothing(load) -> None:
+    train = BASE["train_env_manager"] | {"generating_args": {"max_new_tokens": 20, "temperature": 0.5, "top_p": 1.0}}
+    val = VALIDATES["val_env_manager"] | {"tags": ["FrozenLake"], "generating_args": {"temperature": 0.0}}
+    loaded = load(actor_infer={}, train_env_manager=train, val_env_manager=val, val_batch_size=6, eval_steps=1)
+    config = loaded.config
+    assert (config.rollout.temperature, config.rollout.max_response_tokens) == (0.5, 20)
+    assert config.validation.temperature == 0.0
+    told = [one.key for one in load(train_env_manager=train).ignored]
+    assert "train_env_manager.generating_args" in told  # actor_infer's go before them
+
+
+def test_words_of_mid_2025(load) -> None:
+    train = {"env_groups": 4, "n_groups": [4], "group_size": 4, "tags": ["Lake"], "format_penalty": -0.2}
+    lake = {
+        "env_type": "frozen_lake",
+        "max_actions_per_traj": 7,
+        "env_instruction": "Go.",
+        "env_config": {
+            "p": 0.9,
+            "grid_lookup": {0: "A", 3: "Z"},
+            "action_lookup": {"west": 1, "Down": 2, "Right": 3, "Up": 4},
+            "is_random": True,
+        },
+    }
+    loaded = load(train_env_manager=train, custom_envs={"Lake": lake})
+    assert not said(loaded)
+    env = loaded.config.environment.named["Lake"]
+    assert env.max_turns == 7
+    assert env.settings == {
+        "ice_share": 0.9,
+        "symbols": {"player": "A", "goal": "Z"},
+        "action_words": {"Left": "west"},
+        "instruction": "Go.",
+        "format_penalty": -0.2,
+    }
+    assert any("env_config.is_random is not known to frozen_lake here" in text for text in loaded.warnings)
+
+
+def test_gigpo_and_step_reinforce_have_a_sample_per_turn(load) -> None:
+    lake = {"env_type": "frozen_lake", "env_manager_cls": STEPS, "max_steps": 3}
+    train = {"num_env_groups": 4, "group_size": 4, "tags": ["Lake"], "num_groups_partition": [4]}
+    loaded = load("adv_estimator=gigpo", "step_reward_weight=0.5", train_env_manager=train, custom_envs={"Lake": lake})
+    assert not planned(loaded)
+    config = loaded.config
+    assert config.environment.sample_per_turn and config.reward.by_turn
+    advantage = config.advantage
+    assert (advantage.name, advantage.step_gamma, advantage.episode_weight, advantage.step_weight) == (
+        "gigpo",
+        0.95,
+        1.0,
+        0.5,
+    )
+    assert advantage.normalize_by_std
+    loaded = load(
+        "adv_estimator=step_reinforce",
+        "reward_normalization.method=identity",
+        train_env_manager=train,
+        custom_envs={"Lake": lake},
+    )
+    assert not planned(loaded) and loaded.config.advantage.name == "step_reinforce"
+    assert (
+        "returns of steps that are normalised"
+        in planned(load("adv_estimator=step_reinforce", train_env_manager=train, custom_envs={"Lake": lake}))[0]
+    )
+    [problem] = said(load("adv_estimator=gigpo"))
+    assert problem.startswith("gigpo needs every turn as a sample of its own")
+
+
+@pytest.mark.parametrize(
+    ("method", "grouping", "mean", "std"),
+    [
+        ("identity", "batch", "none", "none"),
+        ("mean", "batch", "batch", "none"),
+        ("mean_std", "batch", "batch", "batch"),
+        ("asym_clip", "traj_group_id", "group", "group"),
+        ("mean", "traj_group_id", "group", "none"),
+    ],
+)
+def test_rewards_are_normalised_as_asked(load, method: str, grouping: str, mean: str, std: str) -> None:
+    reward = load(reward_normalization={"method": method, "grouping": grouping}).config.reward
+    assert (reward.normalize_mean, reward.normalize_std) == (mean, std)
+
+
+def test_norm_types_go_before_the_method(load) -> None:
+    norms = {"method": "mean_std", "grouping": "traj_group_id", "norm_mean_type": "batch", "norm_std_type": "group"}
+    reward = load(reward_normalization=norms).config.reward
+    assert (reward.normalize_mean, reward.normalize_std) == ("batch", "group")
+
+
+def test_trajectories_that_do_not_divide_make_smaller_updates(load) -> None:
+    # 4 x 3 = 12 do not divide 16: the largest size that does is 8
+    loaded = load("actor_train.training_args.gradient_accumulation_steps=3")
+    assert loaded.config.policy.sequences_per_mini_batch == 8
+    assert any(
+        "16 trajectories do not divide into updates of 12; here an update has 8" in text for text in loaded.warnings
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["rollout_batch_size=18"], "rollout_batch_size=18 does not divide into groups: 4 trajectories at a time"),
+        (["train_env_manager.num_groups_partition=[3]"], "names 2 environments, and train_env_manager.num_groups_partition has"),
+        (["train_env_manager.num_groups_partition=[3,2]"], "adds up to 5, and there are 4 groups"),
+        (["train_env_manager.tags=[FrozenLak,SimpleSokoban]"], "there is no environment FrozenLak in custom_envs"),
+        (["custom_env.FrozenLake.env_type=frozen_lak"], "did you mean frozen_lake?"),
+        (["custom_env.SimpleSokoban.env_config.dim_room=[6]"], "write [rows, columns], such as [6, 6]"),
+        (["sequence_length=90"], "sequence_length=90 leaves no room beside turns of 100 tokens"),
+        (["~sequence_length"], "sequence_length is not given"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be(load, overrides: list[str], problem: str) -> None:
+    problems = said(load(*overrides))
+    assert any(problem in text for text in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["custom_env.FrozenLake.env_type=webshop"], "env_type=webshop is planned"),
+        (["+custom_env.FrozenLake.env_manager_cls=a.b.VLTrajEnvManager"], "VLTrajEnvManager is planned"),
+        (["reward_normalization.grouping=tags"], "grouping=tags is planned"),
+        (["+train_env_manager.group_size_redundancy=1"], "the slowest are dropped"),
+        (["+ratio_type=segment"], "one ratio for each turn"),
+        (["+custom_env.SimpleSokoban.env_config.render_mode=rgb_array"], "render_mode=rgb_array is planned"),
+    ],
+)
+def test_what_is_planned(load, overrides: list[str], reason: str) -> None:
+    told = planned(load(*overrides))
+    assert any(reason in text for text in told), told
+
+
+def test_what_prompts_and_rewards_would_say_is_told(load) -> None:
+    told = {
+        one.key for one in load("+num_return_sequences_in_group=8", "+norm_mean_type=group", "+eval_steps=3").ignored
+    }
+    assert {"num_return_sequences_in_group", "norm_mean_type", "eval_steps"} <= told
+
+
+LAKE = "environment.named.FrozenLake"
+STEP = ("custom_env.FrozenLake.env_manager_cls=" + STEPS, "custom_env.SimpleSokoban.env_manager_cls=" + STEPS)
+GIGPO = ("adv_estimator=gigpo", *(f"+{text}" for text in STEP))
+# What is written, by row; what it decides, with the value; what else must be given.
+CASES: list[tuple[str, str, str, Any, tuple[str, ...]]] = [
+    ("custom_envs.*.env_type", "custom_env.FrozenLake.env_type=sokoban", f"{LAKE}.name", "sokoban", ()),
+    ("custom_envs.*.max_steps", "custom_env.FrozenLake.max_steps=7", f"{LAKE}.max_turns", 7, ()),
+    ("custom_envs.*.max_tokens_per_step", "custom_env.FrozenLake.max_tokens_per_step=9", "rollout.max_response_tokens", 9,
+     ("custom_env.SimpleSokoban.max_tokens_per_step=8",)),
+    ("custom_envs.*.env_manager_cls", f"+{STEP[0]}", "environment.sample_per_turn", True, (f"+{STEP[1]}",)),
+    ("custom_envs.*.agent_system_template", "+custom_env.FrozenLake.agent_system_template=Play", f"{LAKE}.settings.system",
+     "Play", ()),
+    ("custom_envs.*.agent_template", "+custom_env.FrozenLake.agent_template=Now", f"{LAKE}.settings.template", "Now", ()),
+    ("custom_envs.*.env_instruction", "+custom_env.FrozenLake.env_instruction=Go", f"{LAKE}.settings.instruction", "Go", ()),
+    ("custom_envs.*.env_config", "custom_env.FrozenLake.env_config.size=6", f"{LAKE}.settings.size", 6, ()),
+    ("custom_envs.*.max_actions_per_traj", "+custom_env.FrozenLake.max_actions_per_traj=4", f"{LAKE}.max_turns", 4,
+     ("~custom_env.FrozenLake.max_steps",)),
+    ("custom_envs.*.max_steps_per_traj", "+custom_env.FrozenLake.max_steps_per_traj=3", f"{LAKE}.max_turns", 3,
+     ("~custom_env.FrozenLake.max_steps",)),
+    ("max_steps_per_traj", "+max_steps_per_traj=6", f"{LAKE}.max_turns", 6, ("~custom_env.FrozenLake.max_steps",)),
+    ("custom_envs.*.max_tokens", "+custom_env.FrozenLake.max_tokens=30", f"{LAKE}.settings.max_response_tokens", 30,
+     ("~custom_env.FrozenLake.max_tokens_per_step", "+custom_env.FrozenLake.agent_template=Now")),
+    ("train_env_manager.num_env_groups", "train_env_manager.num_env_groups=5", f"{LAKE}.weight", 4.0,
+     ("train_env_manager.num_groups_partition=[4,1]",)),
+    ("train_env_manager.env_groups", "+train_env_manager.env_groups=6", f"{LAKE}.weight", 5.0,
+     ("train_env_manager.num_groups_partition=[5,1]",)),
+    ("train_env_manager.tags", "train_env_manager.tags=[SimpleSokoban,FrozenLake]", f"{LAKE}.weight", 1.0, ()),
+    ("train_env_manager.num_groups_partition", "train_env_manager.num_groups_partition=[2,2]", f"{LAKE}.weight", 2.0, ()),
+    ("train_env_manager.n_groups", "+train_env_manager.n_groups=[2,2]", f"{LAKE}.weight", 2.0, ()),
+    ("train_env_manager.group_size", "train_env_manager.group_size=8", "rollout.samples_per_prompt", 8, ()),
+    ("train_env_manager.format_penalty", "+train_env_manager.format_penalty=-0.3", f"{LAKE}.settings.format_penalty", -0.3,
+     ("~custom_env.FrozenLake.env_config.format_penalty",)),
+    ("actor_infer.generating_args.max_new_tokens", "actor_infer.generating_args.max_new_tokens=11", "rollout.max_response_tokens",
+     11, ()),
+    *[
+        (f"train_env_manager.generating_args.{name}", f"+train_env_manager.generating_args.{name}={text}", f"rollout.{field}",
+         value, ("~actor_infer",))
+        for name, text, field, value in (
+            ("max_new_tokens", "12", "max_response_tokens", 12), ("temperature", "0.6", "temperature", 0.6),
+            ("top_p", "0.9", "top_p", 0.9), ("top_k", "7", "top_k", 7), ("stop_strings", "[END]", "stop", ["END"]),
+            ("repetition_penalty", "1.1", "engine_sampling", {"repetition_penalty": 1.1}),
+        )
+    ],
+    ("reward_normalization.grouping", "reward_normalization.grouping=batch", "reward.normalize_std", "batch", ()),
+    ("reward_normalization.method", "reward_normalization.method=mean", "reward.normalize_std", "none", ()),
+    ("reward_normalization.norm_mean_type", "+reward_normalization.norm_mean_type=batch", "reward.normalize_mean", "batch", ()),
+    ("reward_normalization.norm_std_type", "+reward_normalization.norm_std_type=batch", "reward.normalize_std", "batch", ()),
+    ("episode_reward_weight", "+episode_reward_weight=0.5", "advantage.episode_weight", 0.5, GIGPO),
+    ("step_reward_weight", "+step_reward_weight=0.5", "advantage.step_weight", 0.5, GIGPO),
+    ("step_reward_gamma", "+step_reward_gamma=0.5", "advantage.step_gamma", 0.5, GIGPO),
+    ("use_turn_scores", "+use_turn_scores=true", "reward.by_turn", True, ()),
+]  # fmt: skip
+VAL_ENVS = "+val_env_manager={num_env_groups: 2, group_size: 2, tags: [FrozenLake], num_groups_partition: [2]}"
+VAL: list[tuple[str, str, str, Any, tuple[str, ...]]] = [
+    ("val_batch_size", "val_batch_size=8", "environment.validation_episodes", 4, ()),
+    ("val_env_manager.num_env_groups", "val_env_manager.num_env_groups=4", f"{LAKE}.validation_weight", 4.0,
+     ("val_env_manager.num_groups_partition=[4]",)),
+    ("val_env_manager.env_groups", "+val_env_manager.env_groups=4", f"{LAKE}.validation_weight", 4.0,
+     ("val_env_manager.num_groups_partition=[4]",)),
+    ("val_env_manager.tags", "val_env_manager.tags=[SimpleSokoban]", f"{LAKE}.validation_weight", 0.0, ()),
+    ("val_env_manager.num_groups_partition", "val_env_manager.num_groups_partition=[4]", f"{LAKE}.validation_weight", 4.0,
+     ("val_env_manager.num_env_groups=4",)),
+    ("val_env_manager.n_groups", "+val_env_manager.n_groups=[2]", f"{LAKE}.validation_weight", 2.0, ()),
+    ("val_env_manager.group_size", "val_env_manager.group_size=4", "validation.samples_per_prompt", 4, ()),
+    *[
+        (f"val_env_manager.generating_args.{name}", f"+val_env_manager.generating_args.{name}={text}", f"validation.{field}",
+         value, ("~actor_infer",))
+        for name, text, field, value in (
+            ("temperature", "0.6", "temperature", 0.6), ("top_p", "0.9", "top_p", 0.9), ("top_k", "7", "top_k", 7),
+            ("stop_strings", "[END]", "stop", ["END"]),
+            ("repetition_penalty", "1.1", "engine_sampling", {"repetition_penalty": 1.1}),
+        )
+    ],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "written", "field", "value", "given"), [*CASES, *VAL], ids=lambda each: str(each)[:50])
+def test_a_key_decides_its_field(load, row: str, written: str, field: str, value: Any, given: tuple[str, ...]) -> None:
+    sampler = ("+actor_infer.strategy_args.strategy_name=vllm", "+posttrain.rollout.engine=vllm")
+    engine = sampler if "repetition_penalty" in row and "~actor_infer" not in given else ()
+    changes: dict[str, Any] = {"val_batch_size": 8, "eval_steps": 1} if row.startswith("val_") else {}
+    places = [VAL_ENVS] if row.startswith("val_") else []
+    loaded = load(*places, *given, *engine, written, **changes)
+    if "repetition_penalty" in row:  # the native sampler has none: told
+        assert any(one.key == row for one in loaded.ignored) or "repetition_penalty" in str(loaded.warnings)
+        return
+    node: Any = loaded.config
+    for part in field.split("."):
+        node = node[part] if isinstance(node, dict) else getattr(node, part)
+    assert node == value, said(loaded)
+
+
+def test_every_mapped_key_of_agentic_pipelines_is_tested() -> None:
+    tested = {row for row, *_ in [*CASES, *VAL]} | {"val_env_manager.format_penalty"}
+    tested |= {"val_env_manager.generating_args.max_new_tokens"}
+    sections = ("custom_envs.", "train_env_manager.", "val_env_manager.", "reward_normalization.")
+    names = {row.name for row in DIALECT.ledger.rows if row.status == "mapped" and row.name.startswith(sections)}
+    assert names - tested == set()
