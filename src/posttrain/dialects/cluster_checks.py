@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.placement import PlacementConfig
+from posttrain.config.rollout import RolloutConfig
+from posttrain.dialects.run_checks import PLANNED_TRAIN_ENGINES
 from posttrain.errors import Problem
 from posttrain.placement.plan import PlacementPlan
-from posttrain.placement.roles import SHARING, place, runtime_of
+from posttrain.placement.roles import SHARING, learner_of, place, runtime_of
 from posttrain.registry import is_installed, missing_library
-
-PLANNED_ENGINES = ("deepspeed", "megatron")
 
 
 def cluster_problems(config: RunConfig) -> Iterator[Problem]:
@@ -33,16 +33,16 @@ def cluster_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(what, fix="use the policy's devices (reference.devices)", field="reference.devices")
 
 
-def unbuilt_cluster(config: RunConfig) -> list[Problem]:
+def unbuilt_cluster(config: TrainingConfig) -> list[Problem]:
     """What is right to ask for and planned, and what is not installed."""
     plan, _ = place(config)
     if plan is None:
         return []
-    engines = {"policy": config.policy.engine} | ({"critic": config.critic.engine} if plan.role("critic") else {})
+    engines = {role: learner_of(config, role).engine for role in ("policy", "critic") if plan.role(role)}
     problems = [
         Problem(f"{name} is planned; this version cannot run it", fix="use fsdp, or local", field=f"{role}.engine")
         for role, name in engines.items()
-        if name in PLANNED_ENGINES
+        if name in PLANNED_TRAIN_ENGINES
     ]
     if plan.runtime == "inprocess":
         problems += [
@@ -55,12 +55,8 @@ def unbuilt_cluster(config: RunConfig) -> list[Problem]:
             if name == "fsdp"
         ]
         return problems
-    if config.rollout.engine not in SHARING:
-        what = f"rollout.engine={config.rollout.engine} with workers of Ray is planned; this version samples in its workers"
-        problems.append(Problem(what, fix="use native, or hf", field="rollout.engine"))
-    elif config.rollout.tensor_parallel > 1:
-        what = f"{config.rollout.engine} has a copy of the weights on each device, and cannot share one out"
-        problems.append(Problem(what, fix="use rollout.tensor_parallel=1", field="rollout.tensor_parallel"))
+    if isinstance(config, RunConfig):
+        problems += _unbuilt_samplers(config.rollout)
     if (config.placement.ray_address or "").startswith("ray://"):
         what = "ray:// drives a cluster from outside, and a run is driven from one of its machines"
         fix = "start it there, as with ray job submit, and use placement.ray_address=auto"
@@ -69,6 +65,15 @@ def unbuilt_cluster(config: RunConfig) -> list[Problem]:
         by = f"placement.runtime=ray, on {plan.devices} device{'s' * (plan.devices > 1)}"
         problems.append(replace(missing_library("ray", by), field="placement.devices"))
     return problems
+
+
+def _unbuilt_samplers(rollout: RolloutConfig) -> Iterator[Problem]:
+    if rollout.engine not in SHARING:
+        what = f"rollout.engine={rollout.engine} with workers of Ray is planned; this version samples in its workers"
+        yield Problem(what, fix="use native, or hf", field="rollout.engine")
+    elif rollout.tensor_parallel > 1:
+        what = f"{rollout.engine} has a copy of the weights on each device, and cannot share one out"
+        yield Problem(what, fix="use rollout.tensor_parallel=1", field="rollout.tensor_parallel")
 
 
 def cluster_warnings(place: PlacementConfig) -> Iterator[str]:

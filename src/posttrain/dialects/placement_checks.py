@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import PolicyConfig
+from posttrain.config.policy import LearnerConfig
 from posttrain.errors import Problem
 from posttrain.placement.batch import needs_values
 from posttrain.placement.roles import fsdp_options
@@ -16,7 +16,7 @@ SPLIT_LAYERS = ("megatron",)  # engines that share layers' matrices, or the laye
 SPLIT_SEQUENCES = ("fsdp", "megatron")  # engines that share a sequence
 
 
-def placement_problems(config: RunConfig) -> Iterator[Problem]:
+def placement_problems(config: TrainingConfig) -> Iterator[Problem]:
     """Sizes that a role's engine has no use for."""
     for role, section in _trained(config):
         devices = config.placement.devices if section.devices is None else len(section.devices)
@@ -35,7 +35,7 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
                 yield Problem(what, fix=fix, field=f"{role}.{name}")
 
 
-def placement_warnings(config: RunConfig) -> Iterator[str]:
+def placement_warnings(config: TrainingConfig) -> Iterator[str]:
     """Options of engines that have no effect."""
     sections = _trained(config)
     for role, section in sections:
@@ -43,12 +43,18 @@ def placement_warnings(config: RunConfig) -> Iterator[str]:
             names = ", ".join(section.engine_options)
             yield f"{role}.engine_options has no effect: the local engine reads none ({names})"
     roles = [role for role, section in sections if section.engine == "fsdp"]
-    if config.policy.engine == "fsdp" and (config.loss.kl_coef or config.reward.kl.coef):
+    if (
+        isinstance(config, RunConfig)
+        and config.policy.engine == "fsdp"
+        and (config.loss.kl_coef or config.reward.kl.coef)
+    ):
         roles.append("reference")
     for role in roles:
         yield from fsdp_settings(fsdp_options(config, role), config.placement.devices, role=role)[2]
 
 
-def _trained(config: RunConfig) -> list[tuple[str, PolicyConfig | CriticConfig]]:
-    found: list[tuple[str, PolicyConfig | CriticConfig]] = [("policy", config.policy)]
-    return [*found, ("critic", config.critic)] if needs_values(config.advantage.name) else found
+def _trained(config: TrainingConfig) -> list[tuple[str, LearnerConfig | CriticConfig]]:
+    found: list[tuple[str, LearnerConfig | CriticConfig]] = [("policy", config.policy)]
+    if isinstance(config, RunConfig) and needs_values(config.advantage.name):
+        found.append(("critic", config.critic))
+    return found

@@ -1,16 +1,15 @@
-"""Rules that hold for every run that trains: going on, keeping checkpoints, engines and devices."""
+"""Rules that hold for every run that trains: going on, keeping checkpoints, engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from posttrain.config import TrainingConfig
 from posttrain.config.checkpoint import CheckpointConfig
-from posttrain.config.placement import PlacementConfig
 from posttrain.errors import Problem
 
 # Engines that configurations may name and later versions bring.
-PLANNED_TRAIN_ENGINES = ("fsdp", "deepspeed", "megatron")
+PLANNED_TRAIN_ENGINES = ("deepspeed", "megatron")
 
 
 def resuming_problems(config: TrainingConfig) -> Iterator[Problem]:
@@ -37,16 +36,3 @@ def retention_warnings(rules: CheckpointConfig) -> Iterator[str]:
             yield f"checkpoint.{name} has no effect: checkpoint.upload is null"
     if rules.export_folder is not None and rules.export_every_steps is None:
         yield "checkpoint.export_folder has no effect: checkpoint.export_every_steps is null"
-
-
-def unbuilt_training(engines: Mapping[str, str], placement: PlacementConfig) -> list[Problem]:
-    """What is right to ask for and planned. ``engines`` by role."""
-    problems = [
-        Problem(f"{name} is planned; this version cannot run it", fix="use local", field=f"{role}.engine")
-        for role, name in engines.items()
-        if name in PLANNED_TRAIN_ENGINES
-    ]
-    if placement.devices > 1:
-        what = f"a run on {placement.devices} devices is planned; this version runs on one"
-        problems.append(Problem(what, fix="use placement.devices=1", field="placement.devices"))
-    return problems

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.config.tracking import TrackingConfig
+from posttrain.dialects.cluster_checks import cluster_warnings, unbuilt_cluster
+from posttrain.dialects.placement_checks import placement_problems, placement_warnings
 from posttrain.dialects.profiling_checks import profiling_warnings
-from posttrain.dialects.run_checks import PLANNED_TRAIN_ENGINES, resuming_problems, retention_warnings, unbuilt_training
+from posttrain.dialects.run_checks import PLANNED_TRAIN_ENGINES, resuming_problems, retention_warnings
 from posttrain.dialects.tracking_checks import tracking_warnings
 from posttrain.dialects.training_checks import precision_problems, role_warnings, schedule_problems
 from posttrain.errors import Problem
@@ -34,12 +36,13 @@ def check(config: SftConfig) -> list[Problem]:
         *resuming_problems(config),
         *precision_problems(config.model),
         *schedule_problems("policy", config.policy.schedule),
+        *placement_problems(config),
     ]
 
 
 def unbuilt(config: SftConfig) -> list[Problem]:
     """What is right to ask for and planned, and this version cannot run."""
-    return unbuilt_training({"policy": config.policy.engine}, config.placement)
+    return unbuilt_cluster(config)
 
 
 def warnings_of(config: SftConfig) -> list[str]:
@@ -50,6 +53,8 @@ def warnings_of(config: SftConfig) -> list[str]:
         *_validation_warnings(config),
         *retention_warnings(config.checkpoint),
         *role_warnings("policy", policy.schedule, policy.optimizer, policy.lora),
+        *cluster_warnings(config.placement),
+        *placement_warnings(config),
         *tracking_warnings(config.tracking),
         *profiling_warnings(config),
         *_tracking_of_samples(config.tracking),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def test_no_value_of_any_key_gets_past_the_words() -> None:
                 "reward": {"terms": [{"name": "x"}], "model": {"path": "x"}},
             }
             node: Any = values
-            *parents, leaf = key.replace("#", "0").split(".")
+            *parents, leaf = key.replace("#", "0").replace("*", "maze").split(".")
             for part in parents:
                 node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
             node[leaf] = value
@@ -238,7 +239,7 @@ def test_no_value_of_any_key_gets_past_the_words() -> None:
                     word in text.lower()
                     for word in ("input should", "extra inputs", "pydantic", "instance of", "value error")
                 ), (key, value, text)
-                assert problem.field.startswith(key.split(".#")[0]), (key, value, text)
+                assert problem.field.startswith(re.split(r"\.[#*]", key)[0]), (key, value, text)
     assert refused > 5 * len(schema.known_keys())
 
 

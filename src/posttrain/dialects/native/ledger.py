@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 from posttrain.config.base import Section
 from posttrain.dialects.entries import ENTRIES, Entry
 from posttrain.dialects.ledger import ABSENT, Key, Ledger
-from posttrain.dialects.native.schema import ITEM, known_keys, sections
+from posttrain.dialects.native.schema import ITEM, NAME, known_keys, sections
 
 
 def native_ledger() -> Ledger:
@@ -22,7 +22,7 @@ def _rows(entry: Entry[Any]) -> list[Key]:
     root: type[Section] = entry.root
     known = sections(root)
     for name, field in known_keys(root).items():
-        if name in known or f"{name}.{ITEM}" in known:
+        if name in known or f"{name}.{ITEM}" in known or f"{name}.{NAME}" in known:
             continue
         default: Any = field.default
         if field.default_factory is not None or default is PydanticUndefined:

@@ -13,6 +13,7 @@ from posttrain.config.base import Section
 from posttrain.dialects.sources import child
 
 ITEM = "#"  # stands for any list index in a dotted key: reward.terms.#.name
+NAME = "*"  # stands for any name in a mapping of sections: environment.named.*.max_turns
 
 
 @cache
@@ -26,10 +27,10 @@ def sections(root: type[Section] = RunConfig) -> dict[str, dict[str, FieldInfo]]
 def _collect(model: type[Section], name: str, found: dict[str, dict[str, FieldInfo]]) -> None:
     found[name] = dict(model.model_fields)
     for key, field in model.model_fields.items():
-        in_a_list = get_origin(field.annotation) is list
+        stand_in = {list: ITEM, dict: NAME}.get(get_origin(field.annotation))
         for annotation in (field.annotation, *get_args(field.annotation)):
             if isinstance(annotation, type) and issubclass(annotation, Section):
-                _collect(annotation, child(child(name, key), ITEM) if in_a_list else child(name, key), found)
+                _collect(annotation, child(child(name, key), stand_in) if stand_in else child(name, key), found)
 
 
 @cache
@@ -38,14 +39,18 @@ def known_keys(root: type[Section] = RunConfig) -> dict[str, FieldInfo]:
     return {child(section, key): field for section, fields in sections(root).items() for key, field in fields.items()}
 
 
-def pattern(key: str) -> str:
-    """``reward.terms.0.name`` -> ``reward.terms.#.name``"""
-    return ".".join(ITEM if part.isdecimal() else part for part in key.split("."))
+def pattern(key: str, root: type[Section] = RunConfig) -> str:
+    """``reward.terms.0.name`` -> ``reward.terms.#.name``, ``environment.named.maze.weight`` -> ``environment.named.*.weight``"""
+    found = ""
+    for part in key.split("."):
+        named = child(found, NAME) in sections(root)
+        found = child(found, NAME if named else ITEM if part.isdecimal() else part)
+    return found
 
 
 def field_of(key: str, root: type[Section] = RunConfig) -> FieldInfo | None:
     """The field that a dotted key names, if it is one."""
-    return known_keys(root).get(pattern(key))
+    return known_keys(root).get(pattern(key, root))
 
 
 def suggest(key: str, root: type[Section] = RunConfig) -> str:
@@ -55,14 +60,16 @@ def suggest(key: str, root: type[Section] = RunConfig) -> str:
 
     def likeness(known: str) -> float:
         known_section, _, known_leaf = known.rpartition(".")
-        return SequenceMatcher(None, leaf, known_leaf).ratio() + (0.15 if known_section == pattern(section) else 0.0)
+        return SequenceMatcher(None, leaf, known_leaf).ratio() + (
+            0.15 if known_section == pattern(section, root) else 0.0
+        )
 
     best = max(sorted(known_keys(root), key=_importance), key=likeness)
     if likeness(best) >= 0.75:
         others = [known for known in known_keys(root) if known != best and known.rpartition(".")[2] == leaf]
         also = f" There is also {others[0]}." if len(others) == 1 else ""
-        return f"did you mean {_with_indices(best, key)}?{also}"
-    here = sections(root).get(pattern(section), {})
+        return f"did you mean {_as_written(best, key)}?{also}"
+    here = sections(root).get(pattern(section, root), {})
     if section and here:
         return f"known in {section}: {', '.join(here)}"
     return f"known sections: {', '.join(sections(root)[''])}"
@@ -73,10 +80,17 @@ def _importance(key: str) -> tuple[bool, int]:
     return key.startswith("validation."), key.count(".")
 
 
-def _with_indices(known: str, key: str) -> str:
-    """``reward.terms.#.name`` with the indices of the key that was written, or 0."""
-    written = iter([part for part in key.split(".") if part.isdecimal()])
-    return ".".join(next(written, "0") if part == ITEM else part for part in known.split("."))
+def _as_written(known: str, key: str) -> str:
+    """``reward.terms.#.name`` with the indices and names of the key that was written, or 0 and NAME."""
+    written = key.split(".")
+    return ".".join(
+        part
+        if part not in (ITEM, NAME)
+        else written[place]
+        if place < len(written) - 1
+        else {ITEM: "0", NAME: "NAME"}[part]
+        for place, part in enumerate(known.split("."))
+    )
 
 
 def is_number(annotation: Any) -> bool:
