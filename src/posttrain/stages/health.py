@@ -10,6 +10,7 @@ from statistics import median
 
 WINDOW = 10  # steps that a value is compared with
 SILENCE = 20  # steps before the same alarm is told again
+GRADIENT = "policy/grad_norm"
 
 # The step's value, those of the steps before (oldest first), and whether it is alarming.
 Rule = Callable[[float, Sequence[float]], bool]
@@ -63,7 +64,7 @@ WATCHED = (
             "a reward that pays for brevity or for nothing, a stop text that appears early"),
     Watched("response/most_common_share", _above(0, 0.6, always=0.6), "most prompts get the same answer",
             "a reward that one answer satisfies, a learning rate that is too high, a prompt that is cut or empty"),
-    Watched("policy/grad_norm", _above(6, 1.0, enough=3), "the gradient has jumped",
+    Watched(GRADIENT, _above(6, 1.0, enough=3), "the gradient has jumped",
             "a learning rate that is too high, a few very long or very unlikely responses, a loss summed over tokens"),
     Watched("prompt/distinct_share", _below(0, always=0.5), "different prompts read the same",
             "a chat template that leaves the message out, a column with the same text in every row, a cut that takes away the "
@@ -74,7 +75,7 @@ WATCHED = (
 WATCHED_SFT = (
     Watched("policy/loss", _above(2, 0.5, enough=3), "the loss has jumped",
             "a learning rate that is too high, rows of another kind or language, texts that are damaged"),
-    Watched("policy/grad_norm", _above(6, 1.0, enough=3), "the gradient has jumped",
+    Watched(GRADIENT, _above(6, 1.0, enough=3), "the gradient has jumped",
             "a learning rate that is too high, a few very long or very unlikely texts"),
     Watched("data/learned_tokens", _below(0.1, always=1), "next to nothing is there to be learned",
             "rows without an assistant's message, a chat template whose assistant part is not found, texts that are cut before "
@@ -110,7 +111,8 @@ class Health:
                     f"{watched.causes}. Look at {', '.join(sample_ids[:3])} in {place}"
                 )
         for name in {watched.metric for watched in self._watched} & set(metrics):
-            self._before[name].append(metrics[name])
+            if name != GRADIENT or metrics[name]:  # steps without signal have none: the next one's is no jump
+                self._before[name].append(metrics[name])
         return alarms
 
     def _usual(self, metric: str) -> str:

@@ -103,3 +103,12 @@ def test_faults_of_supervised_fine_tuning_are_told_at_once(said: str) -> None:
 def test_supervised_fine_tuning_that_goes_well_raises_no_alarm() -> None:
     assert learning({}) == []
     assert {watched.what for watched in WATCHED_SFT} == set(SFT_FAULTS)
+
+
+def test_the_first_gradient_after_steps_without_signal_is_no_jump() -> None:
+    health = Health()
+    norms = [3.5, 3.1, 3.6, *([0.0] * 12), 2.7]
+    assert [
+        alarm for step, norm in enumerate(norms) for alarm in health.look(step, {"policy/grad_norm": norm}, IDS)
+    ] == []
+    assert len(health.look(99, {"policy/grad_norm": 60.0}, IDS)) == 1
