@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.backends.runtime.inprocess import start_sft
 from posttrain.backends.tracking.jsonl import Jsonl
 from posttrain.build import profile_plan, tracker
 from posttrain.config.sft import SftConfig
@@ -19,9 +19,11 @@ from posttrain.loops import sft
 from posttrain.loops.frame import begin_run, contents, retention, under_way
 from posttrain.loops.trackers import Trackers
 from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
+from posttrain.placement.roles import runtime_of
 from posttrain.placement.sft import plan_sft
 from posttrain.records.plans import SftBatchPlan
 from posttrain.records.texts import Text
+from posttrain.registry import RUNTIMES
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.lock import only_trainer
 from posttrain.stages.run_folder import RunFolder
@@ -60,31 +62,32 @@ def _train(config: SftConfig, folder: RunFolder, checkpoints: Checkpoints, notes
     check_fit(config, [*texts, *held_out])
     plan = run_plan(config, batches, held_out)
     trackers = Trackers([Jsonl(folder.path)], [tracker(name, folder.path) for name in config.tracking.trackers])
-    policy, device, notices = start_sft(config, batches, tokenizer)
-    first_step = checkpoints.restore(policy, loader, trackers.message) + 1
-    about_data = [*training.notes("training"), *validation.notes("validation")]
-    begin_run(
-        config,
-        folder,
-        checkpoints,
-        trackers,
-        first_step=first_step,
-        total_steps=plan.total_steps,
-        device=str(device),
-        notes=[*notes, *about_data, *([policy.note] if policy.note else [])],
-    )
-    with under_way(config, folder, checkpoints, trackers) as stop:
-        sft.run(
-            policy,
-            loader,
-            plan,
+    runtime = RUNTIMES.get(runtime_of(config.placement))()
+    with closing(runtime.start_sft(config, batches, tokenizer)) as learner:
+        first_step = checkpoints.restore(learner.policy, loader, trackers.message) + 1
+        about_data = [*training.notes("training"), *validation.notes("validation")]
+        begin_run(
+            config,
+            folder,
+            checkpoints,
+            trackers,
             first_step=first_step,
-            folder=folder.path,
-            checkpoints=checkpoints,
-            trackers=trackers,
-            notices=notices,
-            stop=stop,
+            total_steps=plan.total_steps,
+            device=learner.device,
+            notes=[*notes, *about_data, *learner.notes],
         )
+        with under_way(config, folder, checkpoints, trackers) as stop:
+            sft.run(
+                learner.policy,
+                loader,
+                plan,
+                first_step=first_step,
+                folder=folder.path,
+                checkpoints=checkpoints,
+                trackers=trackers,
+                notices=learner.notices,
+                stop=stop,
+            )
     return folder.path
 
 

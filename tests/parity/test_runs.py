@@ -196,10 +196,10 @@ def test_signal_during_the_save_of_a_step_is_heeded_in_the_next(make: Make, monk
     """Step 3 is saved on schedule; a signal that comes meanwhile stops the run before step 4 has begun."""
     save = Checkpoints.save
 
-    def save_and_signal(self: Checkpoints, step: int, *state: Any) -> str:
+    def save_and_signal(self: Checkpoints, step: int, *state: Any, **how: Any) -> str:
         if step == 3:
             signal.raise_signal(signal.SIGTERM)
-        return save(self, step, *state)
+        return save(self, step, *state, **how)
 
     monkeypatch.setattr(Checkpoints, "save", save_and_signal)
     with pytest.raises(RunInterrupted, match=r"in step 4, which begins anew .* before is saved as global_step_3"):

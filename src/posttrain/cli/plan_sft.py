@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from posttrain.cli.plan_devices import devices_text, memory_text, traffic_text
 from posttrain.cli.plan_plain import closing, document
 from posttrain.cli.plan_text import files_text, model_text, optimizer_text
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import DataError, Problem, RequestError
 from posttrain.placement.files import check_model_files, check_run_folders
+from posttrain.placement.heads import head_problems
+from posttrain.placement.memory import estimate_sft
+from posttrain.placement.model_shape import read_shape
+from posttrain.placement.plan import PlacementPlan
+from posttrain.placement.roles import place
 from posttrain.placement.sft import plan_sft
+from posttrain.placement.traffic import sft_traffic
 from posttrain.records.plans import SftBatchPlan
 
 
@@ -19,6 +26,7 @@ from posttrain.records.plans import SftBatchPlan
 class SftRequest:
     loaded: LoadedConfig[SftConfig]
     batches: SftBatchPlan
+    placement: PlacementPlan
     rows: int | None  # of the training files; None: not looked at
     validation_rows: int | None
 
@@ -35,12 +43,16 @@ def check_request(loaded: LoadedConfig[SftConfig], *, look_at_files: bool, to_ru
         found, rows, validation_rows = _look_at_files(loaded.config)
         problems += loaded.further(found)
     batches = None
+    placement: PlacementPlan | None = None
     if not loaded.problems:
-        batches, misfits = plan_sft(loaded.config, rows)
-        problems += loaded.locate(misfits)
-    if batches is None or problems:
+        placement, misplaced = place(loaded.config)
+        batches, misfits = plan_sft(loaded.config, rows) if not misplaced else (None, [])
+        if look_at_files and placement is not None:
+            misfits += head_problems(loaded.config, placement)
+        problems += loaded.locate([*misplaced, *misfits])
+    if batches is None or placement is None or problems:
         raise RequestError(problems)
-    return SftRequest(loaded=loaded, batches=batches, rows=rows, validation_rows=validation_rows)
+    return SftRequest(loaded=loaded, batches=batches, placement=placement, rows=rows, validation_rows=validation_rows)
 
 
 def _look_at_files(config: SftConfig) -> tuple[list[Problem], int | None, int | None]:
@@ -67,7 +79,7 @@ def _at_most(count: int | None, limit: int | None) -> int | None:
 
 
 def plan_text(request: SftRequest) -> str:
-    """What is learned, a step, the whole run, and remarks."""
+    """What is learned, a step, where it is learned, the whole run, and remarks."""
     config = request.loaded.config
     data = config.data
     rows = [
@@ -80,15 +92,28 @@ def plan_text(request: SftRequest) -> str:
         ("optimizer", optimizer_text(config.policy.optimizer, config.policy.schedule)),
     ]
     what = "\n".join(f"{name:<11}{text}" for name, text in rows)
-    parts = [what, _step(request), _whole_run(request), *closing(request.loaded)]
+    memory = estimate_sft(config, request.batches, request.placement)
+    parts = [
+        what,
+        _step(request),
+        devices_text(request.placement),
+        memory_text(memory, request.placement, config.model.path),
+        *_traffic(request),
+        _whole_run(request),
+        *closing(request.loaded),
+    ]
     if data.overlong == "filter" and request.rows is not None:
         parts.append("Rows that the overlong filter drops are still counted here: they are known once tokenized.")
     return "\n\n".join(parts)
 
 
 def plan_json(request: SftRequest) -> str:
-    """See plan_plain.document; ``derived`` holds the sizes."""
-    derived = {"world_size": request.batches.devices, **asdict(request.batches)}
+    """See plan_plain.document; ``derived`` holds the sizes and the placement."""
+    derived = {
+        "world_size": request.batches.devices,
+        **asdict(request.batches),
+        "placement": asdict(request.placement),
+    }
     return json.dumps(document(request.loaded, derived), indent=2)
 
 
@@ -120,18 +145,27 @@ def _count(rows: int | None) -> str:
 def _step(request: SftRequest) -> str:
     plan, key = request.batches, request.loaded.key
     lines = [(f"{plan.sequences_per_step} sequences, 1 update", key("data.sequences_per_step"))]
+    (policy,) = request.placement.roles
+    per_copy = f" on each of {policy.copies} copies" if policy.copies > 1 else ""
+    per_device = " per device" if plan.devices > 1 else ""
     if plan.gradient_accumulation_steps is None:
         lines.append(
             (
-                f"micro-batches of up to {plan.max_tokens_per_micro_batch} tokens",
+                f"micro-batches of up to {plan.max_tokens_per_micro_batch} tokens{per_device}",
                 key("policy.max_tokens_per_micro_batch"),
             )
         )
     else:
         micro = "policy.sequences_per_micro_batch_per_device"
         many = f"{plan.gradient_accumulation_steps} of up to {plan.sequences_per_micro_batch_per_device} sequences"
-        lines.append((f"micro-batches: {many}", key(micro)))
+        lines.append((f"micro-batches: {many}{per_copy}", key(micro)))
     return "\n".join(["One step", *(f"  {number:<42} {name}" for number, name in lines)])
+
+
+def _traffic(request: SftRequest) -> list[str]:
+    config = request.loaded.config
+    shape = read_shape(config.model.path) if request.placement.devices > 1 else None
+    return [traffic_text(sft_traffic(config, request.batches, request.placement, shape))] if shape else []
 
 
 def _whole_run(request: SftRequest) -> str:

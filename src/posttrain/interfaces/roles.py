@@ -8,14 +8,14 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, SftConfig
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine, ValueEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan
+from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.records.work import Work
 
 
@@ -37,7 +37,20 @@ class Roles:
     close: Callable[[], None] = lambda: None  # ends what the runtime has started besides this process
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learner:
+    """What the loop of supervised fine-tuning speaks to: the policy alone. The rest is as in Roles."""
+
+    policy: TrainEngine
+    device: str
+    notices: Notices
+    notes: tuple[str, ...] = ()
+    close: Callable[[], None] = lambda: None
+
+
 class Runtime(Protocol):
     """Brings the roles to life on devices."""
 
     def start(self, config: RunConfig, batches: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> Roles: ...
+
+    def start_sft(self, config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Learner: ...

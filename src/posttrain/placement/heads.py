@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, TrainingConfig
 from posttrain.errors import Problem
 from posttrain.placement.model_shape import read_shape
 from posttrain.placement.plan import PlacementPlan, RolePlacement
 
 
-def head_problems(config: RunConfig, plan: PlacementPlan) -> list[Problem]:
+def head_problems(config: TrainingConfig, plan: PlacementPlan) -> list[Problem]:
     """Sizes that do not divide the query heads of a role's model. Models that are not folders here are not looked at.
 
     Key/value heads may be fewer than the devices: then several devices hold the same one.
@@ -17,7 +17,8 @@ def head_problems(config: RunConfig, plan: PlacementPlan) -> list[Problem]:
     for role in plan.roles:
         if role.role == "reference":  # as the policy
             continue
-        path = config.critic.path or config.model.path if role.role == "critic" else config.model.path
+        critic = config.critic.path if role.role == "critic" and isinstance(config, RunConfig) else None
+        path = critic or config.model.path
         shape = read_shape(path)
         if shape is not None and role.role != "reward model":
             problems += _of(role, shape.heads, path)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posttrain.config import RunConfig
-from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import PolicyConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.placement.model_shape import ModelShape, read_shape
 from posttrain.placement.plan import PHASES, Phase, PlacementPlan, RolePlacement
-from posttrain.placement.roles import fsdp_options
+from posttrain.placement.roles import fsdp_options, learner_of
 from posttrain.placement.sharding import FsdpSettings, fsdp_settings
-from posttrain.records.plans import BatchPlan
+from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 
 BYTES = {"float32": 4, "bfloat16": 2}
 ADAM = 3  # values per trained weight: the gradient and Adam's two averages, in the dtype of the masters
@@ -75,6 +73,14 @@ def estimate(config: RunConfig, batches: BatchPlan, plan: PlacementPlan) -> list
     return found
 
 
+def estimate_sft(config: SftConfig, batches: SftBatchPlan, plan: PlacementPlan) -> list[RoleMemory] | None:
+    """The same for supervised fine-tuning."""
+    shape = read_shape(config.model.path)
+    if shape is None:
+        return None
+    return [_trained(config, batches, place, shape, config.data.max_tokens) for place in plan.roles]
+
+
 def peak(plan: PlacementPlan, memory: list[RoleMemory]) -> Peak:
     """Where and when most is held: what awake roles use, and what the others have left there."""
     by_role = {each.role: each for each in memory}
@@ -107,24 +113,26 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
         if place.engine == "fsdp":
             return _scored_by_fsdp(config, place, shape)
         return RoleMemory(role=place.role, weights=shape.parameters * width // (split * _zero(place)))
-    section = config.critic if place.role == "critic" else config.policy
-    return _trained(config, batches, place, shape, section)
+    of_role = batches.critic if place.role == "critic" else batches
+    assert of_role is not None
+    return _trained(config, of_role, place, shape, config.context_tokens + config.rollout.max_response_tokens)
 
 
 def _trained(
-    config: RunConfig, batches: BatchPlan, place: RolePlacement, shape: ModelShape, section: PolicyConfig | CriticConfig
+    config: TrainingConfig,
+    plan: BatchPlan | CriticBatchPlan | SftBatchPlan,
+    place: RolePlacement,
+    shape: ModelShape,
+    longest: int,  # sequence, tokens
 ) -> RoleMemory:
-    plan = batches.critic if place.role == "critic" else batches
-    assert plan is not None
+    section = learner_of(config, place.role)
     width, trained_width = BYTES[config.model.compute_dtype], BYTES[config.model.master_dtype]
     split = place.sizes.tensor * place.sizes.pipeline
     trained = ADAPTER * shape.layers * shape.hidden * section.lora.rank if section.lora else shape.parameters
-    tokens = section.max_tokens_per_micro_batch or (plan.sequences_per_micro_batch_per_device or 1) * (
-        config.context_tokens + config.rollout.max_response_tokens
-    )
+    tokens = section.max_tokens_per_micro_batch or (plan.sequences_per_micro_batch_per_device or 1) * longest
     if section.max_tokens_per_micro_batch is None:  # a budget of tokens is per device already
         tokens = -(-tokens // (place.sizes.sequence * place.sizes.context))
-    checkpointing = (config.critic if place.role == "critic" else config.model).gradient_checkpointing
+    checkpointing = recomputes(config, place.role)
     per_token = shape.hidden * (shape.layers + ACTIVATIONS if checkpointing else shape.layers * ACTIVATIONS)
     activations = tokens * per_token * width // split
     if place.engine == "fsdp":
@@ -150,6 +158,12 @@ def _trained(
         optimizer=trained * (ADAM * trained_width + masters) // (split * place.sizes.shard),
         activations=activations,
     )
+
+
+def recomputes(config: TrainingConfig, role: str) -> bool:
+    """Whether a trained role's activations are computed again in the backward pass (gradient checkpointing)."""
+    own = config.critic if role == "critic" and isinstance(config, RunConfig) else config.model
+    return own.gradient_checkpointing
 
 
 def _scored_by_fsdp(config: RunConfig, place: RolePlacement, shape: ModelShape) -> RoleMemory:

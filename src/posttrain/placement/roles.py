@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
@@ -33,7 +33,7 @@ class _Asked:
     servers: int = 0  # outside of the run's devices
 
 
-def place(config: RunConfig) -> tuple[PlacementPlan | None, list[Problem]]:
+def place(config: TrainingConfig) -> tuple[PlacementPlan | None, list[Problem]]:
     """The plan, or why there is none: with the arithmetic, the setting it comes from, and what would do."""
     place = config.placement
     problems = _of_the_run(place)
@@ -72,11 +72,16 @@ def place(config: RunConfig) -> tuple[PlacementPlan | None, list[Problem]]:
     ), []
 
 
-def fsdp_options(config: RunConfig, role: str) -> dict[str, Any]:
+def fsdp_options(config: TrainingConfig, role: str) -> dict[str, Any]:
     """What says how fsdp shares a role out."""
-    if role == "reference":
+    if role == "reference" and isinstance(config, RunConfig):
         return config.reference.engine_options | ({"cpu_offload": True} if config.reference.offload else {})
-    return config.critic.engine_options if role == "critic" else config.policy.engine_options
+    return learner_of(config, role).engine_options
+
+
+def learner_of(config: TrainingConfig, role: str) -> LearnerConfig | CriticConfig:
+    """What is said about a role that is trained; the reference is computed like the policy."""
+    return config.critic if role == "critic" and isinstance(config, RunConfig) else config.policy
 
 
 def runtime_of(place: PlacementConfig) -> Literal["inprocess", "ray"]:
@@ -99,8 +104,24 @@ def _of_the_run(place: PlacementConfig) -> list[Problem]:
     return problems
 
 
-def _roles(config: RunConfig) -> list[_Asked]:
-    """The roles of this run, in the order a step needs them."""
+def _roles(config: TrainingConfig) -> list[_Asked]:
+    """The roles of this run, in the order a step needs them. Supervised fine-tuning has the policy alone."""
+    return _roles_of_a_step(config) if isinstance(config, RunConfig) else [_policy(config.policy, ("update",))]
+
+
+def _policy(policy: LearnerConfig, awake: tuple[Phase, ...]) -> _Asked:
+    return _Asked(
+        role="policy",
+        field="policy.devices",
+        engine=policy.engine,
+        devices=policy.devices,
+        sizes=_trained_sizes(policy),
+        awake=awake,
+        rests=_optimizer_rests(policy),
+    )
+
+
+def _roles_of_a_step(config: RunConfig) -> list[_Asked]:
     policy, critic, rollout, reward = config.policy, config.critic, config.rollout, config.reward.model
     elsewhere = rollout.engine not in SHARING and bool(rollout.endpoints)  # servers that the run did not start
     asked = [
@@ -126,17 +147,7 @@ def _roles(config: RunConfig) -> list[_Asked]:
                 awake=("reward",),
             )
         )
-    asked.append(
-        _Asked(
-            role="policy",
-            field="policy.devices",
-            engine=policy.engine,
-            devices=policy.devices,
-            sizes=_trained_sizes(policy),
-            awake=("log-probs", "update"),
-            rests=_optimizer_rests(policy),
-        )
-    )
+    asked.append(_policy(policy, ("log-probs", "update")))
     if config.loss.kl_coef or config.reward.kl.coef:
         asked.append(
             _Asked(
@@ -200,8 +211,10 @@ def _sampler_rests(config: RunConfig) -> tuple[str, ...]:
     return {"vllm": ("weights", "cache"), "sglang": ("cache",)}.get(rollout.engine, ())
 
 
-def _lender(config: RunConfig, asked: _Asked, where: dict[str, list[int]]) -> str | None:
+def _lender(config: TrainingConfig, asked: _Asked, where: dict[str, list[int]]) -> str | None:
     """The role whose weights this one reads where they are."""
+    if not isinstance(config, RunConfig):
+        return None
     if asked.role == "rollout" and asked.engine in SHARING:
         whole = config.policy.engine == "local" and where["rollout"] == where["policy"]
         return "policy" if whole else None
@@ -209,11 +222,11 @@ def _lender(config: RunConfig, asked: _Asked, where: dict[str, list[int]]) -> st
     return "policy" if asked.role == "reference" and adapted and where["reference"] == where["policy"] else None
 
 
-def _sizes(config: RunConfig, asked: _Asked, ranks: int) -> GroupSizes:
+def _sizes(config: TrainingConfig, asked: _Asked, ranks: int) -> GroupSizes:
     sizes = asked.sizes
     shard = 1
     if asked.role in ("policy", "reference", "critic"):
-        section = config.critic if asked.role == "critic" else config.policy
+        section = learner_of(config, asked.role)
         if asked.engine == "fsdp":
             shard = fsdp_settings(fsdp_options(config, asked.role), ranks)[0].shard
         elif asked.engine in SHARDED:

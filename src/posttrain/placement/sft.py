@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posttrain.config.sft import SftConfig
 from posttrain.errors import Problem
-from posttrain.placement.batch import copies_of, split_over
+from posttrain.placement.batch import copies_of
 from posttrain.records.plans import SftBatchPlan
 
 
@@ -12,15 +12,15 @@ def plan_sft(config: SftConfig, rows: int | None) -> tuple[SftBatchPlan | None, 
     """How many of what, or why that cannot be.
 
     A step takes data.sequences_per_step rows, what is left at the end of an epoch is left out of it, and micro-batches need not
-    divide anything.
+    divide anything. The devices are those of a placement that can be (placement.roles.place).
 
     Args: ``rows`` of the training files; None when nobody looked.
     Returns: the plan and no problem, or None and the problems.
     """
     sequences, devices = config.data.sequences_per_step, config.placement.devices
-    problems = _devices(config)
-    if problems:
-        return None, problems
+    copies = copies_of(config.policy, devices)
+    if sequences % copies:
+        return None, [_does_not_split(sequences, copies)]
     if rows is not None and rows < sequences:
         return None, [_too_few_rows(sequences, rows)]
     steps_per_epoch = rows // sequences if rows is not None else None
@@ -30,7 +30,6 @@ def plan_sft(config: SftConfig, rows: int | None) -> tuple[SftBatchPlan | None, 
     if in_epochs is not None:
         total_steps = in_epochs if total_steps is None else min(total_steps, in_epochs) if whole else total_steps
     max_tokens = config.policy.max_tokens_per_micro_batch
-    copies = copies_of(config.policy, devices)
     micro = min(config.policy.sequences_per_micro_batch_per_device, sequences // copies) if max_tokens is None else None
     return SftBatchPlan(
         devices=devices,
@@ -44,18 +43,11 @@ def plan_sft(config: SftConfig, rows: int | None) -> tuple[SftBatchPlan | None, 
     ), []
 
 
-def _devices(config: SftConfig) -> list[Problem]:
-    devices, sequences = config.placement.devices, config.data.sequences_per_step
-    split, copies = split_over(config.policy), copies_of(config.policy, devices)
-    if devices % split:
-        what = f"{devices} devices are no multiple of the {split} that share one copy of the policy"
-        return [Problem(what, fix=f"use {-(-devices // split) * split} devices", field="placement.devices")]
-    if sequences % copies:
-        field = "data.sequences_per_step"
-        fits = [count for count in (sequences // copies * copies, -(-sequences // copies) * copies) if count]
-        what = f"{sequences} sequences in a step do not split over the {copies} copies of the policy"
-        return [Problem(what, fix=f"use {' or '.join(f'{field}={count}' for count in fits)}", field=field)]
-    return []
+def _does_not_split(sequences: int, copies: int) -> Problem:
+    field = "data.sequences_per_step"
+    fits = [count for count in (sequences // copies * copies, -(-sequences // copies) * copies) if count]
+    what = f"{sequences} sequences in a step do not split over the {copies} copies of the policy"
+    return Problem(what, fix=f"use {' or '.join(f'{field}={count}' for count in fits)}", field=field)
 
 
 def _too_few_rows(sequences: int, rows: int) -> Problem:

@@ -97,6 +97,10 @@ def fsdp_settings(
     # What is frozen has no optimizer to come back to: between phases and always on the CPU are the same for it.
     keeps_off = ("offload_policy", "cpu_offload", *(("param_offload",) if frozen else ()))
     offload = [name for name in keeps_off if options.get(name)]
+    if options.get("offload_params") and not offload:
+        told.append(
+            f"{at}.offload_params has no effect: cpu_offload takes parameters, gradients and optimizer together, and is off"
+        )
     return (
         FsdpSettings(
             shard=shard,

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import PolicyConfig
+from posttrain.config.policy import LearnerConfig
 from posttrain.placement.batch import needs_old_logprobs
-from posttrain.placement.memory import BYTES
+from posttrain.placement.memory import BYTES, recomputes
 from posttrain.placement.model_shape import ModelShape
 from posttrain.placement.plan import PlacementPlan, RolePlacement
-from posttrain.placement.roles import fsdp_options
+from posttrain.placement.roles import fsdp_options, learner_of
 from posttrain.placement.sharding import FsdpSettings, fsdp_settings
-from posttrain.records.plans import BatchPlan, CriticBatchPlan
+from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 
 # What the driver sends and gets for a token of a sequence: its id (8), its mask (1), log-probs of sampler, policy and reference
 # and an advantage (4 each).
@@ -44,31 +44,44 @@ def step_traffic(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, sha
     policy, reference, critic = plan.role("policy"), plan.role("reference"), plan.role("critic")
     assert policy is not None, "every run has a policy"
     scored = batches.updates_per_step > 1 or needs_old_logprobs(config)
-    found += _update(config, "policy", config.policy, batches, policy, shape, tokens)
+    found += _update(config, batches, policy, shape, tokens)
     if scored:
         found += _score(config, "old log-probs", policy, batches, shape, tokens)
     if reference is not None and not reference.uses_weights_of:
         found += _score(config, "reference log-probs", reference, batches, shape, tokens)
     if critic is not None and batches.critic is not None:
-        found += _update(config, "critic", config.critic, batches.critic, critic, shape, tokens)
+        found += _update(config, batches.critic, critic, shape, tokens)
         found += _score(config, "values", critic, batches, shape, tokens)
     found += _weight_sync(config, plan, shape)
     found += _sampling(config, batches, plan, shape)
-    if plan.devices > 1:
-        rows = -(-batches.sequences_per_step // policy.copies)
-        found.append(Traffic(what="driver", bytes=rows * tokens * DRIVER_BYTES_PER_TOKEN, messages=2))
+    found += _driver(batches, plan, tokens)
     return [each for each in found if each.messages]
 
 
+def sft_traffic(config: SftConfig, batches: SftBatchPlan, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:
+    """Of the policy's devices, in a step of supervised fine-tuning with sequences of full length."""
+    (policy,) = plan.roles
+    tokens = config.data.max_tokens
+    found = [*_update(config, batches, policy, shape, tokens), *_driver(batches, plan, tokens)]
+    return [each for each in found if each.messages]
+
+
+def _driver(batches: BatchPlan | SftBatchPlan, plan: PlacementPlan, tokens: int) -> list[Traffic]:
+    policy = plan.role("policy")
+    if plan.devices == 1 or policy is None:
+        return []
+    rows = -(-batches.sequences_per_step // policy.copies)
+    return [Traffic(what="driver", bytes=rows * tokens * DRIVER_BYTES_PER_TOKEN, messages=2)]
+
+
 def _update(
-    config: RunConfig,
-    name: str,
-    section: PolicyConfig | CriticConfig,
-    plan: BatchPlan | CriticBatchPlan,
+    config: TrainingConfig,
+    plan: BatchPlan | CriticBatchPlan | SftBatchPlan,
     place: RolePlacement,
     shape: ModelShape,
     tokens: int,
 ) -> list[Traffic]:
+    name, section = place.role, learner_of(config, place.role)
     passes = plan.updates_per_step * micro_batches(section, plan, place, tokens)
     found = []
     if place.engine == "fsdp":
@@ -76,8 +89,7 @@ def _update(
         width, reduce = BYTES[config.model.compute_dtype], BYTES[settings.reduce_dtype]
         found.append(_gather(f"{name}: gather weights", settings, shape, width, passes, again=_regathered(settings)))
         found.append(_reduce(f"{name}: reduce gradients", settings, shape, reduce, passes))
-    checkpointing = (config.critic if name == "critic" else config.model).gradient_checkpointing
-    directions = 3 if checkpointing else 2  # forward, backward, and forward again
+    directions = 3 if recomputes(config, name) else 2  # forward, backward, and forward again
     found.append(
         _share_sequence(f"{name}: share sequences", config, section, plan, place, shape, tokens, passes * directions)
     )
@@ -105,7 +117,10 @@ def _score(
 
 
 def micro_batches(
-    section: PolicyConfig | CriticConfig, plan: BatchPlan | CriticBatchPlan, place: RolePlacement, tokens: int
+    section: LearnerConfig | CriticConfig,
+    plan: BatchPlan | CriticBatchPlan | SftBatchPlan,
+    place: RolePlacement,
+    tokens: int,
 ) -> int:
     """Forward and backward passes of an update on each device; cut by tokens: with sequences of full length."""
     if plan.gradient_accumulation_steps is not None:
@@ -116,7 +131,7 @@ def micro_batches(
     return -(-rows // max(1, fit))
 
 
-def _settings(config: RunConfig, place: RolePlacement) -> FsdpSettings:
+def _settings(config: TrainingConfig, place: RolePlacement) -> FsdpSettings:
     return fsdp_settings(fsdp_options(config, place.role), len(place.ranks), role=place.role)[0]
 
 
@@ -152,9 +167,9 @@ def _reduce(what: str, settings: FsdpSettings, shape: ModelShape, width: int, ti
 
 def _share_sequence(
     what: str,
-    config: RunConfig,
-    section: PolicyConfig | CriticConfig,
-    plan: BatchPlan | CriticBatchPlan,
+    config: TrainingConfig,
+    section: LearnerConfig | CriticConfig,
+    plan: BatchPlan | CriticBatchPlan | SftBatchPlan,
     place: RolePlacement,
     shape: ModelShape,
     tokens: int,
@@ -168,7 +183,7 @@ def _share_sequence(
     return Traffic(what=what, bytes=sent, messages=2 * shape.layers * passes)
 
 
-def _sequence_bytes(config: RunConfig, place: RolePlacement, shape: ModelShape, tokens: int) -> int:
+def _sequence_bytes(config: TrainingConfig, place: RolePlacement, shape: ModelShape, tokens: int) -> int:
     """Queries, keys and values one way and outputs back, of this many tokens on a device, in all layers."""
     group = place.sizes.sequence
     copies = -(-group // shape.key_value_heads) if group > shape.key_value_heads else 1

@@ -87,6 +87,14 @@ class SftBatchPlan:
     total_steps: int | None  # None: needs the data
     schedule_updates: int | None  # updates that warm-up and decay are stretched over; None: needs the data
 
+    @property
+    def updates_per_step(self) -> int:
+        return 1
+
+    @property
+    def sequences_per_update(self) -> int:
+        return self.sequences_per_step
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlRewardPlan:

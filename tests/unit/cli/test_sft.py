@@ -77,8 +77,15 @@ WRONG = [
     ("model.master_dtype=float16", "master_dtype must be float32 or bfloat16, not 'float16'"),
     ("policy.optimizer.lr=0", "lr must be above 0, not 0"),
     ("policy.schedule.name=cosin", "name must be constant, cosine,"),
-    ("policy.engine=fsdp", "fsdp is planned; this version cannot run it"),
-    ("placement.devices=2", "a run on 2 devices is planned"),
+    (
+        "policy.engine=fsdp",
+        "fsdp shares the policy out over worker processes, and placement.runtime=inprocess has none",
+    ),
+    ("policy.engine=megatron", "megatron is planned; this version cannot run it"),
+    ("policy.engine=fdsp", "there is no training engine called 'fdsp'"),
+    ("placement.devices=2", "the policy has 2 devices, and policy.engine=local trains on one"),
+    ("policy.sequence_parallel=2", "policy.sequence_parallel is 2, and policy.engine=local does not split that way"),
+    ("placement.ray_address=ray://h:1 placement.runtime=ray", "ray:// drives a cluster from outside"),
     ("tracking.trackers=[consol]", "there is no tracker called 'consol'"),
     ("data.dataset_class_file=none.py", "there is no file none.py"),
     ("checkpoint.keep_best=1", "checkpoint.keep_best needs the metric"),
@@ -88,7 +95,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("override", "message"), WRONG)
 def test_what_is_wrong_is_told_without_a_traceback(posttrain: Run, job: Path, override: str, message: str) -> None:
-    code, out, err = posttrain("sft", "run.yaml", override)
+    code, out, err = posttrain("sft", "run.yaml", *override.split(" "))
     assert code == 2 and out == ""
     assert message in err
     assert "Traceback" not in err
@@ -122,6 +129,53 @@ def test_the_plan(posttrain: Run, job: Path) -> None:
     assert "6 steps" in out
     plan = json.loads(posttrain("plan", "run.yaml", "--json")[1])
     assert (plan["dialect"], plan["entry"], plan["derived"]["total_steps"]) == ("native", "sft", 2)
+
+
+SHARED = ("placement.devices=4", "policy.engine=fsdp", "policy.sequence_parallel=2")
+
+
+def test_the_plan_on_several_devices(posttrain: Run, job: Path) -> None:
+    code, out, err = posttrain("plan", "run.yaml", *SHARED, "policy.sequences_per_micro_batch_per_device=1")
+    assert (code, err) == (0, "")
+    # 4 sequences over 2 copies
+    assert "micro-batches: 2 of up to 1 sequences on each of 2 copies" in out
+    assert "policy       0-3       2 copies, 2 devices each; awake in update" in out
+    assert "2 share a sequence; weights in parts over 4" in out
+    assert "policy: share sequences" in out and "Memory per device" in out
+    (policy,) = json.loads(posttrain("plan", "run.yaml", "--json", *SHARED)[1])["derived"]["placement"]["roles"]
+    assert (policy["role"], policy["sizes"]["data"], policy["sizes"]["shard"]) == ("policy", 2, 4)
+
+
+def test_here_it_is_a_run_on_one_device(posttrain: Run, job: Path) -> None:
+    options = "policy.engine_options={fsdp_size: 2, cpu_offload: true}"
+    code, out, _ = posttrain("plan", "run.yaml", "--here", *SHARED, options)
+    assert code == 0 and "Devices: 1 device, auto" in out and "Planned" not in out
+    for change in ("policy.engine: local instead of fsdp", "policy.sequence_parallel: 1 instead of 2"):
+        assert f"here: {change}" in out
+    assert "here: policy.engine_options: none instead of fsdp_size 2, cpu_offload True" in out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("placement.devices=3", *SHARED[1:]),
+            "the policy has 3 devices, which are no multiple of the 2 that share one copy (policy.sequence_parallel 2)",
+        ),
+        (("placement.devices=3", "placement.nodes=2", SHARED[1]), "3 devices do not spread evenly over 2 nodes"),
+        ((*SHARED, "policy.engine_options.fsdp_sise=2"), "fsdp has no option fsdp_sise, at override"),
+        # the tiny model has 4 heads
+        (
+            ("placement.devices=6", SHARED[1], "policy.sequence_parallel=3", "data.sequences_per_step=6"),
+            "4 attention heads, which 3 devices that share a sequence cannot hold in equal parts",
+        ),
+        ((*SHARED, "data.sequences_per_step=5"), "5 sequences in a step do not split over the 2 copies of the policy"),
+        (("policy.devices=[1]",), "the policy is put on device 1, and there are 1 devices, 0 to 0"),
+    ],
+)
+def test_devices_that_cannot_be(posttrain: Run, job: Path, overrides: tuple[str, ...], message: str) -> None:
+    code, _, err = posttrain("plan", "run.yaml", *overrides)
+    assert code == 2 and message in err
 
 
 def test_translated_it_is_the_same_run(posttrain: Run, job: Path) -> None:
@@ -167,6 +221,15 @@ def config(**sections: object) -> SftConfig:
         (
             {"policy": {"schedule": {"name": "constant", "min_lr_ratio": 0.1}}},
             "policy.schedule.min_lr_ratio has no effect",
+        ),
+        ({"placement": {"call_timeout_s": 5.0}}, "placement.call_timeout_s has no effect: the run has one process"),
+        ({"policy": {"engine_options": {"fsdp_size": 2}}}, "policy.engine_options has no effect: the local engine"),
+        (
+            {
+                "policy": {"engine": "fsdp", "engine_options": {"use_orig_params": True}},
+                "placement": {"devices": 2},
+            },
+            "policy.engine_options.use_orig_params has no effect: FSDP2",
         ),
         ({"checkpoint": {"keep_every": 2}}, "checkpoint.keep_every has no effect: checkpoint.keep_last is null"),
     ],

@@ -98,6 +98,7 @@ TOP = [
     Case("num_return_sequences_in_group", "num_return_sequences_in_group=4", "rollout.samples_per_prompt", 4),
     Case("prompt_length", "prompt_length=500", "data.max_prompt_tokens", 500),
     Case("response_length", "response_length=50", "rollout.max_response_tokens", 50),
+    Case("rpc_timeout", "rpc_timeout=60", "placement.call_timeout_s", 60),
     Case("model_update_buffer_size_mb", "model_update_buffer_size_mb=256", "rollout.weight_bucket_mib", 256,
          (*TRAIN2, "actor_infer.strategy_args.strategy_name=vllm")),
     Case("sequence_length", "sequence_length=1324", "rollout.max_response_tokens", 300),  # 1324 - 1024

@@ -836,6 +836,14 @@ TRAINER: list[Case] = [
     # the actor joins in at iteration 5, so 4 are the critic's alone
     ("trainer.critic_warmup", "trainer.critic_warmup=5", PPO, "critic.warmup_steps", 4),
     ("trainer.n_gpus_per_node", "trainer.n_gpus_per_node=2", (), "placement.devices", 2),
+    (
+        "trainer.ray_wait_register_center_timeout",
+        "trainer.ray_wait_register_center_timeout=60",
+        (),
+        "placement.start_timeout_s",
+        60.0,
+    ),
+    ("ray_kwargs.ray_init.address", "+ray_kwargs.ray_init.address=auto", (), "placement.ray_address", "auto"),
     ("trainer.nnodes", "trainer.nnodes=2", TWO, "placement.devices", 4),
     ("trainer.device", "trainer.device=cpu", (), "placement.device", "cpu"),
     ("trainer.project_name", "trainer.project_name=sums", (), "tracking.project", "sums"),

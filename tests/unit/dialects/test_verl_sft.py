@@ -15,6 +15,8 @@ from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.verl import DIALECT
 from posttrain.errors import ConfigError
+from posttrain.placement.roles import place
+from posttrain.placement.sharding import fsdp_settings
 
 DOCUMENTS = Path(__file__).parent / "verl_documents"
 ONE_DEVICE = ("trainer.n_gpus_per_node=1",)
@@ -266,11 +268,17 @@ def test_what_is_wrong_is_told_once(override: str, message: str) -> None:
     assert re.search(message.replace("(", r"\("), found[0]), found[0]
 
 
-def test_what_is_planned_is_told_and_not_run() -> None:
-    loaded = read("trainer.n_gpus_per_node=4", "ulysses_sequence_parallel_size=2", "use_remove_padding=True")
-    assert loaded.problems == ()
-    said = " ".join(str(problem) for problem in loaded.unsupported)
-    assert "fsdp is planned" in said and "a run on 4 devices is planned" in said
+def test_several_devices_on_two_machines() -> None:
+    pytest.importorskip("ray")
+    sizes = ("trainer.nnodes=2", "trainer.n_gpus_per_node=4", "ulysses_sequence_parallel_size=2")
+    loaded = read(*sizes, "use_remove_padding=True", "model.fsdp_config.cpu_offload=True")
+    assert loaded.problems == loaded.unsupported == ()
+    plan, problems = place(loaded.config)
+    assert plan is not None, problems
+    (policy,) = plan.roles
+    assert (plan.runtime, plan.nodes, policy.engine) == ("ray", 2, "fsdp")
+    assert (policy.sizes.data, policy.sizes.sequence, policy.sizes.shard) == (4, 2, 8)  # 8 devices / 2 that share
+    assert fsdp_settings(loaded.config.policy.engine_options, 8)[0].cpu_offload
 
 
 def test_here_it_runs_on_one_device() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, SftConfig
 from posttrain.placement.batch import plan_batches
 from posttrain.placement.heads import head_problems
-from posttrain.placement.memory import estimate, peak
+from posttrain.placement.memory import estimate, estimate_sft, peak
 from posttrain.placement.plan import PlacementPlan
 from posttrain.placement.roles import place
+from posttrain.placement.sft import plan_sft
 
 LLAMA = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 100,
@@ -183,6 +184,37 @@ def test_bytes_on_a_device_by_hand(tmp_path: Path) -> None:
     assert policy.activations == 10 * 64 * 2 * 17 * 2  # tokens, hidden, layers, values, bytes
     most = peak(plan, memory)
     assert most.phase == "update" and most.bytes == policy.used("update") + rollout.weights  # its cache has gone
+
+
+def test_supervised_fine_tuning_has_the_policy_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    run = SftConfig.model_validate(
+        {
+            "model": {"path": str(tmp_path)},
+            "data": {"train_files": ["x"], "max_tokens": 10},
+            "placement": {"devices": 4},
+            "policy": {
+                "engine": "fsdp",
+                "engine_options": {"fsdp_size": 2},
+                "sequences_per_micro_batch_per_device": 2,
+                "lora": {"rank": 2},
+            },
+        }
+    )
+    plan, _ = place(run)
+    batches, _ = plan_sft(run, None)
+    assert plan is not None and batches is not None
+    (role,) = plan.roles
+    assert (role.role, role.copies, role.sizes.shard, role.uses_weights_of) == ("policy", 4, 2, None)
+    memory = estimate_sft(run, batches, plan)
+    assert memory is not None
+    (policy,) = memory
+    assert policy.weights == 82752 * 4 // 2  # as above
+    assert (
+        policy.optimizer == 22 * 2 * 64 * 2 * 3 * 4 // 2
+    )  # of the adapter: layers, hidden, rank; gradient and averages
+    assert policy.activations == 2 * 10 * 64 * 2 * 17 * 2  # sequences, tokens, hidden, layers, values, bytes
+    assert peak(plan, memory).phase == "update"
 
 
 def test_512_devices_are_planned_at_once_and_without_torch(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_what_is_frozen_rests_on_the_cpu_either_way() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"offload_params": True}, "policy.engine_options.offload_params has no effect: cpu_offload takes parameters"),
         ({"fsdp_sise": 2}, "fsdp has no option fsdp_sise; did you mean fsdp_size?"),
         ({"fsdp_size": 3}, "8 devices do not split into groups of 3"),
         ({"fsdp_size": True}, "fsdp_size counts devices, and is True"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, SftConfig
 from posttrain.placement.batch import plan_batches
 from posttrain.placement.model_shape import ModelShape
 from posttrain.placement.roles import place
-from posttrain.placement.traffic import step_traffic
+from posttrain.placement.sft import plan_sft
+from posttrain.placement.traffic import sft_traffic, step_traffic
 
 SHAPE = ModelShape(
     parameters=1000, layers=4, hidden=8, heads=8, key_value_heads=2, query_width=8, key_value_width=2, vocabulary=16,
@@ -79,3 +80,30 @@ def test_a_sampler_over_two_devices() -> None:
     )
     # 16 responses of 4 tokens and 4 prompts of 6: 88 tokens, 2 sums in 4 layers, each 2 x 1/2 of 8 values of 2 bytes.
     assert found["sampling: sum over tensor-parallel devices"] == (88 * 2 * 4 * 16, 2 * 4 * 4)
+
+
+def test_supervised_fine_tuning_sends_an_update() -> None:
+    # 4 devices, pairs share sequences of 10 tokens, parts over all. 8 sequences, 4 for each of 2 copies, 2 at a time: 2 passes.
+    config = SftConfig.model_validate(
+        {
+            "model": {"path": "x", "compute_dtype": "bfloat16"},
+            "data": {"train_files": ["x"], "sequences_per_step": 8, "max_tokens": 10},
+            "placement": {"devices": 4},
+            "policy": {"engine": "fsdp", "sequence_parallel": 2, "sequences_per_micro_batch_per_device": 2},
+        }
+    )
+    plan, _ = place(config)
+    batches, _ = plan_sft(config, None)
+    assert plan is not None and batches is not None
+    found = {each.what: (each.bytes, each.messages) for each in sft_traffic(config, batches, plan, SHAPE)}
+    assert found == {
+        "policy: gather weights": (
+            2 * 2 * 1500,
+            2 * 2 * 5,
+        ),  # 3/4 of 2000 bytes, forward and backward; 4 layers + the rest
+        "policy: reduce gradients": (2 * 3000, 2 * 5),
+        # 2 passes x 2 directions of 10 tokens: 2 x 10 / 2 on a device; 4 layers, queries and outputs 2 x 8 wide, keys and
+        # values 2 x 2, 2 bytes each, half of it for the other device. The device's tokens of the step: 4 x 10 / 2 = 20.
+        "policy: share sequences": (2 * 20 * 4 * (2 * 8 + 2 * 2) * 2 // 2, 2 * 4 * 2 * 2),
+        "driver": (4 * 10 * 25, 2),
+    }

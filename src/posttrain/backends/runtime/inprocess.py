@@ -10,26 +10,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.backends.serving.start import make_sampler, start_weight_sync
 from posttrain.backends.torch_training.start import (
     has_full_kl,
-    how,
-    learning_rate_factor,
     load_policy,
     pick_device,
     start_critic,
     start_policy,
     start_reward_model,
-    weight_decay_at,
+    start_sft_policy,
 )
 from posttrain.config import RunConfig, SftConfig
 from posttrain.config.generate import GenerateConfig
 from posttrain.config.serve import ServeConfig
-from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.roles import Learner, Roles
 from posttrain.interfaces.rollout_engine import RolloutEngine
-from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.models.loading import DTYPES, load_causal_lm
 from posttrain.models.work import work_of
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan, SftBatchPlan
-from posttrain.registry import RUNTIMES, TRAIN_ENGINES
+from posttrain.registry import RUNTIMES
 
 
 @RUNTIMES.register("inprocess")
@@ -66,30 +63,12 @@ class InProcess:
             work=work_of(model, shares_prompts=config.policy.share_prompts),
         )
 
-
-def start_sft(
-    config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase
-) -> tuple[TrainEngine, torch.device, Notices]:
-    """The policy alone, and what it has to tell while it works."""
-    model, device = load_policy(config)
-    notices = Notices()
-    assert batches.schedule_updates is not None
-    learner = config.policy
-    engine: TrainEngine = TRAIN_ENGINES.get(learner.engine)(
-        model,
-        tokenizer,
-        optimizer=learner.optimizer,
-        learning_rate_factor=learning_rate_factor(learner.schedule, batches.schedule_updates),
-        sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
-        max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
-        sequences_per_scoring_batch=learner.sequences_per_micro_batch_per_device,
-        max_tokens_per_scoring_batch=batches.max_tokens_per_micro_batch,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        activation_offload=config.model.activation_offload,
-        weight_decay=weight_decay_at(learner.optimizer, batches.schedule_updates),
-        **how(config, notices),
-    )
-    return engine, device, notices
+    def start_sft(self, config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Learner:
+        model, device = load_policy(config)
+        notices = Notices()
+        policy = start_sft_policy(config, batches, tokenizer, model, notices)
+        notes = (policy.note,) if policy.note else ()
+        return Learner(policy=policy, device=str(device), notices=notices, notes=notes)
 
 
 def start_sampler(

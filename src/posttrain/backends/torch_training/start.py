@@ -16,7 +16,7 @@ from posttrain.algos import schedules
 from posttrain.backends.reward_model.local import LocalRewardModel
 from posttrain.backends.torch_training.scoring import Scorer
 from posttrain.backends.torch_training.sharding import Sharding
-from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.reward import RewardModel
@@ -28,7 +28,7 @@ from posttrain.models.reward_model import load_reward_model, load_reward_tokeniz
 from posttrain.models.value_head import head_name, load_value_model
 from posttrain.placement.roles import fsdp_options
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan
+from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
 
 
@@ -93,6 +93,37 @@ def start_policy(
         **how(config, notices, sharding),
     )
     return policy, reference
+
+
+def start_sft_policy(
+    config: SftConfig,
+    batches: SftBatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    notices: Notices,
+    sharding: Sharding | None = None,
+) -> TrainEngine:
+    """The policy of supervised fine-tuning, which is validated in micro-batches of the size it learns in.
+
+    Args: sharding, where several processes make this call, shares it out over them.
+    """
+    learner = config.policy
+    assert batches.schedule_updates is not None
+    policy: TrainEngine = TRAIN_ENGINES.get(learner.engine)(
+        model,
+        tokenizer,
+        optimizer=learner.optimizer,
+        learning_rate_factor=learning_rate_factor(learner.schedule, batches.schedule_updates),
+        sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
+        max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
+        sequences_per_scoring_batch=learner.sequences_per_micro_batch_per_device,
+        max_tokens_per_scoring_batch=batches.max_tokens_per_micro_batch,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        activation_offload=config.model.activation_offload,
+        weight_decay=weight_decay_at(learner.optimizer, batches.schedule_updates),
+        **how(config, notices, sharding),
+    )
+    return policy
 
 
 def start_reference(

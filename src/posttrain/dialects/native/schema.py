@@ -27,7 +27,8 @@ def sections(root: type[Section] = RunConfig) -> dict[str, dict[str, FieldInfo]]
 def _collect(model: type[Section], name: str, found: dict[str, dict[str, FieldInfo]]) -> None:
     found[name] = dict(model.model_fields)
     for key, field in model.model_fields.items():
-        stand_in = {list: ITEM, dict: NAME}.get(get_origin(field.annotation))
+        origin = get_origin(field.annotation)
+        stand_in = ITEM if origin is list else NAME if origin is dict else None
         for annotation in (field.annotation, *get_args(field.annotation)):
             if isinstance(annotation, type) and issubclass(annotation, Section):
                 _collect(annotation, child(child(name, key), stand_in) if stand_in else child(name, key), found)

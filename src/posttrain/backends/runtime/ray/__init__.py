@@ -7,11 +7,11 @@ orders are names, token ids and plain arrays. ``cluster.py`` alone knows Ray.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,16 +24,17 @@ from posttrain.backends.runtime.ray.sync import SeparateSync, SharedSync, send_o
 from posttrain.backends.runtime.ray.watch import Member, Watch
 from posttrain.backends.runtime.ray.worker import Worker
 from posttrain.backends.torch_training.start import has_full_kl
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.errors import ConfigError
-from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.roles import Learner, Roles
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.placement.plan import PlacementPlan, Rank
 from posttrain.placement.roles import place
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan
+from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import RUNTIMES
 
+S = TypeVar("S", Roles, Learner)
 OBJECT_STORE_BYTES = 256 << 20  # of a cluster of this run's own, besides two buckets of weights
 
 
@@ -54,14 +55,14 @@ def groups_of(plan: PlacementPlan) -> list[Group]:
     """The workers of a plan: those of the policy first, a sampler on other devices last."""
     by_devices: dict[tuple[int, ...], list[str]] = {}
     policy, rollout = plan.role("policy"), plan.role("rollout")
-    assert policy is not None and rollout is not None
+    assert policy is not None
     for role in plan.roles:
         if role is not rollout or role.devices == policy.devices:
             by_devices.setdefault(role.devices, []).append(role.role)
     ordered = sorted(by_devices, key=lambda devices: devices != policy.devices)
     ranks = {role.devices: role.ranks for role in plan.roles}
     groups = [Group(roles=tuple(by_devices[each]), ranks=ranks[each], together=True) for each in ordered]
-    if rollout.devices != policy.devices:
+    if rollout is not None and rollout.devices != policy.devices:
         groups.append(Group(roles=("rollout",), ranks=rollout.ranks, together=False))
     return groups
 
@@ -72,21 +73,29 @@ class Ray:
 
     def start(self, config: RunConfig, batches: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> Roles:
         """Raises: ConfigError for a plan that cannot be; RunStopped when workers do not start; what loading the models raises."""
-        plan, problems = place(config)
-        if plan is None:
-            raise ConfigError(problems)
-        start = _Start(config, batches, plan)
-        try:
-            return start.roles()
-        except BaseException:  # also a signal: nothing of it may stay
-            start.close()
-            raise
+        return _started(config, batches, lambda start: start.roles(config))
+
+    def start_sft(self, config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Learner:
+        """Raises: as ``start``."""
+        return _started(config, batches, lambda start: start.learner())
+
+
+def _started(config: TrainingConfig, batches: BatchPlan | SftBatchPlan, speak: Callable[[_Start], S]) -> S:
+    plan, problems = place(config)
+    if plan is None:
+        raise ConfigError(problems)
+    start = _Start(config, batches, plan)
+    try:
+        return speak(start)
+    except BaseException:  # also a signal: nothing of it may stay
+        start.close()
+        raise
 
 
 class _Start:
     """The workers of a run, from the first to the last."""
 
-    def __init__(self, config: RunConfig, batches: BatchPlan, plan: PlacementPlan):
+    def __init__(self, config: TrainingConfig, batches: BatchPlan | SftBatchPlan, plan: PlacementPlan):
         self.config, self.batches, self.plan = config, batches, plan
         place = config.placement
         self.groups = groups_of(plan)
@@ -95,10 +104,9 @@ class _Start:
         for rank in (rank for group in self.groups for rank in group.ranks):
             workers_on[rank.device] = workers_on.get(rank.device, 0) + 1
         self.workers_on = workers_on
+        buckets = 2 * config.rollout.weight_bucket_mib << 20 if isinstance(config, RunConfig) else 0
         self.cluster = Cluster(
-            place.ray_address,
-            workers=sum(workers_on.values()),
-            object_store_bytes=OBJECT_STORE_BYTES + (2 * config.rollout.weight_bucket_mib << 20),
+            place.ray_address, workers=sum(workers_on.values()), object_store_bytes=OBJECT_STORE_BYTES + buckets
         )
         gpus = self.cluster.amount("GPU")
         self.cuda = place.device == "cuda" or (place.device == "auto" and gpus >= plan.devices)
@@ -109,7 +117,8 @@ class _Start:
         self.watch.close()
         self.cluster.close()
 
-    def roles(self) -> Roles:
+    def crews(self) -> dict[str, Crew]:
+        """The workers of every group by its name, with their models loaded."""
         timeout_s = self.config.placement.start_timeout_s
         per_node = self.plan.devices_per_node
         bundles = [
@@ -123,7 +132,7 @@ class _Start:
         for group in self.groups:
             starting |= self._begin(group, crews[group.name].members)
         self.watch.wait(starting, "loading the models", timeout_s)
-        return self._roles(crews)
+        return crews
 
     def renew(self, sync: SeparateSync, lost: Member, send: bool) -> Member:
         """A new worker in the place of a lost sampler."""
@@ -178,6 +187,7 @@ class _Start:
             port = self.watch.wait({first: self.cluster.call(first.handle, "free_port")}, "a free port", 60.0)[first]
             meeting = first.process.host, port
         part = Part(
+            kind=type(self.config),
             config=self.config.model_dump_json(),
             batches=self.batches,
             roles=group.roles,
@@ -205,8 +215,19 @@ class _Start:
             cluster=self.cluster, watch=self.watch, members=members, timeout_s=self.config.placement.call_timeout_s
         )
 
-    def _roles(self, crews: dict[str, Crew]) -> Roles:
-        config = self.config
+    def learner(self) -> Learner:
+        crews = self.crews()
+        (trainers,) = crews.values()
+        return Learner(
+            policy=RemotePolicy(trainers),
+            device=self._device(),
+            notices=self.notices,
+            notes=_notes(crews),
+            close=self.close,
+        )
+
+    def roles(self, config: RunConfig) -> Roles:
+        crews = self.crews()
         of = {role: crews[group.name] for group in self.groups for role in group.roles}
         trainers = of["policy"]
         sync: WeightSync
@@ -218,8 +239,6 @@ class _Start:
             sync = separate = SeparateSync(trainers, send_of(config.rollout.weight_sync), bucket_bytes)
             rollout = RemoteRollout(of["rollout"], self.notices, partial(self.renew, separate))
         asks_reference = "reference" in of and not (has_full_kl(config) and not config.reward.kl.coef)
-        notes = [note for crew in crews.values() for note in crew.call("notes")]
-        workers = sum(len(group.ranks) for group in self.groups)
         return Roles(
             policy=RemotePolicy(trainers),
             rollout=rollout,
@@ -229,11 +248,19 @@ class _Start:
             else None,
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
             reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
-            device=f"{self.plan.devices} x {'cuda' if self.cuda else 'cpu'}, {workers} workers of Ray",
+            device=self._device(),
             notices=self.notices,
-            notes=tuple(notes),
+            notes=_notes(crews),
             close=self.close,
         )
+
+    def _device(self) -> str:
+        workers = sum(len(group.ranks) for group in self.groups)
+        return f"{self.plan.devices} x {'cuda' if self.cuda else 'cpu'}, {workers} workers of Ray"
+
+
+def _notes(crews: Mapping[str, Crew]) -> tuple[str, ...]:
+    return tuple(note for crew in crews.values() for note in crew.call("notes"))
 
 
 def _name(group: Group, rank: Rank) -> str:

@@ -31,8 +31,9 @@ from posttrain.backends.torch_training.start import (
     start_policy,
     start_reference,
     start_reward_model,
+    start_sft_policy,
 )
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import DTYPES, import_modules, load_tokenizer
@@ -49,9 +50,10 @@ from posttrain.models.weight_transfer import (
     receive_buckets,
     send_buckets,
 )
+from posttrain.placement.roles import learner_of
 from posttrain.records.batches import LossCounts
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan, LossPlan, ValueLossPlan
+from posttrain.records.plans import BatchPlan, LossPlan, SftBatchPlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
 
@@ -60,8 +62,9 @@ from posttrain.records.trajectories import SamplingParams, Trajectory, Trajector
 class Part:
     """What a worker is told about itself, in plain values."""
 
-    config: str  # RunConfig as JSON
-    batches: BatchPlan
+    kind: type[RunConfig] | type[SftConfig]
+    config: str  # of that kind, as JSON
+    batches: BatchPlan | SftBatchPlan
     roles: tuple[str, ...]
     rank: int  # in its group
     ranks: int
@@ -82,7 +85,7 @@ class Cast:
     """See the module."""
 
     def __init__(self, outbox: Outbox, part: Part):
-        config = RunConfig.model_validate_json(part.config)
+        config: TrainingConfig = part.kind.model_validate_json(part.config)
         self.config, self.outbox, self.part = config, outbox, part
         torch.set_num_threads(part.threads)
         disable_progress_bar()  # every line that is printed here goes to the driver
@@ -99,18 +102,12 @@ class Cast:
         self._taken: dict[str, TensorEntry] = {}  # tensors of the version that is just arriving
         if part.meeting:
             self._meet(*part.meeting)
-        if "policy" in part.roles:
-            self._start_policy()
-        elif "reference" in part.roles:
-            self.roles["reference"] = start_reference(config, self.device, None, self._sharding_of("policy"))
-        if "critic" in part.roles:
-            self.roles["critic"] = start_critic(
-                config, part.batches, self.tokenizer, self.device, self.notices, self._sharding_of("critic")
-            )
-        if "reward model" in part.roles:
-            self.roles["reward model"] = start_reward_model(config, self.tokenizer, self.device)
-        if "rollout" in part.roles:
-            self._start_rollout()
+        if isinstance(config, RunConfig):
+            assert isinstance(part.batches, BatchPlan)
+            self._start_roles(config, part.batches)
+        else:
+            assert isinstance(part.batches, SftBatchPlan)
+            self._start_learner(config, part.batches)
 
     # ---------------------------------------------------------------------------------------------- what the driver calls
 
@@ -326,46 +323,68 @@ class Cast:
 
     def _sharding_of(self, role: str) -> Sharding | None:
         """How this group shares a model out; None for an engine that does not."""
-        engine = self.config.critic.engine if role == "critic" else self.config.policy.engine
-        if engine != "fsdp":
+        if learner_of(self.config, role).engine != "fsdp":
             return None
         from posttrain.backends.train.fsdp.sharding import sharding_of
 
         return sharding_of(self.config, role, self.device.type, DTYPES[self.config.model.compute_dtype])
 
-    def _start_policy(self) -> None:
+    def _start_learner(self, config: SftConfig, batches: SftBatchPlan) -> None:
+        model, sharding = self._load_policy()
+        self.roles["policy"] = start_sft_policy(config, batches, self.tokenizer, model, self.notices, sharding)
+
+    def _start_roles(self, config: RunConfig, batches: BatchPlan) -> None:
+        if "policy" in self.part.roles:
+            self._start_policy(config, batches)
+        elif "reference" in self.part.roles:
+            self.roles["reference"] = start_reference(config, self.device, None, self._sharding_of("policy"))
+        if "critic" in self.part.roles:
+            self.roles["critic"] = start_critic(
+                config, batches, self.tokenizer, self.device, self.notices, self._sharding_of("critic")
+            )
+        if "reward model" in self.part.roles:
+            self.roles["reward model"] = start_reward_model(config, self.tokenizer, self.device)
+        if "rollout" in self.part.roles:
+            self._start_rollout(config)
+
+    def _load_policy(self) -> tuple[PreTrainedModel, Sharding | None]:
+        """What is trained, whole, and how it is to be shared out."""
         sharding = self._sharding_of("policy")
         masters = DTYPES[self.config.model.master_dtype]
         self._model, _ = load_policy(self.config, self.device, dtype=masters if sharding else None)
         self.sharding = sharding or self.sharding
+        return self._model, sharding
+
+    def _start_policy(self, config: RunConfig, batches: BatchPlan) -> None:
+        model, sharding = self._load_policy()
         self.roles["policy"], reference = start_policy(
-            self.config,
-            self.part.batches,
+            config,
+            batches,
             self.tokenizer,
-            self._model,
+            model,
             self.notices,
             sharding,
-            with_reference="reference" in self.part.roles or has_full_kl(self.config),
+            with_reference="reference" in self.part.roles or has_full_kl(config),
         )
         if reference is not None:
             self.roles["reference"] = reference
 
-    def _start_rollout(self) -> None:
+    def _start_rollout(self, config: RunConfig) -> None:
         """The sampler reads the policy's weights where this process has all of them, and has a copy elsewhere."""
         model = self._model
-        if model is None or self.config.policy.engine != "local":
-            model = self._copy = load_policy(self.config, self.device)[0]
+        if model is None or config.policy.engine != "local":
+            model = self._copy = load_policy(config, self.device)[0]
             self._arriving = {name: each for name, each in model.named_parameters() if each.requires_grad}
             model.requires_grad_(False)
-        assert self.config.rollout.engine in SHARING
+        assert config.rollout.engine in SHARING
         self.roles["rollout"] = make_sampler(
-            self.config.rollout,
-            self.config.model,
+            config.rollout,
+            config.model,
             lambda: model,
             self.tokenizer,
             device=self.device,
-            seed=self.config.run.seed,
-            max_prompt_tokens=self.config.context_tokens,
+            seed=config.run.seed,
+            max_prompt_tokens=config.context_tokens,
         )
 
 

@@ -33,10 +33,11 @@ from transformers import PreTrainedModel
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.torch_training.sharding import Row, Sharding
 from posttrain.backends.train.fsdp.units import units
-from posttrain.config import RunConfig
+from posttrain.config import TrainingConfig
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError
 from posttrain.models.sequence_parallel import SplitRow, collect, stretch
+from posttrain.placement.roles import learner_of
 from posttrain.placement.sharding import FsdpSettings, fsdp_settings
 
 T = TypeVar("T")
@@ -194,9 +195,9 @@ def checked_settings(options: Mapping[str, Any], ranks: int, role: str) -> FsdpS
     return settings
 
 
-def sharding_of(config: RunConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> FsdpSharding:
+def sharding_of(config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> FsdpSharding:
     """How a run shares out its policy or its critic over the processes that have met."""
-    section = config.critic if role == "critic" else config.policy
+    section = learner_of(config, role)
     settings = checked_settings(section.engine_options, dist.get_world_size(), role)
     return FsdpSharding(
         device_type, param_dtype=compute_dtype, settings=settings, sequence=section.sequence_parallel, role=role

@@ -160,7 +160,14 @@ _MODEL: tuple[Key, ...] = (
         f"{_OPTIONS}.wrap_policy",
         "other ways to choose what is sharded",
     ),
-    mapped("model.fsdp_config.cpu_offload", bool, False, f"{_OPTIONS}.cpu_offload", "keep the model on the CPU"),
+    mapped(
+        "model.fsdp_config.cpu_offload",
+        bool,
+        False,
+        f"{_OPTIONS}.cpu_offload",
+        "keep the model on the CPU",
+        note="Here it takes parameters, gradients and optimizer together, whatever offload_params says.",
+    ),
     mapped("model.fsdp_config.offload_params", bool, False, f"{_OPTIONS}.offload_params", "its parameters, too"),
     _as(
         "model.external_lib",

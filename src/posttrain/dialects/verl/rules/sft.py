@@ -90,8 +90,6 @@ def _layout(keys: Reader) -> dict[str, Any]:
     if shared > 1 and not keys["use_remove_padding"]:
         what = f"{shared} devices share a sequence, which needs packed sequences"
         keys.problem(what, key="ulysses_sequence_parallel_size", fix="use use_remove_padding=True")
-    if keys["model.fsdp_config.offload_params"] and not keys["model.fsdp_config.cpu_offload"]:
-        keys.ignore("model.fsdp_config.offload_params", "model.fsdp_config.cpu_offload is False")
     wrapping = {
         f"policy.engine_options.wrap_policy.{name}": value
         for name, value in keys.section("model.fsdp_config.wrap_policy").items()
