@@ -15,8 +15,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from runs import tiny_run
+from runs import result, tiny_run
 
 START_S = 240.0  # for Ray and its workers to start, also on a busy machine
 NAMED_S = 10.0  # from the fault to the name of the worker
@@ -68,9 +69,18 @@ class Run:
         return time.monotonic() - begun
 
 
-def start(folder: Path, model: Path, layout: str, name: str, *, steps: int, slow: bool = True) -> Run:
+def start(
+    folder: Path,
+    model: Path,
+    layout: str,
+    name: str,
+    *,
+    steps: int,
+    slow: bool = True,
+    extra: dict[str, dict[str, Any]] | None = None,
+) -> Run:
     """A run of short steps; ``slow`` ones leave time to hit the sampling."""
-    changes = {section: dict(values) for section, values in LAYOUTS[layout].items()}
+    changes = {section: dict(values) for section, values in {**LAYOUTS[layout], **(extra or {})}.items()}
     changes.setdefault("policy", {}).update(
         {"sequences_per_mini_batch": 2, "sequences_per_micro_batch_per_device": 1, "optimizer": {"lr": 1e-3}}
     )
@@ -175,6 +185,36 @@ def lose_a_trainer(folder: Path, model: Path, how: signal.Signals, name: str, de
         return wrong
     finally:
         finish(run)
+
+
+def kill_and_go_on(folder: Path, model: Path, extra: dict[str, dict[str, Any]], *, steps: int, kills: int) -> list[str]:
+    """A run on two ranks whose driver is killed and started again: what of it differs from one that was left alone."""
+    straight = start(folder, model, "trainer", "straight", steps=steps, slow=False, extra=extra)
+    random_times = random.Random(f"{steps} {kills}")
+    try:
+        assert straight.process.wait(START_S) == 0, straight.text()
+    finally:
+        finish(straight)
+    hits = 0
+    for number in range(kills + 1):
+        run = start(folder, model, "trainer", "killed", steps=steps, slow=False, extra=extra)
+        try:
+            if number == kills:
+                assert run.process.wait(START_S) == 0, run.text()
+                break
+            done, until = run.steps(), time.monotonic() + START_S
+            while run.steps() == done and run.process.poll() is None:
+                assert time.monotonic() < until, run.text()
+                time.sleep(0.01)
+            time.sleep(random_times.uniform(0, 0.5))  # some steps long
+            hits += run.process.poll() is None
+            run.process.kill()
+            run.process.wait(END_S)
+        finally:
+            finish(run)
+    wrong = [] if hits > kills // 2 else [f"only {hits} of {kills} kills hit a run"]
+    one, other = result(straight.folder), result(folder / "killed")
+    return wrong + sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 def lose_a_sampler(folder: Path, model: Path, how: signal.Signals, name: str, delay_s: float) -> list[str]:

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import (
@@ -17,12 +18,14 @@ from cluster import (
     alive,
     descendants,
     finish,
+    kill_and_go_on,
     left_behind,
     lose_a_sampler,
     lose_a_trainer,
     start,
     sweep,
 )
+from runs import PPO
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -38,6 +41,15 @@ def test_a_lost_sampler_is_replaced_and_the_run_ends_well(
     how: signal.Signals, tmp_path: Path, tiny_llama: Path
 ) -> None:
     assert lose_a_sampler(tmp_path, tiny_llama, how, "run", 0.1) == []
+
+
+@pytest.mark.parametrize("extra", [{}, PPO], ids=["grpo", "ppo"])
+def test_a_run_on_two_ranks_that_is_killed_goes_on_as_if_it_had_not_been(
+    extra: dict[str, dict[str, Any]], tmp_path: Path, tiny_llama: Path
+) -> None:
+    """Three kills; POSTTRAIN_KILLS=10 for more."""
+    kills = int(os.environ.get("POSTTRAIN_KILLS", "3"))
+    assert kill_and_go_on(tmp_path, tiny_llama, extra, steps=6 * kills, kills=kills) == []
 
 
 def test_nothing_outlives_a_driver_that_is_killed(tmp_path: Path, tiny_llama: Path) -> None:
