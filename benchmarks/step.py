@@ -44,7 +44,7 @@ def main() -> None:
     from posttrain.models.smollm2 import smollm2_135m_instruct
 
     path = arguments.model or str(smollm2_135m_instruct())
-    names = ["posttrain:16"]
+    names = ["posttrain:32"]
     if arguments.trl_python:
         names += [f"trl:{micro}" for micro in arguments.micro.split(",")]
     with tempfile.TemporaryDirectory() as temporary:

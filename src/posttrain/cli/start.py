@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -22,12 +23,14 @@ def main() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but not inside a ``__del__``: Python prints what is raised there and goes on as if nothing were.
+    """Raise KeyboardInterrupt, but not inside a ``__del__`` or a callback of the garbage collector: Python prints what is raised
+    there and goes on as if nothing were.
 
     The signal is sent again a moment later instead.
     """
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
-        if frame.f_code.co_name == "__del__":
+        if frame.f_code.co_name == "__del__" or frame.f_code in callbacks:
             timer = threading.Timer(RETRY_S, os.kill, (os.getpid(), number))
             timer.daemon = True
             timer.start()

@@ -34,6 +34,26 @@ def test_ctrl_c_in_a_finalizer_comes_a_moment_later(capfd: pytest.CaptureFixture
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_ctrl_c_in_a_callback_of_the_collector_comes_a_moment_later() -> None:
+    calls: list[str] = []
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        if not calls:
+            calls.append(phase)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    gc.callbacks.append(callback)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            gc.collect()
+            time.sleep(5)
+    finally:
+        gc.callbacks.remove(callback)
+        signal.signal(signal.SIGINT, before)
+    assert calls == ["start"]
+
+
 def test_ctrl_c_elsewhere_comes_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupt(signal.SIGINT, None)

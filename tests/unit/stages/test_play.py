@@ -137,8 +137,8 @@ class Obs:
 
 
 @pytest.fixture(autouse=True)
-def registered() -> None:
-    ENVS.register("obs")(Obs)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVS._entries, "obs", Obs)
 
 
 def a_prompt(prompt_id: str = "p") -> Prompt:
