@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-LENGTH_STEP = 16  # visible lengths are rounded up to it, so that the matrix library meets few shapes
-FIRST_LENGTH = 64  # tokens that a slot has room for at first
-GROWTH = 1.5  # as often as it grows, all is copied once: over a whole response some three times its final size
+LENGTH_STEP = 16  # lengths are rounded up to it, so that the matrix library meets few shapes
+GROWTH = 1.5  # of the number of slots
+LENGTH_GROWTH = 1.125  # of their length: less, because products are made with all of it
+LENGTH_UNUSED = 0.25  # of a slot's length, at most, is multiplied for nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,31 +27,45 @@ class Slots:
 
     Keys are stored transposed, ``[slots, kv_heads, head_dim, length]``: queries of one token times such keys is the fastest
     product a CPU has for decoding. Values are ``[slots, kv_heads, length, head_dim]``. What was never written is 0, so that it
-    can be multiplied by the weight 0 of what is masked.
+    can be multiplied by the weight 0 of what is masked. A product with a part of the length costs more than one with all of it
+    (the matrix library copies the part first), so there is little room beyond what is needed.
     """
 
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
         self.keys = [torch.zeros(0, kv_heads, head_dim, 0, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device) for _ in range(layers)]
 
+    @property
+    def length(self) -> int:
+        """Tokens that a slot has room for."""
+        return self.keys[0].shape[3]
+
     def make_room(self, slots: int, length: int, *, most_slots: int | None = None, longest: int | None = None) -> None:
-        """Room for so many slots of so many tokens, and for some more up to the bounds, as more will follow. A layer at a
-        time: only one is there twice."""
-        had_slots, _, _, had_length = self.keys[0].shape
+        """Room for so many slots of so many tokens, and for some more up to the bounds, as more will follow."""
+        had_slots, had_length = len(self.keys[0]), self.length
         if slots > had_slots:
             slots = max(slots, min(int(GROWTH * had_slots), slots if most_slots is None else most_slots))
         if length > had_length:
-            more = max(FIRST_LENGTH, int(GROWTH * had_length))
+            more = int(LENGTH_GROWTH * had_length)
             length = _round_up(max(length, more if longest is None else min(more, longest)))
-        slots, length = max(slots, had_slots), max(length, had_length)
+        self._resize(max(slots, had_slots), max(length, had_length))
+
+    def trim(self, length: int) -> None:
+        """Give up what is behind ``length`` tokens in every slot, when that is much."""
+        if length < (1 - LENGTH_UNUSED) * self.length:
+            self._resize(len(self.keys[0]), _round_up(length))
+
+    def _resize(self, slots: int, length: int) -> None:
+        """A layer at a time: only one is there twice."""
+        had_slots, kv_heads, head_dim, had_length = self.keys[0].shape
         if (slots, length) == (had_slots, had_length):
             return
+        kept = min(length, had_length)
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            _, kv_heads, head_dim, _ = keys.shape
             self.keys[layer] = keys.new_zeros(slots, kv_heads, head_dim, length)
-            self.keys[layer][:had_slots, :, :, :had_length] = keys
+            self.keys[layer][:had_slots, :, :, :kept] = keys[:, :, :, :kept]
             self.values[layer] = values.new_zeros(slots, kv_heads, length, head_dim)
-            self.values[layer][:had_slots, :, :had_length] = values
+            self.values[layer][:had_slots, :, :kept] = values[:, :, :kept]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot over another."""
@@ -121,11 +136,19 @@ class KeyValueCache:
         rows = len(prompt_slots)
         longest = max(response_lens) + 1
         self.responses.make_room(rows, longest, most_slots=self.most_slots, longest=self.longest_response)
+        self.responses.trim(longest)
         device = self.responses.keys[0].device
         self._parts = None
-        self._rows = torch.arange(rows, device=device)
         self._places = torch.tensor(response_lens, device=device)
-        self._visible = (_round_up(max(prompt_lens)), _round_up(longest))
+        # Where these places are when keys count as one line of numbers, and values as one line of vectors.
+        kv_dim, room = self.kv_heads * self.responses.keys[0].shape[2], self.responses.length
+        firsts = torch.arange(rows * kv_dim, device=device).view(rows, kv_dim) * room
+        self._key_places = (firsts + self._places[:, None]).view(-1)
+        firsts = torch.arange(rows * self.kv_heads, device=device).view(rows, self.kv_heads) * room
+        self._value_places = (firsts + self._places[:, None]).view(-1)
+        # The prompt slots are not trimmed: there may be longer ones, whose responses have yet to begin.
+        seen, room = _round_up(max(prompt_lens)), self.prompts.length
+        self._visible = (seen if seen < (1 - LENGTH_UNUSED) * room else room, self.responses.length)
         self._prompt_lens = torch.tensor(prompt_lens, device=device)
         self._masks: dict[int | None, Tensor] = {}
         # Rows by prompt: one line per prompt, filled up with row 0 where it has fewer samples than another.
@@ -163,8 +186,10 @@ class KeyValueCache:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store the new token of every row. key, value [rows, kv_heads, head_dim]"""
-        self.responses.keys[layer][self._rows, :, :, self._places] = key
-        self.responses.values[layer][self._rows, :, self._places] = value
+        values = self.responses.values[layer]
+        dim = values.shape[3]
+        self.responses.keys[layer].put_(self._key_places, key)
+        values.view(-1, dim).index_copy_(0, self._value_places, value.reshape(-1, dim))
 
     def take(self, prompt_slot: int, prompt_len: int, slot: int, length: int) -> Past:
         """A copy of a prompt and the first ``length`` tokens of a response to it."""
@@ -226,9 +251,10 @@ class KeyValueCache:
         """0 where a row may look and -inf elsewhere, [rows, 1, visible prompt + visible response] float32."""
         if window not in self._masks:
             prompt_len, response_len = self._visible
-            positions = torch.arange(prompt_len, device=self._rows.device)
+            device = self._places.device
+            positions = torch.arange(prompt_len, device=device)
             in_prompt = positions < self._prompt_lens[:, None]
-            places = torch.arange(response_len, device=self._rows.device)
+            places = torch.arange(response_len, device=device)
             in_response = places <= self._places[:, None]
             if window is not None:
                 oldest = self._places[:, None] - window + 1  # counted from the start of the response

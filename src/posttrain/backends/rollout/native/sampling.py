@@ -39,19 +39,19 @@ def draw(logits: Tensor, random: Tensor, sampling: SamplingParams) -> tuple[Tens
         return tokens, logprob_of(logits, tokens)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
-    kept = restrict(logits, sampling)
-    weights = (kept - kept.amax(dim=1, keepdim=True)).exp_()  # probabilities, but for their sum
-    return _from_weights(weights, random)
+    return _from_weights(restrict(logits, sampling).softmax(dim=1), random)
 
 
 def _from_weights(weights: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of the cumulative distribution at ``random``, with the log-prob of what is found there.
+    """The inverse of the cumulative distribution at ``random``, with the log-prob of what is found there. The weights are
+    probabilities, but for the rounding of their sum.
 
     The sum over the vocabulary is made in blocks and only one block is looked through: most of the vocabulary is read once.
     Staying just below each sum, with right=True, never lands on a token of weight 0, however the sums were rounded.
     """
     rows, vocabulary = weights.shape
-    blocks = pad(weights, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    short = -vocabulary % BLOCK
+    blocks = (pad(weights, (0, short)) if short else weights).view(rows, -1, BLOCK)
     cumulative = blocks.sum(dim=2).cumsum(dim=1)
     total = cumulative[:, -1:]
     point = _below(random.to(total)[:, None] * total, total)

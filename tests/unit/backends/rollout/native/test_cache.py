@@ -81,3 +81,20 @@ def test_two_samples_of_one_prompt_by_hand() -> None:
     cache.responses.move(1, 0, 2)
     cache.decoding([0], [2], [1])
     assert cache.attend(0, query[:1], 1.0)[0, 0, 0].item() == pytest.approx(48 / 4)
+
+
+def test_room_of_a_long_response_is_given_up_after_it() -> None:
+    """100 tokens take room for 112; when 80 are needed that stays (a quarter may be unused: 84), with 50 it shrinks to 64, and
+    what is in it stays the same."""
+    cache = new_cache()
+    cache.prefilling([(0, 1, 0, 0)])
+    nothing = torch.zeros(1, KV, 1, DIM, dtype=torch.float64)
+    cache.update(nothing, nothing, 0)
+    key = torch.randn(1, KV, DIM, dtype=torch.float64)
+    for cached, room in ((49, 64), (99, 112), (83, 112), (82, 96), (49, 64), (47, 64)):
+        cache.decoding([0], [1], [cached])
+        assert cache.responses.length == room
+        if (cached, room) == (49, 64):
+            cache.write(0, key, 2 * key)
+    assert torch.equal(cache.responses.keys[0][0, :, :, 49], key[0])
+    assert torch.equal(cache.responses.values[0][0, :, 49], 2 * key[0])
