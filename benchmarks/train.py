@@ -1,7 +1,7 @@
 """The update, one way next to another, on one machine in one run: what packing, shared prompts, fused scoring, checkpointing,
 precision, adapters and compiling cost and save, and how much of the machine's matrix peak the update reaches.
 
-python benchmarks/train.py [MODEL_FOLDER] [--rounds 3] [--only packed shared scoring checkpointing dtype lora compile peak]
+python benchmarks/train.py [MODEL_FOLDER] [--rounds 3] [--only packed shared scoring checkpointing dtype layers lora compile peak]
 
 Every row is a process of its own, so that its peak memory is its own (the largest resident set, above that of the loaded
 model with its optimizer). Within a comparison the rows take turns, round after round, and the median of each counts.
@@ -21,6 +21,7 @@ from common import median, print_table
 from updates import PPO_CLIP, Way, flops, groups_batch, make_engine, matrix_peak, ragged_batch
 
 from posttrain.cli.process import keep_memory
+from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.loading import DTYPES, load_model_config
 from posttrain.models.smollm2 import smollm2_135m_instruct
 
@@ -43,6 +44,7 @@ COMPARISONS: dict[str, tuple[str, Way, dict[str, Way]]] = {
             "bfloat16, bfloat16 masters": {"master_dtype": "bfloat16"},
         },
     ),
+    "layers": ("ragged", {}, {"as transformers has them": {"plain_layers": True}, "in fewer operations": {}}),
     "lora": ("ragged", {}, {"all weights": {}, "LoRA of rank 16": {"lora": 16}}),
     "compile": ("ragged", {}, {"as it is": {}, "compiled": {"compile_layers": True}}),
 }
@@ -157,10 +159,14 @@ def resident_mib() -> float:
 
 
 def peak_rows(common: Way, rounds: int) -> list[list[str]]:
-    """The update's share of what plain matrix products of the model's own shapes reach on this machine."""
-    reached: dict[str, list[float]] = {"peak": [], "update": []}
-    for name in ("bfloat16", "float32"):
-        reached["peak"].append(matrix_peak(load_model_config(common["path"]), DTYPES[name]))
+    """The update's share of what plain matrix products of the model's own shapes reach on this machine: by torch's own choice of
+    library, and by ours for float32 (model.fast_float32)."""
+    config = load_model_config(common["path"])
+    own = {name: matrix_peak(config, DTYPES[name]) for name in ("bfloat16", "float32")}
+    choose_float32_products()
+    peak = {name: matrix_peak(config, DTYPES[name]) for name in own}
+    update = {}
+    for name in own:
         worker = Worker({**common, "batch": "groups", "dtype": name})
         rates = []
         try:
@@ -169,13 +175,20 @@ def peak_rows(common: Way, rounds: int) -> list[list[str]]:
                 rates.append(found["flops"] / found["seconds"])
         finally:
             worker.close()
-        reached["update"].append(median(rates[1:]))
-    shares = [f"{100 * u / p:.0f} %" for u, p in zip(reached["update"], reached["peak"], strict=True)]
-    as_text = {name: [f"{value / 1e9:.0f} GFLOP/s" for value in values] for name, values in reached.items()}
+        update[name] = median(rates[1:])
+
+    def rates_row(what: str, rates: dict[str, float]) -> list[str]:
+        return [what, *(f"{rate / 1e9:.0f} GFLOP/s" for rate in rates.values())]
+
+    def shares(what: str, of: dict[str, float]) -> list[str]:
+        return [what, *(f"{100 * update[name] / of[name]:.0f} %" for name in update)]
+
     return [
-        ["matrix products of an MLP's shape", *as_text["peak"]],
-        ["update (8 x 8, prompt 256, response 64)", *as_text["update"]],
-        ["share", *shares],
+        rates_row("matrix products of an MLP's shape, as torch has them", own),
+        rates_row("the same as the update has them", peak),
+        rates_row("update (8 x 8, prompt 256, response 64)", update),
+        shares("of torch's products", own),
+        shares("of the update's own products", peak),
     ]
 
 

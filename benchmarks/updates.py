@@ -14,6 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig
+from posttrain.models.cpu_products import choose_float32_products
+from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.loading import DTYPES, load_causal_lm, load_tokenizer
 from posttrain.models.lora import add_adapter
 from posttrain.records.batches import SequenceBatch, TrainBatch
@@ -31,9 +33,13 @@ PPO_CLIP = LossPlan(
 
 def make_engine(way: Way) -> tuple[Any, PreTrainedModel]:
     """The local engine and its model, one way: path, micro, and any of dtype, master_dtype, device, lora, max_tokens,
-    whole_logits, padded, share_prompts, gradient_checkpointing, compile_layers."""
+    whole_logits, padded, share_prompts, gradient_checkpointing, compile_layers, plain_layers (as transformers has them)."""
     device = torch.device(way.get("device", "cpu"))
+    if device.type == "cpu":
+        choose_float32_products()
     model = load_causal_lm(way["path"], dtype=DTYPES[way.get("dtype", "bfloat16")], device=device)
+    if device.type == "cpu" and not way.get("plain_layers") and not way.get("compile_layers"):
+        fuse_layers(model)
     if rank := way.get("lora"):
         add_adapter(model, LoraConfig(rank=rank))
     how = {

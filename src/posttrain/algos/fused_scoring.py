@@ -152,22 +152,30 @@ class _ScoreTokens(torch.autograd.Function):
             ref_lse = ref_largest + ref_rest
             shift = (ref_largest - ref_top + ref_rest) - below
             kl = (share * (difference + total * shift)).sum(dim=0)
-        ctx.save_for_backward(hidden, weight, bias, targets, largest + rest, entropies, kl, ref_lse)
+        scores = (chosen - largest) - rest
+        ctx.save_for_backward(hidden, weight, bias, targets, scores, largest + rest, entropies, kl, ref_lse)
         ctx.head, ctx.temperature, ctx.reference = head, temperature, reference
         ctx.set_materialize_grads(False)
         without_gradient = [pi_squared, None if entropy_gradient else entropies]
         ctx.mark_non_differentiable(*(output for output in without_gradient if output is not None))
-        return (chosen - largest) - rest, entropies, pi_squared, kl
+        return scores, entropies, pi_squared, kl
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None, _: None, of_kl: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, entropies, kl, ref_lse = ctx.saved_tensors
+        hidden, weight, bias, targets, scores, lse, entropies, kl, ref_lse = ctx.saved_tensors
         head, temperature = ctx.head, ctx.temperature
         of_logprobs = torch.zeros_like(lse) if of_logprobs is None else of_logprobs
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        plain = bias is None and head.softcap is None and of_entropy is None and of_kl is None
+        if plain and hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu":
+            factor = head.scale / temperature
+            grads = _rounding_gradients(
+                hidden, weight, targets, scores, lse, of_logprobs, factor, (for_hidden, for_weight)
+            )
+            return *grads, None, None, None, None, None, None, None
         grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if for_hidden else None
         grad_weight = torch.empty_like(weight) if for_weight else None
         grad_bias = torch.empty_like(bias) if for_bias else None
@@ -201,6 +209,48 @@ class _ScoreTokens(torch.autograd.Function):
         if grad_hidden is not None:
             grad_hidden = grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
+
+
+def _rounding_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    scores: Tensor,
+    lse: Tensor,
+    of_logprobs: Tensor,
+    factor: float,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of hidden and weight through the log-probs of bfloat16 inputs on a CPU, by products that round to bfloat16: they
+    take half the time of those that do not.
+
+    Rounded logits x would be off by up to 2^-9 |x|, and p by as much of itself. So the product gives log p at once: three more
+    columns subtract logsumexp inside it, as three bfloat16 numbers that add up to it, and log p is off by 2^-9 |log p| only,
+    which is least where p is large. At the target the gradient a (1 - p) comes from the log-prob in ``scores``, unrounded.
+
+    Args: as in the backward pass; factor: x = factor * hidden @ weight.T; scores, lse, of_logprobs [N].
+    """
+    shift, pieces = lse / factor, []
+    for _ in range(3):
+        pieces.append(shift.bfloat16())
+        shift = shift - pieces[-1]
+    left = torch.cat([hidden, -torch.stack(pieces, dim=1)], dim=1)
+    ones = weight.new_ones(COLUMNS, len(pieces))
+    elsewhere, at_target = (-factor * of_logprobs)[:, None], (-factor * of_logprobs * scores.expm1())[:, None]
+    grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if wanted[0] else None
+    grad_weight = torch.empty_like(weight) if wanted[1] else None
+    for number in range(-(-weight.shape[0] // COLUMNS)):
+        part = weight[_columns(number)]
+        log_p = left @ torch.cat([part, ones[: len(part)]], dim=1).T
+        gradient = (log_p if factor == 1.0 else log_p.mul_(factor)).exp_().mul_(elsewhere)
+        places, here = _places(targets, number, gradient)
+        gradient.scatter_(1, places, torch.where(here[:, None], at_target.bfloat16(), gradient.gather(1, places)))
+        if grad_hidden is not None:
+            grad_hidden += gradient @ part
+        if grad_weight is not None:
+            torch.mm(gradient.T, hidden, out=grad_weight[_columns(number)])
+        del log_p, gradient
+    return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
 
 
 def _columns(number: int) -> slice:

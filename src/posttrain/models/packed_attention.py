@@ -8,12 +8,14 @@ values are computed once and never repeated in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from posttrain.models.plain_attention import Places, attend_plain, places_of
 
 # Bounds of a bucket: how much larger than needed its score matrices may be, and how many scores it may hold per head.
 WASTE = 1.25
@@ -47,6 +49,11 @@ class Bucket:
     length: int
     prefix: Prefix | None = None
 
+    @property
+    def keys(self) -> int:
+        """That a query may see, at most."""
+        return self.length + (self.prefix.length if self.prefix else 0)
+
 
 class _Sharing(NamedTuple):
     """Responses to one prompt, side by side."""
@@ -61,8 +68,25 @@ class _Sharing(NamedTuple):
 class Packed:
     """How a packed row is attended to; the same for every layer."""
 
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[Bucket, ...]  # none is empty
     order: Tensor  # [N] int64: token i of the row is entry order[i] of the buckets' tokens, concatenated
+    found: dict[Any, Any] = field(default_factory=dict)  # what layers have worked out of it, for those that follow
+
+    def places(self, heads: int, kv_heads: int, bucket: int | None = None) -> Places:
+        """For attend_plain; of one bucket, or (None) of all."""
+        key = heads, kv_heads, bucket
+        if key not in self.found:
+            chosen = self.buckets if bucket is None else (self.buckets[bucket],)
+            self.found[key] = places_of(chosen, heads, kv_heads, self.order if bucket is None else None)
+        return cast(Places, self.found[key])
+
+    def bias(self, bucket: int, window: int | None) -> Tensor:
+        """[groups or 1, L, P + L] float32: 0 for keys (prompt, then own) that a query sees, else -inf."""
+        key = "bias", bucket, window
+        if key not in self.found:
+            mask = _visible(self.buckets[bucket], window, self.order.device)
+            self.found[key] = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+        return cast(Tensor, self.found[key])
 
 
 def packed_layout(lengths: Sequence[int], device: torch.device | str = "cpu") -> Packed:
@@ -101,7 +125,7 @@ def continued_layout(sequences: Sequence[tuple[int, int]], device: torch.device 
 
 
 def _packed(alone: Sequence[tuple[int, int]], sharing: Sequence[_Sharing], device: torch.device | str) -> Packed:
-    buckets = [*_plain_buckets(alone), *_sharing_buckets(sharing)]
+    buckets = [bucket for bucket in (*_plain_buckets(alone), *_sharing_buckets(sharing)) if len(bucket.tokens)]
     order = torch.cat([bucket.tokens for bucket in buckets]).argsort()
     return Packed(tuple(_moved(bucket, device) for bucket in buckets), order.to(device))
 
@@ -115,8 +139,19 @@ def attend_packed(
         latest keys, itself included.
     Returns: [1, N, heads, head_dim].
     """
+    heads, kv_heads = query.shape[1], key.shape[1]
+    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    numbers = range(len(layout.buckets))
+    plain = [query.device.type == "cpu" and bucket.keys <= LONGEST_PLAIN for bucket in layout.buckets]
+    if all(plain):
+        biases = [layout.bias(number, window) for number in numbers]
+        return attend_plain(queries, keys, values, layout.places(heads, kv_heads), biases, scaling)[None]
     outputs = []
-    for bucket in layout.buckets:
+    for number, bucket in enumerate(layout.buckets):
+        if plain[number]:
+            places, bias = layout.places(heads, kv_heads, number), layout.bias(number, window)
+            outputs.append(attend_plain(queries, keys, values, places, [bias], scaling))
+            continue
         q, k, v = (
             _padded(states, bucket.tokens, bucket.places, bucket.rows, bucket.length) for states in (query, key, value)
         )
@@ -127,57 +162,22 @@ def attend_packed(
             before = tuple(
                 _padded(states, prefix.tokens, prefix.places, groups, prefix.length) for states in (key, value)
             )
-        keys = bucket.length + (prefix.length if prefix else 0)
-        if q.device.type == "cpu" and keys <= LONGEST_PLAIN:
-            output = _attend_plain(q, k, v, before, _visible(bucket, window, q.device), scaling)
-        else:
-            causal = prefix is None and (window is None or window >= bucket.length)
-            mask = None if causal else _visible(bucket, window, q.device)  # length^2 values: none where none are needed
-            output = _attend_fused(q, k, v, before, mask, scaling)
+        causal = prefix is None and (window is None or window >= bucket.length)
+        mask = None if causal else _visible(bucket, window, q.device)  # length^2 values: none where none are needed
+        output = _attend_fused(q, k, v, before, mask, scaling)
         outputs.append(_SelectRows.apply(output.flatten(0, 1), bucket.places))
     return _SelectRows.apply(torch.cat(outputs), layout.order)[None]
-
-
-def _attend_plain(
-    query: Tensor, key: Tensor, value: Tensor, before: tuple[Tensor, ...] | None, mask: Tensor, scaling: float
-) -> Tensor:
-    """softmax(q k' + mask) v by matrix products. Query heads that share a key head, and responses that share a prompt, stand
-    as rows of one product.
-
-    Args: query [R, heads, L, D]; key, value [R, kv_heads, L, D]; before: prompt keys and values [G, kv_heads, P, D];
-        mask [G or 1, L, P + L] bool. Returns: [R, L, heads, D].
-    """
-    rows, heads, length, dim = query.shape
-    kv_heads, shared = key.shape[1], heads // key.shape[1]
-    groups, prefix = (before[0].shape[0], before[0].shape[2]) if before else (1, 0)
-    members = rows // groups
-    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
-
-    def own(states: Tensor) -> Tensor:  # a matrix per sequence and key head
-        return states.reshape(rows * kv_heads, -1, dim)
-
-    scores = (own(query) @ own(key).transpose(1, 2)).view(groups, members, kv_heads, shared, length, length)
-    if before:
-        # A matrix per group and key head: its rows are the queries of all members.
-        by_group = query.view(groups, members, kv_heads, shared, length, dim).transpose(1, 2)
-        to_prompt = by_group.reshape(groups, kv_heads, members * shared * length, dim) @ before[0].transpose(2, 3)
-        to_prompt = to_prompt.view(groups, kv_heads, members, shared, length, prefix).transpose(1, 2)
-        scores = torch.cat([to_prompt, scores], dim=-1)
-    weights = (scores * scaling + bias[:, None, None, None]).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    output = weights[..., prefix:].reshape(rows * kv_heads, shared * length, length) @ own(value)
-    output = output.view(groups, members, kv_heads, shared, length, dim)
-    if before:
-        on_prompt = weights[..., :prefix].transpose(1, 2).reshape(groups, kv_heads, members * shared * length, prefix)
-        from_prompt = (on_prompt @ before[1]).view(groups, kv_heads, members, shared, length, dim)
-        output = output + from_prompt.transpose(1, 2)
-    return output.reshape(rows, heads, length, dim).transpose(1, 2)
 
 
 def _attend_fused(
     query: Tensor, key: Tensor, value: Tensor, before: tuple[Tensor, ...] | None, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """The same by torch's fused kernel, whose memory does not grow with length^2; shared prompts are repeated. Mask None
-    is plain causal attention, for which there are faster kernels."""
+    """softmax(q k' + mask) v by torch's fused kernel, whose memory does not grow with length^2; shared prompts are repeated. Mask
+    None is plain causal attention, for which there are faster kernels.
+
+    Args: query [R, heads, L, D]; key, value [R, kv_heads, L, D]; before: prompt keys and values [G, kv_heads, P, D];
+        mask [G or 1, L, P + L] bool. Returns: [R, L, heads, D].
+    """
     rows, heads = query.shape[:2]
     if before:
         members = rows // before[0].shape[0]

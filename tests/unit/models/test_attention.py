@@ -346,3 +346,42 @@ def test_shared_layout_puts_groups_of_like_size_and_length_together() -> None:
     # Prompts are padded on the left, so that they end where their responses begin.
     assert responses.prefix.visible.sum(dim=1).tolist() == [10, 9, 8]
     assert all(responses.prefix.visible[:, -1])
+
+
+@pytest.mark.parametrize("longest", [1024, 12, 0])
+def test_gradients_of_a_row_are_the_numeric_ones(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole sequences, shared prompts of several lengths and a window, in buckets by products, by the fused kernel, by both."""
+    monkeypatch.setattr(packed_attention, "LONGEST_PLAIN", longest)
+    layout = shared_layout([(3, (2, 4)), (5, (4, 1)), (14, ()), (2, ())])
+    generator = torch.Generator().manual_seed(0)
+    states = [
+        torch.randn(1, heads, 35, 2, generator=generator, dtype=torch.float64).requires_grad_() for heads in (4, 2, 2)
+    ]
+    plain = [bucket.keys <= longest for bucket in layout.buckets]
+    assert {1024: all(plain), 12: any(plain) and not all(plain), 0: not any(plain)}[longest]
+    for window in (None, 3):
+        weights = torch.randn(1, 35, 4, 2, generator=generator, dtype=torch.float64)
+
+        def loss(*states: Tensor, window: int | None = window, weights: Tensor = weights) -> Tensor:
+            return (attend_packed(*states, layout, 0.7, window) * weights).sum()
+
+        assert torch.autograd.gradcheck(loss, states, fast_mode=True)
+
+
+def test_a_sequence_that_is_not_finite_stays_alone() -> None:
+    """Padding is filled with tokens of the same sequence, so nothing reaches a neighbour in the bucket."""
+    layout = shared_layout([(3, (2, 4)), (2, (4, 1)), (4, ()), (5, ())])
+    assert any(len(bucket.tokens) < bucket.rows * bucket.length for bucket in layout.buckets)  # there is padding
+    states = [torch.randn(1, heads, 25, 2) for heads in (4, 2, 2)]
+    spoilt = [each.clone() for each in states]
+    for each in spoilt:
+        each[:, :, 20:] = torch.nan  # the last sequence
+    outputs = []
+    for each in (states, spoilt):
+        leaves = [one.requires_grad_() for one in each]
+        output = attend_packed(*leaves, layout, 0.5, None)
+        output[:, :20].square().sum().backward()
+        outputs.append((output[:, :20], [one.grad[:, :, :20] for one in leaves]))
+    (mine, my_grads), (theirs, their_grads) = outputs
+    assert torch.equal(mine, theirs)
+    assert all(torch.equal(one, other) for one, other in zip(my_grads, their_grads, strict=True))

@@ -7,16 +7,24 @@ masters are the weights themselves and nothing is copied; so they are where bflo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.backends.torch_training.optimizers import build_optimizer, move_state
+from posttrain.config.policy import OptimizerConfig
+
+if TYPE_CHECKING:
+    from posttrain.backends.torch_training.sharding import Sharding
 
 
 class MasterWeights:
-    """The trained parameters of a model in the dtype that is trained, by name, kept in step with it.
+    """The trained parameters of a model in the dtype that is trained, by name, kept in step with it: gradients in, updates made,
+    whole values out and in. An engine whose library does this itself brings its own (Sharding.masters).
 
     float32 masters of bfloat16 weights cost, per weight: 4 bytes for the master and 4 for its gradient, besides the 2 of
     the weight.
@@ -37,8 +45,53 @@ class MasterWeights:
             weight.register_post_accumulate_grad_hook(_adder(master))
 
     @property
+    def shadow(self) -> bool:
+        """Whether any weight of the model is a rounded copy of its master."""
+        return bool(self._shadowed)
+
+    @torch.no_grad()
+    def start_from(self, stored: Mapping[str, Tensor]) -> None:
+        """Take the starting values, by name, as they were before they were rounded into the model, which stays as it is."""
+        shadows = {id(master) for _, master in self._shadowed}
+        for name, master in self.parameters.items():
+            if id(master) in shadows:
+                master.copy_(stored[name])
+
+    @property
     def hold_gradients(self) -> bool:
         return any(master.grad is not None for master in self.parameters.values())
+
+    def optimizer(self, settings: OptimizerConfig) -> torch.optim.Optimizer:
+        """AdamW over the masters; asked for once."""
+        return build_optimizer(self.parameters.values(), settings)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of ``loss`` to those held."""
+        loss.backward()
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, limit: float | None, sharding: Sharding, *, offload: bool = False
+    ) -> float:
+        """Clip to ``limit``, update and publish, unless a gradient is not finite. Returns the norm before clipping.
+
+        Args: with offload, the optimizer's averages rest on the CPU between updates.
+        """
+        parameters = self.parameters.values()
+        total = get_total_norm([each.grad for each in parameters if each.grad is not None])
+        norm = float(sharding.whole(total))
+        if not math.isfinite(norm):
+            return norm
+        if (
+            limit is not None and norm > limit
+        ):  # clip_grad_norm_ would multiply by 1 otherwise: a pass over all gradients
+            clip_grads_with_norm_(parameters, limit, total)
+        if offload:
+            move_state(optimizer, lambda parameter: parameter.device)
+        optimizer.step()
+        if offload:
+            move_state(optimizer, lambda parameter: torch.device("cpu"))
+        self.publish()
+        return norm
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -52,6 +105,37 @@ class MasterWeights:
         for name, master in self.parameters.items():
             master.copy_(sharding.part(tensors[name].to(master.dtype), like=master))
         self.publish()
+
+    def whole(self, sharding: Sharding) -> dict[str, Tensor]:
+        """The values, whole and float32, on the CPU."""
+        return {name: sharding.whole(master).float() for name, master in self.parameters.items()}
+
+    def averages(self, optimizer: torch.optim.Optimizer, sharding: Sharding) -> dict[str, Tensor]:
+        """The optimizer's averages and step counters, whole, by "kind:name of the weight"; none for a weight that never had a
+        gradient."""
+        return {
+            f"{kind}:{name}": sharding.whole(value)
+            for name, master in self.parameters.items()
+            for kind, value in optimizer.state.get(master, {}).items()
+        }
+
+    def load_averages(
+        self,
+        optimizer: torch.optim.Optimizer,
+        saved: Mapping[str, Tensor],
+        sharding: Sharding,
+        *,
+        offload: bool = False,
+    ) -> None:
+        """Take what ``averages`` gave; where it is empty they start anew."""
+        optimizer.state.clear()
+        for kind_and_name, value in saved.items():
+            kind, name = kind_and_name.split(":", 1)
+            master = self.parameters[name]
+            here = sharding.part(value, like=master) if value.dim() else value.to(master.device)
+            optimizer.state[master][kind] = here
+        if offload:
+            move_state(optimizer, lambda parameter: torch.device("cpu"))
 
     def zero_grad(self) -> None:
         """Also what a backward pass that broke off has left in the weights themselves."""

@@ -15,6 +15,7 @@ from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
 from posttrain.backends.torch_training.sharding import Row, Sharding
 from posttrain.data.packing import PackedSequences, pack
 from posttrain.models.head import HeadForm, head_form, last_hidden_states, states_at
+from posttrain.models.vision import model_inputs
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.notices import Notices
 
@@ -177,9 +178,8 @@ class Scorer:
 
     def hidden(self, row: Row) -> Tensor:
         """Hidden states that predict the scored tokens, [m, H]."""
-        states = last_hidden_states(
-            self.model, row.layout, input_ids=row.token_ids[None], position_ids=row.position_ids[None]
-        )
+        inputs = model_inputs(self.model, row.token_ids, row.position_ids, row.images)
+        states = last_hidden_states(self.model, row.layout, **inputs)
         return states_at(states[0], row.predicting)
 
 
@@ -214,8 +214,7 @@ def response_logits(model: PreTrainedModel, row: Row) -> Tensor:
     positions, each = row.predicting.unique(return_inverse=True)  # responses that share a prompt begin behind one token
     shared = len(positions) < len(each)
     output = model(
-        input_ids=row.token_ids[None],
-        position_ids=row.position_ids[None],
+        **model_inputs(model, row.token_ids, row.position_ids, row.images),
         attention_layout=row.layout,
         logits_to_keep=positions if shared else row.predicting,
         use_cache=False,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos import schedules
@@ -17,16 +18,20 @@ from posttrain.backends.reward_model.local import LocalRewardModel
 from posttrain.backends.torch_training.scoring import Scorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
+from posttrain.models.cpu_products import choose_float32_products
+from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.liger import use_liger
-from posttrain.models.loading import DTYPES, load_causal_lm
+from posttrain.models.loading import DTYPES, load_causal_lm, load_model_config
 from posttrain.models.lora import adapter_off, add_adapter
 from posttrain.models.reward_model import load_reward_model, load_reward_tokenizer
 from posttrain.models.value_head import head_name, load_value_model
-from posttrain.placement.roles import fsdp_options
+from posttrain.models.vision import freeze_vision
+from posttrain.placement.roles import sharing_options
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
@@ -43,19 +48,53 @@ def load_policy(
         device = pick_device(config.placement.device)
         if device.type == "cpu":
             torch.set_num_threads(config.placement.cpu_threads or len(os.sched_getaffinity(0)))
+    if device.type == "cpu" and config.model.fast_float32:
+        choose_float32_products()
     torch.manual_seed(config.run.seed)
-    model = load_causal_lm(
-        config.model.path,
-        dtype=dtype or DTYPES[config.model.compute_dtype],
-        device=device,
-        trust_remote_code=config.model.trust_remote_code,
-        config_overrides=config.model.config_overrides,
-    )
-    if config.model.liger:
-        use_liger(model)
+    model = _load_model(config.model, dtype=dtype or DTYPES[config.model.compute_dtype], device=device)
+    if config.model.freeze_vision:
+        freeze_vision(model)
+    _choose_kernels(model, config.model)
     if config.policy.lora:
         add_adapter(model, config.policy.lora, seed=config.run.seed)
     return model, device
+
+
+def _load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
+    return load_causal_lm(
+        config.path,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=config.trust_remote_code,
+        config_overrides=config.config_overrides,
+    )
+
+
+def _choose_kernels(model: PreTrainedModel, config: ModelConfig) -> None:
+    if config.liger:
+        use_liger(model)
+    else:
+        _fuse(model, config)
+
+
+def _fuse(model: PreTrainedModel, config: ModelConfig) -> None:
+    """A compiler fuses more than we do, and on a GPU nothing has been measured."""
+    if config.fused_layers and not config.compile and not config.liger and model.device.type == "cpu":
+        fuse_layers(model)
+
+
+def stored_weights(
+    config: ModelConfig, path: str, load: Callable[..., PreTrainedModel]
+) -> Callable[[], Mapping[str, Tensor]] | None:
+    """What masters start from: the weights in ``path`` as precise as they are there, read again on the CPU, because those of the
+    model have been rounded to what it computes in. None where the folder holds no more than that, as its configuration says.
+
+    Args: load(dtype=..., device=...) reads the model.
+    """
+    compute = DTYPES[config.compute_dtype]
+    if load_model_config(path, config.trust_remote_code).dtype == compute or compute == torch.float32:
+        return None
+    return lambda: load(dtype=torch.float32, device="cpu").state_dict()
 
 
 def start_policy(
@@ -90,7 +129,7 @@ def start_policy(
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
         weight_decay=weight_decay_at(config.policy.optimizer, batches.total_updates),
-        **how(config, notices, sharding),
+        **how(config, notices, sharding, _policy_stored(config, sharding)),
     )
     return policy, reference
 
@@ -121,7 +160,7 @@ def start_sft_policy(
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
         weight_decay=weight_decay_at(learner.optimizer, batches.schedule_updates),
-        **how(config, notices, sharding),
+        **how(config, notices, sharding, _policy_stored(config, sharding)),
     )
     return policy
 
@@ -139,7 +178,7 @@ def start_reference(
     shares = policy is not None and config.policy.lora is not None and start == config.model.path
     full_kl = has_full_kl(config)
     if sharding is not None and not shares:
-        sharding = sharding.beside(fsdp_options(config, "reference"), "reference")
+        sharding = sharding.beside(sharing_options(config, "reference"), "reference")
     own = policy
     if own is None or not shares:
         own = load_causal_lm(
@@ -149,6 +188,7 @@ def start_reference(
             trust_remote_code=config.model.trust_remote_code,
             config_overrides=config.model.config_overrides if start == config.model.path else None,
         ).requires_grad_(False)
+        _fuse(own, config.model)  # as the policy, so that equal weights give equal log-probs
     reference: Scorer = TRAIN_ENGINES.get(config.policy.engine).scorer(
         own,
         config.reference.sequences_per_micro_batch_per_device,
@@ -170,16 +210,30 @@ def has_full_kl(config: RunConfig) -> bool:
     return config.loss.kl_coef > 0 and config.loss.kl_estimator == "full"
 
 
-def how(config: TrainingConfig, notices: Notices, sharding: Sharding | None = None) -> dict[str, Any]:
+def how(
+    config: TrainingConfig,
+    notices: Notices,
+    sharding: Sharding | None = None,
+    stored: Callable[[], Mapping[str, Tensor]] | None = None,
+) -> dict[str, Any]:
     """The ways of computing that all trained models share."""
-    return {
+    shared: dict[str, Any] = {
         "share_prompts": isinstance(config, RunConfig) and config.policy.share_prompts,
         "padded": config.model.padded,
         "compile_layers": config.model.compile,
         "master_dtype": DTYPES[config.model.master_dtype],
         "seed": config.run.seed,
         "notices": notices,
-    } | ({"sharding": sharding} if sharding is not None else {})
+    }
+    given = {"sharding": sharding, "stored_weights": stored}
+    return shared | {name: value for name, value in given.items() if value is not None}
+
+
+def _policy_stored(config: TrainingConfig, sharding: Sharding | None) -> Callable[[], Mapping[str, Tensor]] | None:
+    """As ``stored_weights``; a model that is shared out is loaded in its masters' precision, and an adapter starts anew."""
+    if sharding is not None or config.policy.lora:
+        return None
+    return stored_weights(config.model, config.model.path, partial(_load_model, config.model))
 
 
 def start_critic(
@@ -193,15 +247,19 @@ def start_critic(
     """The critic, from its own weights or from the policy's starting weights with a new value head."""
     plan, critic = batches.critic, config.critic
     assert plan is not None and plan.total_updates is not None
-    model = load_value_model(
-        critic.path or config.model.path,
-        dtype=DTYPES[config.model.compute_dtype if sharding is None else config.model.master_dtype],
-        device=device,
+    path = critic.path or config.model.path
+    load = partial(
+        load_value_model,
+        path,
         trust_remote_code=config.model.trust_remote_code,
         field="critic.path" if critic.path else "model.path",
     )
-    if config.model.liger:
-        use_liger(model)
+    model = load(
+        dtype=DTYPES[config.model.compute_dtype if sharding is None else config.model.master_dtype], device=device
+    )
+    whole = sharding is None and not critic.lora
+    stored = stored_weights(config.model, path, load) if whole else None
+    _choose_kernels(model, config.model)
     if critic.lora:
         add_adapter(model, critic.lora, seed=config.run.seed, head=head_name(model), field="critic.lora")
     engine: ValueEngine = VALUE_ENGINES.get(critic.engine)(
@@ -214,7 +272,7 @@ def start_critic(
         gradient_checkpointing=critic.gradient_checkpointing,
         activation_offload=critic.activation_offload,
         weight_decay=weight_decay_at(critic.optimizer, plan.total_updates),
-        **how(config, notices, sharding),
+        **how(config, notices, sharding, stored),
     )
     return engine
 

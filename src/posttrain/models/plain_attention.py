@@ -1,0 +1,235 @@
+"""Attention inside buckets by matrix products, with a backward pass written out: what a CPU does fastest while the matrices of
+scores stay in its caches.
+
+Everything stands in the order [groups, kv_heads, members, shared, L], so that each product is one batch of matrices: query heads
+that share a key head, and members of a group that share a prompt, are rows of one matrix. One gather brings tokens into that
+order, one brings them back, and nothing is copied in between. With weights W = softmax(scaling Q K'), O = W V and an incoming
+gradient dO: dW = dO V', dS = scaling (dW W - W rowsum(dW W)), dQ = dS K, dK = dS' Q, dV = W' dO (arXiv:2205.14135, appendix B.2;
+its rowsum(dO O) is the same number, but less precise with outputs that have been rounded to bfloat16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from posttrain.models.packed_attention import Bucket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """One bucket: G groups of M sequences of up to L tokens, behind prompts of up to P (0 without)."""
+
+    groups: int
+    members: int
+    length: int
+    prefix: int
+    queries: Tensor  # [G * kv * M * shared * L] int64: which row of [tokens * heads] stands there; padding repeats a neighbour
+    keys: Tensor  # [G * kv * M * L] int64: which row of [tokens * kv_heads]
+    prefix_keys: Tensor | None  # [G * kv * P] int64, likewise
+    prefix_tokens: Tensor | None  # [m] int64: tokens of prompts
+    prefix_places: Tensor | None  # [m * kv] int64: where their keys stand in [G * kv * P]
+
+    def own(self, rows: Tensor) -> Tensor:
+        """[G * kv * M, -1, last]: a matrix per sequence and key head."""
+        return rows.view(len(self.keys) // self.length, -1, rows.shape[-1])
+
+    def together(self, rows: Tensor) -> Tensor:
+        """[G * kv, -1, last]: a matrix per prompt and key head, for all who share it."""
+        return rows.view(len(self.keys) // (self.length * self.members), -1, rows.shape[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Places:
+    """Where the tokens of some buckets stand in a row, and where in the buckets, for so many heads; the same for every layer."""
+
+    parts: tuple[Part, ...]
+    tokens: (
+        Tensor | None
+    )  # [n] int64: the tokens that ask, in the order of the output; None: all of the row's, as they stand
+    queries: Tensor  # [n * heads] int64: where they stand in the parts' queries, concatenated
+    keys: Tensor  # [n * kv_heads] int64: likewise in the parts' keys
+
+
+def places_of(buckets: Sequence[Bucket], heads: int, kv_heads: int, order: Tensor | None) -> Places:
+    """Args: order [n] rearranges the buckets' tokens, concatenated, into the order of the output; None keeps theirs."""
+    parts = tuple(_part(bucket, heads, kv_heads) for bucket in buckets)
+    shared = heads // kv_heads
+    tokens, queries, keys = [], [], []
+    query_starts = accumulate((len(part.queries) for part in parts), initial=0)
+    key_starts = accumulate((len(part.keys) for part in parts), initial=0)
+    for bucket, part, query_start, key_start in zip(buckets, parts, query_starts, key_starts, strict=False):
+        tokens.append(bucket.tokens)
+        group, rest = bucket.places // (part.members * part.length), bucket.places % (part.members * part.length)
+        member, place = (rest // part.length)[:, None], (rest % part.length)[:, None]
+        head = torch.arange(kv_heads, device=bucket.places.device)
+        row = (group[:, None] * kv_heads + head) * part.members + member  # [n, kv_heads]
+        keys.append(row * part.length + place + key_start)
+        each = row[..., None] * shared + torch.arange(shared, device=row.device)  # [n, kv_heads, shared]
+        queries.append((each * part.length + place[..., None]).flatten(1) + query_start)
+    found = [torch.cat(index) for index in (tokens, queries, keys)]
+    if order is not None:
+        found = [index[order] for index in found]
+    asking = None if order is not None else found[0]
+    return Places(parts=parts, tokens=asking, queries=found[1].flatten(), keys=found[2].flatten())
+
+
+def _part(bucket: Bucket, heads: int, kv_heads: int) -> Part:
+    prefix = bucket.prefix
+    groups = prefix.visible.shape[0] if prefix is not None else 1
+    members, length, shared = bucket.rows // groups, bucket.length, heads // kv_heads
+    device = bucket.tokens.device
+    head = torch.arange(heads, device=device).view(kv_heads, 1, shared, 1)
+    kv_head = torch.arange(kv_heads, device=device).view(kv_heads, 1, 1)
+    token = _filled(bucket.tokens, bucket.places, bucket.rows * length).view(groups, 1, members, length)
+    prefix_keys = prefix_places = None
+    if prefix is not None:
+        # Its padding is on the left, so it is filled from the right.
+        size = groups * prefix.length
+        before = _filled(prefix.tokens.flip(0), size - 1 - prefix.places.flip(0), size).flip(0)
+        before = before.view(groups, 1, prefix.length)
+        prefix_keys = (before * kv_heads + kv_head.view(kv_heads, 1)).flatten()
+        group, place = prefix.places // prefix.length, prefix.places % prefix.length
+        each_head = group[:, None] * kv_heads + kv_head.flatten()
+        prefix_places = (each_head * prefix.length + place[:, None]).flatten()
+    return Part(
+        groups=groups,
+        members=members,
+        length=length,
+        prefix=prefix.length if prefix is not None else 0,
+        queries=(token[:, :, :, None] * heads + head).flatten(),
+        keys=(token * kv_heads + kv_head).flatten(),
+        prefix_keys=prefix_keys,
+        prefix_tokens=prefix.tokens if prefix is not None else None,
+        prefix_places=prefix_places,
+    )
+
+
+def _filled(tokens: Tensor, places: Tensor, size: int) -> Tensor:
+    """The token at every place [size]; in the padding the last one before it, of the same sequence, so that what is not finite
+    stays in its sequence. Weights there are 0, and so are gradients."""
+    number = torch.full((size,), -1, dtype=torch.int64, device=tokens.device)
+    number[places] = torch.arange(len(tokens), device=tokens.device)
+    return tokens[number.cummax(0).values.clamp(min=0)]
+
+
+def attend_plain(
+    query: Tensor, key: Tensor, value: Tensor, places: Places, biases: Sequence[Tensor], scaling: float
+) -> Tensor:
+    """softmax(scaling q k' + bias) v for the tokens of ``places``.
+
+    Args: query [N, heads, D]; key, value [N or more, kv_heads, D]; biases: for each part [G or 1, L, P + L] float32, 0 or -inf.
+    Returns: [n, heads, D], in the order of ``places.tokens``.
+    """
+    output: Tensor = _AttendPlain.apply(query, key, value, places, tuple(biases), scaling)
+    return output
+
+
+class _AttendPlain(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, places: Places, biases: tuple[Tensor, ...], scaling: float
+    ) -> Tensor:
+        heads, dim = query.shape[1:]
+        kept: list[Tensor | None] = []
+        outputs = []
+        for part, bias in zip(places.parts, biases, strict=True):
+            q, k, v = _rows(query, part.queries), _rows(key, part.keys), _rows(value, part.keys)
+            kp, vp = (None if part.prefix_keys is None else _rows(each, part.prefix_keys) for each in (key, value))
+            weights = _weights(part, q, k, kp, bias, scaling)
+            rounded = weights.to(q.dtype)
+            output = (part.own(rounded[..., part.prefix :]) @ part.own(v)).view(-1, dim)
+            if vp is not None:
+                output += (part.together(rounded[..., : part.prefix]) @ part.together(vp)).view(-1, dim)
+            outputs.append(output)
+            kept += [q, k, v, kp, vp, weights]
+        ctx.save_for_backward(*kept)
+        ctx.places, ctx.scaling = places, scaling
+        ctx.sizes = query.shape, key.shape
+        return _joined(outputs).index_select(0, places.queries).view(-1, heads, dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        places, scaling = ctx.places, ctx.scaling
+        dim = grad.shape[-1]
+        kept = iter(ctx.saved_tensors)
+        grads: list[list[Tensor]] = [[], [], []]
+        prompts: list[tuple[Part, Tensor, Tensor]] = []
+        asked = grad.new_zeros(sum(len(part.queries) for part in places.parts), dim)  # 0 in the padding
+        asked.index_copy_(0, places.queries, grad.reshape(-1, dim))
+        for part, of_output in zip(
+            places.parts, asked.split([len(part.queries) for part in places.parts]), strict=True
+        ):
+            q, k, v, kp, vp, weights = (next(kept) for _ in range(6))
+            rounded = weights.to(q.dtype)
+            of_own, own = part.own(of_output), part.own(weights[..., part.prefix :])
+            product = (of_own @ part.own(v).transpose(1, 2)).mul(own)  # dW * W, as precise as W
+            total = product.sum(dim=-1, keepdim=True).view(-1, 1)
+            grads[2].append((part.own(rounded[..., part.prefix :]).transpose(1, 2) @ of_own).view(-1, dim))
+            if kp is not None:
+                of_all, shown = part.together(of_output), part.together(weights[..., : part.prefix])
+                of_prompt = (of_all @ part.together(vp).transpose(1, 2)).mul(shown)
+                total += of_prompt.sum(dim=-1, keepdim=True).view(-1, 1)
+                slope = of_prompt.addcmul_(shown, part.together(total), value=-1).to(q.dtype)
+                before = (slope @ part.together(kp)).view(-1, dim)
+                grad_kp = (slope.transpose(1, 2) @ part.together(q)).mul_(scaling).view(-1, dim)
+                grad_vp = (part.together(rounded[..., : part.prefix]).transpose(1, 2) @ of_all).view(-1, dim)
+                prompts.append((part, grad_kp, grad_vp))
+            slope = product.addcmul_(own, part.own(total), value=-1).to(q.dtype)
+            grad_q = (slope @ part.own(k)).view(-1, dim)
+            if kp is not None:
+                grad_q += before
+            grads[1].append((slope.transpose(1, 2) @ part.own(q)).mul_(scaling).view(-1, dim))
+            grads[0].append(grad_q.mul_(scaling))
+        query_size, key_size = ctx.sizes
+        grad_query = _returned(grads[0], places.queries, places.tokens, query_size)
+        grad_key, grad_value = (_returned(each, places.keys, places.tokens, key_size) for each in grads[1:])
+        for part, *of_prompts in prompts:
+            assert part.prefix_places is not None
+            for whole, of_prompt in zip((grad_key, grad_value), of_prompts, strict=True):
+                added = of_prompt.index_select(0, part.prefix_places).view(-1, *whole.shape[1:])
+                whole[part.prefix_tokens] = (
+                    whole[part.prefix_tokens] + added
+                )  # a token stands in one prompt of a bucket
+        return grad_query, grad_key, grad_value, None, None, None
+
+
+def _weights(part: Part, q: Tensor, k: Tensor, kp: Tensor | None, bias: Tensor, scaling: float) -> Tensor:
+    """[G, kv, M, shared, L, P + L], float32 at least: rounded to bfloat16 they would add a fifth to the error of gradients."""
+    kv_heads = len(part.keys) // (part.groups * part.members * part.length)
+    shape = part.groups, kv_heads, part.members, -1, part.length
+    own = (part.own(q) @ part.own(k).transpose(1, 2)).view(*shape, part.length)
+    exact = torch.promote_types(q.dtype, torch.float32)
+    scores = torch.empty(*own.shape[:-1], part.prefix + part.length, dtype=exact, device=q.device)
+    scores[..., part.prefix :] = own
+    if kp is not None:
+        scores[..., : part.prefix] = (part.together(q) @ part.together(kp).transpose(1, 2)).view(*shape, part.prefix)
+    torch.add(bias[:, None, None, None], scores, alpha=scaling, out=scores)
+    return scores.softmax(dim=-1)
+
+
+def _rows(states: Tensor, index: Tensor) -> Tensor:
+    """[tokens, heads, D] -> [len(index), D]"""
+    return states.reshape(-1, states.shape[-1]).index_select(0, index)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _returned(parts: list[Tensor], index: Tensor, tokens: Tensor | None, size: torch.Size) -> Tensor:
+    """Gradients from the order of the parts to that of the row, 0 for tokens that are in none of them."""
+    rows = _joined(parts).index_select(0, index).view(-1, *size[1:])
+    if tokens is None and len(rows) == size[0]:
+        return rows
+    whole = rows.new_zeros(size)
+    whole[slice(len(rows)) if tokens is None else tokens] = rows
+    return whole
