@@ -80,8 +80,31 @@ def math(
 def geo3k(
     out: OUT, train: TRAIN = None, test: TEST = None, instruction: INSTRUCTION = None, overwrite: OVERWRITE = False
 ) -> None:
-    """Geometry3K: geometry with a figure, from its parquet files. Images are copied, not looked at."""
+    """Geometry3K: geometry with figures, from its parquet files. Figures are looked at, and copied as they are."""
     _published("geo3k", out, train, test, instruction, overwrite)
+
+
+@app.command("shapes")
+def shapes(
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Receives train.parquet and validation.parquet.")],
+    train_rows: Annotated[int, typer.Option(min=1, help="Prompts to train on.")] = 2000,
+    validation_rows: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the pictures.")] = 1,
+    max_shapes: Annotated[int, typer.Option(help="Shapes in a picture at most, and the largest answer; 1 to 36.")] = 5,
+    kinds: Annotated[int, typer.Option(help="Kinds of shapes, 1 to 4; with one, all shapes are asked for.")] = 2,
+    colors: Annotated[int, typer.Option(help="Colours, 1 to 6; with several, questions name them.")] = 1,
+    size: Annotated[int, typer.Option(help="Pixels on a side of a picture, 8 to 1024.")] = 56,
+    instruction: Annotated[str, typer.Option(help="Text behind every question.")] = "Answer with a number.",
+    overwrite: OVERWRITE = False,
+) -> None:
+    """Counting shapes in pictures that are drawn here: a task for models that see, without a download."""
+    from posttrain.data.shapes import Difficulty, write_shapes
+
+    _refuse_present(out, ("train", "validation"), overwrite)
+    difficulty = Difficulty(max_shapes=max_shapes, kinds=kinds, colors=colors, size=size)
+    rows = {"train_rows": train_rows, "validation_rows": validation_rows}
+    for file in write_shapes(out, **rows, seed=seed, difficulty=difficulty, instruction=instruction):
+        typer.echo(f"wrote {file}")
 
 
 @app.command("hh-rlhf")
@@ -101,6 +124,7 @@ def hh_rlhf(
 def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A .parquet, .jsonl, .json or .csv file.")],
     purpose: Annotated[str, typer.Option("--for", help="What it is for: rl, sft or evaluate.")] = "rl",
+    model: Annotated[str | None, typer.Option(help="A vision model, to count the tokens of its images.")] = None,
 ) -> None:
     """Look at every row of a file, and name the row and column of everything that is wrong."""
     from posttrain.data.check import MAX_SHOWN, PURPOSES, check_dataset
@@ -115,10 +139,36 @@ def check(
     typer.echo(f"{file}: {found.rows} rows, all right for {purpose}")
     if found.responses:
         typer.echo(f"{found.responses} responses")
+    if images := found.images_text():
+        typer.echo(images + (f", {_image_tokens(model, found.image_sizes)}" if model else ""))
     for source, rows in sorted(found.sources.items()):
         typer.echo(f"  {source}: {rows} rows")
     for source in found.unscored():
         typer.echo(f"no built-in scorer is made for {source}: name one with reward.terms")
+
+
+def _image_tokens(model: str, sizes: Iterable[tuple[int, int]]) -> str:
+    """Tokens of the images as a model reads them. Raises: RequestError for a model that reads none, or refuses a size."""
+    from posttrain.config.images import ImageSettings
+    from posttrain.config.model import ModelConfig
+    from posttrain.data.images import CHOOSE_A_VISION_MODEL
+    from posttrain.models.loading import load_tokenizer
+    from posttrain.models.processors import load_processor
+
+    config = ModelConfig(path=model)
+    processor = load_processor(config, load_tokenizer(config), ImageSettings())
+    if processor is None:
+        raise RequestError(Problem(f"{model} reads text only", fix=CHOOSE_A_VISION_MODEL))
+    tokens, problems = [], []
+    for size in sorted(sizes):
+        try:
+            tokens.append(processor.tokens(size))
+        except ValueError as error:
+            problems.append(Problem(f"the model refuses images of {size[0]} x {size[1]} pixels: {error}"))
+    if problems:
+        raise RequestError(problems)
+    low, high = min(tokens), max(tokens)
+    return f"{low if low == high else f'{low} to {high}'} tokens each for this model"
 
 
 def _published(

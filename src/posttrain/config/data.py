@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from posttrain.config.base import Section
+from posttrain.config.images import ImageSettings
 
 
-class DataConfig(Section):
+class DataConfig(ImageSettings):
     train_files: list[str]
     """Training files (.parquet, .jsonl, .json, .csv), read in order and concatenated."""
     validation_files: list[str] = []
@@ -31,9 +31,10 @@ class DataConfig(Section):
     """Further columns that reward functions and environments read: they are put into what the extra information holds, under
     their names; may be absent. [*] means all columns, and the file may then have no reference answer."""
     max_prompt_tokens: int = Field(default=512, ge=1)
-    """Longest prompt, in tokens, after the chat template."""
+    """Longest prompt, in tokens, after the chat template; an image counts as many tokens as the model reads for it."""
     overlong_prompts: Literal["error", "filter", "truncate_left", "truncate_right", "truncate_middle"] = "error"
-    """What happens to longer ones: stop with their rows, drop them, or cut (left keeps the end, right keeps the start)."""
+    """What happens to longer ones: stop with their rows, drop them, or cut (left keeps the end, right keeps the start). A
+    prompt with images is never cut: with truncate_… one that is too long stops the run."""
     filter_workers: int = Field(default=1, ge=1)
     """Processes that tokenize the dataset when it is opened."""
     shuffle: bool = True

@@ -7,12 +7,13 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from posttrain.config.base import Section
+from posttrain.config.images import ImageSettings
 from posttrain.config.model import ModelConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.rollout import RolloutConfig
 
 
-class GenerateDataConfig(Section):
+class GenerateDataConfig(ImageSettings):
     files: list[str]
     """Files with prompts (.parquet, .jsonl, .json, .csv), read in order and concatenated; all their columns are kept."""
     prompt_column: str | None = None
@@ -21,7 +22,8 @@ class GenerateDataConfig(Section):
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt, in tokens, after the chat template."""
     overlong_prompts: Literal["error", "truncate_left", "truncate_right", "truncate_middle"] = "error"
-    """What happens to longer ones: stop with their rows, or cut (left keeps the end, right keeps the start)."""
+    """What happens to longer ones: stop with their rows, or cut (left keeps the end, right keeps the start). A prompt with
+    images is never cut: one that is too long stops the run."""
     max_prompts: int | None = Field(default=None, ge=1)
     """Use only the first so many rows; null means all."""
     chat_template_options: dict[str, str | int | float | bool | None] = {}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from posttrain.config.data import DataConfig
 from posttrain.config.evaluate import EvaluateDataConfig
 from posttrain.config.sft import SftDataConfig
+from posttrain.data.images import ImageRules
 from posttrain.data.readers import Row, checked_rows
 from posttrain.data.record_files import first_record, read_records
 from posttrain.data.sft_rows import SftRow, choose_columns, row_of
@@ -20,6 +22,7 @@ from posttrain.rewards.sources import find_route
 Purpose = Literal["rl", "sft", "evaluate"]
 PURPOSES: tuple[Purpose, ...] = ("rl", "sft", "evaluate")
 MAX_SHOWN = 20
+FIRST_ROWS = 64  # whose images are looked at before a run
 
 
 @dataclass(slots=True)
@@ -31,11 +34,29 @@ class Checked:
     problems: list[Problem] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)  # rows by data source; empty for sft
     responses: int = 0
+    image_sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # images by width and height, pixels
+    most_images: int = 0  # of one row
 
     def add(self, problem: Problem) -> None:
         self.bad += 1
         if len(self.problems) < MAX_SHOWN:
             self.problems.append(problem)
+
+    def see(self, row: Row) -> None:
+        """Count the images of a row."""
+        self.image_sizes.update((image.width, image.height) for image in row.images)
+        self.most_images = max(self.most_images, len(row.images))
+
+    def images_text(self) -> str:
+        """How many images there are, and how large, in a line; "" without any."""
+        sizes = self.image_sizes
+        if not sizes:
+            return ""
+        largest, smallest = (choose(sizes, key=lambda size: size[0] * size[1]) for choose in (max, min))
+        pixels = f"{smallest[0]} x {smallest[1]}"
+        if largest != smallest:
+            pixels += f" to {largest[0]} x {largest[1]}"
+        return f"{sizes.total()} images of {pixels} pixels, at most {self.most_images} in a row"
 
     def unscored(self) -> list[str]:
         """The data sources that no built-in scorer knows."""
@@ -58,15 +79,37 @@ def check_dataset(path: str, purpose: Purpose) -> Checked:
             elif isinstance(row, Row):
                 found.sources[row.data_source] += 1
                 found.responses += len(row.responses)
+                found.see(row)
     except DataError as error:
         for problem in error.problems:
             found.add(problem)
     return found
 
 
+def first_images(files: Sequence[str], data: DataConfig, limit: int = FIRST_ROWS) -> Checked:
+    """The first ``limit`` rows of the first file that has images in them; of the last file when none has. Nothing is raised
+    for what is in a row.
+
+    Raises: DataError when a file cannot be read.
+    """
+    found = Checked()
+    for path in files:
+        found = Checked()
+        for row in islice(checked_rows(path, data, images=ImageRules.of(data)), limit):
+            found.rows += 1
+            if isinstance(row, Problem):
+                found.add(row)
+            else:
+                found.see(row)
+        if found.image_sizes or found.bad:
+            break
+    return found
+
+
 def _rows(path: str, purpose: Purpose) -> Iterator[Row | Problem]:
     if purpose == "rl":
-        return checked_rows(path, DataConfig(train_files=[path]))
+        config = DataConfig(train_files=[path])
+        return checked_rows(path, config, images=ImageRules.of(config))
     data = EvaluateDataConfig(files=[path])
     return checked_rows(path, data, responses=data.response_column)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from posttrain.config.data import DataConfig
+from posttrain.data.images import ImageRules
 from posttrain.errors import DataError, Problem, nearest
 
 PROMPT = ("prompt", "messages")
@@ -44,20 +45,32 @@ class Columns:
     extra_info: str  # may be absent from the file
     responses: str | None = None  # None: not asked for
     extra: tuple[str, ...] = ()  # columns that go into the extra information, where the file has them
+    images: str | None = None  # None: the file has none, or they are not asked for
+    videos: str | None = None
 
     def roots(self) -> set[str]:
         """Top-level columns that may be needed."""
-        named = {self.prompt, self.data_source, self.extra_info, self.ground_truth, self.responses, *self.extra}
+        named = {self.prompt, self.data_source, self.extra_info, self.ground_truth, self.responses}
+        named |= {self.images, self.videos, *self.extra}
         return {name for name in named if name is not None} | {root(name) for name in named if name is not None}
 
 
 class ColumnChoice:
     """The columns of one file: decided at its header, or at its first row where each row has keys of its own.
 
-    Args: ``prompts_only`` asks for no other column; ``responses`` asks for this one, and does without a prompt.
+    Args: ``prompts_only`` asks for no other column; ``responses`` asks for this one, and does without a prompt; ``images``
+        asks for those of images and videos, which may be absent.
     """
 
-    def __init__(self, data: Named, *, prompts_only: bool = False, responses: str | None = None):
+    def __init__(
+        self,
+        data: Named,
+        *,
+        prompts_only: bool = False,
+        responses: str | None = None,
+        images: ImageRules | None = None,
+    ):
+        self.images = images
         self._data = data
         self._prompts_only = prompts_only
         self._responses = responses
@@ -110,8 +123,19 @@ class ColumnChoice:
                 return None
             return take("prompt_column", named, PROMPT)
 
+        def optional(field: str, named: str | None) -> str | None:
+            """A column that may be absent; one whose name is not the default is meant to be there."""
+            if named is not None and named != DataConfig.model_fields[field].default:
+                return take(field, named, ())
+            return named if named in names else None
+
+        rules = self.images
+        images = optional("image_column", rules.column) if rules else None
+        videos = optional("video_column", rules.video_column) if rules else None
         if self._prompts_only:
-            columns = Columns(prompt=prompt(), data_source=None, ground_truth=None, extra_info="")
+            columns = Columns(
+                prompt=prompt(), data_source=None, ground_truth=None, extra_info="", images=images, videos=videos
+            )
         else:
             columns = Columns(
                 prompt=prompt(),
@@ -119,7 +143,9 @@ class ColumnChoice:
                 ground_truth=ground_truth(),
                 extra_info=data.extra_info_column,
                 responses=take("response_column", self._responses, ()) if self._responses else None,
-                extra=tuple(names) if everything else tuple(data.extra_columns),
+                extra=tuple(name for name in (names if everything else data.extra_columns) if name != images),
+                images=images,
+                videos=videos,
             )
             for column in (
                 [] if everything else data.extra_columns

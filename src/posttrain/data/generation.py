@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 
 from posttrain.config.data import DataConfig
 from posttrain.config.generate import GenerateDataConfig
+from posttrain.config.images import ImageSettings
 from posttrain.data.columns import ColumnChoice
+from posttrain.data.images import ImageRules
 from posttrain.data.prompts import load_prompts
 from posttrain.data.readers import check_file
 from posttrain.data.record_files import read_records
@@ -22,6 +24,8 @@ from posttrain.records.prompts import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from posttrain.models.processors import ImageProcessor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRows:
@@ -30,12 +34,15 @@ class GenerationRows:
     notes: list[str]  # for people: prompts that were cut
 
 
-def load_generation(data: GenerateDataConfig, tokenizer: PreTrainedTokenizerBase) -> GenerationRows:
+def load_generation(
+    data: GenerateDataConfig, tokenizer: PreTrainedTokenizerBase, processor: ImageProcessor | None = None
+) -> GenerationRows:
     """The rows of all files, concatenated, and their prompts.
 
     Raises: DataError as ``load_prompts``, and when the columns of several files cannot stand in one table; ModelError.
     """
-    prompts = load_prompts(data.files, as_data_config(data), tokenizer, what="prompt", limit=data.max_prompts)
+    settings = as_data_config(data)
+    prompts = load_prompts(data.files, settings, tokenizer, what="prompt", limit=data.max_prompts, processor=processor)
     table = read_table(data.files).slice(0, data.max_prompts)
     assert table.num_rows == len(prompts.prompts), "a row without a prompt, or a prompt without a row"
     return GenerationRows(table=table, prompts=prompts.prompts, notes=prompts.overlong_message("prompt"))
@@ -49,6 +56,7 @@ def as_data_config(data: GenerateDataConfig) -> DataConfig:
         max_prompt_tokens=data.max_prompt_tokens,
         overlong_prompts=data.overlong_prompts,
         chat_template_options=data.chat_template_options,
+        **data.model_dump(include=set(ImageSettings.model_fields)),
     )
 
 
@@ -58,7 +66,8 @@ def check_generation_files(data: GenerateDataConfig, column: str) -> list[Proble
     problems: list[Problem] = []
     for index, path in enumerate(data.files):
         field = f"data.files.{index}"
-        found = check_file(path, ColumnChoice(as_data_config(data), prompts_only=True), field)
+        choice = ColumnChoice(as_data_config(data), prompts_only=True, images=ImageRules.of(data))
+        found = check_file(path, choice, field)
         problems += found
         if not found and column in columns_of(path):
             fix = "name another with output.column, or take the column out of the file"

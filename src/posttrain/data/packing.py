@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posttrain.records.batches import SequenceBatch
+from posttrain.records.images import PlacedImages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,6 +27,7 @@ class PackedSequences:
     predicting: Tensor  # [M] int64, position (in N) whose next token is the scored one
     targets: Tensor  # [M] int64, the scored tokens
     response_mask: Tensor  # [B, T] bool, where the M scores belong, row by row
+    images: tuple[PlacedImages, ...] = ()  # of the prompts that have any; positions are those of text still
 
     def unpack(self, values: Tensor) -> Tensor:
         """[M] values to [B, T], 0 elsewhere, carrying gradient."""
@@ -54,6 +56,7 @@ def pack(
     groups: list[tuple[int, tuple[int, ...]]] = []
     prompt_ends, response_starts = [0] * len(batch), [0] * len(batch)  # in the packed row
     start = 0
+    images: list[PlacedImages] = []
     longest = max(map(sum, zip(prompts, responses, strict=True)), default=0)
     alone = padded or not share_prompts
     for rows in ([row] for row in range(len(batch))) if alone else rows_sharing_a_prompt(batch):
@@ -66,6 +69,9 @@ def pack(
             positions.append(torch.arange(prompt, prompt + responses[row]))
             prompt_ends[row], response_starts[row] = prompt_end, start
             start += responses[row]
+        of_prompt = batch.images[rows[0]] if batch.images else None
+        if of_prompt is not None:
+            images.append(PlacedImages(images=of_prompt, start=prompt_end - prompt, prompt=prompt, end=start))
         if padded:
             used = prompt + responses[rows[0]]
             tokens.append(batch.tokens.new_zeros(longest - used))
@@ -87,6 +93,7 @@ def pack(
         predicting=predicting[scored].to(device),
         targets=batch.tokens[:, width:][scored].to(device),
         response_mask=scored.to(device),
+        images=tuple(images),
     )
 
 
@@ -109,4 +116,10 @@ def _same_prompt(batch: SequenceBatch, first: int, second: int) -> bool:
         batch.group_index[first] == batch.group_index[second]
         and batch.prompt_lengths[first] == batch.prompt_lengths[second]
         and torch.equal(batch.tokens[first, :width], batch.tokens[second, :width])
+        and (batch.images is None or _hash(batch, first) == _hash(batch, second))
     )
+
+
+def _hash(batch: SequenceBatch, row: int) -> str | None:
+    images = batch.images[row] if batch.images else None
+    return images.content_hash if images else None

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.config.data import DataConfig
+from posttrain.config.images import ImageSettings
+from posttrain.data.images import CHOOSE_A_VISION_MODEL, ImageRules
 from posttrain.data.readers import MAX_LISTED, Row, read_rows
 from posttrain.data.templates import apply_template, check_template
 from posttrain.errors import DataError, ModelError, Problem
@@ -18,9 +20,12 @@ from posttrain.records.prompts import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from posttrain.models.processors import ImageProcessor
+
 What = Literal["training", "validation", "prompt"]
 _FIELDS = {"training": "data.train_files", "validation": "data.validation_files", "prompt": "data.files"}
 Tokenised = tuple[str, list[int]]  # text and token ids
+Conversation = tuple[list[dict[str, Any]], list[tuple[int, int]]]  # messages, and width and height of their images
 
 # Rows that a worker process takes at a time.
 _CHUNK = 256
@@ -57,14 +62,17 @@ def load_prompts(
     *,
     what: What,
     limit: int | None = None,
+    processor: ImageProcessor | None = None,
 ) -> PromptSet:
     """All prompts of ``files``, read in order and concatenated, or the first ``limit`` rows; ``what`` names the dataset in
     errors. Of a "prompt" dataset only the prompts are read: there is nothing to score.
 
-    With ``data.filter_workers`` > 1 that many processes tokenise; prompts and their order stay the same.
+    With ``data.filter_workers`` > 1 that many processes tokenise; prompts and their order stay the same. ``processor`` is a
+    vision model's; a prompt with images is never cut, for half an image is none.
 
-    Raises: ModelError when the tokenizer has no chat template; DataError with the bad rows of all files, with the
-    prompts that are too long (``overlong_prompts: error``), or when no prompt is left.
+    Raises: ModelError when the tokenizer has no chat template, or rows have images and there is no ``processor``; DataError
+    with the bad rows of all files, with the prompts that are too long (``overlong_prompts: error``, and all with images
+    that would be cut), or when no prompt is left.
     """
     if problems := check_template(tokenizer, data.chat_template_options):
         raise ModelError(problems)
@@ -73,13 +81,19 @@ def load_prompts(
     field = _FIELDS[what]
     if not rows:
         raise DataError(Problem(f"the {what} files hold no rows", field=field))
-    tokenised = _tokenise(rows, names, data, tokenizer)
+    if processor is None:
+        _refuse_images(rows, names)
+    tokenised = _tokenise(rows, names, data, tokenizer, processor)
 
     longest = data.max_prompt_tokens
     overlong = [index for index, (_, ids) in enumerate(tokenised) if len(ids) > longest]
-    if overlong and data.overlong_prompts == "error":
-        too_long = [(names[i], len(tokenised[i][1])) for i in overlong]
-        raise DataError(_overlong_problem(too_long, len(rows), longest, what))
+    refused = {"error": overlong, "filter": []}.get(
+        data.overlong_prompts, [index for index in overlong if rows[index].images]
+    )
+    if refused:
+        too_long = [(names[i], len(tokenised[i][1])) for i in refused]
+        problem = _overlong_problem(too_long, len(rows), longest, what, images=any(rows[i].images for i in refused))
+        raise DataError(problem)
     drop = set(overlong) if data.overlong_prompts == "filter" else set()
     if len(drop) == len(rows):
         shortest = min(len(ids) for _, ids in tokenised)
@@ -92,11 +106,22 @@ def load_prompts(
         ids = cut(tokenised[index][1], longest, data.overlong_prompts)
         tokenised[index] = (str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)), ids)
     prompts = [
-        _prompt(row, name, text, ids)
+        _prompt(row, name, text, ids, processor)
         for index, (row, name, (text, ids)) in enumerate(zip(rows, names, tokenised, strict=True))
         if index not in drop
     ]
     return PromptSet(prompts=prompts, rows=len(rows), dropped=len(drop), truncated=0 if drop else len(overlong))
+
+
+def unread_image_settings(data: ImageSettings, prompts: Sequence[Prompt]) -> list[str]:
+    """What was set about images, in a sentence, where no prompt has any."""
+    if any(prompt.images for prompt in prompts):
+        return []
+    names = ("image_folder", "max_image_pixels", "image_options", "image_cache_mib")
+    default = ImageSettings()
+    changed = [f"data.{name}" for name in names if getattr(data, name) != getattr(default, name)]
+    have = "have" if len(changed) > 1 else "has"
+    return [f"{', '.join(changed)} {have} no effect: no prompt has images"] if changed else []
 
 
 def cut(ids: list[int], limit: int, how: str) -> list[int]:
@@ -135,7 +160,7 @@ def _read(files: Sequence[str], data: DataConfig, *, prompts_only: bool) -> tupl
     problems: list[Problem] = []
     for file, label in zip(files, file_labels(files), strict=True):
         try:
-            for row in read_rows(file, data, prompts_only=prompts_only):
+            for row in read_rows(file, data, prompts_only=prompts_only, images=ImageRules.of(data)):
                 rows.append(row)
                 names.append(f"{label}:{row.number}")
         except DataError as error:
@@ -145,7 +170,17 @@ def _read(files: Sequence[str], data: DataConfig, *, prompts_only: bool) -> tupl
     return rows, names
 
 
-def _prompt(row: Row, name: str, text: str, ids: list[int]) -> Prompt:
+def _refuse_images(rows: list[Row], names: list[str]) -> None:
+    """Raises: ModelError when a row has images."""
+    found = [name for row, name in zip(rows, names, strict=True) if row.images]
+    if found:
+        what = (
+            f"{len(found)} of {len(rows)} prompts have images ({found[0]} is the first), and the model reads text only"
+        )
+        raise ModelError(Problem(what, fix=CHOOSE_A_VISION_MODEL, field="model.path"))
+
+
+def _prompt(row: Row, name: str, text: str, ids: list[int], processor: ImageProcessor | None) -> Prompt:
     return Prompt(
         prompt_id=name,
         token_ids=tuple(ids),
@@ -154,6 +189,7 @@ def _prompt(row: Row, name: str, text: str, ids: list[int]) -> Prompt:
         ground_truth=row.ground_truth,
         extra_info=row.extra_info,
         messages=tuple(row.messages),
+        images=processor.prompt_images(row.images) if processor is not None and row.images else None,
     )
 
 
@@ -162,15 +198,20 @@ def _called(what: What) -> str:
     return "prompts" if what == "prompt" else f"{what} prompts"
 
 
-def _overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, what: What) -> Problem:
+def _overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, what: What, *, images: bool) -> Problem:
     first = ", ".join(f"{name} has {length}" for name, length in overlong[:MAX_LISTED])
     more = f", … {len(overlong) - MAX_LISTED} more" if len(overlong) > MAX_LISTED else ""
     longest = max(length for _, length in overlong)
+    ways = ["filter"] * (what != "prompt") + ["truncate_left, _right or _middle"] * (not images)
+    fix = "raise data.max_prompt_tokens"
+    if images:
+        fix += ", or lower what an image takes with data.image_options"
+    if ways:
+        fix += f", or set data.overlong_prompts to {' or '.join(ways)}"
     return Problem(
         f"{len(overlong)} of {rows} {_called(what)} are longer than {limit} tokens: {first}{more}; "
-        f"the longest has {longest}",
-        fix=f"raise data.max_prompt_tokens, or set data.overlong_prompts to {'filter or ' * (what != 'prompt')}"
-        "truncate_left, _right or _middle",
+        f"the longest has {longest}" + (", its images' tokens among them; a prompt with images is not cut" * images),
+        fix=fix,
         field="data.max_prompt_tokens",
     )
 
@@ -179,12 +220,16 @@ def _overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, wh
 
 
 def _tokenise(
-    rows: list[Row], names: list[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase
+    rows: list[Row],
+    names: list[str],
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    processor: ImageProcessor | None,
 ) -> list[Tokenised]:
     """Text and token ids of every row. Raises DataError with the rows whose messages the template refuses."""
-    messages = [row.messages for row in rows]
+    messages = [(row.messages, [(image.width, image.height) for image in row.images]) for row in rows]
     if data.filter_workers == 1:
-        results = _tokenise_chunk(messages, tokenizer, data.chat_template_options)
+        results = _tokenise_chunk(messages, tokenizer, data.chat_template_options, processor)
     else:
         chunks = [messages[start : start + _CHUNK] for start in range(0, len(messages), _CHUNK)]
         # spawn: a fork of a process that holds threads (torch, tokenizers) can hang
@@ -192,7 +237,7 @@ def _tokenise(
             min(data.filter_workers, len(chunks)),
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
-            initargs=(tokenizer, data.chat_template_options),
+            initargs=(tokenizer, data.chat_template_options, processor),
         ) as pool:
             results = [result for chunk in pool.map(_work, chunks) for result in chunk]
     bad = [
@@ -207,13 +252,16 @@ def _tokenise(
 
 
 def _tokenise_chunk(
-    messages: list[list[dict[str, Any]]], tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+    messages: list[Conversation],
+    tokenizer: PreTrainedTokenizerBase,
+    options: dict[str, Any],
+    processor: ImageProcessor | None,
 ) -> list[Tokenised | str]:
     """Per row, text and token ids, or what is wrong with it."""
     results: list[Tokenised | str] = []
-    for conversation in messages:
+    for conversation, sizes in messages:
         try:
-            text, ids = apply_template(tokenizer, conversation, options)
+            text, ids = apply_template(tokenizer, conversation, options, processor=processor, sizes=sizes)
         except DataError as error:
             results.append(str(error))
         else:
@@ -221,13 +269,15 @@ def _tokenise_chunk(
     return results
 
 
-_worker: tuple[Any, dict[str, Any]]  # tokenizer and template options of a worker process
+_worker: tuple[Any, dict[str, Any], ImageProcessor | None]  # tokenizer, template options and processor of a worker
 
 
-def _start_worker(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> None:
+def _start_worker(
+    tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], processor: ImageProcessor | None
+) -> None:
     global _worker
-    _worker = (tokenizer, options)
+    _worker = (tokenizer, options, processor)
 
 
-def _work(messages: list[list[dict[str, Any]]]) -> list[Tokenised | str]:
+def _work(messages: list[Conversation]) -> list[Tokenised | str]:
     return _tokenise_chunk(messages, *_worker)

@@ -16,6 +16,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from posttrain.config.data import DataConfig
+from posttrain.data.images import BadImage, place_images, read_images
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import first_record, read_records, said
 from posttrain.errors import DataError, Problem, nearest
@@ -101,9 +103,18 @@ def _math(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
 
 
 def _geo3k(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
+    """The figures stay as they are, and must be images, as many as the problem has places for."""
     problem, answer = _text(row, "problem"), _text(row, "answer")
+    asked = _asked(problem, instruction)
+    try:
+        if any(not isinstance(image, Mapping) or not image.get("bytes") for image in row["images"] or ()):
+            raise BadImage("holds an image without its bytes; the published files hold them")
+        images = read_images(row["images"], Path(), DataConfig.model_fields["max_image_pixels"].default)
+        place_images(asked, images, Path(), 0, column=True)
+    except BadImage as error:
+        raise BadRow("images", str(error)) from error
     extra = {"split": split, "index": index, "answer": answer, "question": problem}
-    yield _rl_row("hiyouga/geometry3k", _asked(problem, instruction), "math", "rule", answer, extra)
+    yield _rl_row("hiyouga/geometry3k", asked, "math", "rule", answer, extra)
 
 
 _SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from posttrain.config.data import DataConfig
 from posttrain.data.columns import ColumnChoice, Columns, Named
+from posttrain.data.images import BadImage, ImageFile, ImageRules, place_images, read_images, refuse_videos
 from posttrain.data.record_files import (
     Unreachable,
     drill,
@@ -41,26 +42,32 @@ class Row:
     number: int  # in its file, from 0
     messages: list[
         dict[str, Any]
-    ]  # chat messages, each with role and content; empty where a file of responses has no prompt
+    ]  # chat messages, each with role and content (text, or typed parts); empty where a file of responses has no prompt
     data_source: str
     ground_truth: Any  # as the dataset holds it; None where only prompts are read
     extra_info: dict[str, Any]  # as the dataset holds it; empty when absent
     responses: tuple[str, ...] = ()  # where they are read
+    images: tuple[ImageFile, ...] = ()  # in the order of the image parts of the messages; where they are read
 
 
 def read_rows(
-    path: str | Path, data: Named, *, prompts_only: bool = False, responses: str | None = None
+    path: str | Path,
+    data: Named,
+    *,
+    prompts_only: bool = False,
+    responses: str | None = None,
+    images: ImageRules | None = None,
 ) -> Iterator[Row]:
     """The rows of one file, in order.
 
     Args: ``prompts_only`` reads no other column, so that the others may hold anything; ``responses`` names the column with
-        the responses, and makes the prompt optional.
+        the responses, and makes the prompt optional; ``images`` reads images too.
     Raises: DataError when the file cannot be read, or with the first bad rows (at most MAX_LISTED). Rows before the
     first bad one are yielded before it is raised.
     """
     problems: list[Problem] = []
     try:
-        for row in checked_rows(path, data, prompts_only=prompts_only, responses=responses):
+        for row in checked_rows(path, data, prompts_only=prompts_only, responses=responses, images=images):
             if isinstance(row, Problem):
                 problems.append(row)
                 if len(problems) == MAX_LISTED:
@@ -74,14 +81,19 @@ def read_rows(
 
 
 def checked_rows(
-    path: str | Path, data: Named, *, prompts_only: bool = False, responses: str | None = None
+    path: str | Path,
+    data: Named,
+    *,
+    prompts_only: bool = False,
+    responses: str | None = None,
+    images: ImageRules | None = None,
 ) -> Iterator[Row | Problem]:
     """Every row of a file, or what is wrong with it; see ``read_rows``.
 
     Raises: DataError when the file cannot be read, or lacks a column.
     """
     file = Path(path).expanduser()
-    choice = ColumnChoice(data, prompts_only=prompts_only, responses=responses)
+    choice = ColumnChoice(data, prompts_only=prompts_only, responses=responses, images=images)
     by_row = kind_of(file) in ("json", "jsonl")  # every row has keys of its own: one that lacks some does not end it
     for number, record in enumerate(records(file, None if by_row else choice)):
         try:
@@ -92,7 +104,7 @@ def checked_rows(
                 raise
             yield error.problems[0]
         else:
-            yield _row(record, number, file, choice.columns)
+            yield _row(record, number, file, choice)
 
 
 def data_sources(path: str | Path, data: Named, *, responses: str | None = None) -> set[str]:
@@ -125,7 +137,7 @@ def check_files(data: DataConfig, *, needed: bool = True) -> list[Problem]:
         if field == "train_files" and not files and needed:
             problems.append(Problem("there is no training file", fix="name at least one", field="data.train_files"))
         for path in files:
-            problems += check_file(path, ColumnChoice(data), f"data.{field}")
+            problems += check_file(path, ColumnChoice(data, images=ImageRules.of(data)), f"data.{field}")
     return problems
 
 
@@ -134,7 +146,7 @@ def check_file(path: str, choice: ColumnChoice, field: str) -> list[Problem]:
     record, problems = first_record(path, field, choice)
     if record is None:
         return problems
-    row = _row(record, 0, Path(path).expanduser(), choice.columns)
+    row = _row(record, 0, Path(path).expanduser(), choice)
     return [row] if isinstance(row, Problem) else []
 
 
@@ -146,11 +158,20 @@ class _BadValue(Exception):
     """What is wrong with a cell; caught in _row, which knows the row."""
 
 
-def _row(record: Mapping[str, Any], number: int, file: Path, columns: Columns) -> Row | Problem:
+def _row(record: Mapping[str, Any], number: int, file: Path, choice: ColumnChoice) -> Row | Problem:
     """The checked row, or the first thing that is wrong with it."""
+    columns = choice.columns
     field, column = "prompt_column", columns.prompt or ""
+    images: tuple[ImageFile, ...] = ()
     try:
-        messages = _messages(record[column]) if column else []
+        messages = _messages(record[column], typed=choice.images is not None) if column else []
+        if messages and choice.images is not None:
+            field, column = "video_column", columns.videos or ""
+            refuse_videos(record.get(column))
+            field, column = ("image_column", columns.images) if columns.images else (field, columns.prompt or "")
+            messages, images = _with_images(
+                messages, record, columns, choice.images.folder or file.parent, choice.images
+            )
         field, column = "response_column", columns.responses or ""
         responses = _responses(record[column]) if column else ()
         field, column = "data_source_column", columns.data_source or ""
@@ -163,7 +184,7 @@ def _row(record: Mapping[str, Any], number: int, file: Path, columns: Columns) -
         extra = record.get(column)
         if extra is not None and not isinstance(extra, Mapping):
             raise _BadValue(f"holds {said(extra)}; a mapping is expected")
-    except (_BadValue, Unreachable) as error:
+    except (_BadValue, BadImage, Unreachable) as error:
         return Problem(f"row {number} of {file.name}: column {column} {error}", field=f"data.{field}")
     return Row(
         number=number,
@@ -175,7 +196,17 @@ def _row(record: Mapping[str, Any], number: int, file: Path, columns: Columns) -
             **{name: record[name] for name in columns.extra if name in record and name != columns.prompt},
         },
         responses=responses,
+        images=images,
     )
+
+
+def _with_images(
+    messages: list[dict[str, Any]], record: Mapping[str, Any], columns: Columns, folder: Path, rules: ImageRules
+) -> tuple[list[dict[str, Any]], tuple[ImageFile, ...]]:
+    """Raises: BadImage."""
+    value = record.get(columns.images) if columns.images else None
+    found = read_images(value, folder, rules.max_pixels)
+    return place_images(messages, found, folder, rules.max_pixels, column=columns.images is not None)
 
 
 def _responses(value: Any) -> tuple[str, ...]:
@@ -191,7 +222,8 @@ def _responses(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _messages(prompt: Any) -> list[dict[str, Any]]:
+def _messages(prompt: Any, *, typed: bool) -> list[dict[str, Any]]:
+    """Chat messages whose contents are texts or, with ``typed``, lists of typed parts."""
     if isinstance(prompt, str):
         if not prompt.strip():
             raise _BadValue("holds an empty text; a question is expected")
@@ -210,7 +242,7 @@ def _messages(prompt: Any) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping):
             raise _BadValue(f"holds {said(message)} as message {index}; a mapping with role and content is expected")
         for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
+            if not isinstance(message.get(key), (str, list) if typed and key == "content" else str):
                 missing = f"holds {said(message[key])} as {key} of message {index}" if key in message else ""
                 raise _BadValue((missing or f"has no {key} in message {index}") + "; text is expected")
         # parquet gives every message the keys of all others, as None

@@ -18,6 +18,7 @@ from posttrain.data.record_files import Record, first_record, read_records, said
 from posttrain.errors import DataError, Problem, did_you_mean
 
 MESSAGES = "messages"
+IMAGES = "images"  # the column of vision datasets, which are for RL here
 PROMPT = ("prompt", "question")
 RESPONSE = ("response", "answer")
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -127,6 +128,9 @@ class _BadValue(Exception):
 
 def row_of(record: Record, number: int, place: str, columns: SftColumns, data: SftDataConfig) -> SftRow | Problem:
     """The checked row, or the first thing that is wrong with it."""
+    if record.get(IMAGES):
+        what = f"row {number} of {place}: column {IMAGES} holds images, and fine-tuning reads text only"
+        return Problem(what, fix="leave the row out, or rename the column to train on the text alone")
     field, column = "messages_column", columns.messages or ""
     try:
         if columns.messages is not None:

@@ -12,6 +12,8 @@ from posttrain.errors import DataError, ModelError, Problem
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from posttrain.models.processors import ImageProcessor
+
 # Set here, so not for data.chat_template_options to set.
 _OURS = ("conversation", "tokenize", "add_generation_prompt", "chat_template", "return_dict", "tools")
 
@@ -36,14 +38,28 @@ def check_template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any
 
 
 def apply_template(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    *,
+    processor: ImageProcessor | None = None,
+    sizes: Sequence[tuple[int, int]] = (),
 ) -> tuple[str, list[int]]:
-    """The prompt as text and as token ids, ending where the assistant's turn begins.
+    """The prompt as text and as token ids, ending where the assistant's turn begins. In the text an image is one placeholder.
 
-    Raises: as ``render``.
+    Args: ``processor`` is a vision model's, for images of ``sizes`` (width, height) in the order of the image parts.
+    Raises: as ``render``, and DataError when the template's places for images are not those of ``sizes``.
     """
-    text = render(tokenizer, messages, options)
-    return text, ids_of(tokenizer, text)
+    if processor is None:
+        text = render(tokenizer, messages, options)
+        return text, ids_of(tokenizer, text)
+    text = render(tokenizer, [{**message, "content": _parts(message["content"])} for message in messages], options)
+    return text, ids_of(tokenizer, processor.expand(text, sizes))
+
+
+def _parts(content: Any) -> Any:
+    """Typed parts, which the templates of some vision models read alone."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

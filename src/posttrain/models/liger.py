@@ -5,13 +5,15 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from posttrain.errors import MissingDependency, ModelError, Problem
+from posttrain.models.vision import has_vision
 from posttrain.registry import missing_library
 
 
 def use_liger(model: PreTrainedModel) -> None:
     """Replace the layers of ``model`` that Liger has kernels for, in place. The loss stays ours: it is fused already.
 
-    Raises: ModelError on a CPU, or for an architecture that Liger does not know; MissingDependency without liger-kernel.
+    Raises: ModelError on a CPU, for a model that sees, or for an architecture that Liger does not know; MissingDependency
+        without liger-kernel.
     """
     if model.device.type == "cpu":
         what = "Liger's kernels run on a GPU, and this run is on the CPU"
@@ -24,6 +26,9 @@ def use_liger(model: PreTrainedModel) -> None:
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]  # liger_kernel, or triton, which it stands on
         raise MissingDependency(missing_library(library, "model.liger")) from error
+    if has_vision(model.config):
+        what = f"Liger's kernels are not supported for vision-language models, such as {model.config.model_type}"
+        raise ModelError(Problem(what, fix="use model.liger=false", field="model.liger"))
     kind = model.config.get_text_config().model_type
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
         known = ", ".join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))

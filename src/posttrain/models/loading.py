@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,22 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from posttrain.config.model import ModelConfig
 from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.models.attention import NAME, register_attention
+from posttrain.models.vision import CHOOSE, has_vision, reads_images
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -40,6 +45,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # Without tokenizer files, transformers guesses a class from the model's and makes one that knows no text.
         raise ModelError(_no_tokenizer(path, "there are no tokenizer files", field))
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _processors_template(path)
     if config.chat_template_file:
         try:
             tokenizer.chat_template = Path(config.chat_template_file).expanduser().read_text(encoding="utf-8")
@@ -48,6 +55,21 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
                 Problem(f"chat template cannot be read: {error}", field="model.chat_template_file")
             ) from error
     return tokenizer
+
+
+def _processors_template(path: str) -> str | None:
+    """The chat template that older vision models keep beside their processor, chat_template.json; None without one."""
+    # transformers' own flags: a file that is not there, or a hub that is out of reach, is no error
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(path, "chat_template.json", **quiet)
+    if file is None:
+        return None
+    try:
+        template = json.loads(Path(file).read_text(encoding="utf-8"))["chat_template"]
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{file} holds no chat template: {type(error).__name__}: {first_line(error)}"
+        raise ModelError(Problem(what, fix="copy the model again", field="model.path")) from error
+    return str(template)
 
 
 def load_model_config(path: str, trust_remote_code: bool = False, *, field: str = "model.path") -> PretrainedConfig:
@@ -103,7 +125,8 @@ def load_causal_lm(
     trust_remote_code: bool = False,
     config_overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """A causal language model with our attention, in eval mode (no dropout), weights in ``dtype``.
+    """A causal language model with our attention, in eval mode (no dropout), weights in ``dtype``; or a vision-language model
+    with it in its language model, and transformers' own in its tower.
 
     Raises: ModelError when the folder holds no usable model, lacks some of its weights, or is of an architecture whose
         attention cannot be replaced.
@@ -116,11 +139,12 @@ def load_causal_lm(
         config = load_model_config(path, trust_remote_code)
         override_config(config, config_overrides or {})
         refuse_unsupported(config, path)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        sees = reads_images(config)
+        loaded: Any = auto_class(config).from_pretrained(
             path,
             config=config,
             dtype=dtype,
-            attn_implementation=NAME,
+            attn_implementation={"text_config": NAME} if sees else NAME,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,  # makes it return a pair, which its annotation does not know
             ignore_mismatched_sizes=True,  # they are reported below, like missing ones
@@ -149,6 +173,11 @@ def load_causal_lm(
         )
     model.to(torch.device(device))  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
     return model.eval()
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """transformers' class that loads a model of this configuration with its language-model head."""
+    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -193,6 +222,10 @@ def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "mode
         found = "attention that looks ahead"
     elif set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}:
         found = "attention layers that are neither full nor sliding-window"
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    if has_vision(whole) and not reads_images(whole) and type(whole) not in known:
+        what = f"{whole.model_type} at {path} is a vision-language model of a family that is not supported"
+        raise ModelError(Problem(what, fix=CHOOSE, field=field))
     if found:
         raise ModelError(
             Problem(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ from transformers import PreTrainedModel
 
 from posttrain.config.lora import LoraConfig
 from posttrain.errors import MissingDependency, ModelError, Problem
-from posttrain.models.loading import expanded, first_line
+from posttrain.models.loading import auto_class, expanded, first_line, load_model_config
+from posttrain.models.vision import copy_processor, vision_parts
 from posttrain.registry import missing_library
 
 ADAPTER = "default"  # the name that peft gives the only adapter
@@ -33,7 +35,8 @@ _PREFIX = "base_model.model."  # in front of every name in the file: peft's wrap
 def add_adapter(
     model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, head: str | None = None, field: str = "policy.lora"
 ) -> None:
-    """Put a new adapter on ``model``, or the one that ``config.adapter_path`` holds, and freeze everything else.
+    """Put a new adapter on ``model``, or the one that ``config.adapter_path`` holds, and freeze everything else. Of a
+    vision-language model, the language model alone gets one.
 
     A starts random from ``seed``, B at 0: the model computes what it did. The weights of the adapter have the dtype of the
     layers they belong to.
@@ -51,7 +54,7 @@ def add_adapter(
             lora_alpha=int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
             lora_dropout=config.dropout,
             target_modules=config.target_modules,
-            exclude_modules=_excluding(config.exclude_modules, head),
+            exclude_modules=_excluding(config.exclude_modules, head, vision_parts(model)),
             use_rslora=config.use_rslora,
             bias="none",
         )
@@ -120,25 +123,31 @@ def effective_weight(module: nn.Module) -> Tensor:
         return _weight(base)
     layer: Any = module
     if ADAPTER not in layer.lora_A:  # an embedding
-        delta: Tensor = layer.get_delta_weight(ADAPTER).float()
+        a, b = layer.lora_embedding_A[ADAPTER], layer.lora_embedding_B[ADAPTER]
     else:
         a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-        delta = (b.float() @ a.float()) * layer.scaling[ADAPTER]
-    weight = _weight(base)
-    return (weight.float() + delta).to(weight.dtype)
+    return _merged(layer, _weight(base), a, b)
 
 
 @torch.no_grad()
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the model as if it had been trained without an adapter: plain names, effective weights."""
+def merged_weights(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The state dict of the model as if it had been trained without an adapter: plain names, effective weights.
+
+    Args: state is the model's own state dict with whole tensors, where the model has them in parts only.
+    """
     adapted = dict(adapter_layers(model))
+    state = model.state_dict() if state is None else state
     merged = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         if "lora_" in name:
             continue
         layer = name.partition(".base_layer.")[0]
-        is_weight = layer in adapted and name.endswith(".base_layer.weight")
-        merged[name.replace(".base_layer.", ".")] = effective_weight(adapted[layer]) if is_weight else tensor
+        if layer in adapted and name.endswith(".base_layer.weight"):
+            pairs = [(f"lora_{side}.{ADAPTER}.weight", f"lora_embedding_{side}.{ADAPTER}") for side in "AB"]
+            a, b = (state.get(f"{layer}.{linear}", state.get(f"{layer}.{embedding}")) for linear, embedding in pairs)
+            assert a is not None and b is not None
+            tensor = _merged(adapted[layer], tensor, a, b)
+        merged[name.replace(".base_layer.", ".")] = tensor
     return merged
 
 
@@ -217,7 +226,7 @@ def merge_saved_adapter(folder: Path, out: Path) -> None:
 
     Raises: ModelError when the base is not where adapter_config.json says, or the two do not compute the same.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     from posttrain.models.value_head import load_value_model
@@ -231,7 +240,7 @@ def merge_saved_adapter(folder: Path, out: Path) -> None:
             model: Any = load_value_model(base, dtype=torch.float32)
             model.set_attn_implementation("sdpa")
         else:
-            model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+            model = auto_class(load_model_config(base)).from_pretrained(base, dtype=torch.float32)
         with (
             warnings.catch_warnings()
         ):  # peft 0.21 asks transformers for something by a name that goes in its version 6
@@ -252,6 +261,7 @@ def merge_saved_adapter(folder: Path, out: Path) -> None:
         raise ModelError(Problem(f"merged, {folder} computes other logits than base and adapter, by {worst:.1e}"))
     merged.save_pretrained(out)
     AutoTokenizer.from_pretrained(folder).save_pretrained(out)
+    copy_processor(str(folder), out)
 
 
 def trained_share(model: nn.Module) -> str:
@@ -264,11 +274,25 @@ def trained_share(model: nn.Module) -> str:
     return f"LoRA trains {trained:,} of {everything:,} weights ({share:.{digits}f} %), on {layers} layers"
 
 
-def _excluding(names: list[str] | str | None, head: str | None) -> list[str] | str | None:
-    """Names or a regular expression that also match the head, which is trained in full."""
+def _excluding(names: list[str] | str | None, head: str | None, vision: list[str]) -> list[str] | str | None:
+    """Names or a regular expression that also match the head, which is trained in full, and all that sees, which gets no
+    adapter."""
+    if vision:
+        own = [f"({names})"] if isinstance(names, str) else [rf"(.*\.)?{re.escape(name)}" for name in names or []]
+        return "|".join([*own, *(rf"{re.escape(part)}\..*" for part in vision)])
     if head is None:
         return names
     return f"({names})|{head}" if isinstance(names, str) else [*(names or []), head]
+
+
+def _merged(layer: Any, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """weight + scale x B A, in the weight's dtype. The adapter of an embedding, whose weight is [tokens, size], is transposed."""
+    if layer._disable_adapters:
+        return weight
+    delta = (b.float() @ a.float()) * layer.scaling[ADAPTER]
+    if ADAPTER not in layer.lora_A:
+        delta = delta.T
+    return (weight.float() + delta).to(weight.dtype)
 
 
 def _weight(module: Any) -> Tensor:

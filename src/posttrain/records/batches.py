@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from posttrain.records.images import PromptImages
+
 Batch = TypeVar("Batch", "SequenceBatch", "TrainBatch")
 
 
@@ -55,6 +57,7 @@ class SequenceBatch:
     trajectory_index: Tensor | None = None  # [B] int64, equal for rows of one trajectory; None: every row is one
     step_rewards: Tensor | None = None  # [B] float32, of the row's own turns; None: no environment gives rewards
     state_index: Tensor | None = None  # [B] int64, equal where the row's turn began in the same state; None: not known
+    images: tuple[PromptImages | None, ...] | None = None  # B, of each row's prompt; None: there are none
 
     def __len__(self) -> int:
         return self.tokens.shape[0]

@@ -191,6 +191,7 @@ class ProfilePlan:
     shapes: bool = False
     stacks: bool = False
     memory: bool = False
+    ranks: tuple[int, ...] | None = (0,)  # of the workers of a role; None: all of them
     folder: Path | None = None  # None: profiles in the run folder
 
     def covers(self, step: int, phase: str) -> bool:

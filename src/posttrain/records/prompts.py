@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.records.images import PromptImages
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -18,3 +20,4 @@ class Prompt:
     messages: tuple[
         Mapping[str, Any], ...
     ] = ()  # the conversation before the template, whole even where token_ids were cut
+    images: PromptImages | None = None  # token_ids hold their tokens, as many as the model reads; None: text only

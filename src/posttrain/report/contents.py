@@ -29,6 +29,7 @@ def page_data(runs: Sequence[Run], *, live: bool = False) -> dict[str, Any]:
         "differences": differences([run.config for run in runs]),
         "samples": embedded.samples,
         "token_texts": embedded.token_texts,
+        "pictures": embedded.pictures,
         "left_out": embedded.left_out,
         "notes": notes[:MAX_NOTES] + [f"And {len(notes) - MAX_NOTES} more." for _ in notes[MAX_NOTES : MAX_NOTES + 1]],
     }

@@ -9,11 +9,13 @@ from itertools import zip_longest
 from typing import Any
 
 from posttrain.report.harmless import embed, finite
+from posttrain.report.pictures import data_url, picture_files, read_picture
 from posttrain.report.read import Run, json_rows, token_rows
 
 MAX_SAMPLES = 3000  # on a page
 MAX_SAMPLE_BYTES = 8_000_000  # of the page that samples may take
 MAX_TOKEN_BYTES = 6_000_000  # of the page that values of single tokens may take
+MAX_PICTURE_BYTES = 6_000_000  # of the page that images may take
 MAX_SAMPLES_PER_FILE = 500  # so that one big validation set does not crowd out every other step
 MAX_TEXT_CHARS = 20_000  # of one prompt, response, ground truth or turn
 TEXT_FIELDS = ("prompt", "response", "ground_truth")
@@ -29,6 +31,9 @@ class Embedded:
 
     samples: list[dict[str, Any]] = field(default_factory=list)  # by run, step and kind
     token_texts: list[dict[str, str]] = field(default_factory=list)  # of each run: token id -> its text
+    pictures: dict[str, str] = field(
+        default_factory=dict
+    )  # file that samples name -> data URL; its name is its content's
     left_out: list[str] = field(default_factory=list)  # sentences about what is not on the page
 
 
@@ -39,15 +44,18 @@ class _Room:
     samples: int
     sample_bytes: int
     token_bytes: int
+    picture_bytes: int
 
 
 def embed_samples(runs: Sequence[Run], names: Sequence[str], notes: list[str]) -> Embedded:
     """Samples of the runs, each of which gets an equal part of the page. Files that cannot be read become ``notes``."""
     found = Embedded()
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        room = _Room(MAX_SAMPLES // len(runs), MAX_SAMPLE_BYTES // len(runs), MAX_TOKEN_BYTES // len(runs))
+        limits = (MAX_SAMPLES, MAX_SAMPLE_BYTES, MAX_TOKEN_BYTES, MAX_PICTURE_BYTES)
+        room = _Room(*(limit // len(runs) for limit in limits))
         broken: list[str] = []
         samples, texts, left_out = _of_run(run, room, broken)
+        left_out += _add_pictures(samples, run, found.pictures, room)
         prefix = f"{name}: " if len(runs) > 1 else ""
         notes += [prefix + note for note in broken]
         found.samples += [sample | {"run": number} for sample in samples]
@@ -97,6 +105,24 @@ def _of_run(run: Run, room: _Room, notes: list[str]) -> tuple[list[dict[str, Any
     if without_tokens:
         left_out.append(f"{without_tokens} sample{'s' * (without_tokens > 1)} are here without their token values.")
     return sorted(taken, key=lambda row: (row["step"], row["kind"])), texts, left_out
+
+
+def _add_pictures(samples: list[dict[str, Any]], run: Run, pictures: dict[str, str], room: _Room) -> list[str]:
+    """Put the pictures that samples name into ``pictures``, the newest samples' first, while there is room. Returns a sentence
+    about those that are not there."""
+    missing = set()
+    for row in reversed(samples):
+        for file in picture_files(row):
+            if file in pictures or file in missing:
+                continue
+            content = read_picture(run.folder, file)
+            url = data_url(content) if content else ""
+            if url and len(url) <= room.picture_bytes:
+                room.picture_bytes -= len(url)
+                pictures[file] = url
+            else:
+                missing.add(file)
+    return [f"{len(missing)} image{'s' * (len(missing) > 1)} of samples are not on this page."] if missing else []
 
 
 def _add_tokens(

@@ -76,6 +76,7 @@ def render(data: dict[str, Any], title: str) -> str:
     script = page_script()
     policy = (
         f"default-src 'none'; script-src {source_hash(script)}; style-src {source_hash(style)}; "
+        "img-src data:; "
         "base-uri 'none'; form-action 'none'" + ("; connect-src 'self'" if data["live"] else "")
     )
     parts = {

@@ -113,9 +113,8 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def token_rows(samples: Path) -> tuple[dict[str, str], dict[int, list[dict[str, Any]]]]:
-    """What samples/step_N.tokens.jsonl says of single tokens, for the file step_N.jsonl: the text of every token id, and for
-    the number of a sample (from 0) its rows, each with a list of ``token_ids``. Both are empty where there is no such file, as
-    for validations."""
+    """What step_N.tokens.jsonl says of single tokens, for the file step_N.jsonl beside it: the text of every token id, and for
+    the number of a sample (from 0) its rows, each with a list of ``token_ids``. Both are empty where there is no such file."""
     path = samples.with_suffix(".tokens.jsonl")
     texts: dict[str, str] = {}
     rows: dict[int, list[dict[str, Any]]] = {}

@@ -57,7 +57,8 @@ class Scoring:
 
 
 def plain_prompt(prompt: Prompt) -> dict[str, Any]:
-    return {field.name: getattr(prompt, field.name) for field in fields(prompt)}
+    """Without its images, which no reward reads: they would be sent with every response."""
+    return {field.name: getattr(prompt, field.name) for field in fields(prompt) if field.name != "images"}
 
 
 def prompt_of(values: Mapping[str, Any]) -> Prompt:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posttrain.records.batches import SequenceBatch
+from posttrain.records.images import PromptImages
 from posttrain.records.trajectories import Outcome, Reward, ScoredGroup, StopReason, Trajectory
 
 
@@ -23,6 +24,7 @@ class _Row:
     prompt: tuple[int, ...]
     outcome: Outcome
     trained: bool
+    images: PromptImages | None
 
 
 def assemble(groups: Sequence[ScoredGroup], *, mask_truncated: bool = False) -> SequenceBatch:
@@ -61,6 +63,7 @@ def assemble(groups: Sequence[ScoredGroup], *, mask_truncated: bool = False) -> 
         token_rewards=by_turn,
         step_rewards=None if by_turn is None else by_turn.sum(dim=1),
         state_index=_states(rows),
+        images=tuple(row.images for row in rows) if any(row.images for row in rows) else None,
     )
 
 
@@ -74,7 +77,9 @@ def _rows(groups: Sequence[ScoredGroup], mask_truncated: bool) -> Iterator[_Row]
                 prompt = group.group.prompt.token_ids if prompt is None else prompt
                 # An episode that failed before it began has no token; a model that reads rows needs one, which no loss sees.
                 prompt = prompt or (0,)
-                yield _Row(index, number, sample, sample is trajectory, prompt, outcome, trained)
+                yield _Row(
+                    index, number, sample, sample is trajectory, prompt, outcome, trained, group.group.prompt.images
+                )
             number += 1
 
 

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from posttrain.errors import ModelError, Problem, RequestError
-from posttrain.models.loading import first_line, load_model_config
+from posttrain.models.loading import auto_class, first_line, load_model_config
 from posttrain.models.lora import CONFIG as ADAPTER
 from posttrain.models.lora import merge_saved_adapter
 from posttrain.models.shards import has_shards, merge_shards
-from posttrain.stages.checkpoint import COUNTERS, OPTIMIZER, PREFIX, resolve_checkpoint
+from posttrain.stages.checkpoint_folders import COUNTERS, OPTIMIZER, PREFIX, resolve_checkpoint
 from posttrain.stages.durable import different
 
 Role = Literal["policy", "critic"]
@@ -93,7 +93,7 @@ def _model_of(home: Path, weights: dict[str, Tensor], role: Role) -> PreTrainedM
     Raises: ModelError when transformers does not know it, or names and shapes are not its own.
     """
     config = load_model_config(str(home))
-    kind: Any = AutoModelForCausalLM
+    kind = auto_class(config)
     if role == "critic":
         kind, config.num_labels = AutoModelForTokenClassification, 1
     config.architectures = None  # FSDP1 puts its own name before the class's

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
-from posttrain.stages.checkpoint import BESIDE, COUNTERS, PREFIX
+from posttrain.stages.checkpoint_folders import BESIDE, COUNTERS, PREFIX
 from posttrain.stages.durable import is_of_the_disk, sync
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from posttrain.records.batches import TrainBatch
+from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, Trajectory
+from posttrain.stages.sample_images import SampleImages
 from posttrain.stages.token_values import TokenTexts, token_lines, token_values_path
 
 
@@ -19,15 +20,17 @@ def write_samples(
     path: Path,
     step: int,
     groups: Sequence[ScoredGroup],
-    batch: TrainBatch | None = None,
+    batch: TrainBatch | SequenceBatch | None = None,
     *,
     trainer_logprobs: Tensor | None = None,
     token_texts: TokenTexts | None = None,
 ) -> None:
-    """Write the samples of a step (with the advantages of those in the loss) or of a validation (batch None), whole or not
-    at all. With a batch and ``token_texts``, the values of single tokens go into a file beside (stages.token_values).
+    """Write the samples of a step (with the advantages of those in the loss) or of a validation, whole or not at all. With a
+    batch and ``token_texts``, the values of single tokens go into a file beside (stages.token_values). Images go into
+    the run folder, which ``path`` is in a folder of.
 
-    Args: trainer_logprobs [n, T] nats, of the first n rows of the batch; None: the trainer computed none.
+    Args: batch: of all the groups; of a validation a SequenceBatch, which may be of the first groups alone. trainer_logprobs
+        [n, T] nats, of the first n rows of the batch; None: the trainer computed none.
     """
     places = [(group, number) for group in groups for number in range(len(group.outcomes))]
     # The rows of the batch: a trajectory whose history was edited between turns has several, the last one last.
@@ -38,12 +41,13 @@ def write_samples(
     ]
     last_row = {line: row for row, line in enumerate(line_of)}
     advantages: Sequence[float | None] = [None] * len(places)
-    if batch is not None:
+    if isinstance(batch, TrainBatch):
         first = batch.advantages.gather(1, batch.sequences.response_mask.int().argmax(dim=1, keepdim=True)).squeeze(1)
         in_loss, values = batch.loss_mask.any(dim=1).tolist(), first.tolist()
         advantages = [values[row] if in_loss[row] else None for row in last_row.values()]
+    images = SampleImages(path.parent.parent)
     lines = [
-        json.dumps(_sample(step, group, number, advantage), ensure_ascii=False, allow_nan=False, default=str)
+        json.dumps(_sample(step, group, number, advantage, images), ensure_ascii=False, allow_nan=False, default=str)
         for (group, number), advantage in zip(places, advantages, strict=True)
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +65,9 @@ def _write(path: Path, lines: Sequence[str]) -> None:
     os.replace(beside, path)
 
 
-def _sample(step: int, group: ScoredGroup, number: int, advantage: float | None) -> dict[str, object]:
+def _sample(
+    step: int, group: ScoredGroup, number: int, advantage: float | None, images: SampleImages
+) -> dict[str, object]:
     prompt, trajectory, outcome = group.group.prompt, group.group.trajectories[number], group.outcomes[number]
     return {
         "step": step,
@@ -69,6 +75,7 @@ def _sample(step: int, group: ScoredGroup, number: int, advantage: float | None)
         "prompt_id": prompt.prompt_id,
         "data_source": prompt.data_source,
         "prompt": trajectory.samples[0].prompt_text or prompt.text,
+        **({"images": images.of(prompt.images)} if prompt.images else {}),
         "response": trajectory.text,
         "ground_truth": as_json(prompt.ground_truth),
         "reward": outcome.value if isinstance(outcome, Reward) else None,

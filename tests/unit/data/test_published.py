@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from posttrain.config.data import DataConfig
 from posttrain.config.reward import RewardConfig
@@ -80,8 +82,38 @@ def test_math(tmp_path: Path) -> None:
     assert pq.read_table(path).to_pylist() == [row]
 
 
+def png() -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (3, 2)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("images", "problem", "what"),
+    [
+        (
+            [{"bytes": b"\x89PNG, or so it says", "path": None}],
+            "<image>x?",
+            "holds image 0 that is 19 bytes of no known",
+        ),
+        ([{"bytes": None, "path": "a.png"}], "<image>x?", "holds an image without its bytes"),
+        ([{"bytes": png(), "path": None}], "x?", "holds 1 image, and the prompt has 0 places"),
+        ([], "<image>x?", "holds 0 images, and the prompt has 1 place"),
+    ],
+)
+def test_geo3k_with_broken_figures_is_refused(tmp_path: Path, images: list[Any], problem: str, what: str) -> None:
+    kind = pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    row = {"images": images, "problem": problem, "answer": "3"}
+    schema = pa.schema({"images": kind, "problem": pa.string(), "answer": pa.string()})
+    pq.write_table(pa.Table.from_pylist([row], schema=schema), tmp_path / "raw.parquet")
+    with pytest.raises(DataError) as error:
+        write_published("geo3k", tmp_path / "out", {"test": tmp_path / "raw.parquet"})
+    assert str(error.value).startswith(f"row 0 of raw.parquet: column images {what}")
+    assert not (tmp_path / "out").exists()
+
+
 def test_geo3k_copies_images_as_they_are(tmp_path: Path) -> None:
-    image = {"bytes": b"\x89PNG, or so it says", "path": None}
+    image = {"bytes": png(), "path": None}
     table = pa.Table.from_pylist([{"images": [image], "problem": "<image>x?", "answer": "3"}] * 2)
     pq.write_table(table, tmp_path / "raw.parquet")
     [path] = write_published("geo3k", tmp_path / "out", {"test": tmp_path / "raw.parquet"})

@@ -263,3 +263,14 @@ def test_a_batch_begins_to_answer_where_learning_begins() -> None:
     assert batch.loss_mask.tolist() == [[True, False, True], [True, False, False]]
     assert batch.counts().tokens == 3
     assert batch.sequences.sample_ids == ("a:0", "a:1")
+
+
+def test_rows_with_images_are_refused(tmp_path: Path) -> None:
+    """Their texts alone would be learned, and nothing would show it."""
+    file = write(
+        tmp_path, [{"question": "Hi", "answer": "Yo", "images": []}, {"question": "<image>", "images": ["a.png"]}]
+    )
+    with pytest.raises(DataError) as error:
+        list(read_sft_rows(file, config("x")))
+    assert str(error.value).startswith("row 1 of ")
+    assert "column images holds images, and fine-tuning reads text only; leave the row out" in str(error.value)

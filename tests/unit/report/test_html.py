@@ -154,7 +154,7 @@ def test_report_policy_allows_its_own_script_and_style_and_nothing_else(run_dir:
 
     assert policy == (
         f"default-src 'none'; script-src {digest(page.content('script')[1])}; "
-        f"style-src {digest(page.content('style')[0])}; base-uri 'none'; form-action 'none'"
+        f"style-src {digest(page.content('style')[0])}; img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from posttrain.report.html import write_report
 from posttrain.report.live import serving
@@ -291,6 +293,20 @@ def test_tokens_are_coloured_and_read(visit: Open, tmp_path: Path) -> None:
     )
 
 
+def test_tokens_of_a_validation_have_log_probs_and_no_mask(visit: Open, tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run", steps=1, samples=8, every=1)
+    part = {"line": 0, "token_ids": [7, 8], "sampled": 1, "rollout_logprobs": [-0.5, -5], "gap": [0.01, 0.0]}
+    write_rows(run / "validation" / "step_1.tokens.jsonl", [{"texts": {"7": " the", "8": " end"}}, part])
+    one = visit(write_report([run]))
+    choose(one, pick="validation 1")
+    one.page.locator("tr.row").first.click()
+    tokens = one.page.locator(".tokens .token")
+    assert [token.get_attribute("class") for token in tokens.all()] == ["token", "token"]
+    assert one.page.locator(".shade option").all_inner_texts() == ["gap, rollout − trainer", "log-prob"]
+    tokens.nth(0).hover()
+    assert one.texts(".reading") == ["token 0, id 7: log-prob -0.5 · gap 0.01 · sampled 1"]
+
+
 def test_long_responses_show_their_tokens_in_parts(visit: Open, tmp_path: Path) -> None:
     run = made_up_run(tmp_path / "run", steps=1, samples=8, every=1)
     part = {"line": 0, "token_ids": [7] * 4500, "sampled": 1, "in_loss": 1, "rollout_logprobs": -1, "advantages": 0}
@@ -537,3 +553,32 @@ def test_live_page_follows_the_run(chromium: Any, tmp_path: Path) -> None:
     lost = "posttrain report --live no longer answers; the page shows what it last sent"
     sync_api.expect(one.page.locator("#live")).to_have_text(lost, timeout=60_000)
     one.close()
+
+
+# ------------------------------------------------------------------------------------------------------ images
+
+
+def test_images_are_drawn_beside_their_samples(visit: Open, tmp_path: Path) -> None:
+    """Two samples of one prompt share the picture. A name that is another file's, or a program, is only said."""
+    run = made_up_run(tmp_path / "run", steps=1, samples=3, every=1)
+    name = f"samples/images/{'a' * 32}.png"
+    (run / name).parent.mkdir()
+    file = BytesIO()
+    Image.new("RGB", (12, 8), "red").save(file, "PNG")
+    (run / name).write_bytes(file.getvalue())
+    rows = rows_of(run, "samples", 1)[:3]
+    rows[0]["images"] = rows[1]["images"] = [{"file": name, "width": 120, "height": 80}]
+    rows[2]["images"] = [{"file": "__proto__", "width": "<img src=x onerror=alert(1)>", "height": None}, 7]
+    (run / "samples" / "step_1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    one = visit(write_report([run], tmp_path / "r.html"))
+    choose(one, pick="training 1", order="file")
+
+    drawn = "images => images.map(image => [image.complete, image.naturalWidth, image.naturalHeight])"
+    assert one.page.locator("#rows img.thumbnail").evaluate_all(drawn) == [[True, 12, 8]] * 2
+    for row in one.page.locator("#rows tr.row").all():
+        row.click()
+    assert one.page.locator(".picture img").evaluate_all(drawn) == [[True, 12, 8]] * 2
+    said = one.texts(".picture figcaption")
+    assert said[:2] == ["image 1, 120 × 80 pixels"] * 2
+    assert said[2:] == ["image 1, <img src=x onerror=alert(1)> ×  pixels, not on this page"]

@@ -321,7 +321,7 @@ class OneSample(Page):
         row = self.samples.row(self.place)
         count = len(self.samples.query_one(SampleList).numbers)
         self.say(f"{self.place + 1:,} of {count:,} · {row.get('sample_id') or ''} · step {self.samples.step}")
-        self.query_one("#text", Static).update(pages.sample_page(row))
+        self.query_one("#text", Static).update(pages.sample_page(row, self.samples.viewer.folder))
         self.query_one(VerticalScroll).scroll_home(animate=False)
 
     def action_move(self, by: int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from textual.content import Content
 
+from posttrain.cli.viewer.pictures import pictures
 from posttrain.cli.viewer.words import one_line, shown, word_diff
 
 Row = Mapping[str, Any]
@@ -16,8 +18,8 @@ SIGNS = {"gone": "[-{}-]", "new": "{{+{}+}}", "same": "{}"}  # for terminals wit
 STYLES = {"gone": "strike $text-error", "new": "bold $text-success", "same": ""}
 
 
-def sample_page(row: Row) -> Content:
-    """Everything that a samples file says about a sample."""
+def sample_page(row: Row, run_folder: Path) -> Content:
+    """Everything that a samples file says about a sample, and its images, which are in the run folder."""
     if "damaged" in row:
         return Content(f"This line of the file is not a JSON object:\n\n{shown(row['damaged'])}")
     about = {
@@ -33,6 +35,7 @@ def sample_page(row: Row) -> Content:
         _rewards(row),
     ]
     known = {"prompt", "response", "ground_truth", "turns"}
+    parts.append(pictures(row, run_folder))
     for name in ("prompt", "response", "ground_truth"):
         parts.append(_section(name, row.get(name)))
     turns = row.get("turns")

@@ -32,7 +32,7 @@
     fillSelect(byId("task"), options(data.samples.map((sample) => text(sample.data_source))));
     fillSelect(byId("ended"), options(data.samples.map((sample) => text(sample.stop_reason))));
     for (const id of ["of-run", "task", "ended"]) byId(id).parentElement.hidden = byId(id).options.length < 3;
-    byId("order").querySelector("[value=gap]").hidden = !data.samples.some((sample) => sample.tokens);
+    byId("order").querySelector("[value=gap]").hidden = !data.samples.some((sample) => largestGap(sample) !== null);
     choose(Math.max(ROWS_AT_ONCE, shown));
   }
   // A key for each sample that stays the same when a live page gets more of them.
@@ -94,7 +94,7 @@
   function row(sample) {
     const line = el("tr", { class: "row", tabindex: "0", "aria-expanded": "false" },
       el("td", { class: "inline" }, badge(sample)),
-      el("td", { "data-label": "prompt" }, excerpt(differing(text(sample.prompt)), true)),
+      el("td", { "data-label": "prompt" }, thumbnail(sample), excerpt(differing(text(sample.prompt)), true)),
       el("td", { "data-label": "response" }, excerpt(sample.response, true)),
       el("td", { class: "inline", "data-label": "expected" }, excerpt(sample.ground_truth, false)),
       el("td", { class: "inline num", "data-label": "tokens" }, visible(short(sample.response_tokens))),
@@ -142,9 +142,27 @@
     });
     const turns = Array.isArray(sample.turns) ? sample.turns : [];
     return el("div", { class: "detail" }, about,
-      ...block("Prompt", sample.prompt), ...(turns.length ? turns.map(turnCard) : block("Response", sample.response)), ...block("Expected", sample.ground_truth),
+      ...pictures(sample), ...block("Prompt", sample.prompt), ...(turns.length ? turns.map(turnCard) : block("Response", sample.response)), ...block("Expected", sample.ground_truth),
       ...(sample.tokens || []).map((part) => tokenView(part, data.token_texts[sample.run] || {})), comparisonWith(sample),
       sample.prompt_id ? el("p", {}, same) : null);
+  }
+  // The images of a prompt, as far as they are on the page: data URLs of small PNG files.
+  const imagesOf = (sample) => (Array.isArray(sample.images) ? sample.images : []).filter((image) => image && typeof image === "object");
+  const pictureOf = (image) => (Object.hasOwn(data.pictures, text(image.file)) ? data.pictures[image.file] : "");
+  function thumbnail(sample) {
+    const first = imagesOf(sample).map(pictureOf).find((url) => url);
+    return first ? el("img", { class: "thumbnail", src: first, alt: "" }) : null;
+  }
+  function pictures(sample) {
+    const images = imagesOf(sample);
+    if (!images.length) return [];
+    const size = (image) => `${visible(text(image.width))} × ${visible(text(image.height))}`;
+    const one = (image, i) => {
+      const url = pictureOf(image);
+      const label = `image ${i + 1}, ${size(image)} pixels`;
+      return el("figure", { class: "picture" }, url ? el("img", { src: url, alt: label }) : null, el("figcaption", {}, url ? label : `${label}, not on this page`));
+    };
+    return [el("h4", {}, "Images"), el("div", { class: "pictures" }, ...images.map(one))];
   }
   // One turn of a conversation: what the policy did, and what the environment answered.
   function turnCard(turn, i) {

@@ -37,7 +37,7 @@
     function token(i) {
       const node = el("span", { class: "token", "data-i": String(i) }, ...visibleNodes(text(texts[text(ids[i])]) || `<id ${text(ids[i])}>`));
       if (!entry(values.sampled, i)) node.classList.add("given");
-      else if (!entry(values.in_loss, i)) node.classList.add("outside");
+      else if ("in_loss" in values && !entry(values.in_loss, i)) node.classList.add("outside");
       return node;
     }
     function more() {

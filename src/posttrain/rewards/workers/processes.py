@@ -86,6 +86,13 @@ def descendants(pid: int, *, without: Collection[int] = ()) -> list[int]:
     return found
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP, or a debugger, holds it; also False for one that is gone, and where there is no /proc."""
+    with suppress(OSError):
+        return (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0] in b"Tt"
+    return False
+
+
 def usage(pids: Iterable[int]) -> Usage:
     """What these processes use together; those that are gone count nothing."""
     count, ticks, pages = 0, 0, 0

@@ -29,11 +29,13 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from posttrain.backends.rollout.hf.stream import LockStepStream
 from posttrain.errors import ConfigError, Problem, RunStopped
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request
 from posttrain.models.loading import end_token_ids
+from posttrain.models.vision import image_features, reads_images
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
@@ -95,7 +97,7 @@ class HuggingFaceEngine:
         self._refuse_beside_a_stream()
         samples, longest = sampling.samples_per_prompt, sampling.max_response_tokens
         requests = deque(
-            Request(f"{prompt.prompt_id}/{number}", prompt.token_ids, longest)
+            Request(f"{prompt.prompt_id}/{number}", prompt.token_ids, longest, images=prompt.images)
             for prompt in prompts
             for number in range(samples)
         )
@@ -154,6 +156,7 @@ class HuggingFaceEngine:
                 generation_config=self._generation_config(sampling, max(len(row.random) for row in rows)),
                 logits_processor=_warpers(sampling, draw),
                 stopping_criteria=StoppingCriteriaList([_AllDone(rows)]),
+                **_image_inputs(self.model, rows, ids),
             )
         except (TypeError, ValueError) as error:
             if not sampling.engine_sampling:
@@ -268,6 +271,22 @@ class _AllDone(StoppingCriteria):
         return torch.tensor(done, device=input_ids.device)
 
 
+def _image_inputs(model: PreTrainedModel, rows: Sequence[_Row], ids: Tensor) -> dict[str, Any]:
+    """What ``generate`` is told of images: the features of all, in the order of the rows, each distinct prompt's computed
+    once; and where their tokens are in ids, [rows, width], from which models with three-part positions make those."""
+    of_rows = [row.request.images for row in rows if row.request.images]
+    if not of_rows:
+        return {}
+    features = image_features(model, of_rows)
+    each: Any = [features[images.content_hash] for images in of_rows]  # a list, which the annotation does not know
+    inputs: dict[str, Any] = {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=each)}}
+    if "image_grid_thw" in of_rows[0].features:
+        grids = np.concatenate([images.features["image_grid_thw"] for images in of_rows])
+        inputs["image_grid_thw"] = torch.tensor(grids, device=model.device)
+        inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int().to(model.device)
+    return inputs
+
+
 def _warpers(sampling: SamplingParams, draw: _Draw) -> LogitsProcessorList:
     """Temperature, then top-k, top-p and min-p, as in every engine; at temperature 0 none of them."""
     warpers: list[LogitsProcessor] = []
@@ -286,7 +305,9 @@ def _warpers(sampling: SamplingParams, draw: _Draw) -> LogitsProcessorList:
 @contextmanager
 def _own_attention(model: PreTrainedModel) -> Iterator[None]:
     """Inside, the model computes with transformers' attention."""
-    before = model.config._attn_implementation
+    before: Any = model.config._attn_implementation
+    if reads_images(model.config):  # ours is in its language model alone
+        before = {"text_config": model.config.get_text_config()._attn_implementation}
     model.set_attn_implementation(ATTENTION)
     try:
         yield

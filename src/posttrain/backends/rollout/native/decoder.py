@@ -41,7 +41,7 @@ class _Layer:
 
 def unknown_parts(model: PreTrainedModel) -> str:
     """Why the layers of ``model`` are not of the kind that this pass knows; "" when they are."""
-    body: Any = getattr(model, "base_model", None)
+    body: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
     if not all(hasattr(body, name) for name in ("layers", "embed_tokens", "norm", "rotary_emb")):
         return f"{type(body).__name__} is not made of embed_tokens, layers, norm and rotary_emb"
     config = model.config.get_text_config()
@@ -64,7 +64,7 @@ def unknown_parts(model: PreTrainedModel) -> str:
 
 def _kinds(model: PreTrainedModel) -> list[str | None]:
     """For every layer, the name under which its position embeddings are asked for; None where all have the same."""
-    body = cast(Any, model.base_model)
+    body: Any = model.get_decoder()
     if hasattr(body.rotary_emb, "layer_types"):
         return list(model.config.get_text_config().layer_types)
     return [None] * len(body.layers)
@@ -79,7 +79,7 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
-        self.body = cast(Any, model.base_model)
+        self.body: Any = model.get_decoder()
         config = model.config.get_text_config()
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads

@@ -65,7 +65,14 @@ class NativeEngine:
         with self._open(sampling, on_tokens, prompt_slots) as stream:
             members = [
                 [
-                    stream.add(Request(f"{prompt.prompt_id}/{number}", prompt.token_ids, sampling.max_response_tokens))
+                    stream.add(
+                        Request(
+                            f"{prompt.prompt_id}/{number}",
+                            prompt.token_ids,
+                            sampling.max_response_tokens,
+                            images=prompt.images,
+                        )
+                    )
                     for number in range(samples)
                 ]
                 for prompt in prompts

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from posttrain.backends.rollout.native.cache import Past
 from posttrain.interfaces.rollout_engine import Request
+from posttrain.records.images import PromptImages
 from posttrain.records.trajectories import StopReason
 
 Item = TypeVar("Item")
+PromptKey = tuple[tuple[int, ...], str]
 
 
 @dataclass(slots=True, eq=False)
@@ -21,9 +23,15 @@ class Prompt:
     """What one or more responses begin with."""
 
     token_ids: tuple[int, ...]
+    images: PromptImages | None = None
     users: int = 0  # responses that wait or are under way
+    shift: int = 0  # of the positions behind it: see models.vision.position_shift
     logits: Tensor | None = None  # [vocabulary], of the first token of a response; None until it is prefilled
     logprobs: tuple[float, ...] = ()  # of all tokens but the first, where they are asked for
+
+    @property
+    def key(self) -> PromptKey:
+        return prompt_key(self.token_ids, self.images)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +57,11 @@ class Kept:
 
     token_ids: tuple[int, ...]
     past: Past  # of these tokens
+
+
+def prompt_key(token_ids: tuple[int, ...], images: PromptImages | None) -> PromptKey:
+    """Equal for prompts that the model cannot tell apart: images are not in their tokens."""
+    return token_ids, images.content_hash if images else ""
 
 
 def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:

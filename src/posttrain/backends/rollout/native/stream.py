@@ -17,12 +17,22 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.responses import Kept, Prompt, Response, close_gaps, common
+from posttrain.backends.rollout.native.responses import (
+    Kept,
+    Prompt,
+    PromptKey,
+    Response,
+    close_gaps,
+    common,
+    prompt_key,
+)
 from posttrain.backends.rollout.native.sampling import draw, logprob_of, uniforms
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
 from posttrain.models.packed_attention import continued_layout
+from posttrain.models.vision import model_inputs, position_shift
+from posttrain.records.images import PlacedImages
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 ROW_STEP = 8  # rows of a pass are rounded up to it, so that the matrix library meets few shapes
@@ -60,7 +70,7 @@ class NativeStream:
         self.closed = False
         self._on_tokens = on_tokens
         self._on_close = on_close
-        self._prompts: dict[tuple[int, ...], Prompt] = {}  # of the responses that wait or are under way
+        self._prompts: dict[PromptKey, Prompt] = {}  # of the responses that wait or are under way
         self._waiting: deque[Response] = deque()
         self._active: list[Response] = []  # in the order of their slots
         self._held: list[Prompt] = []  # in the order of their slots
@@ -87,7 +97,8 @@ class NativeStream:
         """``submit`` for one that needs no check."""
         if self.closed:
             raise RuntimeError("the stream is closed")
-        prompt = self._prompts.setdefault(request.token_ids, Prompt(request.token_ids))
+        key = prompt_key(request.token_ids, request.images)
+        prompt = self._prompts.setdefault(key, Prompt(request.token_ids, request.images))
         prompt.users += 1
         random = uniforms(self.sampling.seed, request.sample_id, request.max_response_tokens)
         response = Response(request, prompt, random)
@@ -193,6 +204,8 @@ class NativeStream:
         """How many of a prompt's tokens need not be computed again. The last one is: its logits are wanted."""
         if self.sampling.prompt_logprobs:
             return 0  # those of all its tokens
+        if response.request.images:
+            return 0  # equal tokens may stand for other images
         kept, wanted = self._kept.get(response.request.conversation), response.prompt.token_ids
         return 0 if kept is None else min(common(kept.token_ids, wanted), len(wanted) - 1)
 
@@ -202,6 +215,7 @@ class NativeStream:
         parts: list[tuple[int, int, int, int]] = []  # as the cache has them
         tokens: list[int] = []
         positions: list[int] = []
+        placed: list[PlacedImages] = []
         for response in admitted:
             prompt = response.prompt
             if prompt in known:
@@ -213,14 +227,17 @@ class NativeStream:
             tokens += prompt.token_ids[reused:]
             positions += range(reused, len(prompt.token_ids))
             parts.append((start, len(tokens), slot, reused))
+            if prompt.images:
+                end = len(tokens)
+                placed.append(PlacedImages(images=prompt.images, start=start, prompt=end - start, end=end))
             self._held.append(prompt)
         if not parts:
             return
         everywhere = self.sampling.prompt_logprobs
         self._cache.prefilling(parts)
+        inputs = model_inputs(self.model, self._tensor(tokens), self._tensor(positions), placed)
         output = self.model(
-            input_ids=self._tensor(tokens)[None],
-            position_ids=self._tensor(positions)[None],
+            **inputs,
             past_key_values=self._cache,
             attention_layout=continued_layout(
                 [(reused, end - start) for start, end, _, reused in parts], self.model.device
@@ -231,6 +248,8 @@ class NativeStream:
         for number, (start, end, slot, _) in enumerate(parts):
             prompt = self._held[slot]
             prompt.logits = output.logits[0, end - 1 if everywhere else number]
+            if prompt.images:
+                prompt.shift = position_shift(inputs["position_ids"], start, end)
             if everywhere:
                 prompt.logprobs = _logprobs(output.logits[0, start : end - 1], self._tensor(tokens[start + 1 : end]))
 
@@ -244,9 +263,10 @@ class NativeStream:
         prompt_lens = [len(response.prompt.token_ids) for response in filled]
         response_lens = [response.cached for response in filled]
         self._cache.decoding([slot_of[response.prompt] for response in filled], prompt_lens, response_lens)
+        positions = [sum(lens) for lens in zip(prompt_lens, response_lens, strict=True)]
         hidden = self.token_pass(
             self._tensor([response.token_ids[-1] for response in filled]),
-            self._tensor([prompt + response for prompt, response in zip(prompt_lens, response_lens, strict=True)]),
+            self._tensor([at + response.prompt.shift for at, response in zip(positions, filled, strict=True)]),
             self._cache,
         )
         start = 0
@@ -312,7 +332,7 @@ class NativeStream:
         for response in responses:
             response.prompt.users -= 1
             if response.prompt.users == 0:
-                del self._prompts[response.prompt.token_ids]
+                del self._prompts[response.prompt.key]
         self._active = close_gaps(
             self._active,
             gone=lambda response: response in gone,

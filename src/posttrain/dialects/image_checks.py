@@ -1,0 +1,57 @@
+"""Rules for runs whose prompts hold images, which shows only when their data are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from posttrain.config import RunConfig
+from posttrain.errors import Problem
+from posttrain.placement.batch import needs_values
+
+ROLLOUT_ENGINES = ("native", "hf")
+TRAIN_ENGINES = ("local",)
+
+
+def image_problems(config: RunConfig) -> Iterator[Problem]:
+    """What cannot be done with prompts that hold images."""
+    yield from sampler_problems(config.rollout.engine)
+    if config.policy.engine not in TRAIN_ENGINES:
+        yield Problem(
+            f"the training data hold images, which policy.engine={config.policy.engine} does not read",
+            fix="use policy.engine=local",
+            field="policy.engine",
+        )
+    if config.environment.used:
+        yield Problem(
+            "the training data hold images, which are not given to environments of several turns",
+            fix="use prompts without images, or no environment",
+            field="environment",
+        )
+    if needs_values(config.advantage.name):
+        yield Problem(
+            f"the training data hold images, and {config.advantage.name} needs a critic, which reads text only",
+            fix="use an estimator without a critic, such as advantage.name=grpo",
+            field="advantage.name",
+        )
+    if config.reward.model is not None:
+        yield Problem(
+            "the training data hold images, and a reward model reads text only",
+            fix="use reward.terms",
+            field="reward.model.path",
+        )
+    if config.tracking.batches_every_steps:
+        yield Problem(
+            "the training data hold images, which recorded batches have no place for",
+            fix="leave tracking.batches_every_steps out",
+            field="tracking.batches_every_steps",
+        )
+
+
+def sampler_problems(engine: str) -> Iterator[Problem]:
+    """Samplers that read text only."""
+    if engine not in ROLLOUT_ENGINES:
+        yield Problem(
+            f"the data hold images, which rollout.engine={engine} does not read",
+            fix=f"use rollout.engine={' or '.join(ROLLOUT_ENGINES)}",
+            field="rollout.engine",
+        )

@@ -1,0 +1,190 @@
+"""Images in what a language model reads: the features of each in the places of its tokens, and the positions that go with them.
+
+A vision-language model here is a vision tower, layers that join it to the language model, and the language model. Nothing but
+the embeddings and the positions that enter the language model tell it of an image, so that is all this file makes; packing,
+attention, heads and samplers are the ones of text.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils.hub import cached_file
+
+from posttrain.errors import ModelError, Problem
+from posttrain.records.images import PlacedImages, PromptImages
+
+# Families whose images enter by embeddings and positions alone. Others look ahead between an image's tokens (Gemma 3), or add
+# features to deeper layers (Qwen3-VL).
+FAMILIES = {"qwen2_vl": "Qwen2-VL", "qwen2_5_vl": "Qwen2.5-VL", "smolvlm": "SmolVLM"}
+CHOOSE = "choose a Qwen2-VL, Qwen2.5-VL or SmolVLM model"
+PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+
+
+def has_vision(config: PretrainedConfig) -> bool:
+    """Whether a model of this configuration has a part that sees."""
+    return getattr(config, "vision_config", None) is not None
+
+
+def reads_images(config: PretrainedConfig) -> bool:
+    """Whether images can be given to a model of this configuration here."""
+    return config.model_type in FAMILIES
+
+
+def vision_parts(model: PreTrainedModel) -> list[str]:
+    """Names of the modules beside the language model: the tower, and what joins it to the language model. [] without one."""
+    if not has_vision(model.config):
+        return []
+    body, decoder = model.base_model, model.get_decoder()
+    return [f"{model.base_model_prefix}.{name}" for name, part in body.named_children() if part is not decoder]
+
+
+def freeze_vision(model: PreTrainedModel) -> None:
+    """Leave the vision tower, and what joins it to the language model, out of the training.
+
+    Raises: ModelError when there is none.
+    """
+    parts = vision_parts(model)
+    if not parts:
+        what = f"{model.name_or_path} has no vision tower to freeze"
+        raise ModelError(Problem(what, fix="leave model.freeze_vision out", field="model.freeze_vision"))
+    for name in parts:
+        model.get_submodule(name).requires_grad_(False)
+
+
+def model_inputs(
+    model: PreTrainedModel, token_ids: Tensor, position_ids: Tensor, placed: Sequence[PlacedImages] = ()
+) -> dict[str, Tensor]:
+    """What the model's forward reads for a packed row: ids and positions, or embeddings and positions where there are images.
+
+    The features of equal images are computed once and carry gradient where the tower is trained. A model whose positions have
+    three parts (time, height, width: multimodal rotary embeddings) gets those that its own rule gives each prompt; what
+    follows a prompt goes on from there.
+
+    Args: token_ids, position_ids [N] int64, positions from 0 in every prompt as for text; placed: the images in the row.
+    Returns: tensors [1, N], but inputs_embeds [1, N, hidden] and three-part position_ids [3, 1, N].
+    Raises: ModelError when the model is of no family that reads images, or the tokens of an image are not as many as its
+        features.
+    """
+    if not placed:
+        return {"input_ids": token_ids[None], "position_ids": position_ids[None]}
+    features = image_features(model, [each.images for each in placed])
+    places, rows = [], []
+    positions = position_ids.expand(3, -1).clone() if _three_parts(model) else position_ids
+    for each in placed:
+        prompt = token_ids[each.start : each.start + each.prompt]
+        is_image = prompt == model.config.image_token_id
+        found = features[each.images.content_hash]
+        if len(found) != int(is_image.sum()):
+            raise _other_count(int(is_image.sum()), len(found))
+        places.append(each.start + is_image.nonzero()[:, 0])
+        rows.append(found)
+        if _three_parts(model):
+            end = each.start + each.prompt
+            positions[:, each.start : end], shift = _positions(model, prompt, is_image, each.images)
+            positions[:, end : each.end] += shift
+    embedded = model.get_input_embeddings()(token_ids)
+    # Distinct places: the gradient of each feature is a plain read, the same in every run.
+    embedded = embedded.index_put((torch.cat(places),), torch.cat(rows).to(embedded.dtype))
+    return {
+        "inputs_embeds": embedded[None],
+        "position_ids": positions[:, None] if _three_parts(model) else positions[None],
+    }
+
+
+def image_features(model: PreTrainedModel, images: Sequence[PromptImages]) -> dict[str, Tensor]:
+    """What stands in the places of the image tokens of each prompt, [tokens, hidden], carrying gradient where the tower does;
+    by content hash, so that equal images are computed once, and all together.
+
+    Raises: ModelError when the model is of no family that reads images.
+    """
+    _refuse_other_families(model)
+    body: Any = model.base_model
+    distinct = {one.content_hash: one for one in images}
+    found: dict[str, Tensor] = {}
+    # Patches of any sizes stand in one row; tiles, [1, tiles, 3, height, width], must have one size.
+    for tile, some in groupby(distinct.items(), key=lambda item: item[1].features["pixel_values"].shape[2:]):
+        along = 1 if tile else 0
+        each = {content_hash: one.features for content_hash, one in some}
+        given = {
+            name: torch.tensor(np.concatenate([of[name] for of in each.values()], axis=along), device=model.device)
+            for name in next(iter(each.values()))
+        }
+        features = torch.cat(tuple(body.get_image_features(**given, return_dict=True).pooler_output))
+        units = [of["pixel_values"].shape[along] for of in each.values()]  # each becomes as many tokens as any other
+        parts = features.split([count * len(features) // sum(units) for count in units])
+        found |= zip(each, parts, strict=True)
+    return found
+
+
+def position_shift(position_ids: Tensor, start: int, end: int) -> int:
+    """By how much the positions of what follows a prompt differ from its number of tokens: below 0 where an image's tokens
+    share positions, 0 for text.
+
+    Args: position_ids of ``model_inputs``, in whose row the prompt has the places from start to end.
+    """
+    return int(position_ids[..., start:end].max()) + 1 - (end - start)
+
+
+def copy_processor(model_path: str, folder: Path) -> None:
+    """Put the settings of a model's image processor beside its weights, so that the folder is complete.
+
+    Args: model_path is the folder or hub id that the model came from.
+    """
+    for name in PROCESSOR_FILES:
+        file = cached_file(
+            model_path,
+            name,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        if file is not None and not (folder / name).exists():
+            shutil.copy(file, folder / name)
+
+
+def _three_parts(model: PreTrainedModel) -> bool:
+    return hasattr(model.base_model, "get_rope_index")
+
+
+def _positions(model: PreTrainedModel, prompt: Tensor, is_image: Tensor, images: PromptImages) -> tuple[Tensor, int]:
+    """Positions of a prompt, [3, tokens], by the model's own rule, and the shift of what follows it."""
+    body: Any = model.base_model
+    found, shift = body.get_rope_index(
+        input_ids=prompt[None],
+        mm_token_type_ids=is_image[None].int(),
+        image_grid_thw=torch.tensor(images.features["image_grid_thw"], device=prompt.device),
+    )
+    return found[:, 0], int(shift)
+
+
+def _refuse_other_families(model: PreTrainedModel) -> None:
+    if not reads_images(model.config):
+        raise ModelError(
+            Problem(
+                f"{model.config.model_type} at {model.name_or_path} was given images, which are supported for "
+                f"{', '.join(FAMILIES.values())}",
+                fix=f"{CHOOSE}, or leave the images out",
+                field="model.path",
+            )
+        )
+
+
+def _other_count(tokens: int, features: int) -> ModelError:
+    what = f"a prompt has {tokens} image tokens, and the model makes {features} features of its images"
+    return ModelError(
+        Problem(what, fix="use the image processor of the model, and prompts that are not cut", field="data")
+    )

@@ -1,0 +1,40 @@
+"""The images of one prompt: the files themselves, and what the model's image processor made of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptImages:
+    """One object per prompt, which all samples of its group share. ``features`` may be computed when it is first read; a
+    copy in another process holds plain arrays."""
+
+    files: tuple[bytes, ...]  # encoded (PNG, JPEG, ...), in the order of their placeholders in the prompt
+    # Of all files together, by the processor's names. Qwen2-VL: pixel_values [patches, values] float32 and image_grid_thw
+    # [images, 3] int64; SmolVLM: pixel_values [1, tiles, 3, H, W] float32 and pixel_attention_mask [1, tiles, H, W] int64.
+    features: Mapping[str, np.ndarray]
+    content_hash: str  # of the files, see hash_of_files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlacedImages:
+    """Where a prompt with images stands in a packed row, and how far goes what was written after it."""
+
+    images: PromptImages
+    start: int  # place of the prompt's first token
+    prompt: int  # tokens of the prompt
+    end: int  # behind the last token of its responses
+
+
+def hash_of_files(files: Iterable[bytes]) -> str:
+    """32 hexadecimal digits that tell these files, in this order, from others. Source: BLAKE2b, RFC 7693."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(len(file).to_bytes(8, "little"))  # so that two files are not the one they make together
+        digest.update(file)
+    return digest.hexdigest()

@@ -1,0 +1,52 @@
+"""What cannot be done with prompts that hold images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from posttrain.config import RunConfig
+from posttrain.dialects.checks import warnings_of
+from posttrain.dialects.image_checks import image_problems, sampler_problems
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"model": {"path": "m"}, "data": {"train_files": ["t.jsonl"]}, "reward": {"terms": [{"name": "math"}]}}
+        | sections
+    )
+
+
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_what_reads_images(engine: str) -> None:
+    assert [*image_problems(config(rollout={"engine": engine}))] == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "field"),
+    [
+        ({"rollout": {"engine": "sglang"}}, "rollout.engine"),
+        ({"policy": {"engine": "fsdp"}}, "policy.engine"),
+        ({"advantage": {"name": "gae"}}, "advantage.name"),
+        ({"environment": {"name": "text_game"}}, "environment"),
+        ({"reward": {"model": {"path": "r"}}}, "reward.model.path"),
+        ({"tracking": {"batches_every_steps": 2}}, "tracking.batches_every_steps"),
+    ],
+)
+def test_what_reads_text_only(sections: dict[str, Any], field: str) -> None:
+    problems = [*image_problems(config(**sections))]
+    assert [problem.field for problem in problems] == [field]
+    assert "images" in problems[0].what
+    assert problems[0].fix
+
+
+def test_a_sampler_of_text_is_told_what_to_use() -> None:
+    (problem,) = sampler_problems("vllm")
+    assert problem.fix == "use rollout.engine=native or hf"
+
+
+def test_freezing_beside_an_adapter_has_no_effect() -> None:
+    told = warnings_of(config(model={"path": "m", "freeze_vision": True}, policy={"lora": {}}))
+    assert "model.freeze_vision has no effect: policy.lora trains an adapter on the language model alone" in told
+    assert not any("freeze_vision" in text for text in warnings_of(config(model={"path": "m", "freeze_vision": True})))

@@ -1,0 +1,18 @@
+"""What of a prompt goes to the process that scores."""
+
+from __future__ import annotations
+
+from posttrain.records.images import PromptImages
+from posttrain.records.prompts import Prompt
+from posttrain.rewards.in_worker import plain_prompt, prompt_of
+from posttrain.rewards.workers import wire
+
+
+def test_a_prompt_crosses_without_its_images():
+    """PNG files and pixels would be sent with each of its responses, and no reward reads them."""
+    images = PromptImages(files=(b"PNG",), features={}, content_hash="0")
+    prompt = Prompt(prompt_id="a", token_ids=(1, 2), text="?", data_source="s", ground_truth=3, images=images)
+
+    found = prompt_of(wire.from_bytes(wire.to_bytes(plain_prompt(prompt))))
+
+    assert found == Prompt(prompt_id="a", token_ids=(1, 2), text="?", data_source="s", ground_truth=3)
