@@ -26,6 +26,10 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
     for tag, each in environment.named.items():
         if each.name in ENVS.names():
             yield from _setting_problems(each.name, each.settings, f"environment.named.{tag}.settings")
+    agents = [field for field, name in {"environment.name": environment.name, **named}.items() if name == "agent"]
+    if agents and environment.workers == 0:
+        what = "an agent runs in a process of its own, and environment.workers is 0"
+        yield Problem(what, fix="use environment.workers=8", field="environment.workers")
     named_ones = environment.named.values()
     for what, weights in (
         ("train", [each.weight for each in named_ones]),
@@ -53,18 +57,23 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
 def _episode_problems(config: RunConfig) -> Iterator[Problem]:
     """What is set for responses of one turn, and fails or means something else for episodes."""
     turn, longest = config.rollout.max_response_tokens, config.environment.max_context_tokens
+    whole = config.environment.max_sequence_tokens
+    most = min(
+        (each for each in (whole, None if longest is None else longest + turn) if each is not None), default=None
+    )
     for role in ("policy", "reference", "critic"):
         budget = getattr(config, role).max_tokens_per_micro_batch
-        if budget is None or (longest is not None and longest + turn <= budget):
+        if budget is None or (most is not None and most <= budget):
             continue
         # A row that is longer than a whole micro-batch would end the run when it comes.
-        have = "as many tokens as the model has positions" if longest is None else f"{longest + turn} tokens"
+        have = "as many tokens as the model has positions" if most is None else f"{most} tokens"
+        room = f"max_context_tokens={max(budget - turn, 1)}" if whole is None else f"max_sequence_tokens={budget}"
         yield Problem(
             f"episodes may have {have}, and a micro-batch of the {role} at most {budget}",
-            fix=f"use environment.max_context_tokens={max(budget - turn, 1)}, or larger micro-batches",
+            fix=f"use environment.{room}, or larger micro-batches",
             field=f"{role}.max_tokens_per_micro_batch",
         )
-    if longest is None and config.rollout.engine in SERVERS:
+    if most is None and config.rollout.engine in SERVERS:
         yield Problem(
             f"{config.rollout.engine} must know how long the conversations of the environments may become",
             fix="give environment.max_context_tokens, such as 4096",
@@ -112,6 +121,9 @@ def environment_warnings(config: RunConfig) -> Iterator[str]:
         yield "environment.timeout_s has no effect: environment.workers is 0, and nothing can be stopped in this process"
     if environment.max_turns is None and not environment.end_at_max_turns:
         yield "environment.end_at_max_turns has no effect: environment.max_turns is null"
+    longest, whole = environment.max_context_tokens, environment.max_sequence_tokens
+    if longest is not None and whole is not None and longest + config.rollout.max_response_tokens <= whole:
+        yield "environment.max_sequence_tokens has no effect: environment.max_context_tokens and a turn make up no more"
     if environment.conversation == "one_message":
         for name in ("close_turns", "changed_history"):
             if getattr(environment, name) != EnvironmentConfig.model_fields[name].default:

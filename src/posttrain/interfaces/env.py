@@ -47,6 +47,7 @@ class EnvStart:
     state_key: str | None = (
         None  # names the state that the first action is taken in; equal states have equal keys (GiGPO)
     )
+    max_response_tokens: int | None = None  # of the first turn, where that is fewer than the run allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,15 @@ class EnvStep:
         None  # all that the model reads next, where that is not what it read before
     )
     # with the action and the observations behind it: earlier turns were shortened or dropped. ``messages`` is not read then.
+    tools: Sequence[Tool] | None = None  # with ``conversation``: what is offered from now on, where that has changed
+    max_response_tokens: int | None = None  # of the next turn, where that is fewer than the run allows
 
 
 class Env(Protocol):
-    """One episode. ``step`` and ``reset`` may be coroutine functions; both may raise, which costs this episode only."""
+    """One episode. ``step`` and ``reset`` may be coroutine functions; both may raise, which costs this episode only.
+
+    One that has a method ``turn_was_cut`` is told by it, before ``step``, that the model was stopped by a token limit.
+    """
 
     def reset(self, seed: int) -> EnvStart | Awaitable[EnvStart]:
         """Begin. Equal seeds give equal episodes for equal actions; all samples of a group get the same seed."""
@@ -109,7 +115,9 @@ class EnvHost(Protocol):
         """Make an environment and reset it, as soon as there is room for one more; first come, first served."""
         ...
 
-    def step(self, episode: str, action: str) -> None: ...
+    def step(self, episode: str, action: str, cut: bool = False) -> None:
+        """``cut``: the model did not end its turn, a token limit did."""
+        ...
 
     def finish(self, episode: str) -> None:
         """Close its environment, and tell its metrics."""

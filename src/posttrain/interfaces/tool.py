@@ -17,13 +17,20 @@ def _nothing() -> None:
     """There is nothing to give back."""
 
 
+def _any_row(row: Mapping[str, Any]) -> None:
+    """It works in the same way for every row."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     name: str
     description: str
     parameters: Mapping[str, Any]  # a JSON schema of type object
     run: Callable[[Mapping[str, Any]], str]  # arguments -> what the model reads; may raise ToolFailed
-    close: Callable[[], None] = _nothing  # called once, when the episode is over
+    begin: Callable[[Mapping[str, Any]], None] = _any_row  # called once, with the row that the episode is about
+    close: Callable[[], Mapping[str, float] | None] = (
+        _nothing  # called once, when the episode is over; may give metrics
+    )
 
     @property
     def schema(self) -> dict[str, Any]:

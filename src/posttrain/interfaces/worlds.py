@@ -56,6 +56,7 @@ class EpisodeRules:
     max_response_tokens: int  # of one turn
     max_context_tokens: int  # the policy is not asked with more than this before it
     max_trajectory_tokens: int | None = None  # of all turns and observations together; None: no limit of its own
+    max_sequence_tokens: int | None = None  # of a prompt and all that follows; a turn gets what is left of it
     max_turns: int | None = None  # None: the environment ends the episode, or the context does
     sample_per_turn: bool = False  # every turn is a training sample of its own, with what was before it as its prompt
     changed_history: Literal["split", "refuse", "append"] = (

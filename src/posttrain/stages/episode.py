@@ -59,7 +59,7 @@ class Episode:
             self.prompt_ids = self.prompt.token_ids
         else:
             self.prompt_ids = self.writer.begin(self.messages, self.tools)
-        request = self._ask()
+        request = self._ask(start.max_response_tokens)
         if request is None:
             limit = self.rules.max_context_tokens
             raise EpisodeLost(TOO_LONG, f"the first prompt has {len(self.prompt_ids)} tokens, and {limit} are allowed")
@@ -112,13 +112,14 @@ class Episode:
         history, self.messages = self.messages, [*self.messages, assistant(action), *step.messages]
         if step.conversation is not None:
             self.messages = list(step.conversation)
+            self.tools = self.tools if step.tools is None else step.tools
             self._new_sample(self.writer.begin(self.messages, self.tools))
         elif not turn.text.startswith(action):  # the model did not write what stands in the history
             self._may_change("the environment took another action than the one that was sampled")
             self._new_sample(self.writer.begin(self.messages, self.tools))
         else:
             self._go_on(turn, action, history, step.messages)
-        request = self._ask()
+        request = self._ask(step.max_response_tokens)
         if request is None:
             self.stop_reason = StopReason.LENGTH
         return request
@@ -174,10 +175,12 @@ class Episode:
             env_metrics=tuple(sorted(self.metrics.items())),
         )
 
-    def _ask(self) -> Request | None:
-        """The request for the next turn; None when there is no room for it."""
+    def _ask(self, wanted: int | None) -> Request | None:
+        """The request for the next turn, of at most ``wanted`` tokens; None when there is no room for it."""
         context = (*self.prompt_ids, *self.ids)
-        room = self.rules.max_response_tokens
+        room = min(self.rules.max_response_tokens, wanted or self.rules.max_response_tokens)
+        if self.rules.max_sequence_tokens is not None:
+            room = min(room, self.rules.max_sequence_tokens - len(context))
         if self.rules.max_trajectory_tokens is not None:
             room = min(room, self.rules.max_trajectory_tokens - self.used)
         if len(context) > self.rules.max_context_tokens or room <= 0:

@@ -10,7 +10,7 @@ from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvStart
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request, RequestStream, RolloutEngine
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.stages.episode import TEMPLATE, Episode, EpisodeLost
 
 SAMPLE_S = 0.02  # how long the sampler may go on before environments are looked at again
@@ -105,7 +105,7 @@ class _Playing:
         except EpisodeLost as lost:
             self._lose(name, lost)
         else:
-            self._worlds.host.step(name, action)
+            self._worlds.host.step(name, action, response.stop_reason is StopReason.LENGTH)
 
     def groups(self) -> list[TrajectoryGroup]:
         return [self._groups[index] for index in range(len(self._prompts))]

@@ -256,6 +256,34 @@ def test_a_budget_for_all_turns_together() -> None:
     assert shown(trajectory) == ("r1$\nUob$\nAr", "11100000001")
 
 
+def test_a_sequence_has_a_length_and_a_turn_gets_what_is_left_of_it() -> None:
+    # 5 tokens of the prompt, r1$ and the 7 behind it are 15: of 17 tokens the second turn has 2, and of 15 none.
+    engine = Scripted({"p/0": ["r1$", "r2$"]})
+    played(engine, max_sequence_tokens=17)
+    assert [request.max_response_tokens for request in engine.asked] == [12, 2]
+    engine = Scripted({"p/0": ["r1$", "r2$"]})
+    assert the_one(played(engine, max_sequence_tokens=15)).stop_reason is StopReason.LENGTH
+    assert len(engine.asked) == 1
+
+
+def test_an_environment_may_ask_for_shorter_turns_and_offer_other_tools() -> None:
+    begins_anew = [{"role": "user", "content": "n"}]
+    look = {"type": "function", "function": {"name": "look"}}
+    template = "{% if tools %}T{{ tools[0]['function']['name'] }}{% endif %}" + TOY
+
+    def steps(turn: int, action: str) -> EnvStep:
+        if turn == 1:
+            return EnvStep(messages=[{"role": "user", "content": "ob"}], max_response_tokens=7)
+        if turn == 2:
+            return EnvStep(conversation=begins_anew, tools=[look], max_response_tokens=50)  # the run allows 20
+        return EnvStep(conversation=begins_anew, done=turn == 4)  # the tools stay
+
+    engine = Scripted({"p/0": ["r1$", "r2$", "r3$", "r4$"]})
+    the_one(played(engine, settings={"steps": steps}, template=template))
+    assert [request.max_response_tokens for request in engine.asked] == [20, 7, 20, 20]
+    assert [request.token_ids for request in engine.asked[2:]] == [ids("TlookUn$\nA")] * 2
+
+
 def test_turns_are_limited() -> None:
     trajectory = the_one(played(Scripted({"p/0": ["r1$", "r2$", "r3$"]}), settings={"turns": 9}, max_turns=2))
     assert trajectory.turn_count == 2

@@ -20,10 +20,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.backends.endpoint.asked import Asked, Refused, answer, as_events, read
+from posttrain.backends.endpoint.asked import Asked, answer, read
 from posttrain.backends.endpoint.driver import Closed, Driver
 from posttrain.backends.endpoint.record import Record
 from posttrain.backends.endpoint.sessions import Sessions, Turn
+from posttrain.data.chat_api import Refused, as_events, error_body
 from posttrain.data.turns import TemplateTurns
 from posttrain.errors import RequestError
 from posttrain.interfaces.rollout_engine import Request
@@ -248,5 +249,4 @@ async def _body(http: HttpRequest) -> Any:
 
 
 def _error(message: str, status: int) -> Response:
-    kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status)
+    return JSONResponse(error_body(message, status), status)

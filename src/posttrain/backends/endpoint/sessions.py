@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.data.chat_api import behind
 from posttrain.data.turns import TemplateTurns
 from posttrain.interfaces.worlds import Sampled
 from posttrain.records.trajectories import StopReason, Trajectory
@@ -46,16 +47,14 @@ class Sessions:
         """
         before = self._turns.get(session)
         if before is not None and list(before.tools) == list(tools):
-            seen = len(before.messages)
-            if list(messages[:seen]) == list(before.messages) and len(messages) > seen + 1:
-                said, observations = messages[seen], messages[seen + 1 :]
-                if _same(said, before.told):
-                    response = before.response
-                    sampled = Sampled(response.token_ids, response.text, response.stop_reason is StopReason.EOS)
-                    following, unchanged = self._writer.follow(before.messages, sampled, observations, tools)
-                    if unchanged:
-                        kept = response.token_ids[: following.kept]
-                        return (*before.prompt_ids, *kept, *following.token_ids), True
+            observations = behind(before.messages, before.told, messages)
+            if observations is not None:
+                response = before.response
+                sampled = Sampled(response.token_ids, response.text, response.stop_reason is StopReason.EOS)
+                following, unchanged = self._writer.follow(before.messages, sampled, observations, tools)
+                if unchanged:
+                    kept = response.token_ids[: following.kept]
+                    return (*before.prompt_ids, *kept, *following.token_ids), True
         return self._writer.begin(messages, tools), False
 
     def remember(self, session: str, turn: Turn) -> None:
@@ -63,12 +62,3 @@ class Sessions:
         self._turns.move_to_end(session)
         while len(self._turns) > self._most:
             self._turns.popitem(last=False)
-
-
-def _same(said: Message, told: Message) -> bool:
-    """Whether a client has sent back the answer that it got."""
-    calls = [call.get("function", {}).get("name") for call in said.get("tool_calls") or ()]
-    ours = [call["function"]["name"] for call in told.get("tool_calls") or ()]
-    return (
-        said.get("role") == "assistant" and (said.get("content") or "") == (told.get("content") or "") and calls == ours
-    )

@@ -23,8 +23,8 @@ class InlineHost:
 
         self._do(episode, begin, start_of)
 
-    def step(self, episode: str, action: str) -> None:
-        self._do(episode, lambda: self._episodes[episode].step(action), step_of)
+    def step(self, episode: str, action: str, cut: bool = False) -> None:
+        self._do(episode, lambda: self._episodes[episode].step(action, cut), step_of)
 
     def finish(self, episode: str) -> None:
         self._do(episode, lambda: self._episodes.pop(episode).close(), closed_of)

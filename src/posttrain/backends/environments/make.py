@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
 import random
@@ -13,12 +10,11 @@ import sys
 import traceback
 from collections.abc import Awaitable, Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
-from posttrain.errors import ConfigError, Problem, RequestError
+from posttrain.errors import RequestError
 from posttrain.interfaces.env import Env, EnvBuilder, EnvFailed, EnvSpec, EnvStart, EnvStep
+from posttrain.libraries.own_code import load
 from posttrain.registry import ENVS
 
 CRASHED = "env_crashed"  # reasons of EnvFailed: it raised, or its process ended
@@ -46,7 +42,9 @@ class Episode:
     def reset(self) -> dict[str, Any]:
         return _plain(self._done(self._env.reset(self._seed)), EnvStart)
 
-    def step(self, action: str) -> dict[str, Any]:
+    def step(self, action: str, cut: bool = False) -> dict[str, Any]:
+        if cut and callable(tell := getattr(self._env, "turn_was_cut", None)):
+            tell()
         return _plain(self._done(self._env.step(action)), EnvStep)
 
     def close(self) -> dict[str, Any]:
@@ -73,43 +71,11 @@ def make(spec: EnvSpec) -> Env:
 
 def builder_of(name: str) -> EnvBuilder:
     """Raises: UnknownName, MissingDependency, ConfigError."""
-    path, colon, attribute = name.rpartition(":")
-    if not colon:
+    if ":" not in name:
         builder: EnvBuilder = ENVS.get(name)
         return builder
-    module = _file_module(Path(path).expanduser()) if path.endswith(".py") else _module(path)
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        known = sorted(key for key, value in vars(module).items() if isinstance(value, type))
-        raise ConfigError(Problem(f"{path} has no class {attribute}", fix=f"it has: {', '.join(known) or 'no class'}"))
-    return found
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            Problem(f"there is no module {name}: {error}", fix="install it, or use a .py file")
-        ) from error
-
-
-def _file_module(file: Path) -> ModuleType:
-    """The file as a module of its own name: files of the same name in different folders stay apart."""
-    if not file.is_file():
-        raise ConfigError(Problem(f"there is no file {file}"))
-    file = file.resolve()
-    name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None  # a file that ends in .py
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    own: EnvBuilder = load(name)
+    return own
 
 
 def failure_of(error: BaseException) -> tuple[str, str]:
@@ -150,6 +116,7 @@ def start_of(plain: Any) -> EnvStart | EnvFailed:
             messages=_messages(values, "messages", EnvStart),
             tools=_messages(values, "tools", EnvStart, role=False),
             state_key=_text(values, "state_key"),
+            max_response_tokens=_count(values, "max_response_tokens"),
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"reset: {error}")
@@ -174,6 +141,8 @@ def step_of(plain: Any) -> EnvStep | EnvFailed:
             action=_text(values, "action"),
             state_key=_text(values, "state_key"),
             conversation=None if edited is None else _messages(values, "conversation", EnvStep),
+            tools=None if values.get("tools") is None else _messages(values, "tools", EnvStep, role=False),
+            max_response_tokens=_count(values, "max_response_tokens"),
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"step: {error}")
@@ -220,6 +189,13 @@ def _text(values: Mapping[Any, Any], name: str) -> str | None:
     found = values.get(name)
     if found is not None and not isinstance(found, str):
         raise BadAnswer(f"{name} is {_shown(found)} instead of a text")
+    return found
+
+
+def _count(values: Mapping[Any, Any], name: str) -> int | None:
+    found = values.get(name)
+    if found is not None and (not isinstance(found, int) or isinstance(found, bool) or found < 1):
+        raise BadAnswer(f"{name} is {_shown(found)} instead of a number of tokens")
     return found
 
 

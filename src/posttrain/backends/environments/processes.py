@@ -28,7 +28,9 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec
 from posttrain.rewards.workers import wire
 from posttrain.rewards.workers.pool import ENVIRONMENT
+from posttrain.rewards.workers.processes import is_stopped
 
+SILENCE_S = 2.0  # of the server, after which it is looked at
 LOAD_S = 120.0  # more time for the first answer of an environment: its libraries may have to be imported
 MOST_BYTES = 1 << 24  # of one answer
 
@@ -69,8 +71,8 @@ class ProcessHost:
         self._queue.append((episode, spec, seed))
         self._fill()
 
-    def step(self, episode: str, action: str) -> None:
-        self._send(self._by_episode[episode], {"do": "step", "action": action}, self._timeout_s)
+    def step(self, episode: str, action: str, cut: bool = False) -> None:
+        self._send(self._by_episode[episode], {"do": "step", "action": action, "cut": cut}, self._timeout_s)
 
     def finish(self, episode: str) -> None:
         self._send(self._by_episode[episode], {"do": "close"}, self._timeout_s)
@@ -111,7 +113,7 @@ class ProcessHost:
         if self._control is not None and self._server is not None:
             self._control.close()
             try:
-                self._server.wait(timeout=15.0)
+                self._server.wait(timeout=0.0 if is_stopped(self._server.pid) else 15.0)
             except subprocess.TimeoutExpired:
                 self._server.kill()
                 self._server.wait()
@@ -144,6 +146,7 @@ class ProcessHost:
 
     def _look(self, busy: Sequence[_Worker], deadline: float) -> None:
         """Wait for an answer, or for the first time limit, and take in what has come."""
+        self._check()
         poller = select.poll()
         by_fd = {worker.socket.fileno(): worker for worker in busy}
         for fd in by_fd:
@@ -233,12 +236,34 @@ class ProcessHost:
         control = self._started()
         try:
             socket.send_fds(control, [message], [] if fd is None else [fd])
-            answer = control.recv(64)
+            answer = b""
+            until = time.monotonic() + LOAD_S
+            while not answer:
+                try:
+                    answer = control.recv(64)
+                    if not answer:
+                        raise self._lost("has ended")
+                except TimeoutError:
+                    self._check()
+                    if time.monotonic() > until:
+                        raise self._lost(f"did not answer within {LOAD_S:g} s") from None
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._lost("has ended") from error
         except OSError as error:
-            raise RunStopped(f"the process that starts environments cannot be reached: {error}") from error
-        if not answer:
-            raise RunStopped("the process that starts environments has ended")
+            raise self._lost(f"cannot be reached: {error}") from error
         return answer
+
+    def _check(self) -> None:
+        """Raises: RunStopped when the server is no more, or stands still."""
+        if self._server is not None:
+            if self._server.poll() is not None:
+                raise self._lost("has ended")
+            if is_stopped(self._server.pid):
+                raise self._lost("is stopped: it got SIGSTOP, or a debugger holds it")
+
+    def _lost(self, why: str) -> RunStopped:
+        pid = self._server.pid if self._server is not None else 0
+        return RunStopped(f"the process that starts environments (process {pid}) {why}")
 
     def _started(self) -> socket.socket:
         if self._control is None:
@@ -253,6 +278,6 @@ class ProcessHost:
                     env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                     start_new_session=True,  # Ctrl-C is for the trainer, which ends it itself
                 )
-            own.settimeout(LOAD_S)
+            own.settimeout(SILENCE_S)
             self._control = own
         return self._control

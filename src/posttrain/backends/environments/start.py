@@ -34,13 +34,20 @@ def start_worlds(
     check_rows(environment, prompts)
     turn = max(config.rollout.max_response_tokens, config.validation.max_response_tokens or 0)
     longest = environment.max_context_tokens
-    if longest is not None and longest + turn > positions:
+    whole = environment.max_sequence_tokens
+    if whole is not None and whole > positions:
+        what = f"sequences of up to {whole} tokens do not fit into the {positions:.0f} positions of the model"
+        field = "environment.max_sequence_tokens"
+        raise ConfigError(Problem(what, fix=f"lower {field}", field=field))
+    if longest is not None and whole is None and longest + turn > positions:
         what = (
             f"a context of up to {longest} tokens and a turn of up to {turn} do not fit into the {positions:.0f} "
             "positions of the model"
         )
-        fix = "lower environment.max_context_tokens"
+        fix = "lower environment.max_context_tokens, or give environment.max_sequence_tokens"
         raise ConfigError(Problem(what, fix=fix, field="environment.max_context_tokens"))
+    if longest is None:
+        longest = int(min(positions, 2**31)) - turn if whole is None else whole - 1
     host: EnvHost
     if environment.workers:
         known = {environment.name, *(each.name for each in environment.named.values())}
@@ -53,8 +60,9 @@ def start_worlds(
         writer=writer_of(config, tokenizer),
         rules=EpisodeRules(
             max_response_tokens=config.rollout.max_response_tokens,
-            max_context_tokens=longest if longest is not None else int(min(positions, 2**31)) - turn,
+            max_context_tokens=longest,
             max_trajectory_tokens=environment.max_trajectory_tokens,
+            max_sequence_tokens=whole,
             max_turns=environment.max_turns if environment.end_at_max_turns else None,
             sample_per_turn=environment.sample_per_turn,
             changed_history=environment.changed_history,

@@ -14,8 +14,8 @@ MOST_BYTES = 1 << 28  # of one command; of an answer the host's limit holds
 
 
 def serve(fd: int, server: int) -> Never:
-    """Answer commands until the socket ends. Commands: {"do": "start", "spec": …, "seed": …}, {"do": "step", "action": …},
-    {"do": "close"}. Answers: {"ok": what the environment returned}, or {"failed": [reason, detail]}."""
+    """Answer commands until the socket ends. Commands: {"do": "start", "spec": …, "seed": …}, {"do": "step", "action": …,
+    "cut": …}, {"do": "close"}. Answers: {"ok": what the environment returned}, or {"failed": [reason, detail]}."""
     os.setsid()  # a group of its own, to be killed at once
     processes.die_with_parent(server)
     processes.be_killed_first()
@@ -34,7 +34,7 @@ def serve(fd: int, server: int) -> Never:
                     answer = {"ok": episode.reset()}
                 elif command["do"] == "step":
                     assert episode is not None
-                    answer = {"ok": episode.step(command["action"])}
+                    answer = {"ok": episode.step(command["action"], command["cut"])}
                 else:
                     assert episode is not None
                     ending, episode = episode, None

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from posttrain.data.tool_calls import ToolCall, argument_problem, tool_calls
 from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
 from posttrain.interfaces.tool import Tool, ToolFailed
+from posttrain.libraries.own_code import load
 from posttrain.registry import ENVS, TOOLS
 
 
@@ -32,7 +34,9 @@ def tools(
     """The row's conversation, with tools that the model may call; an answer without a call ends the episode, and the run's
     reward terms score it.
 
-    Args: tools, names of tools, or mappings of a name and its options ({name: search, corpus: wiki.jsonl}); of a turn's calls
+    Args: tools, names of tools, or mappings of a name and its options ({name: search, corpus: wiki.jsonl}), the option schema
+        of any tool among them: how it is offered to the model; a name with a colon is a function of the user's that returns a
+        Tool. A row whose need_tools_kwargs is true is offered the tools that its tools_kwargs name. Of a turn's calls
         only the first max_calls_per_turn are run (null: all), and of the episode's the first max_calls; a result of more than
         max_result_characters is cut at an end; role of the messages that results come in, user for chat templates that know no
         tools; call_reward is given for every call that was answered, failed_call_reward for every other.
@@ -44,7 +48,7 @@ def tools(
         raise ConfigError(Problem(f"role is {role!r}", fix="use tool or user"))
     return WithTools(
         spec,
-        _made(tools),
+        tools_of(tools),
         max_calls_per_turn=max_calls_per_turn,
         max_calls=max_calls,
         max_result_characters=max_result_characters,
@@ -68,8 +72,10 @@ class WithTools:
         rewards: tuple[float, float],
     ):
         self._messages = spec.messages
+        self._row = spec.row
         self._max_turns = spec.max_turns
-        self._tools = {tool.name: tool for tool in tools}
+        self._all = tools
+        self._tools = {tool.name: tool for tool in tools}  # those that are offered
         self._max_calls_per_turn = max_calls_per_turn
         self._max_calls = max_calls
         self._longest = max_result_characters
@@ -79,6 +85,11 @@ class WithTools:
         self._turns = self._answered = self._failed = 0
 
     def reset(self, seed: int) -> EnvStart:
+        for tool in self._tools.values():
+            tool.begin(self._row)
+        named = {name for name, value in (self._row.get("tools_kwargs") or {}).items() if value is not None}
+        if self._row.get("need_tools_kwargs") and named:
+            self._tools = {name: tool for name, tool in self._tools.items() if name in named}
         return EnvStart(messages=self._messages, tools=[tool.schema for tool in self._tools.values()])
 
     def step(self, action: str) -> EnvStep:
@@ -95,10 +106,12 @@ class WithTools:
         return EnvStep(messages=results, reward=reward if any(self._rewards) else None)
 
     def close(self) -> Mapping[str, float]:
-        """Calls that were answered and that failed, and turns."""
-        for tool in self._tools.values():
-            tool.close()
+        """Calls that were answered and that failed, turns, and what the tools tell."""
+        told: dict[str, float] = {}
+        for tool in self._all:
+            told |= tool.close() or {}
         return {
+            **told,
             "tool_calls": float(self._answered + self._failed),
             "failed_tool_calls": float(self._failed),
             "num_actions": float(self._turns),
@@ -143,27 +156,52 @@ def shortened(text: str, longest: int, cut: str) -> str:
     return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
 
 
-def _made(wanted: Sequence[str | Mapping[str, Any]]) -> list[Tool]:
+def tools_of(wanted: Sequence[str | Mapping[str, Any]]) -> list[Tool]:
     """The tools. Raises: ConfigError with the problems of all of them."""
     made: list[Tool] = []
     problems: list[Problem] = []
     for one in wanted:
         options = {"name": one} if isinstance(one, str) else dict(one)
-        name = str(options.pop("name", ""))
         try:
-            _check_options(name, options)
-            made.append(TOOLS.get(name)(**options))
+            made += _made(str(options.pop("name", "")), options)
         except RequestError as error:
             problems += error.problems
     names = [tool.name for tool in made]
     problems += [Problem(f"two tools are called {name}") for name in sorted({n for n in names if names.count(n) > 1})]
-    if not wanted:
+    if not made and not problems:
         problems.append(Problem("there is no tool", fix=f"name some (known: {', '.join(TOOLS.names())})"))
     if problems:
         for tool in made:
             tool.close()
         raise ConfigError(problems)
     return made
+
+
+def _made(name: str, options: dict[str, Any]) -> Sequence[Tool]:
+    """One tool, or all those of a server."""
+    schema = options.pop("schema", None)
+    own = ":" in name
+    build = load(name) if own else TOOLS.get(name)
+    if not own:
+        _check_options(name, options)
+    found = build(**options)
+    tools = [found] if isinstance(found, Tool) else list(found)
+    if schema is None:
+        return tools
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    if len(tools) != 1 or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        for tool in tools:
+            tool.close()
+        what = f"the schema of the tool {name} cannot be used"
+        raise ConfigError(Problem(what, fix="write {type: function, function: {name, description, parameters}}"))
+    return [
+        replace(
+            tools[0],
+            name=function["name"],
+            description=str(function.get("description", tools[0].description)),
+            parameters=function.get("parameters", tools[0].parameters),
+        )
+    ]
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

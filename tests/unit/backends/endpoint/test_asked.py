@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.backends.endpoint.asked import Refused, answer, as_events, read
+from posttrain.backends.endpoint.asked import answer, read
+from posttrain.data.chat_api import Refused, as_events
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 SAMPLING = SamplingParams(max_response_tokens=16, temperature=0.5, stop=("END",))

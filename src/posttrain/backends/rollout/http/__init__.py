@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.serving.engine import ServedEngine
+from posttrain.backends.serving.launch import LaunchedServer, free_port
 from posttrain.backends.serving.protocol import Sampled, UnusableAnswer, exact, field_of
 from posttrain.backends.serving.settings import replicas_of
 from posttrain.errors import ConfigError, Problem, RunStopped
@@ -19,6 +24,7 @@ from posttrain.registry import ROLLOUT_ENGINES
 if TYPE_CHECKING:
     import httpx2
 
+START_S = 600.0  # a class may load a large model when it is made
 LOAD_S = 1800.0  # a server reads a large model from a slow disk
 _FIX = (
     "the server must take token ids as the prompt of /v1/completions and return token_ids (return_token_ids) or tokens like "
@@ -83,6 +89,7 @@ class HttpEngine(ServedEngine):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, plan: SamplerPlan, protocol: CompletionsProtocol):
         super().__init__(tokenizer, plan.end_tokens, replicas_of(plan, plan.endpoints, protocol.health_path), protocol)
         self.note = plan.note
+        self.server: LaunchedServer | None = None  # which ends with this object
         self._protocol = protocol
         self._update_path = plan.options.get("update_path")
         self._served_path = plan.options.get("served_path")
@@ -136,7 +143,10 @@ class HttpEngine(ServedEngine):
 
 @ROLLOUT_ENGINES.register("http")
 def start_http(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> HttpEngine:
-    """Raises: ConfigError without endpoints, or for options that mean nothing here."""
+    """Raises: ConfigError without endpoints, or for options that mean nothing here; RunStopped when a server of the user's
+    own does not start."""
+    if plan.options.get("server"):
+        return _own(plan, tokenizer)
     known = ("model", "update_path", "served_path", "health_path", "logprobs", "api_key_env")
     problems = [
         Problem(
@@ -154,6 +164,36 @@ def start_http(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> HttpEng
         raise ConfigError(problems)
     health = str(plan.options.get("health_path", "/health"))
     return HttpEngine(tokenizer, plan, CompletionsProtocol(plan.options.get("model"), health))
+
+
+def _own(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> HttpEngine:
+    """A class of the user's, in a process of its own (own_server.py), which gets all options besides its place."""
+    if plan.endpoints:
+        what = "rollout.engine_options.server is started by the run, and rollout.endpoints are servers that run already"
+        raise ConfigError(Problem(what, fix="use one of them", field="rollout.endpoints"))
+    options = dict(plan.options)
+    path, colon, name = str(options.pop("server")).rpartition(":")
+    where = f"{Path(path).expanduser().absolute()}:{name}" if path.endswith(".py") else f"{path}{colon}{name}"
+    config = options | {
+        "model_path": plan.model_path,
+        "tokenizer_path": plan.tokenizer_path,
+        "dtype": options.get("dtype") or plan.dtype,
+        "seed": plan.seed,
+        "max_model_len": options.get("max_model_len") or plan.max_model_len,
+        "end_token_ids": sorted(plan.end_tokens),
+    }
+    port = free_port()
+    server = LaunchedServer(
+        [sys.executable, "-m", "posttrain.backends.rollout.http.own_server", str(port), where, json.dumps(config)],
+        port=port,
+        name=f"the server {name}",
+        environment={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    server.wait_until_ready("/health", START_S)
+    known = {"update_path": "/update", "served_path": "/served", "logprobs": "processed"}
+    engine = HttpEngine(tokenizer, replace(plan, endpoints=(server.url,), options=known), CompletionsProtocol("own"))
+    engine.server = server
+    return engine
 
 
 def _token_id(word: Any) -> int | None:

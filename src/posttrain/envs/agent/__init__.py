@@ -1,0 +1,154 @@
+"""Agents that exist already: a function or a program that asks an OpenAI-compatible address for its turns.
+
+    agent (a process of its own) ──HTTP on loopback──▶ listener.py ──▶ Agent.step ──▶ the run's sampler
+
+Every request of the agent is a turn of the episode: what the policy answers goes back to the agent, and its next request is the
+observation. A request that goes on where the last one ended is added behind the tokens that were sampled; any other one (a
+history that was edited, a conversation beside the first) begins a new training sample. Nothing is tokenised here.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain.data.chat_api import behind, message_told
+from posttrain.envs.agent.episode import AgentEpisode
+from posttrain.envs.agent.listener import Asked, Listener
+from posttrain.envs.agent.process import AgentProcess, Ended, start_command, start_function, with_result
+from posttrain.errors import ConfigError, Problem
+from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
+from posttrain.registry import ENVS
+
+__all__ = ["Agent", "AgentEpisode", "agent"]
+
+
+class AgentFailed(Exception):
+    """The agent ended in another way than by returning. Says how."""
+
+
+@ENVS.register("agent")
+def agent(
+    spec: EnvSpec,
+    *,
+    function: str | None = None,
+    command: Sequence[str] | None = None,
+    any_sampling: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Env:
+    """A session of an agent, which plays a row.
+
+    Args: function, package.module:function or path/to/file.py:function, is called with an AgentEpisode and ``options`` as keyword
+        arguments, in a process of its own, and returns a reward, or {"reward": ..., "metrics": {...}}, or None to leave it to the
+        run's reward terms; it may be a coroutine function. command, a program and its arguments, finds the address and the
+        token in OPENAI_BASE_URL and OPENAI_API_KEY, the row at GET $POSTTRAIN_URL/episode, and gives its reward to POST
+        $POSTTRAIN_URL/result; ``options`` are among what the first of these answers. any_sampling lets temperature, top_p and
+        seed of its requests pass unheeded: the run samples in one way.
+    Raises: ConfigError unless exactly one of function and command is given.
+    """
+    if (function is None) == (command is None):
+        what = "an agent is a function or a command, and " + (
+            "neither is given" if command is None else "both are given"
+        )
+        raise ConfigError(Problem(what, fix="give environment.settings.function, or environment.settings.command"))
+    if command is not None and (isinstance(command, str) or not command):
+        raise ConfigError(
+            Problem("command must be a list: a program and its arguments", fix="write [python, agent.py]")
+        )
+    return Agent(spec, function, command, any_sampling=any_sampling, options=options or {})
+
+
+class Agent:
+    """One session. Requests that come while another is being answered wait their turn."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        function: str | None,
+        command: Sequence[str] | None,
+        *,
+        any_sampling: bool,
+        options: Mapping[str, Any],
+    ):
+        self._spec = spec
+        self._function = function
+        self._command = command
+        self._options = options
+        self._events: queue.SimpleQueue[Asked | Ended] = queue.SimpleQueue()
+        self._listener = Listener(self._events.put, any_sampling=any_sampling)
+        self._process: AgentProcess | None = None
+        self._asked: Asked | None = None  # the request that the policy is answering
+        self._turns = 0
+        self._refused = 0
+        self._cut = False
+        self._metrics: Mapping[str, float] = {}
+
+    def reset(self, seed: int) -> EnvStart:
+        """Raises: AgentFailed when it ends before it has asked for anything."""
+        episode = AgentEpisode(
+            base_url=f"{self._listener.url}/v1",
+            api_key=self._listener.token,
+            messages=self._spec.messages,
+            row=self._spec.row,
+            seed=seed,
+            max_turns=self._spec.max_turns,
+        )
+        if self._function is not None:
+            self._process = start_function(self._function, episode, self._options, self._listener)
+        else:
+            assert self._command is not None
+            self._process = start_command(self._command, episode)
+        self._listener.start(episode, self._options)
+        self._process.watch(self._events.put)
+        event = self._next()
+        if isinstance(event, Ended):
+            raise AgentFailed(event.failure or "the agent has ended without asking for a turn")
+        self._asked = event
+        return EnvStart(messages=event.messages, tools=event.tools, max_response_tokens=event.max_tokens)
+
+    def turn_was_cut(self) -> None:
+        self._cut = True
+
+    def step(self, action: str) -> EnvStep:
+        """Raises: AgentFailed when it has ended by an error or a signal, unless it was for want of turns."""
+        assert self._asked is not None
+        self._turns += 1
+        before, told = self._asked, message_told(action, f"{self._turns}", with_tools=bool(self._asked.tools))
+        before.answer(told, cut=self._cut)
+        self._cut = False
+        event = self._next()
+        if isinstance(event, Ended):
+            return self._ended(event)
+        self._asked = event
+        same_tools = list(event.tools) == list(before.tools)
+        added = behind(before.messages, told, event.messages) if same_tools else None
+        if added is not None:
+            return EnvStep(messages=added, max_response_tokens=event.max_tokens)
+        return EnvStep(conversation=event.messages, tools=event.tools, max_response_tokens=event.max_tokens)
+
+    def close(self) -> Mapping[str, float]:
+        """Ends the agent and all that it has started. Its own metrics, and the turns that it had."""
+        if self._process is not None:
+            self._process.kill()
+        self._listener.close()
+        return {**self._metrics, "num_actions": float(self._turns), "refused_turns": float(self._refused)}
+
+    def _next(self) -> Asked | Ended:
+        """The next request that may be answered, or the agent's end."""
+        while True:
+            event = self._events.get()
+            if isinstance(event, Asked) and self._turns == self._spec.max_turns:
+                self._refused += 1
+                event.refuse(f"all {self._turns} turns of this episode are used up (environment.max_turns)")
+            else:
+                return event
+
+    def _ended(self, end: Ended) -> EnvStep:
+        end = with_result(end, self._listener.result)
+        if end.failure is not None:
+            if self._refused:
+                return EnvStep(done=True, stop="max_turns")
+            raise AgentFailed(end.failure)
+        self._metrics = end.metrics
+        return EnvStep(done=True, stop="ended", reward=end.reward)

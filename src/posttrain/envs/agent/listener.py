@@ -1,0 +1,238 @@
+"""The address that an agent asks: POST /v1/chat/completions, and GET /episode, POST /result for programs.
+
+It listens on loopback, on a port of its own, and answers those who know the token. A request waits here until the run has sampled
+its turn. Every connection is for one request, so that threads end with what they answer.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from posttrain.data.chat_api import (
+    Refused,
+    as_events,
+    error_body,
+    is_count,
+    messages_of,
+    tool_problems,
+    word_problems,
+)
+from posttrain.envs.agent.episode import AgentEpisode
+from posttrain.interfaces.env import Message, Tool
+
+LARGEST_BODY = 16 << 20  # bytes
+READ_S = 60.0  # for the body of a request
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    message: Message | None  # None: refused, with ``why``
+    finish_reason: str = ""
+    why: str = ""
+    status: int = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """A request for a turn, which waits for ``answer`` or ``refuse``."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    max_tokens: int | None
+    stream: bool
+    _reply: queue.SimpleQueue[_Answer] = field(default_factory=queue.SimpleQueue)
+
+    def answer(self, message: Message, *, cut: bool) -> None:
+        """``cut``: a token limit has ended the turn."""
+        reason = "tool_calls" if "tool_calls" in message else "length" if cut else "stop"
+        self._reply.put(_Answer(message, reason))
+
+    def refuse(self, why: str, status: int = 400) -> None:
+        self._reply.put(_Answer(None, why=why, status=status))
+
+    def wait(self) -> _Answer:
+        return self._reply.get()
+
+
+class Listener:
+    """One session's server. Listens from the beginning, and answers after ``start``."""
+
+    def __init__(self, tell: Callable[[Asked], None], *, any_sampling: bool):
+        self.token = secrets.token_urlsafe(24)
+        self.result: Mapping[str, Any] | None = None  # what a program has given to POST /result
+        self._tell = tell
+        self._any_sampling = any_sampling
+        self._waiting: set[Asked] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._episode: dict[str, Any] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = False  # so that closing waits for them: nobody may fork while they run
+        self._server.listener = self  # type: ignore[attr-defined]
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def fileno(self) -> int:
+        return self._server.fileno()
+
+    def start(self, episode: AgentEpisode, options: Mapping[str, Any]) -> None:
+        self._episode = {**episode.plain(), "options": dict(options)}
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="agent-listener", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Those who wait are told, and all threads end."""
+        with self._lock:
+            self._closed = True
+            for asked in self._waiting:
+                asked.refuse("the episode is over", 503)
+        if self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def told_by(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode())
+
+    def episode_body(self) -> dict[str, Any]:
+        return self._episode
+
+    def turn(self, body: Any) -> tuple[Asked, _Answer]:
+        """Waits for the turn. Raises: Refused."""
+        asked = read(body, any_sampling=self._any_sampling)
+        with self._lock:
+            if self._closed:
+                raise Refused("the episode is over", 503)
+            self._waiting.add(asked)
+        self._tell(asked)
+        answer = asked.wait()
+        with self._lock:
+            self._waiting.discard(asked)
+        return asked, answer
+
+
+def read(body: Any, *, any_sampling: bool) -> Asked:
+    """Raises: Refused with everything that is wrong."""
+    if not isinstance(body, dict):
+        raise Refused("the body must be a JSON object")
+    heard = {name: value for name, value in body.items() if not (any_sampling and name == "seed")}
+    problems = [*word_problems(heard), *tool_problems(body)]
+    for name in () if any_sampling else ("temperature", "top_p"):
+        if body.get(name) is not None:
+            problems.append(
+                f"{name} is the run's; leave it out, or let it pass unheeded (environment.settings.any_sampling=true)"
+            )
+    if body.get("stop"):
+        problems.append("stop is the run's (rollout.stop)")
+    if body.get("n") not in (None, 1):
+        problems.append("n must be 1: a turn is sampled once")
+    if body.get("logprobs"):
+        problems.append("logprobs are not given to agents")
+    wanted = body.get("max_completion_tokens") or body.get("max_tokens")
+    if wanted is not None and not is_count(wanted):
+        problems.append(f"max_tokens is {json.dumps(wanted)[:60]}; use a whole number above 0")
+    messages: list[dict[str, Any]] = []
+    try:
+        messages = messages_of(body.get("messages"))
+    except Refused as refused:
+        problems.append(str(refused))
+    if problems:
+        raise Refused("; ".join(problems))
+    return Asked(messages=messages, tools=body.get("tools") or (), max_tokens=wanted, stream=bool(body.get("stream")))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = READ_S
+
+    @property
+    def _listener(self) -> Listener:
+        found: Listener = self.server.listener  # type: ignore[attr-defined]
+        return found
+
+    def do_GET(self) -> None:
+        self._answer({"/episode": self._listener.episode_body, "/v1/models": _models})
+
+    def do_POST(self) -> None:
+        self._answer({"/v1/chat/completions": self._turn, "/result": self._result})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a turn is not news."""
+
+    def _answer(self, routes: Mapping[str, Callable[[], Any]]) -> None:
+        try:
+            if not self._listener.told_by(self.headers.get("authorization", "")):
+                raise Refused("the bearer token is missing or wrong (Authorization: Bearer TOKEN)", 401)
+            route = routes.get(self.path.partition("?")[0])
+            if route is None:
+                raise Refused(f"there is no {self.command} {self.path[:100]}; agents have /v1/chat/completions", 404)
+            found = route()
+        except Refused as refused:
+            self._send(json.dumps(error_body(str(refused), refused.status)), refused.status)
+        except OSError:  # the agent has gone, or sends no more
+            self.close_connection = True
+        else:
+            events = isinstance(found, list)
+            self._send("".join(found) if events else json.dumps(found), 200, "text/event-stream" if events else "")
+
+    def _turn(self) -> Any:
+        asked, answer = self._listener.turn(self._body())
+        if answer.message is None:
+            raise Refused(answer.why, answer.status)
+        choice = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None, "message": answer.message}
+        whole = {
+            "id": f"turn-{secrets.token_hex(8)}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": "policy",
+            "choices": [choice],
+            "usage": None,
+        }
+        return as_events(whole) if asked.stream else whole
+
+    def _result(self) -> Any:
+        body = self._body()
+        if not isinstance(body, dict):
+            raise Refused("a result is a JSON object: reward, and metrics if there are any")
+        self._listener.result = body
+        return {"ok": True}
+
+    def _body(self) -> Any:
+        size = self.headers.get("content-length", "")
+        if not size.isdigit():
+            raise Refused("the length of the body is missing", 411)
+        if int(size) > LARGEST_BODY:
+            raise Refused(f"the body has more than {LARGEST_BODY >> 20} MiB", 413)
+        try:
+            return json.loads(self.rfile.read(int(size)))
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"the body is not JSON: {error}") from None
+
+    def _send(self, text: str, status: int, kind: str = "") -> None:
+        data = text.encode()
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", kind or "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        except OSError:  # the agent has gone
+            self.close_connection = True
+
+
+def _models() -> dict[str, Any]:
+    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "posttrain"}
+    return {"object": "list", "data": [model]}

@@ -1,0 +1,111 @@
+"""Tool classes written for verl: ``create``, ``execute``, ``calc_reward`` and ``release``, of one instance per episode.
+
+verl itself is not needed, unless the class imports it. Methods may be coroutine functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.errors import ConfigError, Problem
+from posttrain.interfaces.tool import Tool, ToolFailed
+from posttrain.libraries.own_code import Calls, load
+from posttrain.registry import TOOLS
+
+
+@TOOLS.register("verl")
+def verl(
+    *, class_name: str, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None
+) -> Tool:
+    """One tool of a verl tool file, in that file's words.
+
+    The class is called with ``config`` and ``tool_schema`` (verl's own model of a schema where the class has imported it, else a
+    mapping). The row's ``tools_kwargs[name]`` holds create_kwargs, execute_kwargs, calc_reward_kwargs and release_kwargs.
+
+    Args: class_name, package.module.Class or path/to/file.py:Class; tool_schema may be left out where the class has
+        ``get_openai_tool_schema``.
+    Raises: ConfigError when there is no such class, or no schema.
+    """
+    made = load(class_name)
+    schemas = sys.modules.get("verl.tools.schemas")
+    given = schemas.OpenAIFunctionToolSchema.model_validate(tool_schema) if schemas and tool_schema else tool_schema
+    instance = made(config=dict(config or {}), tool_schema=given)
+    schema = tool_schema
+    if schema is None and hasattr(instance, "get_openai_tool_schema"):
+        found = instance.get_openai_tool_schema()
+        schema = found.model_dump(exclude_none=True) if hasattr(found, "model_dump") else found
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        fix = "give it a tool_schema: {type: function, function: {name, description, parameters}}"
+        raise ConfigError(Problem(f"the tool class {class_name} has no schema", fix=fix))
+    own = _OwnTool(instance, function["name"])
+    return Tool(
+        name=function["name"],
+        description=str(function.get("description", "")),
+        parameters=function.get("parameters", {"type": "object", "properties": {}}),
+        run=own.run,
+        begin=own.begin,
+        close=own.close,
+    )
+
+
+class _OwnTool:
+    """What an episode has of the tool. Created with the first call."""
+
+    def __init__(self, tool: Any, name: str):
+        self._tool = tool
+        self._name = name
+        self._calls = Calls()
+        self._arguments: Mapping[str, Any] = {}
+        self._instance: Any = None
+        self._step_rewards = 0.0
+
+    def begin(self, row: Mapping[str, Any]) -> None:
+        self._arguments = (row.get("tools_kwargs") or {}).get(self._name) or {}
+
+    def run(self, arguments: Mapping[str, Any]) -> str:
+        """Raises: ToolFailed, whatever the class has raised: the model reads it."""
+        try:
+            if self._instance is None:
+                created = self._calls.call(self._tool.create, "episode", **self._given("create_kwargs"))
+                self._instance = created[0] if isinstance(created, tuple) else created
+            answer = self._calls.call(
+                self._tool.execute, self._instance, dict(arguments), **self._given("execute_kwargs")
+            )
+        except Exception as error:  # someone's code
+            raise ToolFailed(f"{type(error).__name__}: {error}") from error
+        if isinstance(answer, tuple):
+            reward = answer[1] if len(answer) > 1 else None
+            self._step_rewards += float(reward or 0.0)
+            answer = answer[0]
+        return _text_of(answer)
+
+    def close(self) -> Mapping[str, float]:
+        """Its rewards, which are told and do not count: in verl, too, the scorers decide what they are worth."""
+        try:
+            if self._instance is None:
+                return {}
+            final = None
+            if hasattr(self._tool, "calc_reward"):
+                final = self._calls.call(self._tool.calc_reward, self._instance, **self._given("calc_reward_kwargs"))
+            if hasattr(self._tool, "release"):
+                self._calls.call(self._tool.release, self._instance, **self._given("release_kwargs"))
+            rewards = {f"tool_step_reward/{self._name}": self._step_rewards}
+            return rewards if final is None else {**rewards, f"tool_reward/{self._name}": float(final)}
+        finally:
+            self._calls.close()
+
+    def _given(self, kind: str) -> dict[str, Any]:
+        return dict(self._arguments.get(kind) or {})
+
+
+def _text_of(answer: Any) -> str:
+    """A text, or the text of a ToolResponse. Raises: ToolFailed for one that holds pictures."""
+    if isinstance(answer, str):
+        return answer
+    if getattr(answer, "image", None) or getattr(answer, "video", None):
+        raise ToolFailed("the tool has answered with a picture, which cannot be shown here")
+    text = getattr(answer, "text", answer)
+    return "" if text is None else str(text)

@@ -1,0 +1,83 @@
+"""A user's own classes and functions, by where they stand. For processes that run such code; nothing else imports it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from posttrain.errors import ConfigError, Problem
+
+
+def load(where: str) -> Any:
+    """The class or function at ``package.module:Name``, ``package.module.Name`` or ``path/to/file.py:Name``.
+
+    Raises: ConfigError when there is none; whatever importing it raises.
+    """
+    path, colon, attribute = where.rpartition(":") if ":" in where else where.rpartition(".")
+    if not path or not attribute:
+        what = f"{where!r} names no class: it is written package.module:Class, or path/to/file.py:Class"
+        raise ConfigError(Problem(what))
+    module = _file_module(Path(path).expanduser()) if colon == ":" and path.endswith(".py") else _module(path)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        known = sorted(key for key, value in vars(module).items() if isinstance(value, type))
+        raise ConfigError(Problem(f"{path} has no class {attribute}", fix=f"it has: {', '.join(known) or 'no class'}"))
+    return found
+
+
+class Calls:
+    """Calls of functions that may be coroutine functions, all on one event loop. For one thread."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def call(self, function: Any, *positional: Any, **named: Any) -> Any:
+        """What it returns, at the end."""
+        value = function(*positional, **named)
+        if not inspect.isawaitable(value):
+            return value
+        self._runner = self._runner or asyncio.Runner()
+        return self._runner.run(_awaited(value))
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            Problem(f"there is no module {name}: {error}", fix="install it, or use a .py file")
+        ) from error
+
+
+def _file_module(file: Path) -> ModuleType:
+    """The file as a module of its own name: files of the same name in different folders stay apart."""
+    if not file.is_file():
+        raise ConfigError(Problem(f"there is no file {file}"))
+    file = file.resolve()
+    name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None  # a file that ends in .py
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

@@ -1,0 +1,282 @@
+"""An agent of one's own as an environment: requests are turns, histories are kept or begin anew, its end is the episode's."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.backends.environments.processes import ProcessHost
+from posttrain.data.chat_api import Refused
+from posttrain.envs.agent import Agent, AgentFailed, agent
+from posttrain.envs.agent.listener import Listener, read
+from posttrain.errors import ConfigError
+from posttrain.interfaces.env import EnvFailed, EnvSpec, EnvStart, EnvStep
+from posttrain.rewards.workers import processes
+
+ASKED = [{"role": "user", "content": "Guess."}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}}
+
+AGENTS = '''
+import json, os, signal, subprocess, time, urllib.request
+
+def ask(episode, messages, **more):
+    body = json.dumps({"model": "any", "messages": messages, **more}).encode()
+    request = urllib.request.Request(episode.base_url + "/chat/completions", body,
+        {"Authorization": "Bearer " + episode.api_key, "Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]
+
+def three(episode, bonus=0.0):
+    """Goes on, goes on with a call of a tool, and then begins anew with what it has heard."""
+    messages = list(episode.messages)
+    said = ask(episode, messages)["message"]
+    messages += [said, {"role": "user", "content": "And?"}]
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    first = ask(episode, messages)
+    heard = ask(episode, [{"role": "user", "content": "Heard: " + first["message"]["content"]}], max_tokens=5)
+    return {"reward": len(heard["message"]["content"]) + bonus, "metrics": {"seed": episode.seed,
+            "cut": heard["finish_reason"] == "length"}}
+
+def caller(episode):
+    """Calls a tool for the model, and sends its own message back as it came."""
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}}]
+    messages = list(episode.messages)
+    choice = ask(episode, messages, tools=tools)
+    call = choice["message"]["tool_calls"][0]
+    messages += [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["arguments"]}]
+    ask(episode, messages, tools=tools)
+
+async def waits(episode):
+    ask(episode, episode.messages)
+    return 0.5
+
+def greedy(episode):
+    while True:
+        ask(episode, episode.messages)
+
+def breaks(episode):
+    ask(episode, episode.messages)
+    raise KeyError("lost")
+
+def dies(episode):
+    ask(episode, episode.messages)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def silent(episode):
+    return 1.0
+
+def nonsense(episode):
+    ask(episode, episode.messages)
+    return "much"
+
+def hangs(episode, pids):
+    ask(episode, episode.messages)
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with open(pids, "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+'''
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Path:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    return tmp_path / "agents.py"
+
+
+@pytest.fixture
+def made(agents: Path) -> Iterator[Callable[..., Agent]]:
+    alive: list[Agent] = []
+
+    def make(name: str, max_turns: int | None = None, **settings: Any) -> Agent:
+        spec = EnvSpec(name="agent", messages=ASKED, row={"id": 3}, max_turns=max_turns)
+        env = agent(spec, function=f"{agents}:{name}", **settings)
+        assert isinstance(env, Agent)
+        alive.append(env)
+        return env
+
+    yield make
+    for env in alive:
+        env.close()
+
+
+def test_requests_are_turns(made: Callable[..., Agent]) -> None:
+    env = made("three", options={"bonus": 0.25})
+    assert env.reset(7) == EnvStart(messages=ASKED)
+    step = env.step("Ten")
+    assert step == EnvStep(messages=[{"role": "user", "content": "And?"}])  # it went on: added behind what was sampled
+    step = env.step("Two")
+    heard = [{"role": "user", "content": "Heard: Two"}]
+    assert step == EnvStep(conversation=heard, tools=(), max_response_tokens=5)  # it began anew
+    env.turn_was_cut()
+    step = env.step("Fine")
+    assert (step.done, step.stop, step.reward) == (True, "ended", 4.25)
+    assert env.close() == {"seed": 7, "cut": 1, "num_actions": 3, "refused_turns": 0}
+
+
+def test_calls_of_tools_come_back_as_they_were_told(made: Callable[..., Agent]) -> None:
+    env = made("caller")
+    assert env.reset(0).tools == [TOOL]
+    step = env.step('Let me see.<tool_call>{"name": "look", "arguments": {"at": "door"}}</tool_call>')
+    assert step.conversation is None  # so the tokens stay, although the client was told the call in another form
+    [observation] = step.messages
+    assert (observation["role"], observation["content"]) == ("tool", '{"at": "door"}')
+    assert env.step("Done.").reward is None  # it returned nothing: the run's terms score it
+
+
+def test_coroutine_functions(made: Callable[..., Agent]) -> None:
+    env = made("waits")
+    env.reset(0)
+    assert env.step("x").reward == 0.5
+
+
+def test_turns_are_limited(made: Callable[..., Agent]) -> None:
+    env = made("greedy", max_turns=2)
+    env.reset(0)
+    assert env.step("a").conversation == ASKED
+    assert env.step("b") == EnvStep(done=True, stop="max_turns")  # the third was refused, and the agent gave up
+    assert env.close() == {"num_actions": 2, "refused_turns": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("breaks", r"KeyError: 'lost' \(.*agents.py:\d+\)"),
+        ("dies", "signal SIGKILL"),
+        ("nonsense", "its reward is 'much'"),
+    ],
+)
+def test_an_agent_that_fails_says_how(name: str, words: str, made: Callable[..., Agent]) -> None:
+    env = made(name)
+    env.reset(0)
+    with pytest.raises(AgentFailed, match=words):
+        env.step("x")
+
+
+def test_one_that_asks_for_nothing(made: Callable[..., Agent]) -> None:
+    with pytest.raises(AgentFailed, match="has ended without asking for a turn"):
+        made("silent").reset(0)
+
+
+def test_a_program(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, os, sys, urllib.request\n"
+        "def call(url, body=None):\n"
+        "    data = None if body is None else json.dumps(body).encode()\n"
+        "    headers = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
+        "    return json.load(urllib.request.urlopen(urllib.request.Request(url, data, headers)))\n"
+        "episode = call(os.environ['POSTTRAIN_URL'] + '/episode')\n"
+        "assert episode['row'] == {'id': 3} and episode['options'] == {'x': 1} and episode['seed'] == 5\n"
+        "said = call(os.environ['OPENAI_BASE_URL'] + '/chat/completions', {'messages': episode['messages']})\n"
+        "call(os.environ['POSTTRAIN_URL'] + '/result', {'reward': 0.75, 'metrics': {'turns': 1}})\n"
+        "print(said['choices'][0]['message']['content'], file=sys.stderr)\n"
+        "sys.exit(3 if 'fail' in sys.argv else 0)\n"
+    )
+    spec = EnvSpec(name="agent", messages=ASKED, row={"id": 3})
+    for arguments in ([], ["fail"]):
+        env = agent(spec, command=[sys.executable, str(program), *arguments], options={"x": 1})
+        assert isinstance(env, Agent)
+        try:
+            env.reset(5)
+            if arguments:
+                with pytest.raises(AgentFailed, match="exit code 3: Hm"):
+                    env.step("Hm")
+            else:
+                assert env.step("Hm").reward == 0.75
+        finally:
+            assert env.close()["num_actions"] == 1
+
+
+def test_what_is_not_an_agent() -> None:
+    with pytest.raises(ConfigError, match="neither is given"):
+        agent(EnvSpec(name="agent"))
+    with pytest.raises(ConfigError, match="both are given"):
+        agent(EnvSpec(name="agent"), function="a:b", command=["c"])
+    with pytest.raises(ConfigError, match="command must be a list"):
+        agent(EnvSpec(name="agent"), command="python agent.py")  # type: ignore[arg-type]
+
+
+def test_a_hanging_agent_is_killed_with_what_it_has_started(agents: Path, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    settings = {"function": f"{agents}:hangs", "options": {"pids": str(pids)}}
+    host = ProcessHost(1, 1.0, ["agent"])
+    try:
+        host.start("a", EnvSpec(name="agent", settings=settings, messages=ASKED), 0)
+        [(_, start)] = host.wait(60)
+        assert isinstance(start, EnvStart)
+        host.step("a", "x")
+        [(_, failed)] = host.wait(60)
+        assert isinstance(failed, EnvFailed) and failed.reason == "env_timeout"
+        # the next episode finds a worker of its own, and plays
+        host.start("b", EnvSpec(name="agent", settings={"function": f"{agents}:waits"}, messages=ASKED), 0)
+        [(_, start)] = host.wait(60)
+        host.step("b", "x")
+        [(_, step)] = host.wait(60)
+        assert isinstance(step, EnvStep) and step.reward == 0.5
+        started = [int(pid) for pid in pids.read_text().split()]
+        assert len(started) == 2 and processes.usage(started).processes == 0
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ([], "the body must be a JSON object"),
+        ({"messages": []}, "messages must be a list of at least one message"),
+        ({"messages": ASKED, "temperature": 0.5}, "temperature is the run's; leave it out"),
+        ({"messages": ASKED, "stop": ["x"]}, "stop is the run's"),
+        ({"messages": ASKED, "n": 2}, "n must be 1"),
+        ({"messages": ASKED, "logprobs": True}, "logprobs are not given"),
+        ({"messages": ASKED, "max_tokens": 0.5}, "max_tokens is 0.5"),
+        ({"messages": ASKED, "tools": [1]}, "tools must be a list of functions"),
+        ({"messages": ASKED, "seed": 3}, "seed=3 is not supported"),
+        ({"messages": ASKED, "best": 3}, "best is not known"),
+    ],
+)
+def test_what_agents_cannot_ask_for(body: Any, problem: str) -> None:
+    with pytest.raises(Refused, match=problem):
+        read(body, any_sampling=False)
+
+
+def test_sampling_can_be_let_pass() -> None:
+    asked = read({"messages": ASKED, "temperature": 0.5, "top_p": 0.9, "seed": 3, "max_tokens": 7}, any_sampling=True)
+    assert asked.max_tokens == 7
+
+
+def test_the_address_is_for_those_who_know_the_token() -> None:
+    listener = Listener(lambda asked: asked.refuse("no turns today"), any_sampling=False)
+    from posttrain.envs.agent import AgentEpisode
+
+    listener.start(AgentEpisode(base_url="", api_key="", messages=ASKED, row={}, seed=0, max_turns=None), {})
+
+    def status(path: str, token: str, data: bytes | None = None) -> tuple[int, str]:
+        request = urllib.request.Request(listener.url + path, data, {"Authorization": f"Bearer {token}"})
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)["error"]["message"]
+
+    try:
+        assert status("/episode", "guess")[0] == status("/v1/chat/completions", "", b"{}")[0] == 401
+        assert json.loads(status("/episode", listener.token)[1])["messages"] == ASKED
+        assert json.loads(status("/v1/models", listener.token)[1])["data"][0]["id"] == "policy"
+        assert status("/v1/completions", listener.token, b"{}")[0] == 404
+        assert status("/v1/chat/completions", listener.token, b"{")[1].startswith("the body is not JSON")
+        body = json.dumps({"messages": ASKED}).encode()
+        assert status("/v1/chat/completions", listener.token, body) == (400, "no turns today")
+        assert status("/result", listener.token, b"[1]")[0] == 400
+    finally:
+        before = time.monotonic()
+        listener.close()
+    assert time.monotonic() - before < 2
