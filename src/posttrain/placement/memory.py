@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.placement.model_shape import ModelShape, read_shape
 from posttrain.placement.plan import PHASES, Phase, PlacementPlan, RolePlacement
-from posttrain.placement.roles import fsdp_options, learner_of
+from posttrain.placement.roles import learner_of, sharing_options
 from posttrain.placement.sharding import FsdpSettings, fsdp_settings
+from posttrain.placement.zero import zero_bytes, zero_settings
 from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -112,7 +113,9 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
             return RoleMemory(role=place.role, weights=0)
         if place.engine == "fsdp":
             return _scored_by_fsdp(config, place, shape)
-        return RoleMemory(role=place.role, weights=shape.parameters * width // (split * _zero(place)))
+        if place.engine == "deepspeed":
+            return _by_zero(config, place, shape, trained=0, activations=0)
+        return RoleMemory(role=place.role, weights=shape.parameters * width // split)
     of_role = batches.critic if place.role == "critic" else batches
     assert of_role is not None
     return _trained(config, of_role, place, shape, config.context_tokens + config.rollout.max_response_tokens)
@@ -151,10 +154,12 @@ def _trained(
             activations=activations,
             host=parts + state - sum(on_device),
         )
+    if place.engine == "deepspeed":
+        return _by_zero(config, place, shape, trained=trained, activations=activations)
     masters = trained_width if width < trained_width else 0  # otherwise the weights are their own masters
     return RoleMemory(
         role=place.role,
-        weights=shape.parameters * width // (split * _zero(place)),
+        weights=shape.parameters * width // split,
         optimizer=trained * (ADAM * trained_width + masters) // (split * place.sizes.shard),
         activations=activations,
     )
@@ -168,7 +173,7 @@ def recomputes(config: TrainingConfig, role: str) -> bool:
 
 def _scored_by_fsdp(config: RunConfig, place: RolePlacement, shape: ModelShape) -> RoleMemory:
     width = BYTES[config.model.compute_dtype]
-    settings = fsdp_settings(fsdp_options(config, "reference"), len(place.ranks), role="reference")[0]
+    settings = fsdp_settings(sharing_options(config, "reference"), len(place.ranks), role="reference")[0]
     parts = shape.parameters * width // settings.shard
     off = settings.cpu_offload
     return RoleMemory(
@@ -188,6 +193,18 @@ def _gathered(settings: FsdpSettings, shape: ModelShape, width: int) -> int:
     return (2 * shape.layer_parameters + shape.outer_parameters) * width
 
 
-def _zero(place: RolePlacement) -> int:
-    """Devices over which the weights themselves are spread besides tensor and pipeline: ZeRO stage 3 and its like."""
-    return place.sizes.shard if place.engine == "deepspeed" else 1
+def _by_zero(
+    config: TrainingConfig, place: RolePlacement, shape: ModelShape, *, trained: int, activations: int
+) -> RoleMemory:
+    ranks, width = len(place.ranks), BYTES[config.model.compute_dtype]
+    settings = zero_settings(sharing_options(config, place.role), ranks, role=place.role)[0]
+    held = zero_bytes(settings, parameters=shape.parameters, trained=trained, width=width, ranks=ranks)
+    whole = (2 * shape.layer_parameters + shape.outer_parameters) * width if settings.stage == 3 and ranks > 1 else 0
+    return RoleMemory(
+        role=place.role,
+        weights=held.weights,
+        optimizer=held.optimizer,
+        gathered=whole,
+        activations=activations,
+        host=held.host,
+    )

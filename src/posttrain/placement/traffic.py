@@ -19,8 +19,9 @@ from posttrain.placement.batch import needs_old_logprobs
 from posttrain.placement.memory import BYTES, recomputes
 from posttrain.placement.model_shape import ModelShape
 from posttrain.placement.plan import PlacementPlan, RolePlacement
-from posttrain.placement.roles import fsdp_options, learner_of
+from posttrain.placement.roles import learner_of, sharing_options
 from posttrain.placement.sharding import FsdpSettings, fsdp_settings
+from posttrain.placement.zero import zero_settings
 from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 
 # What the driver sends and gets for a token of a sequence: its id (8), its mask (1), log-probs of sampler, policy and reference
@@ -89,7 +90,13 @@ def _update(
         width, reduce = BYTES[config.model.compute_dtype], BYTES[settings.reduce_dtype]
         found.append(_gather(f"{name}: gather weights", settings, shape, width, passes, again=_regathered(settings)))
         found.append(_reduce(f"{name}: reduce gradients", settings, shape, reduce, passes))
+    if place.engine == "deepspeed":
+        found += _spread_by_zero(config, place, shape, passes, plan.updates_per_step)
     directions = 3 if recomputes(config, name) else 2  # forward, backward, and forward again
+    if place.engine == "megatron":
+        here = plan.updates_per_step * -(-plan.sequences_per_update * tokens // (place.copies * place.sizes.context))
+        found += _split_layers(name, config, place, shape, here, passes, directions)
+        found.append(_add_up(name, config, place, shape, plan.updates_per_step))
     found.append(
         _share_sequence(f"{name}: share sequences", config, section, plan, place, shape, tokens, passes * directions)
     )
@@ -110,6 +117,12 @@ def _score(
     if place.engine == "fsdp":
         width = BYTES[config.model.compute_dtype]
         found.append(_gather(f"{name}: gather weights", _settings(config, place), shape, width, passes))
+    if place.engine == "deepspeed" and place.sizes.shard > 1:
+        spread = FsdpSettings(shard=place.sizes.shard)  # gathered layer by layer, as by fsdp
+        found.append(_gather(f"{name}: gather weights", spread, shape, BYTES[config.model.compute_dtype], passes))
+    if place.engine == "megatron":
+        here = -(-rows * tokens // place.sizes.context)
+        found += _split_layers(name, config, place, shape, here, passes, directions=1)
     if place.sizes.sequence > 1:
         sent = _sequence_bytes(config, place, shape, -(-rows * tokens // place.sizes.sequence))
         found.append(Traffic(what=f"{name}: share sequences", bytes=sent, messages=2 * shape.layers * passes))
@@ -132,7 +145,7 @@ def micro_batches(
 
 
 def _settings(config: TrainingConfig, place: RolePlacement) -> FsdpSettings:
-    return fsdp_settings(fsdp_options(config, place.role), len(place.ranks), role=place.role)[0]
+    return fsdp_settings(sharing_options(config, place.role), len(place.ranks), role=place.role)[0]
 
 
 def _units(settings: FsdpSettings, shape: ModelShape) -> int:
@@ -163,6 +176,77 @@ def _reduce(what: str, settings: FsdpSettings, shape: ModelShape, width: int, ti
     between = 2 * shape.parameters * width * (replicas - 1) // (replicas * shard)
     kinds = (shard > 1) + (replicas > 1)
     return Traffic(what=what, bytes=times * (within + between), messages=times * kinds * _units(settings, shape))
+
+
+def _spread_by_zero(
+    config: TrainingConfig, place: RolePlacement, shape: ModelShape, passes: int, updates: int
+) -> list[Traffic]:
+    """ZeRO's messages: stage 3 gathers weights for every pass and stages 1 and 2 after every update; stage 1 reduces gradients
+    once per update, the others in every pass."""
+    ranks, name, units = len(place.ranks), place.role, shape.layers + 1
+    settings = zero_settings(sharing_options(config, name), ranks, role=name)[0]
+    weights = shape.parameters * BYTES[config.model.compute_dtype]
+    gradients = shape.parameters * BYTES[settings.reduce_dtype] * (ranks - 1) // ranks
+    times = updates if settings.stage == 1 else passes
+    if ranks == 1:
+        return []
+    found = [Traffic(what=f"{name}: reduce gradients", bytes=times * gradients, messages=times * units)]
+    if settings.stage < 3:
+        sent = updates * weights * (ranks - 1) // ranks
+        return [*found, Traffic(what=f"{name}: gather new weights", bytes=sent, messages=updates)]
+    near = settings.second_partition if settings.second_partition > 1 else ranks  # back, from the second copy
+    sent = passes * sum(weights * (group - 1) // group for group in (ranks, near))
+    return [Traffic(what=f"{name}: gather weights", bytes=sent, messages=2 * passes * units), *found]
+
+
+def _split_layers(
+    name: str,
+    config: TrainingConfig,
+    place: RolePlacement,
+    shape: ModelShape,
+    tokens: int,
+    passes: int,
+    directions: int,
+) -> list[Traffic]:
+    """Megatron's messages, of a stage in the middle: two sums over hidden states per layer and direction among ranks that share
+    matrices (arXiv:1909.08053, section 3; a gathering and a scattering of as many bytes where they share tokens, too), two
+    exchanges of heads where they share sequences, and hidden states from stage to stage, and gradients back.
+
+    Args: tokens on this device, in all of so many passes.
+    """
+    sizes, width = place.sizes, BYTES[config.model.compute_dtype]
+    layers = -(-shape.layers // sizes.pipeline)
+    states = tokens * shape.hidden * width
+    heads = tokens * (2 * shape.query_width + 2 * shape.key_value_width) // sizes.tensor * width
+    return [
+        Traffic(
+            what=f"{name}: share matrices",
+            bytes=directions * layers * 2 * 2 * states * (sizes.tensor - 1) // sizes.tensor,
+            messages=directions * layers * 2 * passes if sizes.tensor > 1 else 0,
+        ),
+        Traffic(
+            what=f"{name}: share sequences",
+            bytes=directions * layers * heads * (sizes.context - 1) // sizes.context,
+            messages=directions * layers * 2 * passes if sizes.context > 1 else 0,
+        ),
+        Traffic(
+            what=f"{name}: share layers",
+            bytes=min(directions, 2) * states if sizes.pipeline > 1 else 0,
+            messages=min(directions, 2) * passes if sizes.pipeline > 1 else 0,
+        ),
+    ]
+
+
+def _add_up(name: str, config: TrainingConfig, place: RolePlacement, shape: ModelShape, updates: int) -> Traffic:
+    """Gradients of a rank's part over its copies, once per update: a message for each of a layer's six weights, and three."""
+    sizes = place.sizes
+    group = sizes.data * sizes.context
+    part = shape.parameters // (sizes.tensor * sizes.pipeline) * BYTES[config.model.master_dtype]
+    return Traffic(
+        what=f"{name}: reduce gradients",
+        bytes=updates * 2 * part * (group - 1) // group,
+        messages=updates * (6 * -(-shape.layers // sizes.pipeline) + 3) if group > 1 else 0,
+    )
 
 
 def _share_sequence(

@@ -1,0 +1,90 @@
+"""Micro-batches dealt out by their tokens over processes that go in step, sequences shared by some of them, results joined.
+
+What engines over several processes have in common, however each of them keeps the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from posttrain.algos.balancing import balanced_parts
+from posttrain.backends.torch_training.sharding import Row, Sharding
+from posttrain.data.packing import PackedSequences
+from posttrain.models.sequence_parallel import SplitRow, collect, stretch
+
+
+class RanksSharding(Sharding):
+    """Args: device_type of the processes' devices; sequence: processes that share a sequence (neighbours).
+
+    torch.distributed must be initialised, with a backend for the CPU as well where parts wait there.
+    """
+
+    splits_when_out_of_memory = False
+
+    def __init__(self, device_type: str, *, sequence: int = 1):
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.device_type = device_type
+        self.sequence = sequence
+        if sequence > 1:
+            pairs = init_device_mesh(
+                device_type, (self.ranks // sequence, sequence), mesh_dim_names=("data", "sequence")
+            )
+            self.group = pairs.get_group("sequence")
+
+    def row(self, packed: PackedSequences) -> Row:
+        """With sequence > 1 a stretch of the tokens, and what is scored in it."""
+        whole = super().row(packed)
+        if self.sequence == 1:
+            return whole
+        token_ids = stretch(packed.token_ids, self.group)
+        first = self.group.rank() * len(token_ids)
+        places = ((packed.predicting >= first) & (packed.predicting < first + len(token_ids))).nonzero()[:, 0]
+        # Every process must use every weight, or their gradients would not meet: one score that does not count, for none.
+        scored = places if len(places) else places.new_zeros(1)
+        return Row(
+            token_ids=token_ids,
+            position_ids=stretch(packed.position_ids, self.group),
+            layout=SplitRow(whole.layout, len(packed.token_ids), self.group),
+            predicting=packed.predicting[scored] - first if len(places) else scored,
+            targets=packed.targets[scored],
+            places=places,
+        )
+
+    def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
+        if row.places is None:
+            return values
+        return collect(values[: len(row.places)], row.places, len(packed.targets), self.group)
+
+    def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
+        """Karmarkar-Karp: the same number of micro-batches for every copy, of about the same number of tokens in all."""
+        copies = self.ranks // self.sequence
+        missing = -len(parts) % copies
+        filled, weights = parts + [[]] * missing, [*loads, *[0] * missing]
+        mine = balanced_parts(weights, copies, equal_size=True)[self.rank // self.sequence]
+        return [filled[part] for part in mine]
+
+    def joined(self, values: Tensor, rows: Sequence[int], count: int) -> Tensor:
+        out = super().joined(values, rows, count).to(self.device_type)
+        if not self._speaks:
+            out.zero_()
+        dist.all_reduce(out)  # every row is somebody's, and 0 elsewhere
+        return out.cpu()
+
+    @property
+    def _speaks(self) -> bool:
+        """Processes that share a sequence have the same results; the first of them tells."""
+        return self.rank % self.sequence == 0
+
+    def total(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Processes that ran empty micro-batches alone may lack names that others have."""
+        everyone: list[dict[str, float]] = [{} for _ in range(self.ranks)]
+        dist.all_gather_object(everyone, dict(sums) if self._speaks else {})
+        names = {name for each in everyone for name in each}
+        return {name: sum(each.get(name, 0.0) for each in everyone) for name in sorted(names)}
+
+    def wait(self) -> None:
+        dist.barrier()

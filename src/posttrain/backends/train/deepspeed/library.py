@@ -1,0 +1,107 @@
+"""DeepSpeed itself: imported, told which devices there are, and started on a model.
+
+What is reached into beyond its documented surface is in this folder, and was read in 0.19.8.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.placement.zero import ZeroSettings
+
+T = TypeVar("T")
+_WORDS = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+class Passes(nn.Module):
+    """What DeepSpeed takes for the model: its forward pass is whatever is run in it, which reads the model's parameters."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[[], T]) -> T:
+        return run()
+
+
+def library(device_type: str) -> Any:
+    """The package, ready for models on this type of device."""
+    os.environ.setdefault("LOCAL_RANK", "0")  # a worker sees its own device alone
+    # It looks for an accelerator when it is imported, and takes a GPU that the run was told to leave alone.
+    os.environ.setdefault("DS_ACCELERATOR", device_type)
+    import deepspeed
+
+    # Its own sums over CPU processes are C++ that the first use would compile; gloo's need no compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # It calls torch 2.13's collectives by names that are about to change.
+    warnings.filterwarnings("ignore", r".*_tensor. is deprecated", FutureWarning, "torch.distributed.c10d_logger")
+    if not deepspeed.comm.is_initialized():
+        backend = "gloo" if device_type == "cpu" else "nccl"
+        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+def start(
+    model: PreTrainedModel,
+    settings: ZeroSettings,
+    *,
+    device_type: str,
+    compute_dtype: torch.dtype,
+    optimizer: torch.optim.Optimizer | None = None,
+    max_grad_norm: float | None = None,
+) -> Any:
+    """DeepSpeed's engine around a model; without an optimizer for one that is frozen, which must be stage 3."""
+    half = compute_dtype == torch.bfloat16
+    zero = settings.section(model.config.get_text_config().hidden_size)
+    if optimizer is None:
+        zero.pop("offload_optimizer", None)
+    config = {
+        # Micro-batches are ours: as many passes as we like, and an update when we say so.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": max_grad_norm or 0.0,
+        "bf16": {"enabled": half},
+        "data_types": {"grad_accum_dtype": _WORDS[settings.accumulation_dtype] if half else "fp32"},
+        "communication_data_type": _WORDS[settings.reduce_dtype],
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW, which needs no compiler, also on the CPU
+    }
+    passes = Passes(model)
+    deepspeed = library(device_type)
+    with redirect_stdout(io.StringIO()):  # it prints the memory of the machine, whatever it is told
+        engine, *_ = deepspeed.initialize(model=passes, optimizer=optimizer, config=config, dist_init_required=False)
+    if settings.stage == 3:
+        _read_outside_of_their_module(passes)
+    return engine
+
+
+def _read_outside_of_their_module(passes: Passes) -> None:
+    """The weights of the output layers, which the fused scores read themselves: gathered for the whole of every pass."""
+    from deepspeed import zero
+
+    head = passes.model.get_output_embeddings()
+    for parameter in head.parameters() if head is not None else ():
+        zero.register_external_parameter(passes, parameter)
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether it is a parameter of which stage 3 holds a part in every process."""
+    return hasattr(tensor, "ds_tensor")
+
+
+def gathered(parameter: Tensor) -> Tensor:
+    """All of a spread parameter, in a tensor of its own. Every process must ask."""
+    from deepspeed import zero
+
+    with zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()

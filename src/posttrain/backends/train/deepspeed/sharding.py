@@ -1,0 +1,96 @@
+"""Optimizer state, gradients and weights spread over processes by DeepSpeed's ZeRO.
+
+Every process makes the same calls with the same batches and gets the same results, as with one process. Unlike the other
+engines' optimizer step, DeepSpeed's is one piece: norm, clipping and update happen in it and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.backends.torch_training.ranks import RanksSharding
+from posttrain.backends.train.deepspeed import library
+from posttrain.backends.train.deepspeed.weights import ZeroWeights
+from posttrain.config import TrainingConfig
+from posttrain.errors import ConfigError
+from posttrain.placement.roles import learner_of
+from posttrain.placement.zero import ZeroSettings, zero_settings
+
+T = TypeVar("T")
+
+
+class DeepspeedSharding(RanksSharding):
+    """Args: device_type of the processes' devices; compute_dtype of the passes, float32 or bfloat16; sequence: processes that
+    share a sequence (neighbours).
+
+    torch.distributed must be initialised, with a backend for the CPU as well where parts wait there.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        *,
+        compute_dtype: torch.dtype,
+        settings: ZeroSettings | None = None,
+        sequence: int = 1,
+    ):
+        super().__init__(device_type, sequence=sequence)
+        self.compute_dtype = compute_dtype
+        self.settings = settings or ZeroSettings()
+        self._engine: Any = None
+
+    def beside(self, options: Mapping[str, Any], role: str) -> DeepspeedSharding:
+        settings = checked_settings(options, self.ranks, role)
+        return DeepspeedSharding(
+            self.device_type, compute_dtype=self.compute_dtype, settings=settings, sequence=self.sequence
+        )
+
+    def wrap(self, model: PreTrainedModel) -> None:
+        """A frozen model is spread by stage 3 alone; one that is trained, when its optimizer is there."""
+        if self.settings.stage == 3 and not any(weight.requires_grad for weight in model.parameters()):
+            self._engine = self._start(model)
+
+    def masters(self, model: PreTrainedModel, dtype: torch.dtype) -> ZeroWeights:
+        def begin(optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> Any:
+            self._engine = self._start(model, optimizer=optimizer, max_grad_norm=max_grad_norm)
+            return self._engine
+
+        return ZeroWeights(model, begin, self.rank, self.ranks)
+
+    def _start(self, model: PreTrainedModel, **more: Any) -> Any:
+        return library.start(
+            model, self.settings, device_type=self.device_type, compute_dtype=self.compute_dtype, **more
+        )
+
+    def forward(self, model: nn.Module, scores: Callable[[], T]) -> T:
+        result: T = self._engine(scores) if self._engine is not None else scores()
+        return result
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return super().whole(library.gathered(tensor) if library.is_spread(tensor) else tensor)
+
+    def shape(self, tensor: Tensor) -> torch.Size:
+        return tensor.ds_shape if library.is_spread(tensor) else tensor.shape  # type: ignore[attr-defined]
+
+
+def checked_settings(options: Mapping[str, Any], ranks: int, role: str) -> ZeroSettings:
+    """Raises: ConfigError for options that cannot be."""
+    settings, problems, _ = zero_settings(options, ranks, role=role)
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def sharding_of(config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> DeepspeedSharding:
+    """How a run shares out its policy or its critic over the processes that have met."""
+    section = learner_of(config, role)
+    settings = checked_settings(section.engine_options, dist.get_world_size(), role)
+    return DeepspeedSharding(
+        device_type, compute_dtype=compute_dtype, settings=settings, sequence=section.sequence_parallel
+    )

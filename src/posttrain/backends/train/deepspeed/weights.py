@@ -1,0 +1,179 @@
+"""The trained weights where DeepSpeed updates them: float32 masters and averages in flat parts, one per process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.backends.torch_training.master_weights import MasterWeights
+from posttrain.backends.torch_training.optimizers import build_optimizer
+from posttrain.config.policy import OptimizerConfig
+
+if TYPE_CHECKING:
+    from posttrain.backends.torch_training.sharding import Sharding
+
+AVERAGES = ("exp_avg", "exp_avg_sq")  # of AdamW
+
+
+class ZeroWeights(MasterWeights):
+    """``parameters`` are the model's own, in the dtype to compute in; their masters are inside DeepSpeed.
+
+    Args: begin starts DeepSpeed's engine for an optimizer over them and a limit of the gradient norm.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, begin: Callable[[torch.optim.Optimizer, float | None], Any], rank: int, ranks: int
+    ):
+        self.parameters: dict[str, nn.Parameter] = {
+            name: weight for name, weight in model.named_parameters() if weight.requires_grad
+        }
+        self._begin, self._rank, self._ranks = begin, rank, ranks
+        self._held = False
+        self._shadowed = []  # none of these is rounded here
+
+    @property
+    def hold_gradients(self) -> bool:
+        return self._held
+
+    def optimizer(self, settings: OptimizerConfig) -> torch.optim.Optimizer:
+        """AdamW over the flat parts: DeepSpeed puts them in the place of the parameters."""
+        exact = {name: weight.detach().clone() for name, weight in self.parameters.items()}
+        optimizer = build_optimizer(self.parameters.values(), settings)
+        self._engine = self._begin(optimizer, settings.max_grad_norm)
+        self._zero = self._engine.optimizer
+        for flat in self._flat_parts():
+            # Otherwise the first update makes them, and a checkpoint could not be read before.
+            averages = {kind: torch.zeros_like(flat, requires_grad=False) for kind in AVERAGES}
+            optimizer.state[flat] = {"step": torch.zeros((), device=flat.device), **averages}
+        if not self._in_parts:
+            self._zero._lazy_init_hp_params_optimizer_state()  # where each weight's averages are in them
+        self._load(exact)  # DeepSpeed has made masters of rounded weights
+        return optimizer
+
+    def backward(self, loss: Tensor) -> None:
+        """DeepSpeed takes the mean over processes, and our losses, which divide by counts of the whole mini-batch, add up."""
+        self._held = True
+        self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, limit: float | None, sharding: Sharding, *, offload: bool = False
+    ) -> float:
+        """Norm, clipping and update are DeepSpeed's, which was given the limit; it skips what is not finite."""
+        self._engine.step()
+        self._held = False
+        return float(self._engine.get_global_grad_norm())
+
+    def zero_grad(self) -> None:
+        """An update that does not come: DeepSpeed has no other way to drop what it has gathered."""
+        if not self._held:
+            return
+        with _still(self._zero.optimizer):
+            self._engine.step()
+        self._held = False
+
+    def whole(self, sharding: Sharding) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return {name: _own(safe_get_full_fp32_param(weight)) for name, weight in self.parameters.items()}
+
+    def averages(self, optimizer: torch.optim.Optimizer, sharding: Sharding) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        step = next(iter(optimizer.state.values()))["step"].detach().cpu()
+        found = {}
+        for name, weight in self.parameters.items():
+            found[f"step:{name}"] = step.clone()
+            for kind in AVERAGES:
+                found[f"{kind}:{name}"] = _own(safe_get_full_optimizer_state(weight, kind))
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor], sharding: Sharding) -> None:
+        self._load(tensors)
+
+    @torch.no_grad()
+    def _load(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, weight in self.parameters.items():
+            self._put(weight, tensors[name])
+        self._publish()
+
+    @torch.no_grad()
+    def load_averages(
+        self,
+        optimizer: torch.optim.Optimizer,
+        saved: Mapping[str, Tensor],
+        sharding: Sharding,
+        *,
+        offload: bool = False,
+    ) -> None:
+        for state in optimizer.state.values():
+            state["step"].fill_(
+                max((float(value) for name, value in saved.items() if name.startswith("step:")), default=0.0)
+            )
+            for kind in AVERAGES:
+                state[kind].zero_()
+        for kind_and_name, value in saved.items():
+            kind, name = kind_and_name.split(":", 1)
+            if kind in AVERAGES:
+                self._put(self.parameters[name], value, kind)
+
+    # ------------------------------------------------------------------------------------------------------------ inside
+
+    @property
+    def _in_parts(self) -> bool:
+        """Stage 3, where each weight is cut; before it the flat row of all of them is."""
+        return bool(self._engine.zero_optimization_stage() == 3)
+
+    def _flat_parts(self) -> list[Tensor]:
+        names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+        found: list[Tensor] = next(getattr(self._zero, name) for name in names if hasattr(self._zero, name))
+        return found
+
+    def _put(self, weight: nn.Parameter, value: Tensor, kind: str | None = None) -> None:
+        """This process's part of a whole value into the master, or an average, of a weight."""
+        from deepspeed import utils
+
+        value = value.float()
+        if not self._in_parts:
+            given = (weight, value) if kind is None else (weight, value, kind)
+            (utils.safe_set_full_fp32_param if kind is None else utils.safe_set_full_optimizer_state)(*given)
+            return
+        size = weight.ds_tensor.ds_numel  # type: ignore[attr-defined]  # DeepSpeed's, on parameters in parts
+        part = torch.zeros(size)  # the last part may be filled up
+        mine = value.flatten()[self._rank * size : (self._rank + 1) * size]
+        part[: len(mine)] = mine
+        if kind is None:
+            utils.safe_set_local_fp32_param(weight, part)
+        else:
+            utils.safe_set_local_optimizer_state(weight, part, kind)
+
+    def _publish(self) -> None:
+        """Round the masters into the model, as after an update."""
+        if not self._in_parts:
+            self._zero.update_lp_params()
+            return
+        for number in range(len(self._flat_parts())):
+            self._zero._reassign_or_swap_out_partitioned_parameters(number)
+        kept = self._zero.persistent_parameters
+        if kept:
+            kept[0].partition(kept)
+            kept[0].all_gather(kept)
+        self._zero.invalidate_secondary_tensor()  # the nearer copies, made anew in the next pass
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().float().cpu().clone()
+
+
+@contextmanager
+def _still(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Its steps change nothing inside."""
+    optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del optimizer.step
