@@ -1,0 +1,12 @@
+"""Models shared out over processes by megatron-core: layers' matrices, layers and sequences (arXiv:1909.08053, 2104.04473)."""
+
+from __future__ import annotations
+
+import warnings
+
+# When it is imported, megatron-core warns of the kernels that it does without here (docs/cluster.md says so), in ten lines.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
+
+from posttrain.backends.train.megatron.engine import MegatronTrainEngine  # noqa: E402
+
+__all__ = ["MegatronTrainEngine"]

@@ -1,0 +1,249 @@
+"""A Hugging Face model of the Llama kind as megatron-core's GPT, built from megatron's own parallel layers.
+
+Attention and rotary positions are ours, so that packed rows, shared prompts and split sequences work here as in every other
+engine, without Transformer Engine. The output layer only holds its weight: log-probs are made at scored positions, by scoring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.gpt import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers import PreTrainedModel
+
+from posttrain.backends.torch_training.sharding import Row
+from posttrain.backends.train.megatron.sharding import MegatronSharding
+from posttrain.models.packed_attention import attend_packed
+from posttrain.models.sequence_parallel import SplitRow, attend_split
+
+
+@dataclass
+class RowParams(PackedSeqParams):
+    """A packed row on its way through megatron's layers, which hand it on as it is."""
+
+    layout: Any = None  # models.packed_attention.Packed, or a SplitRow
+    position_ids: Tensor | None = None  # [n] int64
+
+
+def run(model: GPTModel, row: Row) -> Tensor:
+    """One forward pass over a row; what the last stage gives are the last hidden states, [1, n, H], or a rank's tokens of
+    them with sequence parallelism."""
+    params = RowParams(qkv_format="sbhd", layout=row.layout, position_ids=row.position_ids)
+    output: Tensor = model(
+        input_ids=row.token_ids[None], position_ids=None, attention_mask=None, packed_seq_params=params
+    )
+    return output
+
+
+def build(source: PreTrainedModel, sharding: MegatronSharding, *, recompute: bool) -> GPTModel:
+    """This rank's part of the model, its weights not yet filled in.
+
+    Args: source: the Hugging Face model, of a kind that placement.megatron.unsupported has nothing against; recompute the
+        activations of whole layers in the backward pass where the settings do not say which.
+    """
+    text = source.config.get_text_config()
+    dtype, settings = sharding.compute_dtype, sharding.settings
+    recomputing = settings.recompute or (
+        {"granularity": "full", "method": "uniform", "num_layers": 1} if recompute else {}
+    )
+    has = dict.fromkeys(name.partition("self_attn.")[2] for name, _ in source.named_parameters())
+    config = TransformerConfig(
+        num_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        ffn_hidden_size=text.intermediate_size,
+        num_attention_heads=text.num_attention_heads,
+        num_query_groups=text.num_key_value_heads,
+        kv_channels=head_dim(text),
+        normalization="RMSNorm",
+        layernorm_epsilon=text.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=silu,
+        add_bias_linear=False,
+        add_qkv_bias="q_proj.bias" in has,
+        qk_layernorm="q_norm.weight" in has,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=sharding.tensor,
+        pipeline_model_parallel_size=sharding.pipeline,
+        context_parallel_size=sharding.sequence,
+        sequence_parallel=sharding.sequence_parallel,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        perform_initialization=False,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # the default and rows of any length contradict each other, without experts too
+        calculate_per_token_loss=True,  # losses are divided by our counts already
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        batch_p2p_comm=sharding.device.type == "cuda",
+        **settings.split,
+        **{f"recompute_{name}": value for name, value in recomputing.items()},
+    )
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    layers = get_num_layers_to_build(config, pp_rank=stage)
+    model = GPTModel(
+        config,
+        TransformerBlockSubmodules(layer_specs=[_layer(config)] * layers, layer_norm=Norm),
+        vocab_size=-(-vocabulary(source) // sharding.tensor) * sharding.tensor,
+        max_sequence_length=text.max_position_embeddings,
+        pre_process=sharding.first_stage,
+        post_process=sharding.last_stage,
+        share_embeddings_and_output_weights=bool(text.tie_word_embeddings),
+        position_embedding_type="rope",
+    )
+    rotary: Any = source.base_model.rotary_emb
+    model.rotary_pos_emb = Rotary(rotary.inv_freq.to(sharding.device, torch.float32))
+    padding: Any = getattr(source.get_input_embeddings(), "padding_idx", None)
+    if sharding.first_stage and padding is not None:
+        model.embedding.register_forward_hook(_without_gradient_of(padding, sharding), with_kwargs=True)
+    if sharding.last_stage:
+        model.output_layer = WeightOnly(model.output_layer.weight)
+    # Megatron recomputes activations in training mode only. Nothing here drops anything out.
+    return model.to(sharding.device).train()
+
+
+def _without_gradient_of(padding: int, sharding: MegatronSharding) -> Callable[..., Tensor]:
+    """What torch's Embedding does with its ``padding_idx``, which Hugging Face's models have: where the padding token is read
+    (a policy may sample it), its row gets no gradient."""
+
+    def embedded(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        is_padding = kwargs["input_ids"][0] == padding  # [n]
+        if sharding.sequence_parallel:
+            is_padding = is_padding.chunk(sharding.tensor)[sharding.tensor_group.rank()]
+        return torch.where(is_padding[:, None, None], output.detach(), output)
+
+    return embedded
+
+
+def vocabulary(source: PreTrainedModel) -> int:
+    """Rows of a model's embedding."""
+    weight: Any = source.get_input_embeddings().weight
+    return int(weight.shape[0])
+
+
+def head_dim(text: Any) -> int:
+    """Values in an attention head, by a model's configuration."""
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def _layer(config: TransformerConfig) -> ModuleSpec:
+    norm = Norm if config.qk_layernorm else IdentityOp
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=Norm,
+            self_attention=ModuleSpec(
+                module=SelfAttention,
+                params={"attn_mask_type": AttnMaskType.causal},
+                submodules=SelfAttentionSubmodules(
+                    linear_qkv=ColumnParallelLinear,
+                    core_attention=PackedAttention,
+                    linear_proj=RowParallelLinear,
+                    q_layernorm=norm,
+                    k_layernorm=norm,
+                ),
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=Norm,
+            mlp=ModuleSpec(
+                module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+            ),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+class Norm(nn.Module):
+    """RMS norm as transformers' models compute it: in float32, then rounded, then times its weight."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+
+    def forward(self, states: Tensor) -> Tensor:
+        wide = states.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * scaled.to(states.dtype)
+
+
+class PackedAttention(nn.Module):
+    """Attention over the sequences of a packed row, in megatron's calling convention."""
+
+    def __init__(self, config: TransformerConfig, **unused: Any):
+        super().__init__()
+        assert config.kv_channels is not None
+        self.scaling = config.kv_channels**-0.5
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        /,
+        *,
+        packed_seq_params: RowParams,
+        **unused: Any,
+    ) -> Tensor:
+        """Args: query [n, 1, heads, head_dim]; key, value [n, 1, kv_heads, head_dim]. Returns: [n, 1, heads * head_dim]."""
+        query, key, value = (states.permute(1, 2, 0, 3) for states in (query, key, value))
+        layout = packed_seq_params.layout
+        if isinstance(layout, SplitRow):
+            output = attend_split(query, key, value, layout, self.scaling, None)
+        else:
+            output = attend_packed(query, key, value, layout, self.scaling, None)
+        return output.transpose(0, 1).flatten(2)
+
+
+class Rotary(nn.Module):
+    """Angles at the positions that a row says, which begin anew in every sequence. The frequencies are those of the Hugging
+    Face model, with whatever scaling it has."""
+
+    frequencies: Tensor  # [head_dim / 2]
+
+    def __init__(self, frequencies: Tensor):
+        super().__init__()
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def get_rotary_seq_len(self, *unused: Any) -> Tensor:
+        """Where megatron asks how many positions there are, it gets the positions."""
+        params: RowParams = unused[-1]
+        assert params.position_ids is not None
+        return params.position_ids
+
+    def forward(self, positions: Tensor, **unused: Any) -> Tensor:
+        """[n] to [n, 1, 1, head_dim]."""
+        angles = positions[:, None].float() * self.frequencies
+        return torch.cat([angles, angles], dim=-1)[:, None, None]
+
+
+class WeightOnly(nn.Module):
+    """In the place of the output layer: hidden states go out as they come in."""
+
+    def __init__(self, weight: nn.Parameter | None):
+        super().__init__()
+        self.weight = weight  # None where it is the embedding's
+
+    def forward(self, hidden: Tensor, **unused: Any) -> tuple[Tensor, None]:
+        return hidden, None

@@ -1,0 +1,152 @@
+"""A model in parts: megatron's GPT on this rank, and the Hugging Face model that all parts together are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from posttrain.backends.train.megatron.model import build, head_dim, vocabulary
+from posttrain.backends.train.megatron.sharding import MegatronSharding
+from posttrain.backends.train.megatron.weights import Heads, Piece, cut_piece, join_piece, piece_of
+from posttrain.backends.train.megatron.without_cuda import on_this_machine
+from posttrain.errors import ModelError, Problem
+from posttrain.placement.megatron import unsupported
+
+T = TypeVar("T")
+
+
+class ModelParts:
+    """Cuts its own part out of a Hugging Face model's weights. ``release`` then frees them: the model stays as a shell.
+
+    Raises: ModelError for a model that megatron-core's layers, put together as they are here, do not compute.
+    """
+
+    def __init__(self, source: PreTrainedModel, sharding: MegatronSharding, *, recompute: bool = False):
+        self.sharding = sharding
+        reason = unsupported(source.config.get_text_config().to_dict())
+        if reason:
+            fix = "choose a dense Llama, Mistral, Qwen2 or Qwen3 model, or the engine fsdp"
+            raise ModelError(Problem(f"{source.name_or_path}: {reason}", fix=fix, field="model.path"))
+        text = source.config.get_text_config()
+        self.heads = Heads(
+            key_value=text.num_key_value_heads,
+            per_group=text.num_attention_heads // text.num_key_value_heads,
+            dim=head_dim(text),
+        )
+        self.vocabulary = vocabulary(source)
+        self.tied = bool(text.tie_word_embeddings)
+        with on_this_machine():
+            self.gpt = build(source, sharding, recompute=recompute)
+        self.pieces = {self._name(name): parameter for name, parameter in self.gpt.named_parameters()}
+        for parameter, weight in zip(
+            self.pieces.values(), self.cut(dict(source.named_parameters())).values(), strict=True
+        ):
+            parameter.data.copy_(weight)
+        self.shell = source
+        self.whole_shapes = {name: tuple(weight.shape) for name, weight in source.named_parameters()}
+        self._owners = self._find_owners()
+
+    @property
+    def head(self) -> Tensor:
+        """This rank's rows of the output layer, [V / R, H], on the last stage."""
+        own: Tensor | None = self.gpt.output_layer.weight
+        weight: Tensor = self.gpt.embedding.word_embeddings.weight if own is None else own
+        return weight
+
+    def release(self) -> None:
+        """Free the whole weights."""
+        self.shell.to("meta")  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
+        self.shell.tie_weights()
+
+    @torch.no_grad()
+    def cut(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's part of whole tensors, by the names of ``pieces``."""
+        rank, ranks = self.sharding.tensor_group.rank(), self.sharding.tensor
+        found = {}
+        for name in self.pieces:
+            piece = self._piece(name)
+            found[name] = cut_piece(piece.cut, [tensors[source] for source in piece.sources], self.heads, rank, ranks)
+        return found
+
+    @torch.no_grad()
+    def whole(self, parts: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face names and whole tensors, in the shell's order, from every rank's parts by the names of ``pieces``.
+
+        All ranks must go through it together; each gets everything.
+        """
+        waiting: dict[str, Tensor] = {}
+        for name in self.whole_shapes:
+            if name not in waiting:
+                piece = self._owners[name][0]
+                waiting |= zip(piece.sources, self._gathered(piece, parts.get(piece.name), dtype), strict=True)
+            yield name, waiting.pop(name)
+
+    def by_piece(self, values: Mapping[str, T]) -> dict[str, T]:
+        """What stands under the names of ``gpt``'s parameters, under those of ``pieces``."""
+        local = (name for name, _ in self.gpt.named_parameters())
+        return {piece: values[name] for piece, name in zip(self.pieces, local, strict=True)}
+
+    def by_parameter(self, values: Mapping[str, T]) -> dict[str, T]:
+        """The other way."""
+        local = (name for name, _ in self.gpt.named_parameters())
+        return {name: values[piece] for piece, name in zip(self.pieces, local, strict=True)}
+
+    def holds_alone(self, name: str) -> bool:
+        """Whether this rank's part of a piece is to be counted, among all the ranks of its copy: what is the same on several
+        of them is counted on the first."""
+        piece = self._piece(name)
+        if self.tied and name == "output_layer.weight":
+            return False  # counted as the embedding
+        return piece.cut != "whole" or self.sharding.tensor_group.rank() == 0
+
+    def added_over_tensor_ranks(self, name: str) -> bool:
+        """Whether the gradients of a weight that every tensor-parallel rank has whole are parts: norms on queries and keys see
+        this rank's heads alone, and with sequence parallelism all norms see this rank's tokens alone."""
+        alone = self.sharding.sequence_parallel or "q_layernorm" in name or "k_layernorm" in name
+        return alone and self._piece(name).cut == "whole"
+
+    def _name(self, local: str) -> str:
+        """With the number of the layer in the whole model."""
+        if not local.startswith("decoder.layers."):
+            return local
+        _, _, number, within = local.split(".", 3)
+        return f"decoder.layers.{self.gpt.decoder.layers[int(number)].layer_number - 1}.{within}"
+
+    def _piece(self, name: str) -> Piece:
+        if self.tied and name == "output_layer.weight":
+            return Piece(name, "rows", piece_of("embedding.word_embeddings.weight").sources)
+        return piece_of(name)
+
+    def _find_owners(self) -> dict[str, tuple[Piece, int]]:
+        """The piece that each Hugging Face tensor belongs to, and the stage that has it (the first of two)."""
+        stages: list[list[str]] = [[] for _ in range(self.sharding.pipeline)]
+        dist.all_gather_object(stages, list(self.pieces), group=self.sharding.pipeline_group)
+        owners: dict[str, tuple[Piece, int]] = {}
+        for stage, names in enumerate(stages):
+            for name in names:
+                piece = self._piece(name)
+                for source in piece.sources:
+                    owners.setdefault(source, (piece, stage))
+        return owners
+
+    def _gathered(self, piece: Piece, part: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
+        """The tensors of a piece, on every rank of every stage."""
+        group, stage = self.sharding.pipeline_group, self._owners[piece.sources[0]][1]
+        shapes = [self.whole_shapes[source] for source in piece.sources]
+        if group.rank() == stage:
+            assert part is not None
+            parts = [torch.empty_like(part) for _ in range(self.sharding.tensor)]
+            dist.all_gather(parts, part.detach().contiguous(), group=self.sharding.tensor_group)
+            found = [each.to(dtype) for each in join_piece(piece.cut, parts, self.heads, shapes)]
+        else:
+            found = [torch.empty(shape, dtype=dtype, device=self.sharding.device) for shape in shapes]
+        if self.sharding.pipeline > 1:
+            source_rank = dist.get_global_rank(group, stage)
+            for tensor in found:
+                dist.broadcast(tensor, source_rank, group=group)
+        return found

@@ -1,0 +1,172 @@
+"""Which rank of megatron-core does what: ranks of one copy share matrices, layers and sequences; copies share out the work.
+
+Neighbours share a tensor-parallel group, then a sequence, then a stage's copies, then the pipeline, as placement.plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from posttrain.algos.balancing import balanced_parts
+from posttrain.backends.torch_training.sharding import Row, Sharding
+from posttrain.backends.train.megatron.without_cuda import on_this_machine
+from posttrain.config import TrainingConfig
+from posttrain.data.packing import PackedSequences
+from posttrain.errors import ConfigError
+from posttrain.models.packed_attention import shared_layout
+from posttrain.models.sequence_parallel import SplitRow, collect
+from posttrain.placement.megatron import MegatronSettings, megatron_settings
+from posttrain.placement.roles import learner_of
+
+
+class MegatronSharding(Sharding):
+    """Sets up megatron-core's groups, which a process has once: every model in it is split in the same way.
+
+    Args: device of this process; compute_dtype of the layers; tensor, pipeline, context: ranks that share matrices, layers, a
+        sequence.
+    torch.distributed must be initialised.
+    """
+
+    starts_on_cpu = True
+    splits_when_out_of_memory = False
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        compute_dtype: torch.dtype = torch.float32,
+        tensor: int = 1,
+        pipeline: int = 1,
+        context: int = 1,
+        settings: MegatronSettings | None = None,
+        timeout_s: float = 1800.0,
+    ):
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.device, self.compute_dtype = device, compute_dtype
+        self.settings = settings or MegatronSettings()
+        self.tensor, self.pipeline, self.sequence = tensor, pipeline, context
+        if not parallel_state.is_initialized():
+            with on_this_machine():
+                parallel_state.initialize_model_parallel(
+                    tensor_model_parallel_size=tensor,
+                    pipeline_model_parallel_size=pipeline,
+                    context_parallel_size=context,
+                    create_gloo_process_groups=False,
+                    distributed_timeout_minutes=max(1, int(timedelta(seconds=timeout_s).total_seconds() // 60)),
+                )
+            if device.type == "cuda":  # its layers ask for the state of random numbers, and draw none
+                model_parallel_cuda_manual_seed(0)
+        self.tensor_group = parallel_state.get_tensor_model_parallel_group()
+        self.pipeline_group = parallel_state.get_pipeline_model_parallel_group()
+        self.context_group = parallel_state.get_context_parallel_group()
+        self.copies_group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        self.copies = parallel_state.get_data_parallel_world_size()
+        self.first_stage = parallel_state.is_pipeline_first_stage()
+        self.last_stage = parallel_state.is_pipeline_last_stage()
+        self.trained: Callable[[], Iterator[tuple[str, Tensor]]] | None = (
+            None  # whole weights, set by the policy's engine
+        )
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor-parallel ranks share out the tokens outside of the layers' matrices (arXiv:2205.05198)."""
+        return self.settings.sequence_parallel and self.tensor > 1
+
+    def weights(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+        """Of the policy, whose Hugging Face model is a shell by now."""
+        assert self.trained is not None
+        return self.trained()
+
+    def beside(self, options: Mapping[str, Any], role: str) -> MegatronSharding:
+        return self
+
+    def row(self, packed: PackedSequences) -> Row:
+        """The tokens of this rank's context-parallel stretch, with filling behind that nothing looks at."""
+        share = self.tensor if self.sequence_parallel else 1
+        filling = -len(packed.token_ids) % (share * self.sequence)
+        token_ids, position_ids = (pad(values, (0, filling)) for values in (packed.token_ids, packed.position_ids))
+        layout: Any = shared_layout([*packed.groups, *([(filling, ())] if filling else [])], packed.token_ids.device)
+        if self.sequence == 1:
+            return Row(
+                token_ids=token_ids,
+                position_ids=position_ids,
+                layout=layout,
+                predicting=packed.predicting,
+                targets=packed.targets,
+            )
+        length = len(token_ids) // self.sequence
+        first = self.context_group.rank() * length
+        here = slice(first, first + length)
+        places = ((packed.predicting >= first) & (packed.predicting < first + length)).nonzero()[:, 0]
+        # Every rank must use every weight, or their gradients would not meet: one score that does not count, for none.
+        scored = places if len(places) else places.new_zeros(1)
+        return Row(
+            token_ids=token_ids[here],
+            position_ids=position_ids[here],
+            layout=SplitRow(layout, len(token_ids), self.context_group),
+            predicting=packed.predicting[scored] - first if len(places) else scored,
+            targets=packed.targets[scored],
+            places=places,
+        )
+
+    def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
+        if row.places is None:
+            return values
+        return collect(values[: len(row.places)], row.places, len(packed.targets), self.context_group)
+
+    def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
+        """Karmarkar-Karp: the same number of micro-batches for every copy, of about the same number of tokens in all."""
+        missing = -len(parts) % self.copies
+        filled, weights = parts + [[]] * missing, [*loads, *[0] * missing]
+        mine = balanced_parts(weights, self.copies, equal_size=True)[parallel_state.get_data_parallel_rank()]
+        return [filled[part] for part in mine]
+
+    def joined(self, values: Tensor, rows: Sequence[int], count: int) -> Tensor:
+        """Values are known where the last layers are; one rank of each copy tells them to all."""
+        out = super().joined(values, rows, count).to(self.device)
+        if not self._speaks:
+            out.zero_()
+        dist.all_reduce(out)
+        return out.cpu()
+
+    def total(self, sums: Mapping[str, float]) -> dict[str, float]:
+        everyone: list[dict[str, float]] = [{} for _ in range(self.ranks)]
+        dist.all_gather_object(everyone, dict(sums) if self._speaks else {})
+        names = {name for each in everyone for name in each}
+        return {name: sum(each.get(name, 0.0) for each in everyone) for name in sorted(names)}
+
+    @property
+    def _speaks(self) -> bool:
+        return self.last_stage and self.tensor_group.rank() == 0 and self.context_group.rank() == 0
+
+    def wait(self) -> None:
+        dist.barrier()
+
+
+def sharding_of(
+    config: TrainingConfig, role: str, device: torch.device, compute_dtype: torch.dtype
+) -> MegatronSharding:
+    """How a run shares out its policy over the processes that have met. Raises: ConfigError for options that cannot be."""
+    section = learner_of(config, role)
+    settings, problems, _ = megatron_settings(section.engine_options, role=role)
+    if problems:
+        raise ConfigError(problems)
+    return MegatronSharding(
+        device,
+        compute_dtype=compute_dtype,
+        tensor=section.tensor_parallel,
+        pipeline=section.pipeline_parallel,
+        context=section.sequence_parallel,
+        settings=settings,
+        timeout_s=config.placement.call_timeout_s,
+    )

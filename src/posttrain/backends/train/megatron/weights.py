@@ -1,0 +1,107 @@
+"""Hugging Face weights and megatron-core's: which belongs to which, and how they are cut over tensor-parallel ranks.
+
+Megatron keeps queries, keys and values in one matrix, group after group (the queries of a key/value head, its key, its value:
+q q k v | q q k v | ...), and the gate of an MLP above its up projection. Rank r of R has the r-th part of the fused rows, of
+the gate and of the up projection, and of the vocabulary, which is filled up with zeros to a multiple of R. Projections back to
+the hidden size are cut along their inputs; norms are whole everywhere. For models of the Llama kind: Llama, Mistral without a
+window, Qwen2 and Qwen3, which differ in biases on queries, keys and values and in norms on queries and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Cut = Literal["whole", "rows", "columns", "stacked", "heads"]
+
+# In megatron's layer -> in Hugging Face's layer, and how it is cut. A row of this table may have no parameter in a model.
+LAYER: dict[str, tuple[Cut, tuple[str, ...]]] = {
+    "input_layernorm.weight": ("whole", ("input_layernorm.weight",)),
+    "self_attention.linear_qkv.weight": (
+        "heads",
+        ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    ),
+    "self_attention.linear_qkv.bias": (
+        "heads",
+        ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    ),
+    "self_attention.q_layernorm.weight": ("whole", ("self_attn.q_norm.weight",)),
+    "self_attention.k_layernorm.weight": ("whole", ("self_attn.k_norm.weight",)),
+    "self_attention.linear_proj.weight": ("columns", ("self_attn.o_proj.weight",)),
+    "pre_mlp_layernorm.weight": ("whole", ("post_attention_layernorm.weight",)),
+    "mlp.linear_fc1.weight": ("stacked", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+    "mlp.linear_fc2.weight": ("columns", ("mlp.down_proj.weight",)),
+}
+# Outside of layers.
+OUTER: dict[str, tuple[Cut, tuple[str, ...]]] = {
+    "embedding.word_embeddings.weight": ("rows", ("model.embed_tokens.weight",)),
+    "decoder.final_layernorm.weight": ("whole", ("model.norm.weight",)),
+    "output_layer.weight": ("rows", ("lm_head.weight",)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """What the fused matrix of an attention layer is made of."""
+
+    key_value: int  # heads; as many groups
+    per_group: int  # query heads of a key/value head
+    dim: int  # of a head
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One parameter of megatron's, whole: its name (with the layer's number in the model), and what it is made of."""
+
+    name: str
+    cut: Cut
+    sources: tuple[str, ...]  # in the Hugging Face model
+
+
+def piece_of(name: str) -> Piece:
+    """The piece of megatron's parameter ``name``. Raises: KeyError for a parameter that is in no table."""
+    if name in OUTER:
+        return Piece(name, *OUTER[name])
+    _, _, number, within = name.split(".", 3)  # decoder.layers.N.
+    cut, sources = LAYER[within]
+    return Piece(name, cut, tuple(f"model.layers.{number}.{source}" for source in sources))
+
+
+def cut_piece(cut: Cut, sources: Sequence[Tensor], heads: Heads, rank: int, ranks: int) -> Tensor:
+    """The part of rank ``rank``, from the Hugging Face tensors of a piece. Sizes that do not divide are the caller's business;
+    only the vocabulary is filled up."""
+    if cut == "whole":
+        return sources[0]
+    if cut == "columns":
+        return sources[0].chunk(ranks, dim=1)[rank]
+    if cut == "rows":
+        rows = -(-len(sources[0]) // ranks)
+        part = sources[0][rank * rows : (rank + 1) * rows]
+        return torch.cat([part, part.new_zeros(rows - len(part), *part.shape[1:])])
+    if cut == "stacked":
+        return torch.cat([source.chunk(ranks)[rank] for source in sources])
+    grouped = [source.view(heads.key_value, -1, *source.shape[1:]) for source in sources]
+    return torch.cat(grouped, dim=1).flatten(0, 1).chunk(ranks)[rank]
+
+
+def join_piece(
+    cut: Cut, parts: Sequence[Tensor], heads: Heads, shapes: Sequence[torch.Size | tuple[int, ...]]
+) -> list[Tensor]:
+    """The Hugging Face tensors, of these shapes, from the parts of all ranks."""
+    if cut == "whole":
+        return [parts[0]]
+    if cut == "columns":
+        return [torch.cat(list(parts), dim=1)]
+    if cut == "rows":
+        return [torch.cat(list(parts))[: shapes[0][0]]]
+    if cut == "stacked":
+        halves = zip(*(part.chunk(2) for part in parts), strict=True)
+        return [torch.cat(half) for half in halves]
+    whole = torch.cat(list(parts))
+    grouped = whole.view(heads.key_value, -1, *whole.shape[1:])
+    sizes = [heads.per_group * heads.dim, heads.dim, heads.dim]
+    return [each.flatten(0, 1).contiguous() for each in grouped.split(sizes, dim=1)]

@@ -1,0 +1,68 @@
+"""megatron-core on a machine without CUDA: a few of its functions ask for the current CUDA device wherever they run.
+
+Inside ``on_this_machine`` they are told the CPU, and the state of CUDA's random numbers, which a forward pass without dropout
+does not use, is empty. With CUDA nothing is touched. Written for megatron-core 0.16; a release that asks the tensors it is
+given for their device makes this file unnecessary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.tensor_parallel import random
+
+
+def on_this_machine() -> AbstractContextManager[None]:
+    """Where megatron-core is built and run. What is replaced is put back at the end."""
+    return nullcontext() if torch.cuda.is_available() else _on_cpu()
+
+
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    replaced: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "current_device", lambda: torch.device("cpu")),
+        (torch.cuda, "synchronize", lambda device=None: None),
+        (torch.Tensor, "cuda", lambda tensor, *args, **kwargs: tensor),
+        (random, "_get_cuda_rng_state", lambda *args, **kwargs: torch.empty(0)),
+        (random, "_set_cuda_rng_state", lambda *args, **kwargs: None),
+        (random, "get_cuda_rng_tracker", _NoStates),
+        (tensor_parallel, "get_cuda_rng_tracker", _NoStates),
+        (schedules, "torch", _CpuTorch()),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in replaced]
+    try:
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(replaced, before, strict=True):
+            setattr(owner, name, value)
+
+
+class _NoStates:
+    """Megatron's table of CUDA random states, with none in it."""
+
+    def fork(self, name: str = "") -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def get_states(self) -> dict[str, Any]:
+        return {}
+
+    def set_states(self, states: dict[str, Any]) -> None:
+        return None
+
+
+class _CpuTorch:
+    """torch as the schedules see it: they make a counter on the device "cuda", by that name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @property
+    def zeros(self) -> Callable[..., torch.Tensor]:
+        return lambda *size, device=None, **kwargs: torch.zeros(*size, **kwargs)

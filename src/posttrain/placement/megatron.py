@@ -1,0 +1,256 @@
+"""How the engine megatron shares a model out: ``engine_options`` of the policy, in the words of Megatron and of the dialects.
+
+Read here once, torch-free, so that a plan can be checked and priced; the engine takes the result. Sizes of the groups are the
+policy's own fields (tensor_parallel, pipeline_parallel, sequence_parallel), and are no options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import Problem, did_you_mean
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # Hugging Face's model_type
+RECOMPUTED = ("core_attn", "mlp")  # modules that can be recomputed one by one
+_NO_KERNELS = "layers are computed by megatron-core's own modules, without the kernels of Transformer Engine and Apex"
+_NO_EXPERTS = "the model has no experts"
+_OWN_FILES = "weights come from and go to Hugging Face folders, which every engine reads"
+_STAYS = "weights and gradients stay where they are between phases"
+_MESSAGES = "messages between devices are sent when they are due, and waited for"
+# What a dialect has a setting for, and is otherwise here: name -> what happens instead.
+WITHOUT_EFFECT = {
+    "use_distributed_optimizer": "every copy keeps the optimizer's averages of its own part of the weights",
+    "overlap_grad_reduce": _MESSAGES,
+    "overlap_param_gather": _MESSAGES,
+    "overlap_p2p_comm": _MESSAGES,
+    "variable_seq_lengths": "rows may have any length anyhow",
+    "deallocate_pipeline_outputs": "what a stage has sent is freed with its backward pass",
+    **dict.fromkeys(
+        (
+            "bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion", "masked_softmax_fusion",
+            "gradient_accumulation_fusion", "persist_layer_norm", "attention_backend", "cross_entropy_loss_fusion",
+        ),
+        _NO_KERNELS,
+    ),
+    **dict.fromkeys(
+        (
+            "moe_layer_recompute", "moe_token_dispatcher_type", "moe_grouped_gemm", "moe_shared_expert_overlap",
+            "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_permute_fusion", "freeze_moe_router",
+            "moe_router_dtype", "moe_enable_deepep",
+        ),
+        _NO_EXPERTS,
+    ),
+    **dict.fromkeys(("param_offload", "grad_offload"), _STAYS),
+    **dict.fromkeys(
+        (
+            "use_mbridge", "vanilla_mbridge", "use_dist_checkpointing", "dist_checkpointing_path",
+            "dist_checkpointing_prefix", "load_weight", "dist_ckpt_optim_fully_reshardable",
+        ),
+        _OWN_FILES,
+    ),
+    "seed": "nothing is drawn: weights are loaded, and nothing is dropped out",
+    "dtype": "model.compute_dtype says it",
+    "extra": "Megatron's engine here reads none",
+    **dict.fromkeys(
+        ("ddp_config", "override_ddp_config"), "gradients are added up at the update, without Megatron's wrapper"
+    ),
+    "optimizer_config_kwargs": "policy.optimizer says it",
+    "model_config_kwargs": "the model is built from its config.json, changed by model.config_overrides",
+    "empty_cuda_cache": "memory is kept for the next micro-batch",
+    "torch_profiler_config": "the section profiling says it",
+    "override_mcore_model_config": "the model is built from its config.json",
+}  # fmt: skip
+_SPLIT = (
+    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+)  # fmt: skip
+_RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+# What is planned, where it is more than 1: name -> what would be asked for.
+PLANNED = {
+    "expert_model_parallel_size": "experts are not split yet",
+    "expert_tensor_parallel_size": "experts are not split yet",
+    "virtual_pipeline_model_parallel_size": "virtual stages are planned",
+}
+# Sections with further fields of Megatron's configuration: verl's, ROLL's, SkyRL's.
+NESTED = ("override_transformer_config", "additional_configs", "transformer_config_kwargs")
+_OFFLOADS = ("optimizer_offload", "offload_after_step")
+KNOWN = ("sequence_parallel", *_OFFLOADS, *_RECOMPUTE, *_SPLIT, *PLANNED, *WITHOUT_EFFECT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronSettings:
+    """How layers are shared out and computed."""
+
+    # Tensor-parallel ranks share out the tokens outside of the layers' matrices, too; the same numbers in less memory.
+    sequence_parallel: bool = True
+    # granularity, method, num_layers, modules of Megatron's recompute_*; empty: as model.gradient_checkpointing says
+    recompute: Mapping[str, Any] = field(default_factory=dict)
+    # Megatron's settings of an uneven pipeline, by their names; empty: as many layers in every stage
+    split: Mapping[str, Any] = field(default_factory=dict)
+    optimizer_offload: bool = False  # the optimizer's averages in CPU memory between updates
+
+
+def megatron_settings(
+    options: Mapping[str, Any], *, role: str = "policy"
+) -> tuple[MegatronSettings, list[Problem], list[str]]:
+    """The settings; what is wrong with the options; and what of them has no effect, in sentences."""
+    at = f"{role}.engine_options"
+    told: list[str] = []
+    problems = [
+        Problem(f"{at}.{name} holds settings, and is {options[name]!r}", field=f"{at}.{name}")
+        for name in NESTED
+        if options.get(name) is not None and not isinstance(options[name], Mapping)
+    ]
+    flat = _flat(options, at)
+    for name, (where, value) in flat.items():
+        if name not in KNOWN:
+            fix = did_you_mean(name, KNOWN, listed=True)
+            problems.append(Problem(f"megatron has no option {name}", fix=fix, field=where))
+        elif name in WITHOUT_EFFECT and value:
+            told.append(f"{where} has no effect: {WITHOUT_EFFECT[name]}")
+    given = {name: value for name, (_, value) in flat.items() if value is not None}
+    wheres = {name: where for name, (where, _) in flat.items()}
+    return (
+        MegatronSettings(
+            sequence_parallel=bool(given.get("sequence_parallel", True)),
+            recompute=_recompute(given, wheres, problems, told),
+            split={name: given[name] for name in _SPLIT if given.get(name)},
+            optimizer_offload=any(given.get(name) for name in _OFFLOADS),
+        ),
+        problems,
+        told,
+    )
+
+
+def planned_options(options: Mapping[str, Any], *, role: str = "policy") -> list[Problem]:
+    """What of the options is right to ask for, and not built yet."""
+    return [
+        Problem(
+            f"{name}={value}: {PLANNED[name]}; this version cannot run it",
+            fix="remove it" if name.startswith("virtual") else f"use {where}=1",
+            field=where,
+        )
+        for name, (where, value) in _flat(options, f"{role}.engine_options").items()
+        if name in PLANNED and value not in (None, 1)
+    ]
+
+
+def _flat(options: Mapping[str, Any], at: str) -> dict[str, tuple[str, Any]]:
+    """Every option by its name, wherever it stands: where that is, and its value."""
+    found = {name: (f"{at}.{name}", value) for name, value in options.items() if name not in NESTED}
+    for name in NESTED:
+        if isinstance(inside := options.get(name), Mapping):
+            found |= {inner: (f"{at}.{name}.{inner}", value) for inner, value in inside.items()}
+    return found
+
+
+def _recompute(
+    given: Mapping[str, Any], wheres: Mapping[str, str], problems: list[Problem], told: list[str]
+) -> dict[str, Any]:
+    granularity = given.get("recompute_granularity")
+    if granularity is None:
+        others = [wheres[name] for name in _RECOMPUTE[1:] if given.get(name) not in (None, [], ["core_attn"])]
+        told += [f"{where} has no effect: recompute_granularity is null" for where in others]
+        return {}
+    if granularity == "full":
+        method, layers = given.get("recompute_method") or "uniform", given.get("recompute_num_layers") or 1
+        if method not in ("uniform", "block"):
+            what, where = f"recompute_method={method}: no such method", wheres["recompute_method"]
+            problems.append(Problem(what, fix="use uniform or block", field=where))
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+            what, where = f"recompute_num_layers={layers!r} is no number of layers", wheres["recompute_num_layers"]
+            problems.append(Problem(what, fix=f"use {where}=1", field=where))
+        return {"granularity": "full", "method": method, "num_layers": layers}
+    if granularity != "selective":
+        where = wheres["recompute_granularity"]
+        what = f"recompute_granularity={granularity}: no such granularity"
+        problems.append(Problem(what, fix="use full, selective or null", field=where))
+        return {}
+    modules = given.get("recompute_modules") or ["core_attn"]
+    wrong = [module for module in modules if module not in RECOMPUTED]
+    if wrong:
+        what = f"recompute_modules names {wrong[0]}, which is not among {', '.join(RECOMPUTED)}"
+        problems.append(Problem(what, fix="use recompute_granularity=full", field=wheres["recompute_modules"]))
+    return {"granularity": "selective", "modules": list(modules)}
+
+
+def unsupported(text: Mapping[str, Any]) -> str | None:
+    """Why a model cannot be put together from megatron-core's layers here, by the fields of its config.json (of a model with
+    images, of its text_config); None: it can."""
+    kind = text.get("model_type")
+    if text.get("num_experts") or text.get("num_local_experts") or text.get("n_routed_experts"):
+        return f"{kind} has experts, which this engine does not compute yet"
+    if kind not in FAMILIES:
+        return f"{kind} is not among {', '.join(FAMILIES)}"
+    if text.get("attention_bias"):
+        return "its attention has a bias on its output (attention_bias)"
+    if text.get("mlp_bias"):
+        return "its MLP has biases (mlp_bias)"
+    if text.get("hidden_act", "silu") != "silu":
+        return f"its MLP uses {text['hidden_act']}, and silu is known here"
+    windowed = text.get("sliding_window") if kind == "mistral" else text.get("use_sliding_window")
+    if windowed or "sliding_attention" in (text.get("layer_types") or []):
+        return "its attention looks at a window of tokens (sliding_window)"
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    scaling = rope.get("rope_type") or rope.get("type") or "default"
+    if scaling not in ("default", "linear", "llama3"):
+        return f"its rotary embedding is scaled by {scaling}, and default, linear and llama3 are known here"
+    if rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
+        return "its rotary embedding turns a part of each head (partial_rotary_factor)"
+    return None
+
+
+def model_problems(path: str, *, role: str, tensor: int, pipeline: int, settings: MegatronSettings) -> list[Problem]:
+    """What of a model in a local folder does not go with the sizes, or with the engine. Hub ids are looked at by the engine."""
+    try:
+        whole = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []  # what is wrong with the folder is for check_run_files to say
+    text: Mapping[str, Any] = whole.get("text_config", whole)
+    if "model_type" not in text:
+        return []
+    reason = unsupported(text)
+    if reason:
+        fix = f"use {role}.engine=fsdp, or a dense Llama, Mistral, Qwen2 or Qwen3 model"
+        return [Problem(f"megatron cannot train {path}: {reason}", fix=fix, field=f"{role}.engine")]
+    problems = []
+    width, layers = text.get("intermediate_size") or 0, text.get("num_hidden_layers") or 0
+    groups = text.get("num_key_value_heads") or text.get("num_attention_heads") or 1
+    if width % tensor or (groups % tensor and tensor % groups):
+        what, of = (f"an MLP of width {width}", width) if width % tensor else (f"{groups} key/value heads", groups)
+        fits = max(
+            size for size in range(1, tensor) if width % size == 0 and (groups % size == 0 or size % groups == 0)
+        )
+        field = f"{role}.tensor_parallel"
+        text_ = f"{path} has {what}, which {tensor} devices cannot hold in equal parts ({of} / {tensor} = {of / tensor:.4g})"
+        problems.append(Problem(text_, fix=f"use {field}={fits}", field=field))
+    unequal = _unequal(layers, pipeline, settings.split)
+    if unequal:
+        fits = max(size for size in range(1, pipeline + 1) if layers % size == 0)
+        field = f"{role}.pipeline_parallel"
+        what = f"{path} has {layers} layers, which {pipeline} stages cannot share so ({unequal})"
+        fix = f"use {field}={fits} and equal stages, or other numbers in {role}.engine_options"
+        problems.append(Problem(what, fix=fix, field=field))
+    return problems
+
+
+def _unequal(layers: int, stages: int, split: Mapping[str, Any]) -> str | None:
+    """The arithmetic that does not come out; None where it does."""
+    given = [split[name] for name in _SPLIT[:2] if name in split]
+    counted = [name for name in _SPLIT[2:] if name in split]
+    if given:
+        rest, left = layers - sum(given), stages - len(given)
+        if rest >= left and (rest % left == 0 if left > 0 else rest == left == 0):
+            return None
+        return f"{layers} - {' - '.join(map(str, given))} = {rest} are left for {left}"
+    total = layers + len(counted)
+    sums = " + ".join([str(layers), *["1"] * len(counted)])
+    return (
+        None
+        if total % stages == 0
+        else f"{sums}{f' = {total}' if counted else ''}; {total} / {stages} = {total / stages:.4g}"
+    )

@@ -1,0 +1,221 @@
+"""megatron-core's layers over processes make the updates of one process, and a run on them is the run in one process.
+
+float32: to 1e-5 of a number's size; sums are taken in another order, and nothing else differs. bfloat16 with layers' matrices
+shared by two: to 6e-2, because the two halves of a product are rounded to 8 bits before they are added up, in every layer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from ray_runs import assert_same, config
+from safetensors.torch import load_file
+from test_update_paths import PLAN, Outcome, assert_alike, make_engine
+from test_update_paths import make_batch as batch_of_bytes
+from torch import Tensor
+
+from posttrain.build import train_run
+from posttrain.models.tiny import write_tiny_model
+from posttrain.placement.megatron import MegatronSettings
+from posttrain.records.batches import TrainBatch
+
+pytest.importorskip("megatron.core")
+pytestmark = pytest.mark.slow
+
+
+class Split(NamedTuple):
+    """A way of splitting a model of a family; how it is computed."""
+
+    sizes: dict[str, int] = {}  # tensor, pipeline, context; the rest are copies
+    ranks: int = 2
+    family: str = "qwen3"
+    settings: dict[str, Any] = {}  # of MegatronSettings
+    dtype: torch.dtype = torch.float32
+    how: dict[str, Any] = {"micro": 5}
+    resumes: bool = False  # whether saving and loading are looked at, too
+
+
+SPLITS = {
+    "one rank": Split(ranks=1, resumes=True),
+    "tensor 2": Split({"tensor": 2}, settings={"sequence_parallel": False}, resumes=True),
+    "tensor 2, tokens shared": Split({"tensor": 2}),
+    "tensor 2, tied embedding": Split({"tensor": 2}, family="llama"),
+    "tensor 2, biases": Split({"tensor": 2}, family="qwen2"),
+    "tensor 2, bfloat16": Split({"tensor": 2}, dtype=torch.bfloat16),
+    "tensor 2, all recomputed": Split({"tensor": 2}, how={"micro": 5, "gradient_checkpointing": True}),
+    "tensor 2, some recomputed": Split(
+        {"tensor": 2}, settings={"recompute": {"granularity": "selective", "modules": ["core_attn", "mlp"]}}
+    ),
+    "pipeline 2": Split({"pipeline": 2}, resumes=True),
+    "pipeline 2, tied embedding": Split({"pipeline": 2}, family="llama", resumes=True),
+    "pipeline 2, bfloat16": Split({"pipeline": 2}, dtype=torch.bfloat16, resumes=True),
+    "pipeline 2, recomputed": Split({"pipeline": 2}, how={"micro": 5, "gradient_checkpointing": True}),
+    "pipeline 2, by tokens": Split({"pipeline": 2}, how={"micro": None, "max_tokens": 30}),
+    "context 2": Split({"context": 2}),
+    "context 2, one sequence at a time": Split({"context": 2}, how={"micro": 1}),
+    "two copies": Split(),
+    "two copies, padded": Split(how={"micro": 5, "padded": True}),
+    "tensor 2 x pipeline 2": Split({"tensor": 2, "pipeline": 2}, ranks=4, family="llama", resumes=True),
+    "tensor 2 x context 2": Split({"tensor": 2, "context": 2}, ranks=4),
+    "pipeline 2 x two copies": Split({"pipeline": 2}, ranks=4),
+    "tensor 4, two key/value heads": Split({"tensor": 4}, ranks=4),
+}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 6e-2}
+PADDING = 257  # of the tiny models: Hugging Face gives its row no gradient where it is read
+
+
+def make_batch(seed: int) -> TrainBatch:
+    """With the padding token here and there, in prompts and responses: a policy may sample it."""
+    batch = batch_of_bytes(seed)
+    batch.sequences.tokens[batch.sequences.tokens % 20 == 0] = PADDING
+    return batch
+
+
+def updates(engine: Any, weights: Callable[[], dict[str, Tensor]]) -> tuple[Outcome, Tensor]:
+    """Two updates, and the sums of squared probabilities before them."""
+    losses, norms, logprobs = [], [], []
+    scored = engine.logprobs(make_batch(0).sequences, PLAN.temperature)
+    squares = engine.sum_pi_squared(make_batch(0).sequences, PLAN.temperature)
+    for seed in range(2):
+        batch = make_batch(seed)
+        stats = engine.forward_backward(batch, PLAN, batch.counts())
+        losses.append(stats.loss)
+        norms.append(engine.optimizer_step().grad_norm)
+        logprobs.append(stats.policy_logprobs)
+    return Outcome(losses, norms, logprobs[0], scored, weights()), squares
+
+
+def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
+    """One of ``ranks`` processes: for every split the same updates, saved and gone on with where that is looked at."""
+    from megatron.core import parallel_state
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=rank, world_size=ranks)
+    try:
+        for name, split in SPLITS.items():
+            if split.ranks != ranks:
+                continue
+            place = out / name
+            if rank == 0:
+                (place / "saved").mkdir(parents=True)
+            dist.barrier()
+            updates_of(split, folder / split.family, place, rank)
+            parallel_state.destroy_model_parallel()
+    finally:
+        dist.destroy_process_group()
+
+
+def updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
+    from posttrain.backends.train.megatron import MegatronTrainEngine
+    from posttrain.backends.train.megatron.sharding import MegatronSharding
+
+    sharding = MegatronSharding(
+        torch.device("cpu"),
+        compute_dtype=split.dtype,
+        settings=MegatronSettings(**split.settings),
+        **split.sizes,
+    )
+
+    def make() -> Any:
+        return make_engine(model, MegatronTrainEngine, sharding=sharding, **split.how)  # type: ignore[arg-type]
+
+    engine = make()
+    found, squares = updates(engine, lambda: dict(engine.parts.whole(engine._trained)))
+    sent = {name: tensor.clone() for name, tensor in sharding.weights(engine.parts.shell)}
+    torch.save(found._asdict() | {"squares": squares, "sent": sent}, out / f"{rank}.pt")
+    if not split.resumes:
+        return
+    engine.save(out / "saved")
+    again = make()
+    again.load(out / "saved")
+    batch = make_batch(7)
+    following = []
+    for each in (engine, again):
+        stats = each.forward_backward(batch, PLAN, batch.counts())
+        following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
+    (out / f"{rank}.json").write_text(json.dumps(following))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for family in ("llama", "qwen2", "qwen3"):
+        write_tiny_model(folder / family, family)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def split_up(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Path]]:
+    """The folder with what so many processes have done; they are started once."""
+    done: dict[int, Path] = {}
+
+    def folder(ranks: int) -> Path:
+        if ranks not in done:
+            out = tmp_path_factory.mktemp(f"ranks-{ranks}")
+            mp.spawn(in_process, (ranks, models, out), nprocs=ranks)
+            done[ranks] = out
+        return done[ranks]
+
+    yield folder
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_updates_are_those_of_one_process(models: Path, split_up: Callable[[int], Path], name: str) -> None:
+    split = SPLITS[name]
+    local: Any = make_engine(models / split.family)  # in float32: masters start from what the folder holds
+    wanted, squares = updates(local, lambda: {n: w.detach().clone() for n, w in local._masters.parameters.items()})
+    tolerance = TOLERANCE[split.dtype]
+    folder = split_up(split.ranks) / name
+    for rank in range(split.ranks):
+        found = torch.load(folder / f"{rank}.pt")
+        sent = found.pop("sent")
+        assert (found.pop("squares") - squares).norm() < tolerance * squares.norm()
+        outcome = Outcome(**found)
+        assert_alike(outcome, wanted, tolerance)
+        assert sent.keys() == outcome.weights.keys()
+        assert all(torch.equal(sent[one], weight.to(split.dtype)) for one, weight in outcome.weights.items())
+    if not split.resumes:
+        return
+    for rank in range(split.ranks):
+        straight, resumed = json.loads((folder / f"{rank}.json").read_text())
+        assert straight == resumed and straight[2] == 3
+    # The folder is every engine's: one process goes on from it, with weights and averages.
+    again = make_engine(models / split.family)
+    again.load(folder / "saved")
+    batch = make_batch(7)
+    stats = again.forward_backward(batch, PLAN, batch.counts())
+    assert stats.loss == pytest.approx(straight[0], rel=tolerance, abs=tolerance)  # it may be near 0
+    assert again.optimizer_step().grad_norm == pytest.approx(straight[1], rel=tolerance)
+
+
+RUNS: dict[str, dict[str, dict[str, Any]]] = {
+    "two ranks share matrices": {"policy": {"tensor_parallel": 2}, "placement": {"devices": 2}},
+    "two ranks share layers, two samplers elsewhere": {
+        "policy": {"pipeline_parallel": 2, "devices": [0, 1]},
+        "reference": {"devices": [0, 1]},
+        "rollout": {"devices": [2, 3], "weight_bucket_mib": 1},
+        "placement": {"devices": 4},
+    },
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_the_run_in_one_process(name: str, address: str, tmp_path: Path, tiny_llama: Path) -> None:
+    pytest.importorskip("ray")
+    changes = {section: dict(values) for section, values in RUNS[name].items()}
+    # An eps that is not tiny beside the gradients, as in test_update_paths.
+    optimizer = {"optimizer": {"lr": 1e-3, "eps": 1e-3}}
+    changes["policy"] |= {"engine": "megatron"} | optimizer
+    changes["placement"] |= {"ray_address": address}
+    alone = train_run(config(tmp_path, tiny_llama, "alone", {"policy": optimizer}))
+    found = train_run(config(tmp_path, tiny_llama, "split", changes))
+    assert_same(found, alone)
+    exported = load_file(found / "checkpoints/global_step_2/policy/model.safetensors")
+    assert exported["model.embed_tokens.weight"].shape == (259, 32)  # without the filling of the vocabulary

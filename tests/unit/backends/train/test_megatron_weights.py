@@ -1,0 +1,77 @@
+"""Weights into megatron's layout and back: by hand, and exactly for every family and number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("megatron.core")
+
+from posttrain.backends.train.megatron.weights import Heads, cut_piece, join_piece, piece_of
+from posttrain.models.loading import load_causal_lm
+from posttrain.models.tiny import write_tiny_model
+
+ONE = Heads(key_value=1, per_group=1, dim=1)
+LAYERS = range(2)  # of the tiny model
+
+
+def column(*numbers: float) -> Tensor:
+    return torch.tensor(numbers)[:, None]
+
+
+def test_queries_keys_and_values_stand_group_by_group() -> None:
+    # 4 query heads of size 1 (1..4) on 2 key heads (5, 6) and 2 value heads (7, 8): q1 q2 k1 v1 | q3 q4 k2 v2
+    heads = Heads(key_value=2, per_group=2, dim=1)
+    sources = [column(1, 2, 3, 4), column(5, 6), column(7, 8)]
+    assert cut_piece("heads", sources, heads, 0, 1).flatten().tolist() == [1, 2, 5, 7, 3, 4, 6, 8]
+    assert cut_piece("heads", sources, heads, 1, 2).flatten().tolist() == [3, 4, 6, 8]
+    # More ranks than groups: megatron gathers the rows of a group again.
+    assert cut_piece("heads", sources, heads, 1, 4).flatten().tolist() == [5, 7]
+
+
+def test_gate_and_up_are_halved_each() -> None:
+    sources = [column(1, 2, 3, 4), column(5, 6, 7, 8)]
+    assert cut_piece("stacked", sources, ONE, 0, 2).flatten().tolist() == [1, 2, 5, 6]
+    assert cut_piece("stacked", sources, ONE, 1, 2).flatten().tolist() == [3, 4, 7, 8]
+
+
+def test_a_vocabulary_is_filled_up() -> None:
+    # 3 rows over 2 ranks: 2 and 1, and one of zeros
+    parts = [cut_piece("rows", [column(1, 2, 3)], ONE, rank, 2) for rank in range(2)]
+    assert [part.flatten().tolist() for part in parts] == [[1, 2], [3, 0]]
+    assert join_piece("rows", parts, ONE, [(3, 1)])[0].flatten().tolist() == [1, 2, 3]
+
+
+def test_a_parameter_that_is_in_no_table() -> None:
+    with pytest.raises(KeyError, match="router"):
+        piece_of("decoder.layers.0.mlp.router.weight")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_there_and_back(tmp_path: Path, family: Literal["llama", "qwen2", "qwen3"], ranks: int) -> None:
+    model = load_causal_lm(str(write_tiny_model(tmp_path, family)), dtype=torch.float32)
+    weights = dict(model.named_parameters())
+    heads = Heads(key_value=2, per_group=2, dim=model.config.head_dim if family != "qwen2" else 8)
+    layer = [
+        "input_layernorm.weight", "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight",
+        "pre_mlp_layernorm.weight", "mlp.linear_fc1.weight", "mlp.linear_fc2.weight",
+        *(["self_attention.linear_qkv.bias"] if family == "qwen2" else []),
+        *(["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"] if family == "qwen3" else []),
+    ]  # fmt: skip
+    names = [f"decoder.layers.{number}.{name}" for number in LAYERS for name in layer]
+    names += ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]
+    names += ["output_layer.weight"] if family != "llama" else []  # tied in llama
+    back: dict[str, Tensor] = {}
+    for name in names:
+        piece = piece_of(name)
+        sources = [weights[source] for source in piece.sources]
+        parts = [cut_piece(piece.cut, sources, heads, rank, ranks) for rank in range(ranks)]
+        assert len({part.shape for part in parts}) == 1
+        back |= zip(piece.sources, join_piece(piece.cut, parts, heads, [one.shape for one in sources]), strict=True)
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[name], weight) for name, weight in weights.items())

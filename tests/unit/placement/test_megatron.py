@@ -1,0 +1,174 @@
+"""What megatron's engine options mean, in the words of three dialects; which models go with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.placement.megatron import (
+    MegatronSettings,
+    megatron_settings,
+    model_problems,
+    planned_options,
+    unsupported,
+)
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+}
+
+
+def settings(**options: Any) -> MegatronSettings:
+    found, problems, _ = megatron_settings(options)
+    assert not problems, problems
+    return found
+
+
+def test_without_options_tokens_are_shared_and_nothing_else_is_said() -> None:
+    assert megatron_settings({}) == (MegatronSettings(), [], [])
+    assert MegatronSettings().sequence_parallel and MegatronSettings().recompute == {}
+
+
+@pytest.mark.parametrize("section", ["override_transformer_config", "additional_configs", "transformer_config_kwargs"])
+def test_recomputing_is_read_where_a_dialect_writes_it(section: str) -> None:
+    whole = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2}
+    wanted = {"granularity": "full", "method": "block", "num_layers": 2}
+    assert settings(**whole).recompute == wanted
+    assert settings(**{section: whole}).recompute == wanted
+
+
+def test_recomputing_in_full_has_defaults() -> None:
+    found = settings(recompute_granularity="full").recompute
+    assert found == {"granularity": "full", "method": "uniform", "num_layers": 1}
+    assert settings(recompute_granularity="selective").recompute["modules"] == ["core_attn"]
+
+
+def test_an_uneven_pipeline_is_handed_on() -> None:
+    found = settings(num_layers_in_first_pipeline_stage=1, account_for_loss_in_pipeline_split=False)
+    assert found.split == {"num_layers_in_first_pipeline_stage": 1}
+
+
+def test_the_optimizer_can_rest_and_tokens_can_stay() -> None:
+    found = settings(optimizer_offload=True, sequence_parallel=False)
+    assert found.optimizer_offload and not found.sequence_parallel
+    assert settings(offload_after_step=True).optimizer_offload  # SkyRL's word
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"use_distributed_optimiser": True}, "megatron has no option use_distributed_optimiser"),
+        ({"override_transformer_config": {"num_lyers": 2}}, "megatron has no option num_lyers"),
+        ({"additional_configs": 3}, "policy.engine_options.additional_configs holds settings, and is 3"),
+        ({"recompute_granularity": "half"}, "recompute_granularity=half: no such granularity"),
+        ({"recompute_granularity": "full", "recompute_method": "some"}, "recompute_method=some: no such method"),
+        (
+            {"recompute_granularity": "full", "recompute_num_layers": -1},
+            "recompute_num_layers=-1 is no number of layers",
+        ),
+        ({"recompute_granularity": "selective", "recompute_modules": ["moe"]}, "recompute_modules names moe"),
+    ],
+)
+def test_what_is_wrong(options: dict[str, Any], said: str) -> None:
+    (problem,) = megatron_settings(options)[1]
+    assert said in problem.what and problem.field.startswith("policy.engine_options.")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"moe_grouped_gemm": True}, "policy.engine_options.moe_grouped_gemm has no effect: the model has no experts"),
+        ({"use_distributed_optimizer": True}, "every copy keeps the optimizer's averages of its own part"),
+        (
+            {"override_transformer_config": {"apply_rope_fusion": True}},
+            "override_transformer_config.apply_rope_fusion has no",
+        ),
+        ({"param_offload": True}, "weights and gradients stay where they are"),
+        ({"recompute_num_layers": 2}, "recompute_num_layers has no effect: recompute_granularity is null"),
+    ],
+)
+def test_what_has_no_effect_is_told(options: dict[str, Any], said: str) -> None:
+    _, problems, told = megatron_settings(options)
+    assert not problems and len(told) == 1 and said in told[0]
+    assert megatron_settings(dict.fromkeys(options))[2] == []  # null asks for nothing
+
+
+@pytest.mark.parametrize("name", ["expert_model_parallel_size", "virtual_pipeline_model_parallel_size"])
+def test_what_is_planned(name: str) -> None:
+    (problem,) = planned_options({name: 2})
+    assert f"{name}=2" in problem.what and "this version cannot run it" in problem.what
+    assert planned_options({name: 1}) == planned_options({name: None}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"model_type": "qwen2", "use_sliding_window": False}, None),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"] * 6}, None),
+        ({"rope_parameters": {"rope_type": "llama3"}}, None),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "mistral", "sliding_window": 4096}, "window"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"]}, "window"),
+        ({"model_type": "gemma2"}, "gemma2 is not among llama, mistral, qwen2, qwen3"),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, "has experts"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "has experts"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_scaling": {"type": "dynamic"}}, "scaled by dynamic"),
+        ({"partial_rotary_factor": 0.5}, "a part of each head"),
+    ],
+)
+def test_models(changes: dict[str, Any], said: str | None) -> None:
+    found = unsupported(LLAMA | changes)
+    assert found is None if said is None else found is not None and said in found
+
+
+def problems_of(folder: Path, *, tensor: int = 1, pipeline: int = 1, **options: Any) -> list[str]:
+    found = model_problems(str(folder), role="policy", tensor=tensor, pipeline=pipeline, settings=settings(**options))
+    return [str(problem) for problem in found]
+
+
+def test_sizes_must_go_with_the_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert (
+        problems_of(tmp_path, tensor=2, pipeline=3) == problems_of(tmp_path, tensor=8) == []
+    )  # 8: two ranks for a head
+    (wrong,) = problems_of(tmp_path, tensor=5)
+    assert "an MLP of width 96, which 5 devices cannot hold in equal parts (96 / 5 = 19.2)" in wrong
+    assert "use policy.tensor_parallel=4" in wrong
+    (wrong,) = problems_of(tmp_path, tensor=3)
+    assert "4 key/value heads, which 3 devices" in wrong and "use policy.tensor_parallel=2" in wrong
+    (wrong,) = problems_of(tmp_path, pipeline=4)
+    assert "6 layers, which 4 stages cannot share so (6; 6 / 4 = 1.5)" in wrong and "pipeline_parallel=3" in wrong
+
+
+def test_unequal_stages(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    first, last = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
+    assert problems_of(tmp_path, pipeline=4, **{first: 3}) == []  # 6 - 3 = 3 for 3
+    assert problems_of(tmp_path, pipeline=2, **{first: 2, last: 4}) == []
+    # With embedding and loss 8 over 4.
+    both = {f"account_for_{what}_in_pipeline_split": True for what in ("embedding", "loss")}
+    assert problems_of(tmp_path, pipeline=4, **both) == []
+    (wrong,) = problems_of(tmp_path, pipeline=4, **{first: 2, last: 1})
+    assert "(6 - 2 - 1 = 3 are left for 2)" in wrong
+    (wrong,) = problems_of(tmp_path, pipeline=2, account_for_loss_in_pipeline_split=True)
+    assert "(6 + 1 = 7; 7 / 2 = 3.5)" in wrong
+    assert problems_of(tmp_path, pipeline=2, **{first: 1, last: 4}) != []  # 1 is left for none
+
+
+def test_a_model_of_another_kind_is_refused_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA | {"model_type": "gemma3_text"}}))
+    (wrong,) = problems_of(tmp_path)
+    assert "gemma3_text is not among" in wrong and "use policy.engine=fsdp" in wrong
+    assert problems_of(tmp_path / "nowhere") == []  # a hub id, or told elsewhere
