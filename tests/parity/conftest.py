@@ -1,7 +1,8 @@
-"""A Ray cluster for the runs of a file."""
+"""A Ray cluster for the runs of a file. What several files share lies beside them (``ray_runs``)."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -13,10 +14,14 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parent))
+
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Ray cluster of two nodes, both here, for all runs of a file: it takes longer to start than they do."""
+    from posttrain.backends.runtime.ray.cluster import SETTINGS
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -24,16 +29,19 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("r")
     ray = Path(sys.executable).with_name("ray")
     options = ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=200000000", "--num-cpus=8"]
-    first = [str(ray), "start", "--head", "--block", f"--port={port}", f"--temp-dir={folder}", *options]
+    settings = f"--system-config={json.dumps(SETTINGS)}"
+    first = [str(ray), "start", "--head", "--block", f"--port={port}", f"--temp-dir={folder}", settings, *options]
     second = [str(ray), "start", "--block", f"--address=127.0.0.1:{port}", *options[1:]]
     nodes = []
     try:
-        for command in (first, second):
-            nodes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-            until = time.monotonic() + 120
-            while not _answers(port):
-                assert nodes[0].poll() is None and time.monotonic() < until, "Ray does not start"
-                time.sleep(0.5)
+        for number, command in enumerate((first, second)):
+            said = folder / f"node{number}.txt"
+            with said.open("wb") as output:
+                nodes.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
+            until = time.monotonic() + 240
+            while "Ray runtime started" not in said.read_text():
+                assert nodes[-1].poll() is None and time.monotonic() < until, f"Ray does not start:\n{said.read_text()}"
+                time.sleep(0.2)
         yield f"127.0.0.1:{port}"
     finally:
         for node in reversed(nodes):
@@ -41,8 +49,3 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             node.wait(60)
         del os.environ["RAY_AUTH_MODE"]
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -25,15 +25,33 @@ SKYRL = ["trainer.policy.model.path=tiny", "trainer.max_training_steps=2"]
 # name -> example, what is typed besides, and the roles of each worker
 CASES = {
     "verl, colocated": ("verl_grpo.sh", VERL, {"trainer rank 0", "trainer rank 1"}),
+    "verl, megatron, matrices shared": (
+        "verl_grpo.sh",
+        [
+            *VERL,
+            "actor_rollout_ref.actor.strategy=megatron",
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+            "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full",
+        ],
+        {"trainer rank 0", "trainer rank 1"},
+    ),
+    "roll, megatron, layers shared": (
+        "roll_rlvr.yaml",
+        [
+            "actor_train.strategy_args.strategy_name=megatron_train",
+            "actor_train.strategy_args.strategy_config.pipeline_model_parallel_size=2",
+            "pretrain=tiny",
+            "max_steps=2",
+            "actor_train.device_mapping='list(range(0,2))'",
+            "actor_infer.device_mapping='list(range(0,2))'",
+        ],
+        {"trainer rank 0", "trainer rank 1"},
+    ),
     "skyrl, separate": (
         "skyrl_grpo.sh",
         [
             *SKYRL,
             "trainer.placement.colocate_all=false",
-            # SkyRL's own keys place the engines of servers; the native sampler's devices are said in our words.
-            "+posttrain.placement.devices=2",
-            "+posttrain.policy.devices=[0]",
-            "+posttrain.rollout.devices=[1]",
         ],
         {"trainer rank 0", "rollout rank 0"},
     ),
@@ -45,6 +63,11 @@ CASES = {
             "actor_infer.device_mapping='list(range(0,2))'",
             "actor_train.training_args.gradient_accumulation_steps=2",  # 16 x 2 per device, 64 in all
         ],
+        {"trainer rank 0", "trainer rank 1"},
+    ),
+    "roll, deepspeed": (
+        "roll_rlvr_deepspeed.yaml",
+        ["pretrain=tiny", "max_steps=2"],
         {"trainer rank 0", "trainer rank 1"},
     ),
     "roll, separate": (
@@ -65,14 +88,19 @@ def typed(example: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_example_on_two_devices(name: str, tmp_path: Path, tiny_llama: Path) -> None:
+def test_an_example_on_two_devices(name: str, address: str, tmp_path: Path, tiny_llama: Path) -> None:
+    if "deepspeed" in name:
+        pytest.importorskip("deepspeed")
+    if "megatron" in name:
+        pytest.importorskip("megatron.core")
     example, extra, workers = CASES[name]
     options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     data = tmp_path / "runs/data/chain_sum"
     write_dataset("chain_sum", data, train_rows=24, validation_rows=4, seed=1, options=options, instruction=None)
     (tmp_path / "tiny").symlink_to(tiny_llama)
+    cluster = f"+posttrain.placement.ray_address='{address}'"
     done = subprocess.run(
-        [sys.executable, "-m", "posttrain", "train", *typed(example), *extra, *SHORT],
+        [sys.executable, "-m", "posttrain", "train", *typed(example), *extra, *SHORT, cluster],
         cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

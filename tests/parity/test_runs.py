@@ -93,6 +93,12 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def everywhere(row: dict[str, Any], column: str) -> list[float]:
+    """A column of a tokens file: an entry per token, or one value for all."""
+    values = row[column]
+    return values if isinstance(values, list) else [values] * len(row["token_ids"])
+
+
 def comparable(folder: Path) -> str:
     """metrics.jsonl without times and speeds, as text."""
     lines = metrics_of(folder)
@@ -464,10 +470,17 @@ def test_samples_hold_what_happened(make: Make, tmp_path: Path) -> None:
             "terms": [{"name": "score", "path": str(tmp_path / "reward.py"), "weight": 2.0}],
             "max_invalid_share": 1.0,
         },
+        validation={"trainer_logprobs": True},
     )
     folder = train_run(config)
     metrics = metrics_of(folder)
     invalid_seen = 0
+    for step in (0, 4):
+        rows = [json.loads(line) for line in (folder / f"validation/step_{step}.tokens.jsonl").read_text().splitlines()]
+        assert [row["line"] for row in rows[1:]] == [0, 1, 2]
+        logprobs = [value for row in rows[1:] for value in everywhere(row, "rollout_logprobs")]
+        gaps = [value for row in rows[1:] for value in everywhere(row, "gap")]
+        assert -5 < min(logprobs) < max(logprobs) < -0.01 and max(map(abs, gaps)) < 1e-4
     for step in range(1, 5):
         samples = [json.loads(line) for line in (folder / f"samples/step_{step}.jsonl").read_text().splitlines()]
         assert len(samples) == len({sample["sample_id"] for sample in samples}) == 6

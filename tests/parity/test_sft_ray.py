@@ -28,11 +28,11 @@ pytestmark = pytest.mark.slow
 
 Changes = dict[str, dict[str, Any]]
 TWO: Changes = {"policy": {"engine": "fsdp"}, "placement": {"devices": 2}}
+SEQUENCES = TWO | {"policy": {"engine": "fsdp", "sequence_parallel": 2}}
 # What is different from a run in one process, by name: changes of sections.
 WAYS: dict[str, Changes] = {
     "one worker": {},
     "two ranks": TWO,
-    "two ranks that share sequences": TWO | {"policy": {"engine": "fsdp", "sequence_parallel": 2}},
     "two nodes, whose pairs share sequences and keep weights in parts on the CPU": {
         "policy": {
             "engine": "fsdp",
@@ -126,7 +126,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     address: str, in_process: Path, tmp_path: Path, tiny_llama: Path
 ) -> None:
     """A step in one process, one on two ranks, one on two that share sequences, and the last one in one process again."""
-    sides = [{}, on(address, TWO), on(address, WAYS["two ranks that share sequences"]), {}]
+    sides = [{}, on(address, TWO), on(address, SEQUENCES), {}]
     for steps, changes in enumerate(sides, start=1):
         folder = sft_run(config(tmp_path, tiny_llama, "run", changes, steps=steps), allow_config_change=True)
     assert len(json.loads((folder / "run.json").read_text())["resumes"]) == 3

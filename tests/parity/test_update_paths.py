@@ -24,15 +24,19 @@ from transformers import AutoTokenizer
 
 from posttrain.backends.torch_training.critic import ValueModel
 from posttrain.backends.torch_training.policy import PolicyModel
+from posttrain.backends.torch_training.ranks import RanksSharding
+from posttrain.backends.train.deepspeed import DeepspeedTrainEngine
 from posttrain.backends.train.fsdp import FsdpTrainEngine, FsdpValueEngine
 from posttrain.backends.train.fsdp.sharding import FsdpSharding, load_parts, save_parts
 from posttrain.backends.train.local import LocalTrainEngine, LocalValueEngine
 from posttrain.config.lora import LoraConfig
 from posttrain.config.policy import OptimizerConfig
+from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.lora import add_adapter, merged_weights
 from posttrain.models.value_head import load_value_model
 from posttrain.placement.sharding import FsdpSettings
+from posttrain.placement.zero import ZeroSettings
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, ValueLossPlan
 
@@ -118,8 +122,8 @@ def run(engine: PolicyModel) -> Outcome:
         losses.append(stats.loss)
         norms.append(engine.optimizer_step().grad_norm)
         logprobs.append(stats.policy_logprobs)
-    weights = {name: engine._sharding.whole(weight).clone() for name, weight in engine._masters.parameters.items()}
-    return Outcome(losses, norms, logprobs[0], scored, weights)
+    weights = engine._masters.whole(engine._sharding)
+    return Outcome(losses, norms, logprobs[0], scored, {name: weight.clone() for name, weight in weights.items()})
 
 
 def assert_alike(found: Outcome, wanted: Outcome, tolerance: float) -> None:
@@ -166,6 +170,13 @@ def test_one_update_by_many_paths(
     assert_alike(found, wanted[dtype, adapter], 6e-2 if adapter and dtype == torch.bfloat16 else TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_layers_in_fewer_operations(tiny_qwen: Path, wanted: dict[Any, Outcome], dtype: torch.dtype) -> None:
+    engine = make_engine(tiny_qwen, dtype=dtype, micro=5, gradient_checkpointing=True)
+    assert fuse_layers(engine.model) == 9
+    assert_alike(run(engine), wanted[dtype, False], TOLERANCE[dtype])
+
+
 @pytest.mark.slow
 def test_compiled_layers(tiny_qwen: Path, wanted: dict[Any, Outcome]) -> None:
     assert_alike(run(make_engine(tiny_qwen, compile_layers=True, micro=5)), wanted[torch.float32, False], 1e-5)
@@ -191,6 +202,7 @@ class Shared(NamedTuple):
 
     ranks: int = 2
     settings: dict[str, Any] = {}  # of FsdpSettings; without shard, over all
+    zero: dict[str, Any] | None = None  # of ZeroSettings instead: DeepSpeed
     sequence: int = 1
     dtype: torch.dtype = torch.float32
     adapter: bool = False
@@ -199,7 +211,16 @@ class Shared(NamedTuple):
     resumes: bool = False  # whether saving and loading are looked at, too
 
     @property
-    def sharding(self) -> FsdpSharding:
+    def kind(self) -> type[PolicyModel]:
+        return FsdpTrainEngine if self.zero is None else DeepspeedTrainEngine
+
+    @property
+    def sharding(self) -> RanksSharding:
+        if self.zero is not None:
+            from posttrain.backends.train.deepspeed.sharding import DeepspeedSharding
+
+            zero = ZeroSettings(**self.zero)
+            return DeepspeedSharding("cpu", compute_dtype=self.dtype, settings=zero, sequence=self.sequence)
         settings = FsdpSettings(**({"shard": self.ranks} | self.settings))
         return FsdpSharding("cpu", param_dtype=self.dtype, settings=settings, sequence=self.sequence)
 
@@ -224,6 +245,28 @@ SHARED = {
     "hybrid 2x2, sequence 2": Shared(4, settings={"shard": 2, "replicas": 2}, sequence=2),
     "sequence 4": Shared(4, sequence=4),  # 2 key/value heads: each on two processes
     "4, regathered from 2": Shared(4, settings={"reshard_after_forward": 2}),
+    "zero 1, 1": Shared(1, zero={"stage": 1}, resumes=True),
+    "zero 2, 1": Shared(1, zero={"stage": 2}),
+    "zero 3, 1": Shared(1, zero={"stage": 3}),
+    "zero 1": Shared(zero={"stage": 1}, resumes=True),
+    "zero 2": Shared(zero={"stage": 2}, resumes=True),
+    "zero 3": Shared(zero={"stage": 3}, resumes=True),
+    "zero 1, bfloat16": Shared(zero={"stage": 1}, dtype=torch.bfloat16, resumes=True),
+    "zero 2, bfloat16": Shared(zero={"stage": 2}, dtype=torch.bfloat16, resumes=True),
+    "zero 3, bfloat16": Shared(zero={"stage": 3}, dtype=torch.bfloat16, resumes=True),
+    "zero 1, optimizer on the CPU": Shared(zero={"stage": 1, "offload_optimizer": True}, resumes=True),
+    "zero 2, optimizer on the CPU": Shared(zero={"stage": 2, "offload_optimizer": True}, resumes=True),
+    "zero 3, all on the CPU": Shared(zero={"stage": 3, "offload_optimizer": True, "offload_param": True}, resumes=True),
+    "zero 2, adapter": Shared(zero={"stage": 2}, adapter=True, resumes=True),
+    "zero 3, adapter": Shared(zero={"stage": 3}, adapter=True, resumes=True),
+    "zero 2, checkpointing": Shared(zero={"stage": 2}, checkpointing=True),
+    "zero 3, checkpointing": Shared(zero={"stage": 3}, checkpointing=True),
+    "zero 2, sequence 2": Shared(zero={"stage": 2}, sequence=2, micro=1),
+    "zero 3, sequence 2": Shared(zero={"stage": 3}, sequence=2),
+    "zero 3, small weights kept gathered": Shared(
+        zero={"stage": 3, "handed_on": {"stage3_param_persistence_threshold": 100}}, resumes=True
+    ),
+    "zero 3 over 4, a second copy over 2": Shared(4, zero={"stage": 3, "second_partition": 2}, resumes=True),
 }
 
 
@@ -233,7 +276,7 @@ def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=rank, world_size=ranks)
     try:
         for name, way in SHARED.items():
-            if way.ranks != ranks or (way.adapter and not find_spec("peft")):
+            if way.ranks != ranks or any(not find_spec(library) for library in needs(way)):
                 continue
             place = out / name
             if rank == 0:
@@ -249,11 +292,16 @@ def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
         dist.destroy_process_group()
 
 
+def needs(way: Shared) -> list[str]:
+    """Libraries without which it cannot be tried."""
+    return ["peft"] * way.adapter + ["deepspeed"] * (way.zero is not None)
+
+
 def updates_of(way: Shared, folder: Path, out: Path, rank: int) -> None:
     def make() -> PolicyModel:
         return make_engine(
             folder,
-            FsdpTrainEngine,
+            way.kind,
             adapter=way.adapter,
             micro=way.micro,
             gradient_checkpointing=way.checkpointing,
@@ -264,11 +312,7 @@ def updates_of(way: Shared, folder: Path, out: Path, rank: int) -> None:
     torch.save(run(engine)._asdict(), out / f"{rank}.pt")
     if not way.resumes:
         return
-    parts = {name: weight.detach() for name, weight in engine._masters.parameters.items()}
-    save_parts(parts, out / "parts")
-    empty = {name: torch.zeros_like(part) for name, part in parts.items()}
-    load_parts(empty, out / "parts")
-    same = all(torch.equal(empty[name].to_local(), parts[name].to_local()) for name in parts)
+    same = way.zero is not None or parts_come_back(engine, out / "parts")
     engine.save(out / "saved")
     again = make()
     again.load(out / "saved")
@@ -277,7 +321,32 @@ def updates_of(way: Shared, folder: Path, out: Path, rank: int) -> None:
     for each in (engine, again):
         stats = each.forward_backward(batch, PLAN, batch.counts())
         following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
-    (out / f"{rank}.json").write_text(json.dumps({"parts": same, "following": following}))
+    dropped = leaves_no_trace(engine, again)
+    (out / f"{rank}.json").write_text(json.dumps({"parts": same, "following": following, "dropped": dropped}))
+
+
+def leaves_no_trace(engine: PolicyModel, equal: PolicyModel) -> bool:
+    """Whether gradients that are not finite, and gradients that are dropped, change nothing: afterwards ``engine`` learns what
+    one equal to it learns without them."""
+    batch = make_batch(8)
+    engine.forward_backward(replace(batch, advantages=batch.advantages * float("nan")), PLAN, batch.counts())
+    skipped = engine.optimizer_step().skipped
+    engine.forward_backward(make_batch(9), PLAN, batch.counts())
+    engine.zero_grad()
+    following = []
+    for each in (engine, equal):
+        loss = each.forward_backward(batch, PLAN, batch.counts()).loss
+        following.append((loss, each.optimizer_step(), each.logprobs(batch.sequences, PLAN.temperature).sum().item()))
+    return skipped and following[0] == following[1]
+
+
+def parts_come_back(engine: PolicyModel, folder: Path) -> bool:
+    """Whether every process reads the parts that it wrote."""
+    parts = {name: weight.detach() for name, weight in engine._masters.parameters.items()}
+    save_parts(parts, folder)
+    empty = {name: torch.zeros_like(part) for name, part in parts.items()}
+    load_parts(empty, folder)
+    return all(torch.equal(empty[name].to_local(), parts[name].to_local()) for name in parts)
 
 
 def value_updates(folder: Path, kind: type[ValueModel], **how: Any) -> tuple[list[float], list[float], Tensor]:
@@ -338,8 +407,8 @@ def test_shared_out_over_processes(
     tiny_qwen: Path, wanted: dict[Any, Outcome], shared_out: Callable[[int], Path], name: str
 ) -> None:
     way = SHARED[name]
-    if way.adapter:
-        pytest.importorskip("peft")
+    for library in needs(way):
+        pytest.importorskip(library)
     folder, tolerance = shared_out(way.ranks) / name, TOLERANCE[way.dtype]
     for rank in range(way.ranks):
         assert_alike(Outcome(**torch.load(folder / f"{rank}.pt")), wanted[way.dtype, way.adapter], tolerance)
@@ -350,6 +419,7 @@ def test_shared_out_over_processes(
         assert told["parts"], "a part read back differs from what was written"
         straight, resumed = told["following"]
         assert straight == resumed and straight[2] == 3
+        assert told["dropped"]
     # The gathered folder is the local engine's: it goes on from there.
     local = make_engine(tiny_qwen, dtype=way.dtype, adapter=way.adapter)
     local.load(folder / "saved")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,11 @@ from runs import result, tiny_run
 START_S = 240.0  # for Ray and its workers to start, also on a busy machine
 NAMED_S = 10.0  # from the fault to the name of the worker
 END_S = 60.0  # from the name to the end of the run
-SAMPLER_STEPS = 20  # of a run whose sampler is lost
+Sections = dict[str, dict[str, Any]]
 
-LAYOUTS = {
+LAYOUTS: dict[str, Sections] = {
+    "one": {"placement": {"runtime": "ray"}},
+    "scored": {"placement": {"runtime": "ray"}},
     "trainer": {"policy": {"engine": "fsdp"}, "placement": {"runtime": "ray", "devices": 2}},
     "rollout": {
         "policy": {"devices": [0]},
@@ -63,7 +66,7 @@ class Run:
     def wait_for(self, what: str, timeout_s: float) -> float:
         """Seconds until its output holds a pattern."""
         begun = time.monotonic()
-        while not re.search(what, self.text()):
+        while not re.search(what, " ".join(self.text().split())):
             assert time.monotonic() - begun < timeout_s, f"{what!r} did not come in {timeout_s} s:\n{self.text()}"
             time.sleep(0.1)
         return time.monotonic() - begun
@@ -76,18 +79,19 @@ def start(
     name: str,
     *,
     steps: int,
-    slow: bool = True,
-    extra: dict[str, dict[str, Any]] | None = None,
+    tokens: int = 400,
+    extra: Sections | None = None,
 ) -> Run:
-    """A run of short steps; ``slow`` ones leave time to hit the sampling."""
-    changes = {section: dict(values) for section, values in {**LAYOUTS[layout], **(extra or {})}.items()}
+    """A run of short steps; with many ``tokens`` in a response there is time to hit the sampling."""
+    sections = LAYOUTS[layout].keys() | (extra or {}).keys()
+    changes = {name: LAYOUTS[layout].get(name, {}) | (extra or {}).get(name, {}) for name in sections}
     changes.setdefault("policy", {}).update(
         {"sequences_per_mini_batch": 2, "sequences_per_micro_batch_per_device": 1, "optimizer": {"lr": 1e-3}}
     )
     changes["placement"] |= {"device": "cpu", "cpu_threads": 1, "call_timeout_s": 120.0}
     changes["rollout"] = changes.get("rollout", {}) | {
         "samples_per_prompt": 2,
-        "max_response_tokens": 400 if slow else 6,
+        "max_response_tokens": tokens,
         "ignore_eos": True,
     }
     changes["model"] = {"path": str(model), "compute_dtype": "float32", "config_overrides": {}}
@@ -109,11 +113,6 @@ def start(
             start_new_session=True,
         )
     return Run(folder / name, process, said, temporary)
-
-
-def workers_of(run: Run) -> list[int]:
-    """Processes of workers that have loaded a model, below a run's process."""
-    return [pid for pid in descendants(run.process.pid) if "ray::Worker" in command(pid)]
 
 
 def descendants(pid: int) -> list[int]:
@@ -147,49 +146,47 @@ def alive(pids: list[int]) -> list[str]:
     return found
 
 
-def left_behind(pids: list[int], folder: Path, timeout_s: float = 20.0) -> list[str]:
-    """Processes, shared memory and folders of Ray that are still there a while after the end."""
+def left_behind(pids: list[int], folder: Path, before: set[str], timeout_s: float = 20.0) -> list[str]:
+    """Processes (which hold ports), shared memory and files that are still there a while after the end.
+
+    Args: folder is the run's TMPDIR; ``before`` it began, these segments of shared memory were there.
+    """
     until = time.monotonic() + timeout_s
     while time.monotonic() < until and alive(pids):
         time.sleep(0.2)
-    files = [str(path) for path in [*folder.glob("pt-ray-*"), *folder.glob("posttrain-worker-*")]]
-    return alive(pids) + files
+    segments = shared_memory() - before
+    used = {name for name in segments if held(name)}  # by another run on this machine
+    return alive(pids) + sorted(segments - used) + sorted(str(path) for path in folder.iterdir())
 
 
-def named(text: str, name: str, how: signal.Signals) -> bool:
-    """Whether the output says which worker is lost, and how."""
-    word = "is stopped" if how is signal.SIGSTOP else "has died"
-    return re.search(rf"{name} rank \d+ \(process \d+ on [\d.]+\) {word}", text) is not None
+def shared_memory() -> set[str]:
+    """Segments by name."""
+    return {str(path) for path in Path("/dev/shm").iterdir()}
 
 
-def lose_a_trainer(folder: Path, model: Path, how: signal.Signals, name: str, delay_s: float) -> list[str]:
-    """One trial: what is wrong, after a trainer was hit some time after its first step."""
-    run = start(folder, model, "trainer", name, steps=500)
-    try:
-        until = time.monotonic() + START_S
-        while run.steps() < 2:
-            assert run.process.poll() is None and time.monotonic() < until, run.text()
-            time.sleep(0.1)
-        time.sleep(delay_s)
-        pids = descendants(run.process.pid)
-        victim = random.Random(name).choice(workers_of(run))
-        os.kill(victim, how)
-        took = run.wait_for(r"\[trainer rank \d\] (has died|is stopped)", END_S)
-        code = run.process.wait(END_S)
-        text = " ".join(run.text().split())
-        wrong = [] if code == 3 else [f"exit code {code}"]
-        wrong += [] if took <= NAMED_S else [f"named after {took:.1f} s"]
-        wrong += [] if named(text, "trainer", how) and str(victim) in text else ["the worker is not named"]
-        wrong += [] if "Last good checkpoint: global_step_" in text else ["no checkpoint is named"]
-        wrong += [f"left behind: {each}" for each in left_behind(pids, run.temporary)]
-        return wrong
-    finally:
-        finish(run)
+def held(file: str) -> bool:
+    """Whether a process has it mapped or open."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                if file in (process / "maps").read_text() or any(
+                    os.readlink(each) == file for each in (process / "fd").iterdir()
+                ):
+                    return True
+    return False
 
 
-def kill_and_go_on(folder: Path, model: Path, extra: dict[str, dict[str, Any]], *, steps: int, kills: int) -> list[str]:
+def wait_until(so: Callable[[], bool], run: Run, timeout_s: float) -> None:
+    """Fails when the run ends before, or it is too late."""
+    until = time.monotonic() + timeout_s
+    while not so():
+        assert run.process.poll() is None and time.monotonic() < until, run.text()
+        time.sleep(0.05)
+
+
+def kill_and_go_on(folder: Path, model: Path, extra: Sections, *, steps: int, kills: int) -> list[str]:
     """A run on two ranks whose driver is killed and started again: what of it differs from one that was left alone."""
-    straight = start(folder, model, "trainer", "straight", steps=steps, slow=False, extra=extra)
+    straight = start(folder, model, "trainer", "straight", steps=steps, tokens=6, extra=extra)
     random_times = random.Random(f"{steps} {kills}")
     try:
         assert straight.process.wait(START_S) == 0, straight.text()
@@ -197,7 +194,7 @@ def kill_and_go_on(folder: Path, model: Path, extra: dict[str, dict[str, Any]], 
         finish(straight)
     hits = 0
     for number in range(kills + 1):
-        run = start(folder, model, "trainer", "killed", steps=steps, slow=False, extra=extra)
+        run = start(folder, model, "trainer", "killed", steps=steps, tokens=6, extra=extra)
         try:
             if number == kills:
                 assert run.process.wait(START_S) == 0, run.text()
@@ -217,34 +214,10 @@ def kill_and_go_on(folder: Path, model: Path, extra: dict[str, dict[str, Any]], 
     return wrong + sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def lose_a_sampler(folder: Path, model: Path, how: signal.Signals, name: str, delay_s: float) -> list[str]:
-    """One trial: a sampler is hit in the middle of a run, which goes on to its end."""
-    run = start(folder, model, "rollout", name, steps=SAMPLER_STEPS)
-    try:
-        until = time.monotonic() + START_S
-        while run.steps() < 1:
-            assert run.process.poll() is None and time.monotonic() < until, run.text()
-            time.sleep(0.05)
-        time.sleep(delay_s)
-        pids = descendants(run.process.pid)
-        victim = sampler_of(run)
-        os.kill(victim, how)
-        took = run.wait_for(r"\[rollout rank 0\] (has died|is stopped)", END_S)
-        pids += descendants(run.process.pid)
-        code = run.process.wait(START_S)
-        wrong = [] if code == 0 else [f"exit code {code}: {run.text()[-500:]}"]
-        wrong += [] if took <= NAMED_S else [f"named after {took:.1f} s"]
-        wrong += [] if run.steps() == SAMPLER_STEPS else [f"{run.steps()} steps instead of {SAMPLER_STEPS}"]
-        wrong += [f"left behind: {each}" for each in left_behind(pids, run.temporary)]
-        return wrong
-    finally:
-        finish(run)
-
-
-def sampler_of(run: Run) -> int:
-    """The process of the sampler: the run says which worker is which, in workers/workers.json."""
+def worker_pid(run: Run, role: str) -> list[int]:
+    """The processes of a role's workers: the run says which worker is which, in workers/workers.json."""
     found = json.loads((run.folder / "workers" / "workers.json").read_text())
-    return int(found["rollout rank 0"]["pid"])
+    return [int(each["pid"]) for name, each in found.items() if name.startswith(f"{role} rank")]
 
 
 def finish(run: Run) -> None:
@@ -255,16 +228,3 @@ def finish(run: Run) -> None:
             os.kill(pid, signal.SIGKILL)
     run.process.wait()
     shutil.rmtree(run.temporary, ignore_errors=True)
-
-
-def sweep(folder: Path, model: Path, trials: int, seed: int = 0) -> list[str]:
-    """Faults of random kinds at random instants. Returns what was wrong, a line per finding."""
-    chance = random.Random(seed)
-    found = []
-    for trial in range(trials):
-        kind = chance.choice([lose_a_trainer, lose_a_sampler])
-        how = chance.choice([signal.SIGKILL, signal.SIGSTOP])
-        name = f"trial{trial}"
-        wrong = kind(folder, model, how, name, chance.uniform(0.0, 3.0))
-        found += [f"{name}, {kind.__name__}, {how.name}: {each}" for each in wrong]
-    return found

@@ -22,6 +22,7 @@ from posttrain.config.generate import GenerateConfig
 from posttrain.config.serve import ServeConfig
 from posttrain.interfaces.roles import Learner, Roles
 from posttrain.interfaces.rollout_engine import RolloutEngine
+from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.loading import DTYPES, load_causal_lm
 from posttrain.models.work import work_of
 from posttrain.records.notices import Notices
@@ -78,6 +79,8 @@ def start_sampler(
     device = pick_device(config.placement.device)
     if device.type == "cpu":
         torch.set_num_threads(config.placement.cpu_threads or len(os.sched_getaffinity(0)))
+        if config.model.fast_float32:
+            choose_float32_products()
 
     def load() -> PreTrainedModel:
         return load_causal_lm(

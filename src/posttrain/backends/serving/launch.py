@@ -47,7 +47,7 @@ class LaunchedServer:
             environment["PYTHONPATH"] = str(code)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", str(_KEEPER), *command],
+                [sys.executable, "-I", str(_KEEPER), self.folder.name, *command],
                 stdin=subprocess.PIPE,  # the keeper ends the server when this pipe closes
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -115,6 +115,13 @@ def sends_adapter(rollout: RolloutConfig, lora: LoraConfig | None) -> bool:
     return rollout.weight_sync == "adapter" or (rollout.weight_sync == "auto" and not rollout.endpoints)
 
 
+def ranks_per_copy(rollout: RolloutConfig) -> int:
+    """Processes that share one copy of a server's weights."""
+    options = rollout.engine_options
+    pipeline = options.get("pipeline_parallel_size") or options.get("inference_engine_pipeline_parallel_size") or 1
+    return rollout.tensor_parallel * int(pipeline)
+
+
 def start_weight_sync(
     rollout: RolloutConfig,
     model: PreTrainedModel,
@@ -147,12 +154,11 @@ def _weight_sync(
         return shared
     weights, bucket_bytes = partial(hugging_face_weights, model), rollout.weight_bucket_mib << 20
     if rollout.weight_sync == "collective":
-        pipeline = rollout.engine_options.get("pipeline_parallel_size") or 1
         broadcast: WeightSync = WEIGHT_SYNCS.get("collective")(
             weights,
             backend=rollout.engine_options.get("weight_sync_backend", "nccl") if device.type == "cuda" else "gloo",
             address=_own_address(rollout.endpoints),
-            workers=rollout.tensor_parallel * pipeline,
+            workers=ranks_per_copy(rollout),
             bucket_bytes=bucket_bytes,
         )
         return broadcast

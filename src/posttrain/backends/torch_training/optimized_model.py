@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,17 +18,16 @@ from typing import Any, ClassVar, TypedDict
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.backends.torch_training.master_weights import MasterWeights
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory, offloaded_activations
-from posttrain.backends.torch_training.optimizers import build_optimizer, move_state, set_rates
+from posttrain.backends.torch_training.optimizers import set_rates
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError, Problem, RunStopped
 from posttrain.models import lora
 from posttrain.models.compiled import compile_layers
+from posttrain.models.vision import copy_processor, has_vision
 from posttrain.records.batches import TrainBatch
 from posttrain.records.notices import Notices
 from posttrain.records.statistics import OptimizerStats
@@ -47,6 +47,9 @@ class How(TypedDict, total=False):
     share_prompts: bool  # compute a group's prompt once
     padded: bool  # let padding tokens go through the model
     master_dtype: torch.dtype  # of the weights that the optimizer works on
+    stored_weights: Callable[
+        [], Mapping[str, Tensor]
+    ]  # what masters start from, by name; without it, the model's weights
     weight_decay: Factor  # update number -> weight decay; without it, the optimizer's own throughout
     seed: int  # of an adapter's dropout
     sharding: Sharding
@@ -101,11 +104,13 @@ class OptimizedModel:
         if how.get("compile_layers"):
             compile_layers(model)
         self._sharding.wrap(model)
-        self._masters = MasterWeights(model, how.get("master_dtype", torch.float32))
+        self._masters = self._sharding.masters(model, how.get("master_dtype", torch.float32))
+        if "stored_weights" in how and self._masters.shadow:
+            self._masters.start_from(how["stored_weights"]())
         self._settings = optimizer
         self._learning_rate_factor = learning_rate_factor
         self._weight_decay: Factor = how.get("weight_decay", lambda update: optimizer.weight_decay)
-        self._optimizer = build_optimizer(self._masters.parameters.values(), optimizer)
+        self._optimizer = self._masters.optimizer(optimizer)
         self._updates = 0
         self._passes = 0  # since the last update
         self._seed = how.get("seed", 0)
@@ -171,7 +176,7 @@ class OptimizedModel:
                 try:
                     with offloaded_activations(self._offload_activations):
                         found = learn(micro)
-                    found.loss.backward()
+                    self._masters.backward(found.loss)
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise
@@ -207,19 +212,11 @@ class OptimizedModel:
 
     def optimizer_step(self) -> OptimizerStats:
         learning_rate = self._settings.lr * self._learning_rate_factor(self._updates)
-        parameters = self._masters.parameters.values()
-        limit = self._settings.max_grad_norm
-        norm = float(self._sharding.whole(clip_grad_norm_(parameters, limit if limit is not None else float("inf"))))
-        usable = norm == norm and norm != float("inf")
-        if usable:
-            set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._updates))
-            if self._offload_optimizer:
-                move_state(self._optimizer, lambda parameter: parameter.device)
-            self._optimizer.step()
-            if self._offload_optimizer:
-                move_state(self._optimizer, lambda parameter: torch.device("cpu"))
-            self._masters.publish()
-            self._updates += 1
+        set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._updates))
+        limit, offload = self._settings.max_grad_norm, self._offload_optimizer
+        norm = self._masters.step(self._optimizer, limit, self._sharding, offload=offload)
+        usable = math.isfinite(norm)
+        self._updates += usable
         self.zero_grad()
         return OptimizerStats(grad_norm=norm, lr=learning_rate, skipped=not usable)
 
@@ -229,9 +226,10 @@ class OptimizedModel:
 
     def saved_bytes(self) -> int:
         """Every trained weight and its two averages in float32; without an adapter also frozen weights as they are."""
-        trained = sum(weight.numel() for weight in self._masters.parameters.values())
+        size = self._sharding.shape
+        trained = sum(size(weight).numel() for weight in self._masters.parameters.values())
         frozen = [] if self._adapted else [tensor for tensor in self.model.parameters() if not tensor.requires_grad]
-        return 3 * 4 * trained + sum(tensor.numel() * tensor.element_size() for tensor in frozen)
+        return 3 * 4 * trained + sum(size(tensor).numel() * tensor.element_size() for tensor in frozen)
 
     def save(self, folder: Path, *, optimizer: bool = True) -> None:
         self.writer(optimizer=optimizer)(folder)
@@ -241,12 +239,9 @@ class OptimizedModel:
         """A Hugging Face folder (float32 weights, tokenizer), or a folder of peft's with the adapter alone, plus the
         optimizer's averages; all without pickle. Over several processes the first one writes what all gather: they do so
         here, and what is on a device is copied to the CPU here, so that writing needs neither."""
-        masters = {name: self._sharding.whole(weight).float() for name, weight in self._masters.parameters.items()}
+        masters = self._masters.whole(self._sharding)
         state = {} if self._adapted else self._whole_state(masters)
-        averages = {}
-        for name, weight in self._masters.parameters.items() if optimizer else ():
-            for key, value in self._optimizer.state.get(weight, {}).items():
-                averages[f"{key}:{name}"] = self._sharding.whole(value)
+        averages = self._masters.averages(self._optimizer, self._sharding) if optimizer else {}
         counters = json.dumps({"updates": self._updates})
         shell = self._shell()
 
@@ -260,6 +255,8 @@ class OptimizedModel:
                 shell.config.dtype = torch.float32  # it wrote the dtype to compute in, and loading would round to it
                 shell.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
+            if has_vision(self.model.config):
+                copy_processor(str(self.model.name_or_path), folder)
             if optimizer:
                 save_file(averages, folder / OPTIMIZER)
             (folder / COUNTERS).write_text(counters)
@@ -280,14 +277,8 @@ class OptimizedModel:
         """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""
         saved = self._saved_weights(folder)
         self._masters.load(saved, self._sharding)
-        self._optimizer.state.clear()
-        for key_and_name, value in load_file(folder / OPTIMIZER).items() if optimizer else ():
-            key, name = key_and_name.split(":", 1)  # a weight that never had a gradient has no averages
-            weight = self._masters.parameters[name]
-            here = self._sharding.part(value, like=weight) if value.dim() else value.to(weight.device)
-            self._optimizer.state[weight][key] = here
-        if self._offload_optimizer:
-            move_state(self._optimizer, lambda parameter: torch.device("cpu"))
+        averages = load_file(folder / OPTIMIZER) if optimizer else {}
+        self._masters.load_averages(self._optimizer, averages, self._sharding, offload=self._offload_optimizer)
         self._updates = json.loads((folder / COUNTERS).read_text())["updates"] if schedule else 0
         self._passes = 0
 
@@ -300,7 +291,7 @@ class OptimizedModel:
             field = f"{self.path_field.rpartition('.')[0].replace('model', 'policy')}.lora"
             what = f"the checkpoint {folder} holds {held}, and this run trains {wanted}"
             raise ModelError(Problem(what, fix=f"set {field} back, or name another run.folder", field=field))
-        masters = {name: tuple(weight.shape) for name, weight in self._masters.parameters.items()}
+        masters = {name: tuple(self._sharding.shape(weight)) for name, weight in self._masters.parameters.items()}
         damaged = False
         if self._adapted:
             saved = lora.adapter_tensors(folder, field=self.path_field)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from posttrain.backends.torch_training.master_weights import MasterWeights
 from posttrain.data.packing import PackedSequences
 from posttrain.models.packed_attention import shared_layout
+from posttrain.records.images import PlacedImages
 
 T = TypeVar("T")
 
@@ -28,6 +30,7 @@ class Row:
     places: Tensor | None = (
         None  # [k] int64, of the first k of the m scores among all of the packed row; None: m are all
     )
+    images: tuple[PlacedImages, ...] = ()
 
 
 class Sharding:
@@ -38,6 +41,7 @@ class Sharding:
     ranks = 1
     sequence = 1  # processes that share a sequence
     offload_optimizer = False  # keep its averages in CPU memory between updates
+    starts_on_cpu = False  # parts are cut out of a model in CPU memory, so that a device never holds all of it
     splits_when_out_of_memory = True  # with others in lockstep, one process cannot go another way alone
 
     def beside(self, options: Mapping[str, Any], role: str) -> Sharding:
@@ -46,6 +50,16 @@ class Sharding:
 
     def wrap(self, model: PreTrainedModel) -> None:
         """Share the parameters out, in place."""
+
+    def masters(self, model: PreTrainedModel, dtype: torch.dtype) -> MasterWeights:
+        """What is trained of a model that was wrapped, in the dtype that is trained."""
+        return MasterWeights(model, dtype)
+
+    def weights(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+        """What is trained, whole, on the CPU, by name. All processes must go through it together."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                yield name, self.whole(parameter)
 
     def forward(self, model: nn.Module, scores: Callable[[], T]) -> T:
         """``scores()``, which runs the model, in a place where its parameters can be read."""
@@ -59,6 +73,7 @@ class Sharding:
             layout=shared_layout(packed.groups, packed.token_ids.device),
             predicting=packed.predicting,
             targets=packed.targets,
+            images=packed.images,
         )
 
     def pooled(self, max_tokens: int | None) -> int | None:
@@ -86,6 +101,10 @@ class Sharding:
     def whole(self, tensor: Tensor) -> Tensor:
         """All of a tensor, on the CPU, from the part that is here."""
         return tensor.detach().cpu().contiguous()
+
+    def shape(self, tensor: Tensor) -> torch.Size:
+        """Of all of it."""
+        return tensor.shape
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
         """The part of a whole tensor that belongs here, placed as ``like`` is."""

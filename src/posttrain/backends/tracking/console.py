@@ -71,7 +71,7 @@ class Console:
         self._display = Live(
             get_renderable=self._render,
             console=self._rich,
-            refresh_per_second=4,
+            refresh_per_second=2,  # a drawing takes 1 to 2 ms of the CPU that the step needs
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )

@@ -16,43 +16,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from posttrain.backends.rollout.hf import HuggingFaceEngine
 from posttrain.backends.serving.vllm_worker import WeightReceiver
 from posttrain.libraries import json_http
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.packed_attention import packed_layout
-from posttrain.models.tiny import draw_weights, tiny_tokenizer
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
-
-
-@pytest.fixture(scope="session")
-def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny random Llama with heads of 32, which vLLM can run too; embeddings shared. Do not write into it."""
-    folder = tmp_path_factory.mktemp("served_model")
-    tokenizer = tiny_tokenizer()
-    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = AutoConfig.for_model(
-        "llama",
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        **ids,
-    )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    draw_weights(model, 0)
-    model.generation_config = GenerationConfig(**ids)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @dataclass

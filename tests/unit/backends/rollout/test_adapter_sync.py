@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from posttrain.backends.rollout.vllm.options import engine_arguments
+from posttrain.backends.serving.folder_sync import FolderSync
 from posttrain.backends.serving.start import make_sampler, sampler_plan, start_weight_sync
-from posttrain.backends.weight_sync.adapter import AdapterSync
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.rollout import RolloutConfig
@@ -94,7 +94,7 @@ def test_vllm_samples_from_base_and_adapter_of_every_version(
     server = stand_in()
     base = {name: tensor.clone() for name, tensor in server.model.state_dict().items()}
     engine, sync = connect(served_model, trained, endpoints=[server.url], weight_sync="adapter")
-    assert isinstance(sync, AdapterSync)
+    assert isinstance(sync, FolderSync) and sync.what == "adapter"
     assert engine.note == "vllm is sent the adapter alone, over the base weights that it has loaded itself"
     assert follow(engine, sync, trained, served_model) != follow(engine, sync, trained, served_model)
     assert list(server.adapters) == [f"policy-2-{engine.content_hash[:8]}"]  # the older one is given up
@@ -177,7 +177,8 @@ def test_who_is_sent_the_adapter_alone_and_what_is_told(
         assert (found.adapter_rank, found.note) == (0, note)
         assert not engine_arguments(found).keys() & {"enable_lora", "max_lora_rank"}
         if not rollout.endpoints and lora is LORA:
-            assert not isinstance(start_weight_sync(rollout, trained, tokenizer, device=CPU, lora=lora), AdapterSync)
+            sync = start_weight_sync(rollout, trained, tokenizer, device=CPU, lora=lora)
+            assert not isinstance(sync, FolderSync) or sync.what == "weights"
     saved = tmp_path / "saved"
     trained.peft_config["default"].save_pretrained(saved)  # type: ignore[operator]
     config = json.loads((saved / "adapter_config.json").read_text())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from posttrain.backends.environments.inline import InlineHost
 from posttrain.backends.serving.start import make_sampler, start_weight_sync
 from posttrain.config.model import ModelConfig
 from posttrain.config.rollout import RolloutConfig
+from posttrain.data.turns import TemplateTurns
 from posttrain.errors import RunStopped
+from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep
 from posttrain.interfaces.rollout_engine import Request
+from posttrain.interfaces.worlds import EpisodeRules, Worlds
 from posttrain.models.loading import load_causal_lm
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
+from posttrain.registry import ENVS
+from posttrain.stages.play import play
 
 PYTHON = os.environ.get("POSTTRAIN_VLLM_PYTHON", "")
 CPU = torch.device("cpu")
@@ -413,3 +419,54 @@ def test_a_stream_goes_on_with_new_weights_when_nothing_is_under_way(rig: Rig, s
     assert list(after.token_ids) == greedy_of_plain(rig.model, served_model, longer, 8)
     expected = logprobs_of(trainer_logits(rig.model, served_model, longer, after), after)
     assert after.logprobs == pytest.approx(expected.tolist(), abs=TOLERANCE)
+
+
+# -------------------------------------------------------------------------------------------------------- environments
+
+
+class Talker:
+    """Answers every turn with a word, and ends the episode with the third."""
+
+    def __init__(self, spec: EnvSpec):
+        self._messages, self._turns = spec.messages, 0
+
+    def reset(self, seed: int) -> EnvStart:
+        return EnvStart(messages=self._messages)
+
+    def step(self, action: str) -> EnvStep:
+        self._turns += 1
+        return EnvStep(messages=[{"role": "user", "content": "and?"}], reward=1.0, done=self._turns == 3)
+
+    def close(self) -> dict[str, float]:
+        return {}
+
+
+def test_all_turns_of_an_episode_are_the_trainers(
+    rig: Rig, served_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy turns, three of them with what the environment says in between: each token that was sampled is the plain model's
+    first choice behind all that stands before it, with the plain model's log-prob."""
+    monkeypatch.setitem(ENVS._entries, "talker", Talker)
+    tokenizer = AutoTokenizer.from_pretrained(served_model)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '>' if m['role'] == 'assistant' }}{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    worlds = Worlds(
+        InlineHost(),
+        TemplateTurns(tokenizer, {}),
+        EpisodeRules(max_response_tokens=6, max_context_tokens=60),
+        lambda prompt: EnvSpec(name="talker", messages=({"role": "user", "content": prompt.text},)),
+    )
+    groups = play(rig.engine, PROMPTS, SamplingParams(max_response_tokens=6, temperature=0.0), worlds)
+    for prompt, episode in responses(groups):
+        assert len(episode.turns) == 3 and episode.env_reward == 3.0 and not episode.earlier
+        before = tuple(f"{prompt.text}\n>".encode())
+        assert episode.prompt_token_ids == before
+        whole = replace(prompt, token_ids=before)
+        logits = trainer_logits(rig.model, served_model, whole, episode)
+        sampled = torch.tensor(episode.response_mask)
+        assert sampled.sum() == sum(turn.end - turn.start for turn in episode.turns)
+        assert torch.equal(logits.argmax(-1)[sampled], torch.tensor(episode.token_ids)[sampled])
+        found = torch.tensor(episode.logprobs)[sampled]
+        torch.testing.assert_close(found, logprobs_of(logits, episode)[sampled], rtol=0, atol=TOLERANCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from posttrain.backends.rollout.sglang import server_arguments, start_sglang
 from posttrain.backends.rollout.vllm import start_vllm
 from posttrain.backends.rollout.vllm.options import engine_arguments
 from posttrain.backends.rollout.vllm.server import server_words
+from posttrain.backends.serving.folder_sync import FolderSync
 from posttrain.backends.serving.launch import LaunchedServer, arguments, free_port
 from posttrain.backends.serving.protocol import UnusableAnswer
-from posttrain.backends.weight_sync.disk import DiskSync
+from posttrain.backends.weight_sync.disk import disk_sync
 from posttrain.errors import ConfigError, MissingDependency, RunStopped
 from posttrain.interfaces.rollout_engine import Request, SamplerPlan
 from posttrain.models.hugging_face_weights import hugging_face_weights
@@ -272,14 +275,14 @@ def test_what_a_callback_raises_comes_out_as_it_is_and_ends_the_rest(connect: An
 
 
 @pytest.fixture
-def trained(served_model: Path, tmp_path: Path) -> DiskSync:
+def trained(served_model: Path, tmp_path: Path) -> FolderSync:
     model = load_causal_lm(str(served_model), dtype=torch.float32)
-    return DiskSync(lambda: hugging_face_weights(model), folder=tmp_path, shard_bytes=1 << 14)
+    return disk_sync(lambda: hugging_face_weights(model), folder=tmp_path, shard_bytes=1 << 14)
 
 
 @pytest.mark.parametrize("engine", ["http", "vllm", "sglang"])
 def test_a_server_started_again_serves_other_weights_and_is_found_out(
-    engine: str, connect: Any, stand_in: Any, trained: DiskSync
+    engine: str, connect: Any, stand_in: Any, trained: FolderSync
 ) -> None:
     server = stand_in()
     sampler = connect(engine, server.url, options=HTTP_UPDATES if engine == "http" else {})
@@ -312,7 +315,7 @@ HTTP_UPDATES = {"update_path": "/update", "served_path": "/served"}
     ],
 )
 def test_a_sync_ends_with_what_the_server_says_that_it_serves(
-    engine: str, path: str, change: Any, words: str, connect: Any, stand_in: Any, said: Any, trained: DiskSync
+    engine: str, path: str, change: Any, words: str, connect: Any, stand_in: Any, said: Any, trained: FolderSync
 ) -> None:
     server = stand_in()
     server.misbehave = lambda asked, body: said(change=change) if asked == path else said()
@@ -328,7 +331,7 @@ def test_a_sync_ends_with_what_the_server_says_that_it_serves(
 
 
 def test_vllm_without_the_worker_extension_says_what_is_missing(
-    connect: Any, stand_in: Any, said: Any, trained: DiskSync
+    connect: Any, stand_in: Any, said: Any, trained: FolderSync
 ) -> None:
     server = stand_in()
     server.misbehave = lambda path, body: said(status=404, body={}) if path == "/collective_rpc" else said()
@@ -339,7 +342,7 @@ def test_vllm_without_the_worker_extension_says_what_is_missing(
 
 
 def test_cache_of_old_weights_is_emptied_and_memory_is_given_back(
-    connect: Any, stand_in: Any, trained: DiskSync
+    connect: Any, stand_in: Any, trained: FolderSync
 ) -> None:
     server = stand_in()
     sampler = connect("sglang", server.url, options={"free_cache_engine": True})
@@ -435,7 +438,7 @@ def test_a_conversation_stays_with_its_server_and_streams_keep_the_bound(
 
 @pytest.mark.parametrize("engine", ["vllm", "http"])
 def test_a_stream_asks_again_what_is_served_after_new_weights(
-    engine: str, connect: Any, stand_in: Any, trained: DiskSync
+    engine: str, connect: Any, stand_in: Any, trained: FolderSync
 ) -> None:
     server = stand_in()
     sampler = connect(engine, server.url, options=HTTP_UPDATES if engine == "http" else {})
@@ -464,7 +467,7 @@ def test_a_stream_puts_its_server_to_sleep_when_it_is_closed(connect: Any, stand
 
 
 def test_http_cannot_be_trained_with_without_an_address_for_weights(
-    connect: Any, stand_in: Any, trained: DiskSync
+    connect: Any, stand_in: Any, trained: FolderSync
 ) -> None:
     with pytest.raises(RunStopped, match=r"rollout\.engine_options\.update_path"):
         trained.publish(Policy(), connect("http", stand_in().url))
@@ -601,7 +604,33 @@ def test_a_server_ends_with_whoever_started_it(tmp_path: Path) -> None:
         server.wait_until_ready("/", 0.5)
 
 
-def test_a_server_ends_when_whoever_started_it_is_killed() -> None:
+def test_shared_memory_that_a_server_leaves_behind_goes(tmp_path: Path) -> None:
+    """It is told to end, and ends without tidying up; a segment of somebody else's stays."""
+    code = (
+        "import os, signal, sys, time; from multiprocessing import resource_tracker, shared_memory\n"
+        "mine = shared_memory.SharedMemory(create=True, size=4096)\n"
+        "resource_tracker.unregister(mine._name, 'shared_memory')\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        f"open({str(tmp_path / 'name')!r}, 'w').write(mine.name + '.'); time.sleep(60)"
+    )
+    other = shared_memory.SharedMemory(create=True, size=4096)
+    try:
+        server = LaunchedServer([sys.executable, "-c", code], port=free_port(), name="it", environment={})
+        end = time.monotonic() + 20
+        while not (tmp_path / "name").exists() or not (name := (tmp_path / "name").read_text()).endswith("."):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        segment = Path("/dev/shm") / name.rstrip(".")
+        assert segment.exists()
+        server.close()
+        assert not segment.exists() and (Path("/dev/shm") / other.name).exists()
+    finally:
+        other.close()
+        other.unlink()
+
+
+def test_a_server_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
+    """And its folder goes."""
     port = free_port()
     code = (
         "import sys, time; from posttrain.backends.serving.launch import LaunchedServer\n"
@@ -609,15 +638,17 @@ def test_a_server_ends_when_whoever_started_it_is_killed() -> None:
         f"server = LaunchedServer(command, port={port}, name='it', environment={{}})\n"
         "server.wait_until_ready('/', 20); print('ready', flush=True); time.sleep(60)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
     assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
+    assert len(list(tmp_path.iterdir())) == 1
     parent.kill()
     parent.wait()
     parent.stdout.close()
     end = time.monotonic() + 10
     while time.monotonic() < end:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
+            if probe.connect_ex(("127.0.0.1", port)) != 0 and not list(tmp_path.iterdir()):
                 return
         time.sleep(0.05)
-    pytest.fail("the server is still there")
+    pytest.fail("the server, or its folder, is still there")

@@ -22,6 +22,7 @@ from posttrain.backends.runtime.ray.worker import Failure
 from posttrain.errors import ConfigError, Problem, RunStopped
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import LossPlan
+from posttrain.rewards.workers.processes import descendants
 
 pytest.importorskip("ray")
 
@@ -220,7 +221,7 @@ class TestWatch:
 
 def test_workers_of_a_plan() -> None:
     """Policy and sampler on devices 0 and 1, critic on 2, and a sampler on 3: who shares a worker."""
-    from posttrain.backends.runtime.ray import groups_of
+    from posttrain.backends.runtime.ray.groups import groups_of
     from posttrain.config import RunConfig
     from posttrain.placement.roles import place
 
@@ -248,3 +249,47 @@ def test_workers_of_a_plan() -> None:
         ("critic", ("critic",), 1, True),
         ("rollout", ("rollout",), 1, False),
     ]
+    sections["rollout"] = {"devices": [0, 1, 2, 3], "engine": "vllm", "tensor_parallel": 2}
+    assert groups()[-1] == ("rollout", ("rollout",), 4, False)
+    plan, _ = place(RunConfig.model_validate(sections))
+    assert plan is not None
+    servers = groups_of(plan)[-1]  # two copies of two devices: the first of each has a worker that is told what to do
+    assert [servers.worker(rank) for rank in servers.leading] == ["rollout rank 0", "rollout rank 2"]
+    sections["rollout"] = {"engine": "vllm", "endpoints": ["http://h:1"]}
+    assert [name for name, *_ in groups()] == ["trainer", "critic"]
+
+
+class TestServerBesideAWorker:
+    """A worker ends with its server, so that it is found lost and replaced."""
+
+    CODE = (
+        "import sys, time; from posttrain.backends.serving.launch import LaunchedServer\n"
+        "from posttrain.backends.runtime.ray.serving import Server\n"
+        "server = LaunchedServer([sys.executable, '-c', 'import time; print(\\'a last word\\', flush=True); time.sleep(60)'],"
+        " port=1, name='the server', environment={})\n"
+        "Server(server); print(server.process.pid, flush=True); time.sleep(60)"
+    )
+
+    @pytest.mark.parametrize(
+        ("how", "why"), [(signal.SIGKILL, "has ended with code"), (signal.SIGSTOP, "is stopped (process ")]
+    )
+    def test_it_is_named_with_the_end_of_its_log(self, how: signal.Signals, why: str, tmp_path: Path) -> None:
+        command = [sys.executable, "-c", self.CODE]
+        environment = os.environ | {"TMPDIR": str(tmp_path)}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as worker:
+            assert worker.stdout is not None
+            keeper = int(worker.stdout.readline())
+            until = time.monotonic() + 20
+            while not any("a last word" in log.read_text() for log in tmp_path.glob("*/log.txt")):
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            (child,) = descendants(keeper)
+            os.kill(child, how)
+            _, said = worker.communicate(timeout=30)
+        assert worker.returncode == 1 and f"the server {why}" in said and "a last word" in said
+        until = time.monotonic() + 20
+        while list(tmp_path.iterdir()):  # its keeper tidies up
+            assert time.monotonic() < until
+            time.sleep(0.05)

@@ -17,7 +17,7 @@ from torch import Tensor
 from posttrain.backends.serving.launch import free_port
 from posttrain.backends.serving.vllm_worker import WeightReceiver
 from posttrain.backends.weight_sync.collective import CollectiveSync
-from posttrain.backends.weight_sync.disk import DiskSync
+from posttrain.backends.weight_sync.disk import disk_sync
 from posttrain.backends.weight_sync.hashed import HashedSync
 from posttrain.backends.weight_sync.in_memory import InMemorySync
 from posttrain.errors import RunStopped
@@ -293,7 +293,7 @@ class Sampler:
 
 def test_disk_sync_sends_checks_and_cleans_up(tmp_path: Path) -> None:
     sampler, held = Sampler(), weights()
-    sync = DiskSync(held.items, folder=tmp_path, shard_bytes=64, beside=lambda f: (f / "config.json").write_text("{}"))
+    sync = disk_sync(held.items, folder=tmp_path, shard_bytes=64, beside=lambda f: (f / "config.json").write_text("{}"))
     sampler.before = lambda folder: seen.append((folder / "config.json").exists())
     seen: list[bool] = []
     hashes = set()
@@ -314,7 +314,7 @@ def test_disk_sync_stops_the_step_when_the_folder_was_damaged(
 ) -> None:
     sampler = Sampler()
     sampler.before = damage
-    sync = DiskSync(weights().items, folder=tmp_path, shard_bytes=1 << 20)
+    sync = disk_sync(weights().items, folder=tmp_path, shard_bytes=1 << 20)
     with pytest.raises(RunStopped, match=words):
         sync.publish(Policy(), sampler)  # type: ignore[arg-type]
     assert sampler.version == -1 and sync.sent is None

@@ -59,8 +59,9 @@ class VllmInProcessEngine:
         return reports
 
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
-        words = (manifest, group.backend, group.address, str(group.port), "1", str(group.size))
-        return self._take("posttrain_receive", (*words, str(group.bucket_bytes), str(group.timeout_s)), announced)
+        place = (group.backend, group.address, str(group.port), str(group.first_rank), str(group.size))
+        words = (manifest, *place, str(group.bucket_bytes), str(group.timeout_s))
+        return self._take("posttrain_receive", words, announced)
 
     def _take(self, method: str, words: tuple[str, ...], announced: Served) -> list[tuple[str, Served]]:
         self._refuse_while_busy()

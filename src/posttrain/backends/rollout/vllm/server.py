@@ -146,8 +146,8 @@ class VllmServerEngine(ServedEngine):
                 ) from None
 
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
-        """With one server; each of its workers is a rank."""
-        words = [manifest, group.backend, group.address, str(group.port), "1", str(group.size)]
+        """With one server; each of its workers is a rank, from the plan's first on."""
+        words = [manifest, group.backend, group.address, str(group.port), str(group.first_rank), str(group.size)]
         return self._take("posttrain_receive", [*words, str(group.bucket_bytes), str(group.timeout_s)], announced)
 
     def _take(self, method: str, words: list[str], announced: Served) -> list[tuple[str, Served]]:

@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformers import PreTrainedTokenizerBase
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.runtime.ray.cast import Part, make_cast
 from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
 from posttrain.backends.runtime.ray.crew import Crew
+from posttrain.backends.runtime.ray.endpoints import EndpointSync
+from posttrain.backends.runtime.ray.groups import Group, groups_of
+from posttrain.backends.runtime.ray.profiling import RayProfiler
 from posttrain.backends.runtime.ray.proxies import RemoteCritic, RemotePolicy, RemoteRewardModel, RemoteScorer
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
-from posttrain.backends.runtime.ray.sync import SeparateSync, SharedSync, send_of
+from posttrain.backends.runtime.ray.sync import SeparateSync, SharedSync, Way, send_of
 from posttrain.backends.runtime.ray.watch import Member, Watch
 from posttrain.backends.runtime.ray.worker import Worker
+from posttrain.backends.serving.start import make_sampler, ranks_per_copy
 from posttrain.backends.torch_training.start import has_full_kl
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.errors import ConfigError
 from posttrain.interfaces.roles import Learner, Roles
+from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.placement.plan import PlacementPlan, Rank
 from posttrain.placement.roles import place
@@ -38,53 +44,29 @@ S = TypeVar("S", Roles, Learner)
 OBJECT_STORE_BYTES = 256 << 20  # of a cluster of this run's own, besides two buckets of weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Roles with the same ranks: a worker per rank."""
-
-    roles: tuple[str, ...]
-    ranks: tuple[Rank, ...]
-    together: bool  # the ranks meet in torch.distributed; False: each is on its own
-
-    @property
-    def name(self) -> str:
-        return "trainer" if "policy" in self.roles else self.roles[0]
-
-
-def groups_of(plan: PlacementPlan) -> list[Group]:
-    """The workers of a plan: those of the policy first, a sampler on other devices last."""
-    by_devices: dict[tuple[int, ...], list[str]] = {}
-    policy, rollout = plan.role("policy"), plan.role("rollout")
-    assert policy is not None
-    for role in plan.roles:
-        if role is not rollout or role.devices == policy.devices:
-            by_devices.setdefault(role.devices, []).append(role.role)
-    ordered = sorted(by_devices, key=lambda devices: devices != policy.devices)
-    ranks = {role.devices: role.ranks for role in plan.roles}
-    groups = [Group(roles=tuple(by_devices[each]), ranks=ranks[each], together=True) for each in ordered]
-    if rollout is not None and rollout.devices != policy.devices:
-        groups.append(Group(roles=("rollout",), ranks=rollout.ranks, together=False))
-    return groups
-
-
 @RUNTIMES.register("ray")
 class Ray:
     """See interfaces.roles.Runtime."""
 
     def start(self, config: RunConfig, batches: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> Roles:
         """Raises: ConfigError for a plan that cannot be; RunStopped when workers do not start; what loading the models raises."""
-        return _started(config, batches, lambda start: start.roles(config))
+        return _started(config, batches, tokenizer, lambda start: start.roles(config))
 
     def start_sft(self, config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Learner:
         """Raises: as ``start``."""
-        return _started(config, batches, lambda start: start.learner())
+        return _started(config, batches, tokenizer, lambda start: start.learner())
 
 
-def _started(config: TrainingConfig, batches: BatchPlan | SftBatchPlan, speak: Callable[[_Start], S]) -> S:
+def _started(
+    config: TrainingConfig,
+    batches: BatchPlan | SftBatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    speak: Callable[[_Start], S],
+) -> S:
     plan, problems = place(config)
     if plan is None:
         raise ConfigError(problems)
-    start = _Start(config, batches, plan)
+    start = _Start(config, batches, tokenizer, plan)
     try:
         return speak(start)
     except BaseException:  # also a signal: nothing of it may stay
@@ -95,10 +77,17 @@ def _started(config: TrainingConfig, batches: BatchPlan | SftBatchPlan, speak: C
 class _Start:
     """The workers of a run, from the first to the last."""
 
-    def __init__(self, config: TrainingConfig, batches: BatchPlan | SftBatchPlan, plan: PlacementPlan):
-        self.config, self.batches, self.plan = config, batches, plan
+    def __init__(
+        self,
+        config: TrainingConfig,
+        batches: BatchPlan | SftBatchPlan,
+        tokenizer: PreTrainedTokenizerBase,
+        plan: PlacementPlan,
+    ):
+        self.config, self.batches, self.tokenizer, self.plan = config, batches, tokenizer, plan
         place = config.placement
         self.groups = groups_of(plan)
+        self.held: dict[str, tuple[str, ...]] = {}  # devices besides its own, by the name of a sampler's worker
         self.notices = Notices()
         workers_on: dict[int, int] = {}
         for rank in (rank for group in self.groups for rank in group.ranks):
@@ -127,7 +116,9 @@ class _Start:
         ]
         self.reserved = self.cluster.reserve(bundles, timeout_s)
         self.watch.start()
-        crews = {group.name: self._crew(group, self._spawn(group, group.ranks)) for group in self.groups}
+        crews = {group.name: self._crew(group, self._spawn(group, group.leading)) for group in self.groups}
+        for group in self.groups:
+            self._hold(group)
         starting: dict[Member, Any] = {}
         for group in self.groups:
             starting |= self._begin(group, crews[group.name].members)
@@ -137,7 +128,7 @@ class _Start:
     def renew(self, sync: SeparateSync, lost: Member, send: bool) -> Member:
         """A new worker in the place of a lost sampler."""
         group = self.groups[-1]
-        rank = next(each for each in group.ranks if lost.name == _name(group, each))
+        rank = next(each for each in group.leading if lost.name == group.worker(each))
         self.watch.remove(lost)
         (member,) = self._spawn(group, [rank])
         started = self._begin(group, [member])
@@ -163,7 +154,7 @@ class _Start:
             handles.append(
                 self.cluster.spawn(
                     Worker,
-                    (_name(group, rank), node, self.cluster.address_of(node)),
+                    (group.worker(rank), node, self.cluster.address_of(node)),
                     group=reserved,
                     bundle=rank.local_device,
                     cpus=1,
@@ -173,11 +164,27 @@ class _Start:
             )
         members = []
         for rank, handle in zip(ranks, handles, strict=True):
-            process = self.cluster.started(handle, _name(group, rank), self.config.placement.start_timeout_s)
-            member = Member(name=_name(group, rank), handle=handle, process=process, vital=group.together)
+            process = self.cluster.started(handle, group.worker(rank), self.config.placement.start_timeout_s)
+            member = Member(name=group.worker(rank), handle=handle, process=process, vital=group.together)
             self.watch.add(member)
             members.append(member)
         return members
+
+    def _hold(self, group: Group) -> None:
+        """On GPUs, workers that do nothing keep the devices of a shared copy: Ray gives a process those of one bundle."""
+        for first in group.leading if self.cuda and group.share > 1 else ():
+            others = self._spawn(group, group.ranks[first.rank + 1 : first.rank + group.share])
+            found = self.watch.wait(
+                {member: self.cluster.call(member.handle, "devices") for member in others}, "finding devices", 60.0
+            )
+            self.held[group.worker(first)] = tuple(found.values())
+
+    def _visible(self, member: Member) -> str:
+        """The devices of a copy that several share, its own first."""
+        if not (others := self.held.get(member.name)):
+            return ""
+        own = self.watch.wait({member: self.cluster.call(member.handle, "devices")}, "finding devices", 60.0)[member]
+        return ",".join((own, *others))
 
     def _begin(self, group: Group, members: Sequence[Member]) -> dict[Member, Any]:
         """Promises that the models are loaded."""
@@ -205,7 +212,12 @@ class _Start:
                 member.handle,
                 "begin",
                 make_cast,
-                replace(part, rank=rank if group.together else 0, node=member.process.host),
+                replace(
+                    part,
+                    rank=rank if group.together else 0,
+                    node=member.process.host,
+                    visible=self._visible(member),
+                ),
             )
             for rank, member in enumerate(members)
         }
@@ -223,6 +235,7 @@ class _Start:
             device=self._device(),
             notices=self.notices,
             notes=_notes(crews),
+            profiler=RayProfiler({"policy": trainers}, self.cuda),
             close=self.close,
         )
 
@@ -230,14 +243,7 @@ class _Start:
         crews = self.crews()
         of = {role: crews[group.name] for group in self.groups for role in group.roles}
         trainers = of["policy"]
-        sync: WeightSync
-        if "rollout" in self.groups[0].roles:
-            sync = SharedSync(trainers)
-            rollout = RemoteRollout(trainers, self.notices, None)
-        else:
-            bucket_bytes = config.rollout.weight_bucket_mib << 20
-            sync = separate = SeparateSync(trainers, send_of(config.rollout.weight_sync), bucket_bytes)
-            rollout = RemoteRollout(of["rollout"], self.notices, partial(self.renew, separate))
+        rollout, sync = self._sampling(config, trainers, of.get("rollout"))
         asks_reference = "reference" in of and not (has_full_kl(config) and not config.reward.kl.coef)
         return Roles(
             policy=RemotePolicy(trainers),
@@ -251,17 +257,44 @@ class _Start:
             device=self._device(),
             notices=self.notices,
             notes=_notes(crews),
+            profiler=RayProfiler(of, self.cuda),
             close=self.close,
         )
+
+    def _sampling(self, config: RunConfig, trainers: Crew, samplers: Crew | None) -> tuple[RolloutEngine, WeightSync]:
+        """The sampler, and how the weights get to it. ``samplers`` is None for servers that run already."""
+        if samplers is trainers:
+            return RemoteRollout(trainers, self.notices, None), SharedSync(trainers)
+        way = Way(
+            bucket_bytes=config.rollout.weight_bucket_mib << 20,
+            folder=Path(config.rollout.weight_folder or self.folder).expanduser().resolve(),
+            ranks_per_sampler=ranks_per_copy(config.rollout),
+        )
+        if samplers is not None:
+            separate = SeparateSync(trainers, send_of(config.rollout.weight_sync), way)
+            return RemoteRollout(samplers, self.notices, partial(self.renew, separate)), separate
+        servers = make_sampler(
+            config.rollout,
+            config.model,
+            _no_module,
+            self.tokenizer,
+            device=torch.device("cuda" if self.cuda else "cpu"),
+            seed=config.run.seed,
+            max_prompt_tokens=config.context_tokens,
+        )
+        backend = "nccl" if self.cuda else "gloo"
+        broadcasts = config.rollout.weight_sync == "collective"
+        sync: Any = EndpointSync(trainers, way, backend=backend if broadcasts else None)
+        return servers, sync
 
     def _device(self) -> str:
         workers = sum(len(group.ranks) for group in self.groups)
         return f"{self.plan.devices} x {'cuda' if self.cuda else 'cpu'}, {workers} workers of Ray"
 
 
+def _no_module() -> PreTrainedModel:
+    raise RuntimeError("a server samples from its own copy of the weights")
+
+
 def _notes(crews: Mapping[str, Crew]) -> tuple[str, ...]:
     return tuple(note for crew in crews.values() for note in crew.call("notes"))
-
-
-def _name(group: Group, rank: Rank) -> str:
-    return f"{group.name} rank {rank.rank}"

@@ -20,6 +20,9 @@ from posttrain.errors import ConfigError, Problem, RunStopped
 
 T = TypeVar("T")
 LONGEST_FOLDER = 28  # bytes, of the one that Ray's own is made in
+# Of a cluster of its own. Its workers are what the machine is there for (Ray would have them yield to everything else), and each
+# is started in its own environment: those that Ray starts ahead of time would be of no use, at a second of CPU time each.
+SETTINGS = {"worker_niceness": 0, "prestart_worker_first_driver": False, "enable_worker_prestart": False}
 CALLS_AT_A_TIME = 4  # of one worker: its work, and questions how it is
 
 
@@ -52,6 +55,7 @@ class Cluster:
                     include_dashboard=False,
                     object_store_memory=object_store_bytes,
                     _temp_dir=self._folder,
+                    _system_config=SETTINGS,
                     **common,
                 )
             else:

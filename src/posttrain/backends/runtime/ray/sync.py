@@ -1,9 +1,12 @@
-"""The policy's weights on their way to samplers in workers. Digests of every tensor are taken where it leaves and arrives."""
+"""The policy's weights on their way to samplers elsewhere. Digests of every tensor are taken where it leaves and arrives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from posttrain.backends.runtime.ray.crew import Crew
@@ -14,7 +17,19 @@ from posttrain.interfaces.rollout_engine import RolloutEngine, Served
 from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.interfaces.weight_sync import check_served
 
-Send = Callable[[Crew, Sequence[Member], int, int], Served]
+WHAT = "weight sync"  # for messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What the functions that send have to know."""
+
+    bucket_bytes: int
+    folder: Path  # that trainers and samplers see
+    ranks_per_sampler: int = 1  # of a broadcast: processes of a sampler that receive
+
+
+Send = Callable[[Crew, Sequence[Member], int, Way], Served]
 
 
 class SharedSync:
@@ -29,7 +44,7 @@ class SharedSync:
         version = policy.version
         if self._sent is not None and self._sent.version == version == rollout.version:
             return  # nothing was updated since
-        found: list[tuple[Served, Served] | None] = self._crew.each("share_weights", version, what="weight sync")
+        found: list[tuple[Served, Served] | None] = self._crew.each("share_weights", version, what=WHAT)
         moved = [(member.name, pair) for member, pair in zip(self._crew.members, found, strict=True) if pair]
         if moved:
             self._sent = moved[0][1][0]
@@ -40,10 +55,10 @@ class SharedSync:
 class SeparateSync:
     """For samplers in workers of their own. ``send`` is one of the functions below."""
 
-    def __init__(self, trainers: Crew, send: Send, bucket_bytes: int):
+    def __init__(self, trainers: Crew, send: Send, way: Way):
         self._trainers = trainers
         self._send = send
-        self._bucket_bytes = bucket_bytes
+        self._way = way
         self._sent: Served | None = None
 
     def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
@@ -54,91 +69,114 @@ class SeparateSync:
             return  # nothing was updated since
         rollout.mend(send=False)
         try:
-            self._sent = self._send(self._trainers, rollout.crew.members, version, self._bucket_bytes)
+            self._sent = self._send(self._trainers, rollout.crew.members, version, self._way)
         except WorkerLost as loss:
             if loss.member.vital:
                 raise
             rollout.replace(loss.member, send=False)
-            self._sent = self._send(self._trainers, rollout.crew.members, version, self._bucket_bytes)
+            self._sent = self._send(self._trainers, rollout.crew.members, version, self._way)
         rollout.weights_changed(version)
 
     def send_to(self, member: Member) -> None:
         """Give a sampler that was just started what the others have. Raises: RunStopped when that has changed."""
         if self._sent is None:
             return  # before the first publish
-        served = self._send(self._trainers, [member], self._sent.version, self._bucket_bytes)
+        served = self._send(self._trainers, [member], self._sent.version, self._way)
         check_served(self._sent, [(member.name, served)])
 
 
-def through_shared_memory(trainers: Crew, samplers: Sequence[Member], version: int, bucket_bytes: int) -> Served:
+def through_shared_memory(trainers: Crew, samplers: Sequence[Member], version: int, way: Way) -> Served:
     """Flat buckets in Ray's object store: shared memory on a node, which Ray copies to a node that has not got it yet.
 
     The driver hands on promises and never sees the bytes. While samplers take a bucket, the next one is gathered.
     Returns what every sampler serves. Raises: WorkerLost; RunStopped when something else has arrived than was sent.
     """
     cluster, watch = trainers.cluster, trainers.watch
-    count = trainers.call("begin_sending", bucket_bytes, what="weight sync")
+    count = trainers.call("sender.begin", way.bucket_bytes, what=WHAT)
     taking: dict[Member, Any] = {}
     gathering: dict[Member, Any] = {}
     try:
         for _ in range(count):
             gathering = {
-                member: cluster.call(member.handle, "call", "next_bucket", rank == 0)
+                member: cluster.call(member.handle, "call", "sender.next_bucket", rank == 0)
                 for rank, member in enumerate(trainers.members)
             }
             bucket = gathering[trainers.members[0]]
-            watch.wait(taking, "weight sync", trainers.timeout_s)
-            taking = {member: cluster.call(member.handle, "call", "take_bucket", True, bucket) for member in samplers}
-        watch.wait(taking, "weight sync", trainers.timeout_s)
+            watch.wait(taking, WHAT, trainers.timeout_s)
+            taking = {
+                member: cluster.call(member.handle, "call", "taker.take_bucket", True, bucket) for member in samplers
+            }
+        watch.wait(taking, WHAT, trainers.timeout_s)
     except WorkerLost as loss:
         if not loss.member.vital:
-            watch.wait(gathering, "weight sync", trainers.timeout_s)  # until the trainers are through with their part
+            watch.wait(gathering, WHAT, trainers.timeout_s)  # until the trainers are through with their part
         raise
-    announced: Served = trainers.call("finish_sending", version, what="weight sync")
-    return _served(trainers, samplers, announced)
+    announced: Served = trainers.call("sender.finish", version, what=WHAT)
+    return _all_serve(trainers, samplers, announced, "taker.finish", version)
 
 
-def by_broadcast(trainers: Crew, samplers: Sequence[Member], version: int, bucket_bytes: int) -> Served:
-    """Flat buckets from the trainers' rank 0 to all samplers by a collective: gloo on CPUs, NCCL on GPUs.
+def by_broadcast(trainers: Crew, samplers: Sequence[Member], version: int, way: Way) -> Served:
+    """Flat buckets from the trainers' rank 0 to all samplers' processes by a collective: gloo on CPUs, NCCL on GPUs.
 
     The group is made anew every time. Returns and raises as ``through_shared_memory``.
     """
     cluster, watch, first = trainers.cluster, trainers.watch, trainers.members[0]
-    manifest: str = trainers.call("list_weights", version, what="weight sync")
-    port = watch.wait({first: cluster.call(first.handle, "free_port")}, "weight sync", trainers.timeout_s)[first]
-    meeting, size = (first.process.host, port), 1 + len(samplers)
+    manifest: str = trainers.call("sender.manifest", version, what=WHAT)
+    port = watch.wait({first: cluster.call(first.handle, "free_port")}, WHAT, trainers.timeout_s)[first]
+    each = way.ranks_per_sampler
+    meeting, size = (first.process.host, port), 1 + each * len(samplers)
     sending = {
-        member: cluster.call(member.handle, "call", "broadcast", True, manifest, meeting, size, bucket_bytes)
+        member: cluster.call(member.handle, "call", "sender.broadcast", True, manifest, meeting, size, way.bucket_bytes)
         for member in trainers.members
     }
     receiving = {
-        member: cluster.call(member.handle, "call", "receive", True, manifest, meeting, rank, size, bucket_bytes)
-        for rank, member in enumerate(samplers, start=1)
+        member: cluster.call(
+            member.handle, "call", "taker.receive", True, manifest, meeting, 1 + each * number, size, way.bucket_bytes
+        )
+        for number, member in enumerate(samplers)
     }
     try:
-        watch.wait(sending | receiving, "weight sync", trainers.timeout_s)
+        watch.wait(sending | receiving, WHAT, trainers.timeout_s)
     except WorkerLost as loss:
         if not loss.member.vital:
             watch.remove(loss.member)  # a stopped one would hold up the others
             for promises in (sending, {m: p for m, p in receiving.items() if m is not loss.member}):
                 with suppress(RuntimeError):  # they fail for its sake
-                    watch.wait(promises, "weight sync", trainers.timeout_s)
+                    watch.wait(promises, WHAT, trainers.timeout_s)
         raise
-    announced: Served = trainers.call("announce", manifest, what="weight sync")
-    return _served(trainers, samplers, announced)
+    announced: Served = trainers.call("sender.announced", manifest, what=WHAT)
+    return _all_serve(trainers, samplers, announced, "taker.finish", version)
 
 
-def _served(trainers: Crew, samplers: Sequence[Member], announced: Served) -> Served:
-    promises = {
-        member: trainers.cluster.call(member.handle, "call", "finish_taking", True, announced.version)
-        for member in samplers
-    }
-    found = trainers.watch.wait(promises, "weight sync", trainers.timeout_s)
+def through_a_folder(trainers: Crew, samplers: Sequence[Member], version: int, way: Way) -> Served:
+    """Files that the trainers' rank 0 writes and every sampler reads. Returns and raises as ``through_shared_memory``."""
+    with written(trainers, version, way) as (folder, announced):
+        return _all_serve(trainers, samplers, announced, "taker.load", folder, announced)
+
+
+@contextmanager
+def written(trainers: Crew, version: int, way: Way) -> Iterator[tuple[Path, Served]]:
+    """The weights in a folder, which goes at the end, and what they are."""
+    folder = way.folder / f"weights-{version}"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder, trainers.call("sender.write", folder, version, way.bucket_bytes, what=WHAT)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _all_serve(trainers: Crew, samplers: Sequence[Member], announced: Served, method: str, *arguments: Any) -> Served:
+    promises = {member: trainers.cluster.call(member.handle, "call", method, True, *arguments) for member in samplers}
+    found = trainers.watch.wait(promises, WHAT, trainers.timeout_s)
     check_served(announced, [(member.name, served) for member, served in found.items()])
     return announced
 
 
-SENDS: dict[str, Send] = {"shared_memory": through_shared_memory, "collective": by_broadcast}
+SENDS: dict[str, Send] = {
+    "shared_memory": through_shared_memory,
+    "collective": by_broadcast,
+    "disk": through_a_folder,
+}
 
 
 def send_of(name: str) -> Send:

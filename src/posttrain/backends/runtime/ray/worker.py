@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from posttrain import errors
@@ -123,6 +124,10 @@ class Worker:
             port: int = probe.getsockname()[1]
             return port
 
+    def devices(self) -> str:
+        """That Ray has given to this process, as CUDA_VISIBLE_DEVICES has them."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
     def begin(self, make: Callable[..., Any], *arguments: Any) -> Failure | None:
         """Make the cast, ``make(outbox, *arguments)``: a function of this package, by its name."""
 
@@ -132,10 +137,11 @@ class Worker:
         return self._guarded(self._thread, work)
 
     def call(self, method: str, wanted: bool, *arguments: Any) -> Any:
-        """``cast.method(*arguments)``; its result, None where it is not ``wanted``, or a Failure."""
+        """``cast.method(*arguments)``, where the method's name may be a path ("sender.begin"); its result, None where it is not
+        ``wanted``, or a Failure."""
 
         def work() -> Any:
-            result = getattr(self._cast, method)(*arguments)
+            result = attrgetter(method)(self._cast)(*arguments)
             return result if wanted else None
 
         return self._guarded(self._thread, work)
@@ -160,9 +166,16 @@ class Worker:
             return thread.submit(work).result()
         except GivenUp:
             return None
-        except RequestError as error:
-            return Failure(kind=type(error).__name__, text="", problems=tuple(error.problems))
-        except RunStopped as error:
-            return Failure(kind="RunStopped", text=str(error))
-        except Exception:  # noqa: BLE001  # the boundary between two processes: whatever gets here is reported, not swallowed
-            return Failure(kind="", text=traceback.format_exc())
+        except Exception as error:  # noqa: BLE001  # the boundary between two processes: it is reported, not swallowed
+            if self._cast is not None:
+                self._cast.failed()
+            return failure_of(error)
+
+
+def failure_of(error: Exception) -> Failure:
+    """In plain values."""
+    if isinstance(error, RequestError):
+        return Failure(kind=type(error).__name__, text="", problems=tuple(error.problems))
+    if isinstance(error, RunStopped):
+        return Failure(kind="RunStopped", text=str(error))
+    return Failure(kind="", text="".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer state in parts, one per process; micro-batches dealt out by their tokens.
+"""Parameters, gradients and optimizer state in parts, one per process.
 
 Every process makes the same calls with the same batches and gets the same results, as with one process. The weights are
 float32 in parts (they are their own masters) and gathered, layer by layer, in the precision to compute in. With fewer parts
@@ -8,7 +8,7 @@ up within a group and then over the groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,13 +30,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from posttrain.algos.balancing import balanced_parts
-from posttrain.backends.torch_training.sharding import Row, Sharding
+from posttrain.backends.torch_training.ranks import RanksSharding
 from posttrain.backends.train.fsdp.units import units
 from posttrain.config import TrainingConfig
-from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError
-from posttrain.models.sequence_parallel import SplitRow, collect, stretch
 from posttrain.placement.roles import learner_of
 from posttrain.placement.sharding import FsdpSettings, fsdp_settings
 
@@ -45,15 +42,13 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _FORWARD = "posttrain_forward"  # the method of the model that FSDP takes for a forward pass
 
 
-class FsdpSharding(Sharding):
+class FsdpSharding(RanksSharding):
     """Args: device_type of the processes' devices; param_dtype to gather and compute in, unless the settings name one; settings
     None shares everything out over all processes; sequence: processes that share a sequence (neighbours).
 
     torch.distributed must be initialised, with a backend for the CPU as well where parts wait there.
     Raises: ModelError in ``wrap`` for layers that the model does not have.
     """
-
-    splits_when_out_of_memory = False
 
     def __init__(
         self,
@@ -64,7 +59,7 @@ class FsdpSharding(Sharding):
         sequence: int = 1,
         role: str = "policy",
     ):
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        super().__init__(device_type, sequence=sequence)
         self.settings = settings or FsdpSettings(shard=self.ranks)
         self.offload_optimizer = self.settings.optimizer_offload
         self.mesh: DeviceMesh
@@ -76,12 +71,6 @@ class FsdpSharding(Sharding):
         self.compute_dtype = param_dtype
         self.param_dtype = _DTYPES[self.settings.param_dtype] if self.settings.param_dtype else param_dtype
         self.role = role
-        self.sequence = sequence
-        if sequence > 1:
-            pairs = init_device_mesh(
-                device_type, (self.ranks // sequence, sequence), mesh_dim_names=("data", "sequence")
-            )
-            self.group = pairs.get_group("sequence")
 
     def beside(self, options: Mapping[str, Any], role: str) -> FsdpSharding:
         settings = checked_settings(options, self.ranks, role)
@@ -123,57 +112,6 @@ class FsdpSharding(Sharding):
         result: T = getattr(model, _FORWARD)(scores)
         return result
 
-    def row(self, packed: PackedSequences) -> Row:
-        """With sequence > 1 a stretch of the tokens, and what is scored in it."""
-        whole = super().row(packed)
-        if self.sequence == 1:
-            return whole
-        token_ids = stretch(packed.token_ids, self.group)
-        first = self.group.rank() * len(token_ids)
-        places = ((packed.predicting >= first) & (packed.predicting < first + len(token_ids))).nonzero()[:, 0]
-        # Every process must use every weight, or their gradients would not meet: one score that does not count, for none.
-        scored = places if len(places) else places.new_zeros(1)
-        return Row(
-            token_ids=token_ids,
-            position_ids=stretch(packed.position_ids, self.group),
-            layout=SplitRow(whole.layout, len(packed.token_ids), self.group),
-            predicting=packed.predicting[scored] - first if len(places) else scored,
-            targets=packed.targets[scored],
-            places=places,
-        )
-
-    def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
-        if row.places is None:
-            return values
-        return collect(values[: len(row.places)], row.places, len(packed.targets), self.group)
-
-    def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
-        """Karmarkar-Karp: the same number of micro-batches for every copy, of about the same number of tokens in all."""
-        copies = self.ranks // self.sequence
-        missing = -len(parts) % copies
-        filled, weights = parts + [[]] * missing, [*loads, *[0] * missing]
-        mine = balanced_parts(weights, copies, equal_size=True)[self.rank // self.sequence]
-        return [filled[part] for part in mine]
-
-    def joined(self, values: Tensor, rows: Sequence[int], count: int) -> Tensor:
-        out = super().joined(values, rows, count).to(self.mesh.device_type)
-        if not self._speaks:
-            out.zero_()
-        dist.all_reduce(out)  # every row is somebody's, and 0 elsewhere
-        return out.cpu()
-
-    @property
-    def _speaks(self) -> bool:
-        """Processes that share a sequence have the same results; the first of them tells."""
-        return self.rank % self.sequence == 0
-
-    def total(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Processes that ran empty micro-batches alone may lack names that others have."""
-        everyone: list[dict[str, float]] = [{} for _ in range(self.ranks)]
-        dist.all_gather_object(everyone, dict(sums) if self._speaks else {})
-        names = {name for each in everyone for name in each}
-        return {name: sum(each.get(name, 0.0) for each in everyone) for name in sorted(names)}
-
     def whole(self, tensor: Tensor) -> Tensor:
         gathered = tensor.detach()
         return super().whole(gathered.full_tensor() if isinstance(gathered, DTensor) else gathered)
@@ -182,9 +120,6 @@ class FsdpSharding(Sharding):
         if not isinstance(like, DTensor):
             return super().part(tensor, like)
         return distribute_tensor(tensor.to(like.to_local().device), like.device_mesh, like.placements)
-
-    def wait(self) -> None:
-        dist.barrier()
 
 
 def checked_settings(options: Mapping[str, Any], ranks: int, role: str) -> FsdpSettings:

@@ -184,7 +184,7 @@ def test_a_cancelled_request_changes_nothing_for_the_others(tiny_llama: Path) ->
 
 
 def test_the_cache_grows_with_what_is_sampled_and_not_with_what_may_be(tiny_llama: Path) -> None:
-    """Of 2000 tokens that a response may have, a slot has room for 64 at first, and for 96 from the 65th on."""
+    """Of 2000 tokens that a response may have, a slot has room for 16 at a time: for 64, and for 80 from the 65th on."""
     engine = sampler(tiny_llama, slots=200)
     with engine.open_stream(SamplingParams(max_response_tokens=2000, ignore_eos=True)) as stream:
         stream.submit([Request(str(n), tuple(b"some number"), 2000) for n in range(4)])
@@ -193,10 +193,10 @@ def test_the_cache_grows_with_what_is_sampled_and_not_with_what_may_be(tiny_llam
             keys.append(stream._cache.responses.keys[0])
             assert stream.wait(0.0) == []
         assert keys[-1].shape == (8, 2, 8, 64)  # rows are filled up to 8
-        assert stream._cache.responses.keys[0].shape == (8, 2, 8, 96)
-        assert stream._cache.responses.values[0].shape == (8, 2, 96, 8)
-        assert stream._cache.prompts.keys[0].shape == (1, 2, 8, 64)
+        assert stream._cache.responses.keys[0].shape == (8, 2, 8, 80)
+        assert stream._cache.responses.values[0].shape == (8, 2, 80, 8)
+        assert stream._cache.prompts.keys[0].shape == (1, 2, 8, 16)  # 11 tokens
         stream.submit([Request(f"more {n}", tuple(b"some number"), 5) for n in range(50)])
         assert len(stream.wait(60.0)) == 50
-        assert stream._cache.responses.keys[0].shape == (56, 2, 8, 96)
+        assert stream._cache.responses.keys[0].shape == (56, 2, 8, 80)
     assert stream._cache.responses.keys[0].numel() == 0  # given back

@@ -1,0 +1,52 @@
+"""Which roles share workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posttrain.placement.plan import PlacementPlan, Rank
+from posttrain.placement.roles import SHARING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Roles with the same ranks: a worker per rank."""
+
+    roles: tuple[str, ...]
+    ranks: tuple[Rank, ...]
+    together: bool  # the ranks meet in torch.distributed; False: each is on its own
+    share: int = (
+        1  # ranks of one copy of the sampler: the first has the server, and the others keep their devices for it
+    )
+
+    @property
+    def leading(self) -> tuple[Rank, ...]:
+        """Those that are told what to do."""
+        return self.ranks[:: self.share]
+
+    @property
+    def name(self) -> str:
+        return "trainer" if "policy" in self.roles else self.roles[0]
+
+    def worker(self, rank: Rank) -> str:
+        """Its name."""
+        return f"{self.name} rank {rank.rank}"
+
+
+def groups_of(plan: PlacementPlan) -> list[Group]:
+    """The workers of a plan: those of the policy first; a sampler on other devices, or with a server's copy of the weights,
+    last."""
+    by_devices: dict[tuple[int, ...], list[str]] = {}
+    policy, rollout = plan.role("policy"), plan.role("rollout")
+    assert policy is not None
+    apart = rollout is not None and (rollout.devices != policy.devices or rollout.engine not in SHARING)
+    for role in plan.roles:
+        if role is not rollout or not apart:
+            by_devices.setdefault(role.devices, []).append(role.role)
+    ordered = sorted(by_devices, key=lambda devices: devices != policy.devices)
+    ranks = {role.devices: role.ranks for role in plan.roles}
+    groups = [Group(roles=tuple(by_devices[each]), ranks=ranks[each], together=True) for each in ordered]
+    if apart and rollout is not None and rollout.ranks:
+        share = rollout.devices_per_copy
+        groups.append(Group(roles=("rollout",), ranks=rollout.ranks, together=False, share=share))
+    return groups

@@ -1,0 +1,160 @@
+"""The policy's weights as they leave a rank of the trainers: flat buckets, a broadcast, or a folder.
+
+Every rank makes the same calls in the same order, because gathering what is shared out takes all of them; rank 0 alone keeps
+and sends what was gathered. Digests of every tensor are taken here, and again where it arrives (``taking``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.interfaces.rollout_engine import Served
+from posttrain.models.hugging_face_weights import hugging_face_weights
+from posttrain.models.weight_transfer import (
+    Manifest,
+    TensorEntry,
+    entry_of,
+    join_group,
+    manifest_of,
+    send_buckets,
+    write_folder,
+)
+
+
+class Sender:
+    """Of one rank.
+
+    Args: dtype to compute in, in which weights travel; ``to_copies``: the samplers hold the same module as the trainers, so that
+        what is trained is enough, under the module's own names; otherwise everything travels, as a Hugging Face checkpoint
+        names it; ``describe`` writes what a server reads beside the weights into a folder; ``wake`` is called before the weights
+        are read.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sharding: Sharding,
+        dtype: torch.dtype,
+        *,
+        to_copies: bool,
+        device: torch.device,
+        rank: int,
+        timeout_s: float,
+        describe: Callable[[Path], None],
+        wake: Callable[[], None] = lambda: None,
+    ):
+        self.model, self.sharding, self.dtype = model, sharding, dtype
+        self.to_copies = to_copies
+        self._device, self._rank, self._timeout_s = device, rank, timeout_s
+        self._describe = describe
+        self._wake = wake
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by name, on the CPU. All ranks must go through it together; what others than rank 0 get of a
+        checkpoint is nothing."""
+        self._wake()
+        if not self.to_copies:
+            yield from hugging_face_weights(self.model, self.sharding.whole, keep=self._rank == 0, dtype=self.dtype)
+            return
+        for name, tensor in self.sharding.weights(self.model):
+            yield name, tensor.to(self.dtype)
+
+    def begin(self, bucket_bytes: int) -> int:
+        """How many buckets ``next_bucket`` will give."""
+        self._sent: list[TensorEntry] = []
+        if self.to_copies:
+            trained = [each for each in self.model.parameters() if each.requires_grad]
+            sizes = [self.sharding.shape(each).numel() * self.dtype.itemsize for each in trained]
+            self._buckets = in_buckets(self.weights(), bucket_bytes)
+        else:  # what a checkpoint consists of shows when it is there
+            held = list(self.weights())
+            sizes = [tensor.nbytes for _, tensor in held]
+            self._buckets = in_buckets(iter(held), bucket_bytes)
+        return sum(1 for _ in cut(sizes, bucket_bytes))
+
+    def next_bucket(self) -> tuple[tuple[TensorEntry, ...], Any] | None:
+        """The next tensors, and their bytes one after another as an array; None where nothing is kept."""
+        bucket = next(self._buckets, None)
+        if bucket is None:
+            return None
+        entries, flat = bucket
+        self._sent += entries
+        return entries, flat.numpy()
+
+    def finish(self, version: int) -> Served:
+        """What has been sent."""
+        return Served(version, Manifest(version, tuple(self._sent)).content_hash)
+
+    def manifest(self, version: int) -> str:
+        """What ``broadcast`` will send, as JSON."""
+        return manifest_of(self.weights(), version).to_json()
+
+    def announced(self, manifest: str) -> Served:
+        """What a manifest stands for."""
+        return announced(manifest)
+
+    def broadcast(self, manifest: str, meeting: tuple[str, int], size: int, bucket_bytes: int) -> None:
+        """Send the weights of a manifest to every sampler, which takes them with ``receive``."""
+        if self._rank > 0:
+            for _ in self.weights():  # rank 0 sends what all gather
+                pass
+            return
+        group = join_group(backend_of(self._device), *meeting, 0, size, self._timeout_s)
+        weights = ((name, tensor.to(self._device)) for name, tensor in self.weights())
+        send_buckets(group, weights, Manifest.from_json(manifest), bucket_bytes)
+
+    def write(self, folder: Path, version: int, shard_bytes: int) -> Served | None:
+        """Into a folder that the samplers see, too. Returns what lies there; None where another rank has written it."""
+        if self._rank > 0:
+            for _ in self.weights():
+                pass
+            return None
+        manifest = write_folder(folder, self.weights(), version, shard_bytes=shard_bytes)
+        self._describe(folder)
+        return Served(version, manifest.content_hash)
+
+
+def announced(manifest: str) -> Served:
+    """What a manifest stands for."""
+    listed = Manifest.from_json(manifest)
+    return Served(listed.version, listed.content_hash)
+
+
+def backend_of(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def in_buckets(
+    weights: Iterator[tuple[str, Tensor]], bucket_bytes: int
+) -> Iterator[tuple[tuple[TensorEntry, ...], Tensor]]:
+    """Tensors one after another in flat buckets."""
+    entries: list[TensorEntry] = []
+    parts: list[Tensor] = []
+    for name, tensor in weights:
+        entry = entry_of(name, tensor)
+        if entries and sum(each.nbytes for each in entries) + entry.nbytes > bucket_bytes:
+            yield tuple(entries), torch.cat(parts)
+            entries, parts = [], []
+        entries.append(entry)
+        parts.append(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8))
+    if entries:
+        yield tuple(entries), torch.cat(parts)
+
+
+def cut(sizes: Sequence[int], bucket_bytes: int) -> Iterator[int]:
+    """The bytes of each bucket: at most so many, but a larger tensor has a bucket of its own."""
+    held = 0
+    for size in sizes:
+        if held and held + size > bucket_bytes:
+            yield held
+            held = 0
+        held += size
+    if held:
+        yield held

@@ -1,0 +1,167 @@
+"""Samplers that are servers, started by workers of Ray or running already: a run has the numbers of one in a single process.
+
+The server is a stand-in that speaks as vLLM's does; with POSTTRAIN_VLLM_PYTHON (a Python that has vLLM) a real one, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_runs import assert_same, config, metrics_of
+
+from posttrain.backends.serving.launch import free_port
+from posttrain.build import train_run
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+STAND_IN = Path(__file__).with_name("vllm_stand_in.py")
+PYTHON = os.environ.get("POSTTRAIN_VLLM_PYTHON", "")
+Sections = dict[str, dict[str, Any]]
+TWO_AND_TWO: Sections = {
+    "policy": {"engine": "fsdp", "devices": [0, 1]},
+    "reference": {"devices": [0, 1]},
+    "rollout": {"devices": [2, 3]},
+    "placement": {"devices": 4},
+}
+# What is different from a run in one process: changes of sections, and copies of the sampler.
+WAYS: dict[str, tuple[Sections, int]] = {
+    "two ranks, two servers, through shared memory": (
+        TWO_AND_TWO | {"rollout": {"devices": [2, 3], "weight_bucket_mib": 1}},
+        2,
+    ),
+    "two ranks where two servers are, through a folder": (
+        {"policy": {"engine": "fsdp"}, "rollout": {"weight_sync": "disk"}, "placement": {"devices": 2}},
+        2,
+    ),
+    "two ranks, two devices share a server, by broadcast": (
+        TWO_AND_TWO | {"rollout": {"devices": [2, 3], "tensor_parallel": 2, "weight_sync": "collective"}},
+        1,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where stand-ins say at their end what they were asked."""
+    return tmp_path_factory.mktemp("told")
+
+
+@pytest.fixture(scope="module")
+def python(told: Path) -> str:
+    """A program that passes for a Python with vLLM."""
+    path = told / "python"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} {told} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def served(changes: Sections, python: str) -> Sections:
+    vllm = {"engine": "vllm", "engine_options": {"python": python}, "max_concurrent_sequences": 8}
+    return changes | {"rollout": vllm | changes.get("rollout", {})}
+
+
+def answers_of(told: Path) -> list[dict[str, Any]]:
+    """What the stand-ins that have ended since were asked."""
+    found = []
+    for path in told.glob("*.json"):
+        found.append(json.loads(path.read_text()))
+        path.unlink()
+    return found
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, python: str, told: Path) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    found = train_run(config(folder, tiny_llama, "run", served({}, python)))
+    assert len(answers_of(told)) == 1
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_numbers_of_one_server(
+    way: str, address: str, in_process: Path, tmp_path: Path, tiny_llama: Path, python: str, told: Path
+) -> None:
+    changes, copies = WAYS[way]
+    changes = served(changes, python)
+    changes["placement"] = changes["placement"] | {"runtime": "ray", "ray_address": address}
+    assert_same(train_run(config(tmp_path, tiny_llama, "run", changes)), in_process)
+    until = time.monotonic() + 30
+    while len(list(told.glob("*.json"))) < copies and time.monotonic() < until:
+        time.sleep(0.1)  # they end after their workers
+    answers = answers_of(told)
+    assert len(answers) == copies
+    tensor = str(changes["rollout"].get("tensor_parallel", 1))
+    for answer in answers:
+        assert answer["words"][answer["words"].index("--tensor-parallel-size") + 1] == tensor
+        # Every prompt of a step has its four samples from one server, and the work is shared: of 3 x 2 prompts an equal part.
+        asked = [tuple(prompt) for prompt in answer["prompts"]]
+        assert len(asked) == 24 // copies and all(asked.count(prompt) % 4 == 0 for prompt in asked)
+
+
+@pytest.fixture
+def server(python: str, tiny_llama: Path) -> Iterator[str]:
+    """One that runs already."""
+    port = free_port()
+    words = ["-m", "vllm", "--model", str(tiny_llama), "--port", str(port), "--tensor-parallel-size", "1"]
+    with subprocess.Popen([python, *words]) as process:
+        until = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+                break
+            except (urllib.error.URLError, OSError):
+                assert process.poll() is None and time.monotonic() < until
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+        process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("sync", ["disk", "collective"])
+def test_a_server_that_runs_already(
+    sync: str, address: str, in_process: Path, tmp_path: Path, tiny_llama: Path, server: str
+) -> None:
+    changes: Sections = {
+        "policy": {"engine": "fsdp"},
+        "rollout": {"engine": "vllm", "endpoints": [server], "weight_sync": sync, "weight_folder": str(tmp_path)},
+        "placement": {"devices": 2, "runtime": "ray", "ray_address": address},
+    }
+    if sync == "collective":
+        del changes["rollout"]["weight_folder"]
+    assert_same(train_run(config(tmp_path, tiny_llama, "run", changes)), in_process)
+
+
+@pytest.mark.skipif(not PYTHON, reason="POSTTRAIN_VLLM_PYTHON names no Python with vLLM")
+def test_a_real_vllm(tmp_path: Path, served_model: Path) -> None:
+    """The policy shared out over two ranks, a real vLLM's server in a worker of its own: what is sampled is the policy's."""
+    changes: Sections = {
+        "data": {"max_prompt_tokens": 64},
+        "policy": {"engine": "fsdp", "devices": [0, 1]},
+        "reference": {"devices": [0, 1]},
+        "rollout": {
+            "engine": "vllm",
+            "devices": [2],
+            "engine_options": {
+                "python": PYTHON,
+                "enforce_eager": True,
+                "load_format": "dummy",
+                "startup_timeout_s": 550,
+            },
+        },
+        "placement": {"devices": 3, "runtime": "ray", "start_timeout_s": 600},
+    }
+    found = metrics_of(train_run(config(tmp_path, served_model, "run", changes)))
+    # It began with random weights: log-probs agree with the trainer's only when those that were sent have arrived.
+    gaps = [line[name] for line in found[1:] for name in line if name == "gap/mean"]
+    assert gaps and max(gaps) < 1e-3
