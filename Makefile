@@ -20,8 +20,8 @@ demo: $(VENV)/.demo-installed  ## train a real 135M model with GRPO on real task
 test: $(VENV)/.dev-installed  ## run the tests (a CPU and a few minutes)
 	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
-test-slow: $(VENV)/.dev-installed  ## run the slow tests (real weights)
-	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+test-slow: $(VENV)/.dev-installed  ## run the slow tests (real weights, Ray), two files at a time
+	@$(BIN)/python -m pytest -m "slow and not gpu" --numprocesses 2 --dist loadfile $(ARGS)
 
 vllm-env: $(VLLM)/.installed  ## make .venv-vllm, whose vLLM the slow tests run a real server of
 	@echo "POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python make test-slow ARGS='-k real-vllm'"

@@ -44,5 +44,10 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         f"{date.today().isoformat()}, {platform.machine()} CPU, {torch.get_num_threads()} threads, "
         f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}\n"
     )
+    print_rows(header, rows)
+
+
+def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The table alone."""
     for row in [header, ["---"] * len(header), *rows]:
         print("| " + " | ".join(row) + " |")

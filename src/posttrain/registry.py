@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +23,14 @@ T = TypeVar("T")
 # The package extra that brings a third-party library, by the library's import name.
 EXTRAS = {
     "bm25s": "search",
+    "deepspeed": "deepspeed",
     "gymnasium": "gymnasium",
     "httpx2": "http",
     "langdetect": "ifeval",
     "liger_kernel": "liger",
     "math_verify": "math",
+    "megatron": "megatron",
+    "mcp": "mcp",
     "mlflow": "mlflow",
     "peft": "lora",
     "ray": "ray",
@@ -63,10 +68,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """Every known name, sorted. Imports nothing but the (empty) package itself."""
-        spec = find_spec(self.package)
-        folders = spec.submodule_search_locations if spec else None
-        found = {module.name for module in pkgutil.iter_modules(folders or [])}
-        return sorted(found | set(self._entries))
+        return sorted(_files_of(self.package) | set(self._entries))
 
     def get(self, name: str) -> Any:
         """The thing called ``name``; its module is imported now.
@@ -88,22 +90,32 @@ class Registry:
     def settings(self, name: str) -> tuple[str, ...]:
         """The keyword-only parameters of the function called ``name``: the numbers it takes from the configuration.
 
-        Read from its source, so that a request can be checked without importing what it names.
+        Read from its source, so that a request can be checked without importing what it names; of one that was registered from
+        outside the package, from the function itself.
         """
+        if name in self._from_outside():
+            return self._parameters(name, Parameter.KEYWORD_ONLY)
         return tuple(keyword.arg for function in self._functions(name) for keyword in function.args.kwonlyargs)
 
     def inputs(self, name: str) -> tuple[str, ...]:
-        """The positional parameters of the function called ``name``: the tensors it needs, by name. Read from its source."""
+        """The positional parameters of the function called ``name``: the tensors it needs, by name. Found as ``settings``."""
+        if name in self._from_outside():
+            return self._parameters(name, Parameter.POSITIONAL_OR_KEYWORD)
         return tuple(argument.arg for function in self._functions(name) for argument in function.args.args)
 
-    def _functions(self, name: str) -> list[ast.FunctionDef]:
+    def _from_outside(self) -> set[str]:
+        """Names that were registered and have no file in the package."""
+        return set(self._entries) - _files_of(self.package)
+
+    def _parameters(self, name: str, kind: Any) -> tuple[str, ...]:
+        parameters = signature(self._entries[name]).parameters.values()
+        return tuple(parameter.name for parameter in parameters if parameter.kind is kind)
+
+    def _functions(self, name: str) -> Sequence[ast.FunctionDef]:
         """The registered function of the file called ``name``. Raises UnknownName."""
-        spec = find_spec(f"{self.package}.{name}")
-        if spec is None or spec.origin is None:
+        if name not in _files_of(self.package):
             raise UnknownName(self.problem(name))
-        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        return [function for function in functions if any("register" in ast.dump(d) for d in function.decorator_list)]
+        return _registered_in(f"{self.package}.{name}")
 
     def problem(self, name: str, field: str = "") -> Problem:
         """What to tell a user who asked for a name that is not known."""
@@ -113,6 +125,24 @@ class Registry:
             fix=did_you_mean(name, known, listed=True),
             field=field,
         )
+
+
+@cache  # a request asks for them a hundred times
+def _files_of(package: str) -> frozenset[str]:
+    """The names of a package's modules."""
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    return frozenset(module.name for module in pkgutil.iter_modules(folders or []))
+
+
+@cache
+def _registered_in(module: str) -> Sequence[ast.FunctionDef]:
+    """The functions of a module that are registered, from its source."""
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [function for function in functions if any("register" in ast.dump(d) for d in function.decorator_list)]
 
 
 def is_installed(library: str) -> bool:

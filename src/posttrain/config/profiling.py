@@ -27,6 +27,8 @@ class ProfilingConfig(Section):
     """Steps that are profiled (0 is the validation of the starting weights), or all; none by default."""
     phases: list[PhaseName] = []
     """Phases of those steps that are profiled, by the names of the metrics time/<phase>_s; empty means every phase."""
+    ranks: list[Annotated[int, Field(ge=0)]] | Literal["all"] = [0]
+    """With several processes: the workers of each role that are profiled, by their ranks, or all; besides the leading process."""
     operators: bool = True
     """Record every operator: a Chrome trace for each phase, for ui.perfetto.dev or chrome://tracing."""
     shapes: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -15,8 +16,25 @@ from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine, ValueE
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan, SftBatchPlan
+from posttrain.records.plans import BatchPlan, ProfilePlan, SftBatchPlan
 from posttrain.records.work import Work
+
+
+class WorkersProfiler(Protocol):
+    """Has other processes record what they do in a phase."""
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether they work on CUDA devices."""
+        ...
+
+    def begin(self, phase: str, plan: ProfilePlan) -> None:
+        """In the workers with the phase's roles, of the ranks in the plan. An earlier recording is dropped."""
+        ...
+
+    def end(self, folder: Path, stem: str) -> list[str]:
+        """Each of them writes ``folder/stem_WORKER.json.gz`` and what else the plan asks for. Returns what there is to tell."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +52,7 @@ class Roles:
     notices: Notices = field(default_factory=Notices)  # for people: what engines have to tell while they work
     work: Work | None = None  # how much an update is for this device; None: not known
     notes: tuple[str, ...] = ()  # for people: how models are computed where it is not the usual way
+    profiler: WorkersProfiler | None = None  # None: all models live in this process
     close: Callable[[], None] = lambda: None  # ends what the runtime has started besides this process
 
 
@@ -45,6 +64,7 @@ class Learner:
     device: str
     notices: Notices
     notes: tuple[str, ...] = ()
+    profiler: WorkersProfiler | None = None
     close: Callable[[], None] = lambda: None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
 
@@ -22,6 +23,7 @@ class Request:
     token_ids: tuple[int, ...]  # all that comes before the response
     max_response_tokens: int
     conversation: str = ""  # the next request of the same one begins with what this one comes to; "": it stands alone
+    images: PromptImages | None = None  # whose tokens are among token_ids
 
 
 def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> None:
@@ -127,6 +129,7 @@ class BroadcastPlan:
     address: str
     port: int
     size: int  # the trainer and all workers
+    first_rank: int = 1  # of this sampler's workers, where several samplers take part
     bucket_bytes: int
     timeout_s: float
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.errors import RunInterrupted, RunStopped
@@ -13,21 +12,14 @@ from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.clock import Clock
 from posttrain.loops.frame import before_updates, due, end_step, leave_step
+from posttrain.loops.rl_plan import RunPlan, StepPlan, mixed_seed
 from posttrain.loops.stopping import StepAbandoned, StopSignal
 from posttrain.loops.timeline import Timeline
 from posttrain.loops.trackers import Trackers
+from posttrain.loops.validation import most_tokens, validate
 from posttrain.records.batches import SequenceBatch, TrainBatch
-from posttrain.records.plans import (
-    AdvantagePlan,
-    CriticUpdatePlan,
-    GroupFilterPlan,
-    ProfilePlan,
-    RewardPlan,
-    UpdatePlan,
-)
-from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
-from posttrain.records.trajectories import SamplingParams, ScoredGroup
+from posttrain.records.trajectories import ScoredGroup
 from posttrain.stages.advantage import estimate_advantages, inputs_of
 from posttrain.stages.assemble import assemble
 from posttrain.stages.baseline import add_greedy_rewards
@@ -45,58 +37,17 @@ from posttrain.stages.select import Selection
 from posttrain.stages.shape_rewards import RewardState, shape_outcomes, shape_rewards
 from posttrain.stages.token_values import TokenTexts
 from posttrain.stages.update import merged, update, update_critic
-from posttrain.stages.validate import validation_metrics
 from posttrain.stages.values import add_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
-    """What every step does."""
+class Step:
+    """What one step has sampled and learned."""
 
-    prompts: int  # groups that make up a step
-    sampling: SamplingParams
-    group_filter: GroupFilterPlan = field(default_factory=GroupFilterPlan)
-    reward: RewardPlan = field(default_factory=RewardPlan)
-    mask_truncated: bool = False  # responses cut at the token limit have no part in the loss
-    advantage: AdvantagePlan
-    update: UpdatePlan
-    critic_update: CriticUpdatePlan | None = None  # None: there is no critic
-    updates_policy: bool = True  # False in the steps in which only the critic warms up
-    max_invalid_share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """What the run does besides its steps, and when. Cadences in steps; None is never."""
-
-    step: StepPlan
-    seed: int
-    validation_sampling: SamplingParams
-    validation_prompts: Sequence[Prompt]
-    total_steps: int
-    steps_per_epoch: int
-    max_skipped_steps: int
-    validate_every: int | None
-    validate_before: bool
-    validate_after: bool
-    save_every: int | None
-    save_at_end: bool
-    save_in_background: bool = False  # while the next step samples
-    export_every: int | None = None  # plain Hugging Face folders, also at the end
-    export_folder: Path | None = None
-    samples_every: int | None
-    batches_every: int | None = None
-    critic_warmup_steps: int = 0  # steps at the start in which the policy is not updated
-    profile: ProfilePlan = field(default_factory=ProfilePlan)
-
-    def step_plan(self, step: int) -> StepPlan:
-        """The plan of one step: its sampling has a seed of its own, so a prompt drawn again gets other random numbers; the
-        policy stays as it is while the critic warms up."""
-        return replace(
-            self.step,
-            sampling=replace(self.step.sampling, seed=mixed_seed(self.seed, step)),
-            updates_policy=step > self.critic_warmup_steps,
-        )
+    selection: Selection  # groups, as sampled
+    sampled: SequenceBatch  # the same, as a batch
+    train: TrainBatch
+    stats: UpdateStats
 
 
 def rl_step(
@@ -106,9 +57,8 @@ def rl_step(
     rewards: RewardState,
     plan: StepPlan,
     clock: Clock,
-) -> tuple[Selection, SequenceBatch, TrainBatch, UpdateStats]:
-    """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1): what was sampled,
-    as groups and as a batch, and what was learned from it."""
+) -> Step:
+    """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1)."""
     selection = sample_groups(roles, scorer, loader, plan, clock)  # G responses per prompt, and r_i for each
     batch = assemble(selection.groups, mask_truncated=plan.mask_truncated)  # pad to [batch, response_len]
     if "greedy_rewards" in inputs_of(plan.advantage):
@@ -118,7 +68,7 @@ def rl_step(
                 batch, roles, scorer, selection.groups, plan.sampling, plan.reward, clock.advance
             )
     train, stats = learn(roles, batch, rewards, plan, clock)
-    return selection, batch, train, stats
+    return Step(selection=selection, sampled=batch, train=train, stats=stats)
 
 
 def learn(
@@ -191,13 +141,14 @@ def run(
     Raises: RunStopped when steps in a row bring no update; RunInterrupted after saving, when a signal asked to stop.
     """
     timeline = Timeline(folder, first_step, trackers.message)
-    profiler = Profiler(plan.profile, folder, trackers.message)
+    profiler = Profiler(plan.profile, folder, trackers.message, roles.profiler)
+    health = Health()
     roles.weight_sync.publish(roles.policy, roles.rollout)
     metrics: dict[str, float] = {}
     if first_step == 1 and plan.validate_before and plan.validation_prompts:
         clock = Clock(trackers, 0, stop, timeline, profiler)
         try:
-            metrics = validate(roles, scorer, plan, 0, folder, clock) | scorer.take_costs()
+            metrics = validate(roles, scorer, plan, 0, folder, clock, token_texts) | scorer.take_costs()
             trackers.log(0, metrics | clock.metrics())
         except StepAbandoned:
             raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
@@ -205,16 +156,15 @@ def run(
     def save(number: int, background: bool = False) -> str:
         return checkpoints.save(number, roles.policy, loader, roles.critic, rewards, metrics, background=background)
 
-    health = Health()
-    skipped_in_a_row = 0
+    idle_steps = 0  # in a row, without an update
     for step in range(first_step, plan.total_steps + 1):
         clock = Clock(trackers, step, stop, timeline, profiler, before_updates(checkpoints, trackers, stop))
         last = step == plan.total_steps
         before, version = (loader.state(), rewards.state()), roles.policy.version
         try:
-            selection, sampled, train, stats = rl_step(roles, scorer, loader, rewards, plan.step_plan(step), clock)
+            done = rl_step(roles, scorer, loader, rewards, plan.step_plan(step), clock)
         except TooManyInvalid as error:  # the samples are what shows which part of the reward is broken
-            write_samples(folder / "samples" / f"step_{step}.jsonl", step, error.scored)
+            write_samples(samples_path(folder, step), step, error.scored)
             raise
         except StepAbandoned:  # before its first update: prompts were drawn, and rewards may have been counted
             loader.restore(before[0])
@@ -222,67 +172,68 @@ def run(
             leave_step(step, save, checkpoints, trackers, stop)
         for text in roles.notices.take():
             trackers.message(text)
-        groups = selection.groups
-        speeds = clock.throughput(selection.sampled_tokens, train, roles.work, plan.step.update.epochs)
-        metrics = measure(groups, train, stats) | staleness_metrics(groups, version) | speeds
-        metrics |= selection.metrics() | rewards.metrics
+        metrics = step_metrics(done, version, roles, clock, plan.step.update.epochs) | rewards.metrics
         metrics["progress/epoch"] = loader.epochs
-        if due(step, plan.samples_every) or not stats.updates:  # a step that failed must be there to look at
-            write_samples(
-                folder / "samples" / f"step_{step}.jsonl",
-                step,
-                groups,
-                train,
-                trainer_logprobs=stats.trainer_logprobs,
-                token_texts=token_texts,
-            )
-        if due(step, plan.batches_every):
-            save_step(batch_path(folder, step), sampled, train)
-        skipped_in_a_row = 0 if stats.updates else skipped_in_a_row + 1
-        if skipped_in_a_row >= plan.max_skipped_steps:
-            metrics |= scorer.take_costs()
-            trackers.log(step, metrics | clock.metrics())
-            raise RunStopped(no_update_message(skipped_in_a_row, step, train))
-        if due(step, plan.validate_every) or (last and plan.validate_after):
-            metrics |= validate(roles, scorer, plan, step, folder, clock)
+        write_records(folder, step, done, plan, token_texts)
+        idle_steps = 0 if done.stats.updates else idle_steps + 1
+        gives_up = idle_steps >= plan.max_skipped_steps
+        if not gives_up and (due(step, plan.validate_every) or (last and plan.validate_after)):
+            metrics |= validate(roles, scorer, plan, step, folder, clock, token_texts)
         metrics |= scorer.take_costs()
         # Logged before it is saved: a resumed run drops the lines of steps that no checkpoint holds and writes them again.
         trackers.log(step, metrics | clock.metrics())
-        for alarm in health.look(step, metrics, longest_first(groups)):
+        if gives_up:
+            raise RunStopped(no_update_message(idle_steps, step, done.train))
+        for alarm in health.look(step, metrics, longest_first(done.selection.groups)):
             trackers.message(alarm)
         if plan.export_folder and (due(step, plan.export_every) or (last and plan.export_every)):
             trackers.message(f"exported {export_models(plan.export_folder, step, roles.policy, roles.critic)}")
-        save_due = due(step, plan.save_every) or (last and plan.save_at_end)
         end_step(
             step,
             save,
             trackers,
             stop,
-            save_due=save_due,
+            save_due=due(step, plan.save_every) or (last and plan.save_at_end),
             last=last,
             background=plan.save_in_background,
             timeline=timeline,
         )
 
 
+def step_metrics(done: Step, version: int, roles: Roles, clock: Clock, epochs: int) -> dict[str, float]:
+    """What is measured of a step but its times; the policy was at ``version`` when it began."""
+    groups = done.selection.groups
+    return {
+        **measure(groups, done.train, done.stats),
+        **staleness_metrics(groups, version),
+        **clock.throughput(done.selection.sampled_tokens, done.train, roles.work, epochs),
+        **done.selection.metrics(),
+    }
+
+
+def write_records(folder: Path, step: int, done: Step, plan: RunPlan, token_texts: TokenTexts) -> None:
+    """Samples and tensors of a step, where they are due. A step that brought no update must be there to look at."""
+    if due(step, plan.samples_every) or not done.stats.updates:
+        write_samples(
+            samples_path(folder, step),
+            step,
+            done.selection.groups,
+            done.train,
+            trainer_logprobs=done.stats.trainer_logprobs,
+            token_texts=token_texts,
+        )
+    if due(step, plan.batches_every):
+        save_step(batch_path(folder, step), done.sampled, done.train)
+
+
+def samples_path(folder: Path, step: int) -> Path:
+    return folder / "samples" / f"step_{step}.jsonl"
+
+
 def longest_first(groups: Sequence[ScoredGroup]) -> list[str]:
     """The sample ids of a step, longest response first: those that show best what went wrong."""
     trajectories = [trajectory for group in groups for trajectory in group.group.trajectories]
     return [one.sample_id for one in sorted(trajectories, key=lambda one: len(one.token_ids), reverse=True)]
-
-
-def validate(
-    roles: Roles, scorer: GroupScorer, plan: RunPlan, step: int, folder: Path, clock: Clock
-) -> dict[str, float]:
-    """Sample and score the held-out prompts; every sample is written to validation/step_N.jsonl."""
-    if not plan.validation_prompts:
-        return {}
-    prompts, sampling = plan.validation_prompts, plan.validation_sampling
-    with clock.phase("validation", total=most_tokens(roles, prompts, sampling)):
-        groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)
-        scored = score(groups, scorer, reward_model=roles.reward_model, model_weight=plan.step.reward.model_weight)
-    write_samples(folder / "validation" / f"step_{step}.jsonl", step, scored)
-    return validation_metrics(scored)
 
 
 def no_update_message(steps: int, step: int, train: TrainBatch) -> str:
@@ -292,14 +243,3 @@ def no_update_message(steps: int, step: int, train: TrainBatch) -> str:
         f"response had a valid reward. Samples of the last step: {', '.join(train.sequences.sample_ids[:3])}, ... in "
         f"samples/step_{step}.jsonl"
     )
-
-
-def mixed_seed(seed: int, number: int) -> int:
-    """A seed made of two numbers, far from those of their neighbours."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")
-
-
-def most_tokens(roles: Roles, prompts: Sequence[Prompt], sampling: SamplingParams) -> int | None:
-    """Response tokens if every response were as long as allowed; None where turns are not counted."""
-    turns = roles.worlds.rules.max_turns if roles.worlds else 1
-    return None if turns is None else len(prompts) * sampling.samples_per_prompt * sampling.max_response_tokens * turns

@@ -9,6 +9,7 @@ from pathlib import Path
 from posttrain.data.text_batches import text_batch
 from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.interfaces.loader import StepLoader
+from posttrain.interfaces.roles import WorkersProfiler
 from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.loops.clock import Clock
 from posttrain.loops.frame import before_updates, due, end_step, leave_step
@@ -69,13 +70,14 @@ def run(
     trackers: Trackers,
     notices: Notices,
     stop: StopSignal,
+    workers_profiler: WorkersProfiler | None = None,
 ) -> None:
     """Steps first_step to plan.total_steps, with validation and checkpoints at their cadences.
 
     Raises: RunStopped when steps in a row bring no update; RunInterrupted after saving, when a signal asked to stop.
     """
     timeline = Timeline(folder, first_step, trackers.message)
-    profiler = Profiler(plan.profile, folder, trackers.message)
+    profiler = Profiler(plan.profile, folder, trackers.message, workers_profiler)
     metrics: dict[str, float] = {}
 
     def save(number: int, background: bool = False) -> str:

@@ -1,14 +1,7 @@
-"""Checkpoints: folders that are whole or absent.
+"""The checkpoints of a run: engines and positions saved, restored, kept and dropped. Folders are whole or absent.
 
-    RUN_DIR/checkpoints/global_step_N/policy/     a Hugging Face folder, plus the engine's own state
-                                     /critic/     the same, of the critic; absent without one
-                                     /run.json    step, data position, running statistics of the rewards, best_metric's value
-                                     /manifest.json   size and SHA-256 of every file
-    RUN_DIR/checkpoints/latest                    the name of the newest one
-
-A checkpoint is written beside (global_step_N.tmp), synced, renamed, and only then pointed at. Which one is newest is told by
-the folders that match their manifest, not by the pointer; the pointer is for people and other tools. docs/checkpoints.md
-describes what this promises and what its messages mean.
+A checkpoint is written beside (global_step_N.tmp), synced, renamed, and only then pointed at. stages.checkpoint_folders says what
+lies where; docs/checkpoints.md describes what this promises and what its messages mean.
 """
 
 from __future__ import annotations
@@ -21,13 +14,30 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from posttrain.errors import Problem, RequestError, RunStopped
 from posttrain.interfaces.loader import Position
 from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
-from posttrain.stages import durable
-from posttrain.stages.durable import MANIFEST, is_of_the_disk, sync, write_durably, write_manifest
+from posttrain.stages.checkpoint_folders import (
+    BESIDE,
+    BEST,
+    DOWNLOADED,
+    POINTER,
+    PREFIX,
+    RUN_STATE,
+    damage_of,
+    delete,
+    metric_of,
+    put_pointer_right,
+    read_state,
+    refuse_to_start_over,
+    resolve_checkpoint,
+    set_aside,
+    steps_in,
+    tidy,
+)
+from posttrain.stages.durable import is_of_the_disk, sync, write_durably, write_manifest
 from posttrain.stages.remote import download
 from posttrain.stages.retention import Retention, ranked, surplus
 from posttrain.stages.saving import BackgroundSave
@@ -35,17 +45,6 @@ from posttrain.stages.saving import BackgroundSave
 if TYPE_CHECKING:
     from posttrain.stages.shape_rewards import RewardState
     from posttrain.stages.uploads import Uploads
-
-PREFIX = "global_step_"
-RUN_STATE = "run.json"
-POINTER = "latest"
-BEST = "best"
-BESIDE = ".tmp"  # being written
-GOING = ".old"  # being deleted
-ASIDE = ".aside"  # later than the step that a run was told to go back to
-COUNTERS = "engine.json"  # what an engine writes beside its model; with the optimizer's file
-OPTIMIZER = "optimizer.safetensors"
-DOWNLOADED = "download.tmp"  # what a run starts from that goes on from a URL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +153,7 @@ class Checkpoints:
             write_manifest(beside)
             sync(self.folder)
             go_on()
-            if final.exists():  # a damaged one. Dying between these two lines is made good by _tidy: beside is whole.
+            if final.exists():  # a damaged one. Dying between these two lines is made good by tidy: beside is whole.
                 shutil.rmtree(final)
             os.replace(beside, final)
             sync(self.folder)
@@ -195,7 +194,7 @@ class Checkpoints:
         """Wait for uploads, and then delete what stayed for them alone."""
         if self._uploads:
             self._uploads.finish(deadline_s)
-            if steps := self._steps():
+            if steps := steps_in(self.folder):
                 with suppress(OSError):  # the run is over, and the next one does it
                     self._drop_surplus(steps[-1])
 
@@ -212,10 +211,10 @@ class Checkpoints:
         Raises: RequestError when there are checkpoints and all are damaged or gone (starting over must be asked for), or when
             this run has a critic and the checkpoint has none.
         """
-        self._tidy(say)
+        tidy(self.folder, say)
         folder = self._newest(say) if self.origin is None else self._newest_from_origin(say)
         if folder is None:
-            self._refuse_to_start_over()
+            refuse_to_start_over(self.folder)
             return 0
         if critic and not (folder / "critic").is_dir():
             what = f"{folder} was saved by a run without a critic, and this run needs one"
@@ -235,18 +234,14 @@ class Checkpoints:
         shutil.rmtree(self.folder / DOWNLOADED, ignore_errors=True)
         if folder.parent.resolve() == self.folder.resolve():
             if self.origin is not None:
-                self._set_aside(int(state["step"]), say)
-            self._put_pointer_right(folder.name, say)
+                set_aside(self.folder, int(state["step"]), self._origin, say)
+            put_pointer_right(self.folder, folder.name, say)
             self._drop_surplus(int(state["step"]))  # which a save that was cut off has left
         return int(state["step"])
 
-    def names(self) -> list[str]:
-        """Folder names by step, of damaged ones, too."""
-        return [f"{PREFIX}{step}" for step in self._steps()]
-
     def exist(self) -> bool:
         """Whether any checkpoint is there, valid or not."""
-        return bool(self._steps())
+        return bool(steps_in(self.folder))
 
     def holds(self, step: int) -> bool:
         """Whether the checkpoint of this step is there and not damaged."""
@@ -254,7 +249,7 @@ class Checkpoints:
 
     def newest_name(self) -> str | None:
         """Folder name of the newest checkpoint that is not damaged."""
-        names = (f"{PREFIX}{step}" for step in reversed(self._steps()))
+        names = (f"{PREFIX}{step}" for step in reversed(steps_in(self.folder)))
         return next((name for name in names if damage_of(self.folder / name) is None), None)
 
     @property
@@ -271,39 +266,18 @@ class Checkpoints:
 
     def _drop_surplus(self, step: int) -> None:
         # Higher numbers are damaged ones that a resumed run went back behind; they must not push out what it saves.
-        there = [number for number in self._steps() if number <= step]
+        there = [number for number in steps_in(self.folder) if number <= step]
         rules = self.retention
-        values = {number: _metric_of(self.folder / f"{PREFIX}{number}") if rules.best else None for number in there}
+        values = {number: metric_of(self.folder / f"{PREFIX}{number}") if rules.best else None for number in there}
         for old in surplus(values, rules):
             if not (self._uploads and self._uploads.reads(f"{PREFIX}{old}")):
-                self._delete(self.folder / f"{PREFIX}{old}")
+                delete(self.folder / f"{PREFIX}{old}")
         if rules.best and (best := ranked(values, rules.mode)):
             write_durably(self.folder / BEST, f"{PREFIX}{best[0]}\n")
 
-    def _delete(self, folder: Path) -> None:
-        """Renamed first: a deletion that is cut off leaves no folder that looks like a damaged checkpoint."""
-        going = folder.with_name(folder.name + GOING)
-        shutil.rmtree(going, ignore_errors=True)
-        os.replace(folder, going)
-        shutil.rmtree(going)
-
-    def _tidy(self, say: Callable[[str], None]) -> None:
-        """Finish or remove what a process that was killed left half done."""
-        for path in [*self._named(GOING), *self.folder.glob(DOWNLOADED)]:
-            shutil.rmtree(path)
-        for path in self._named(BESIDE):
-            final = path.with_name(path.name.removesuffix(BESIDE))
-            if damage_of(path) is None and damage_of(final) is not None:
-                shutil.rmtree(final, ignore_errors=True)
-                os.replace(path, final)
-                sync(self.folder)
-                say(f"checkpoint {final.name} was whole but not in its place when the run was cut off; it is now")
-            else:
-                shutil.rmtree(path)
-
     def _newest(self, say: Callable[[str], None], origin: str | None = None) -> Path | None:
         """The newest valid checkpoint here; with ``origin``, of those that a run from there has saved."""
-        for step in reversed(self._steps()):
+        for step in reversed(steps_in(self.folder)):
             folder = self.folder / f"{PREFIX}{step}"
             damage = damage_of(folder)
             if damage:
@@ -326,100 +300,6 @@ class Checkpoints:
             say(f"copied {start.name} from {self.origin}")
         return start
 
-    def _set_aside(self, step: int, say: Callable[[str], None]) -> None:
-        """Checkpoints of later steps are of the course that was left; under another name they are in nobody's way."""
-        for later in [number for number in self._steps() if number > step]:
-            folder = self.folder / f"{PREFIX}{later}"
-            if _origin_of(folder) == self._origin:
-                continue  # damaged ones of this course are passed over, as everywhere
-            taken = len(list(self.folder.glob(f"{folder.name}{ASIDE}*")))
-            aside = folder.with_name(f"{folder.name}{ASIDE}{taken + 1}")
-            os.replace(folder, aside)
-            say(f"the run goes back to step {step}: checkpoint {folder.name} is kept as {aside.name}")
-
-    def _put_pointer_right(self, newest: str, say: Callable[[str], None]) -> None:
-        pointer = self.folder / POINTER
-        said = _text(pointer)
-        if said != newest:
-            what = f"named {said!r}" if said is not None else "was not readable"
-            say(f"{pointer} {what}; the newest valid checkpoint is {newest}, which it names now")
-            write_durably(pointer, newest + "\n")
-
-    def _refuse_to_start_over(self) -> None:
-        fix = "put back a copy, or name another run.folder to start over"
-        if self.exist():
-            raise RequestError(Problem(f"every checkpoint in {self.folder} is damaged", fix=fix, field="run.folder"))
-        if said := _text(self.folder / POINTER):
-            what = f"{self.folder / POINTER} names {said}, and there is no checkpoint beside it any more"
-            raise RequestError(Problem(what, fix=fix, field="run.folder"))
-
-    def _steps(self) -> list[int]:
-        return sorted(int(path.name.removeprefix(PREFIX)) for path in self._named(""))
-
-    def _named(self, suffix: str) -> Iterator[Path]:
-        """Paths called global_step_N and the suffix."""
-        for path in sorted(self.folder.glob(f"{PREFIX}*{suffix}")) if self.folder.is_dir() else ():
-            if path.name.removeprefix(PREFIX).removesuffix(suffix).isdecimal():
-                yield path
-
-
-def damage_of(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when every file is as its manifest says."""
-    return durable.damage_of(folder, required=[RUN_STATE])
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """run.json of a valid checkpoint."""
-    state: dict[str, Any] = json.loads((folder / RUN_STATE).read_text())
-    return state
-
-
-def resolve_checkpoint(path: Path, *, field: str = "") -> Path:
-    """A checkpoint folder from what a person may name: it, a run folder, or its checkpoints folder (the newest valid one).
-
-    Raises: RequestError when there is no valid checkpoint; ``field`` is the setting that named the path.
-    """
-    for folder in (path, path / "checkpoints"):
-        if (folder / MANIFEST).is_file():
-            candidates = [folder]
-        else:
-            candidates = [folder / f"{PREFIX}{step}" for step in reversed(Checkpoints(folder)._steps())]
-        for candidate in candidates:
-            damage = damage_of(candidate)
-            if damage is None:
-                return candidate
-            if candidate == path:
-                what = f"checkpoint {path} is damaged: {damage}"
-                raise RequestError(Problem(what, fix="use another one", field=field))
-    what, fix = f"there is no checkpoint in {path}", "name a run folder or a global_step_N folder inside checkpoints/"
-    if any(path.glob("**/model_world_size_*_rank_*.pt")):
-        what += " that this program wrote, but shards of another trainer"
-        fix = f"merge them (posttrain export {path} OUT_DIR) and start from the result with model.path"
-    raise RequestError(Problem(what, fix=fix, field=field))
-
-
-def _metric_of(folder: Path) -> float | None:
-    """What best_metric was at a checkpoint, as it says itself; so nothing about it has to be remembered elsewhere."""
-    try:
-        value = read_state(folder).get("best_metric")
-    except (OSError, ValueError):
-        return None  # a damaged one is no one's best
-    return float(value) if isinstance(value, int | float) else None
-
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _origin_of(folder: Path) -> str | None:
-    try:
-        return read_state(folder).get("origin")
-    except (OSError, ValueError):
-        return None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posttrain.algos.statistics import explained_variance, masked_mean
 from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory
 
@@ -75,7 +76,9 @@ def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     prompts = [len(group.group.first_prompt) for group in groups]
     cut = sum(trajectory.stop_reason is StopReason.LENGTH for trajectory in trajectories)
     # By id, because a filter may copy groups.
-    read = {group.group.prompt.prompt_id: tuple(group.group.first_prompt) for group in groups}
+    read = {
+        group.group.prompt.prompt_id: (tuple(group.group.first_prompt), _images(group.group.prompt)) for group in groups
+    }
     in_worlds = any(trajectory.turn_texts for trajectory in trajectories)  # episodes may all begin alike
     return {
         **({} if in_worlds else {"prompt/distinct_share": len(set(read.values())) / len(read)}),
@@ -92,6 +95,10 @@ def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "step/sequences": float(len(lengths)),
         "step/response_tokens": float(sum(lengths)),
     }
+
+
+def _images(prompt: Prompt) -> str:
+    return prompt.images.content_hash if prompt.images else ""
 
 
 def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from posttrain.interfaces.roles import WorkersProfiler
 from posttrain.records.plans import ProfilePlan
 
 MOST_MEMORY_EVENTS = 100_000  # allocations that a snapshot of memory remembers, the last ones
@@ -19,16 +20,20 @@ class Profiler:
     """Writes ``profiles/step_3_update.json.gz`` in the run folder, a Chrome trace of torch's operators (ui.perfetto.dev shows
     it), and ``profiles/step_3_update.memory.pickle``, a snapshot of a GPU's memory (docs.pytorch.org/memory_viz shows it).
 
-    It sees what happens in this process. A phase that is recorded is slower, and its events are held in memory until it ends.
-    A profile that cannot be made or written is told to ``say``; it never ends a run.
+    It sees what happens in this process, and with ``workers`` has them write files of their own. A phase that is recorded is
+    slower, and its events are held in memory until it ends. A profile that cannot be made or written is told to ``say``; it never
+    ends a run.
     """
 
-    def __init__(self, plan: ProfilePlan, run_folder: Path, say: Callable[[str], None]):
+    def __init__(
+        self, plan: ProfilePlan, run_folder: Path, say: Callable[[str], None], workers: WorkersProfiler | None = None
+    ):
         self._plan = plan
-        self._folder = plan.folder or run_folder / "profiles"
+        self._folder = (plan.folder or run_folder / "profiles").resolve()  # workers may have another working folder
         self._say = say
-        self._on_cuda = torch.cuda.is_available()
-        if plan.memory and not self._on_cuda:
+        self._workers = workers
+        self._recording = Recording()
+        if plan.memory and not (workers.on_cuda if workers else torch.cuda.is_available()):
             say("profiling.memory has no effect: torch sees no CUDA device on this machine")
         self._times: Counter[tuple[int, str]] = Counter()  # a step may have the same phase several times
 
@@ -40,31 +45,68 @@ class Profiler:
             return
         self._times[step, name] += 1
         number = f"_{self._times[step, name]}" if self._times[step, name] > 1 else ""
-        file = self._folder / f"step_{step}_{name}{number}"
-        snapshot = self._plan.memory and self._on_cuda
-        if snapshot:
-            torch.cuda.memory._record_memory_history(max_entries=MOST_MEMORY_EVENTS)
+        stem = f"step_{step}_{name}{number}"
+        if self._workers:
+            self._workers.begin(name, self._plan)
+        self._recording.begin(self._plan)
         try:
-            if self._plan.operators:
-                activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_cuda else [])]
-                with profile(
-                    activities=activities, record_shapes=self._plan.shapes, with_stack=self._plan.stacks
-                ) as recorded:
-                    yield
-                self._write(file.with_name(f"{file.name}.json.gz"), recorded.export_chrome_trace)
-            else:
-                yield
-            if snapshot:
-                self._write(file.with_name(f"{file.name}.memory.pickle"), torch.cuda.memory._dump_snapshot)
-        finally:
-            if snapshot:
-                torch.cuda.memory._record_memory_history(enabled=None)
+            yield
+        except BaseException:  # workers drop what they have when they begin anew; the run ends before
+            self._recording.drop()
+            raise
+        told = self._recording.end(self._folder, stem)
+        if self._workers:
+            told += self._workers.end(self._folder, stem)
+        for text in told:
+            self._say(text)
 
-    def _write(self, path: Path, write: Callable[[str], None]) -> None:
+
+class Recording:
+    """What torch does between ``begin`` and ``end``, in the thread that calls both and those that work for it."""
+
+    def __init__(self) -> None:
+        self._operators: profile | None = None
+        self._memory = False
+
+    def begin(self, plan: ProfilePlan) -> None:
+        """An earlier recording that was not ended is dropped."""
+        self.drop()
+        on_cuda = torch.cuda.is_available()
+        if plan.memory and on_cuda:
+            torch.cuda.memory._record_memory_history(max_entries=MOST_MEMORY_EVENTS)
+            self._memory = True
+        if plan.operators:
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+            self._operators = profile(activities=activities, record_shapes=plan.shapes, with_stack=plan.stacks)
+            self._operators.start()
+
+    def end(self, folder: Path, stem: str) -> list[str]:
+        """Write ``folder/stem.json.gz`` and ``stem.memory.pickle``, as far as recorded. Returns what there is to tell."""
+        told = []
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(str(path))
-        except (OSError, RuntimeError) as error:
-            self._say(f"the profile {path} could not be written: {error}")
-        else:
-            self._say(f"profiled: {path}")
+            if self._operators:
+                self._operators.stop()
+                told.append(_written(folder / f"{stem}.json.gz", self._operators.export_chrome_trace))
+                self._operators = None
+            if self._memory:
+                told.append(_written(folder / f"{stem}.memory.pickle", torch.cuda.memory._dump_snapshot))
+        finally:
+            self.drop()
+        return told
+
+    def drop(self) -> None:
+        operators, self._operators = self._operators, None
+        if operators:
+            operators.stop()
+        if self._memory:
+            self._memory = False
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _written(path: Path, write: Callable[[str], None]) -> str:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(str(path))
+    except (OSError, RuntimeError) as error:
+        return f"the profile {path} could not be written: {error}"
+    return f"profiled: {path}"

@@ -1,4 +1,5 @@
-"""samples/step_N.tokens.jsonl: what is known about single tokens of a step's responses, for the report's token view.
+"""samples/step_N.tokens.jsonl, and the same in validation/: what is known about single tokens of responses, for the report's
+token view.
 
 The first line is ``{"texts": {"17": " the", ...}}``, the text of every token id in the file. Then comes a line per row of the
 batch, for the first ones of the step: as many as have MAX_TOKENS together. ``line`` is the number (from 0) of the sample in
@@ -10,7 +11,7 @@ entry per token, or are one value where all entries are equal:
     rollout_logprobs    nats, by the sampler
     gap                 nats, rollout log-prob − trainer log-prob; absent where the trainer computed none
     ref_gap             nats, trainer log-prob − reference log-prob; only with a reference
-    advantages          reward units
+    advantages          reward units; a validation has none, and no in_loss
     importance_weights, rejected      only with rollout correction
     values, returns     reward units; only with a critic
     token_rewards       reward units; only where rewards are placed on tokens (a KL, turns)
@@ -32,7 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from posttrain.records.batches import TrainBatch
+from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.trajectories import ScoredGroup
 
 MAX_TOKENS = 100_000  # of one file: about 2 MB
 DIGITS = 4
@@ -45,8 +47,19 @@ def token_values_path(samples: Path) -> Path:
     return samples.with_suffix(".tokens.jsonl")
 
 
+def first_groups(groups: Sequence[ScoredGroup], max_tokens: int = MAX_TOKENS) -> Sequence[ScoredGroup]:
+    """Those of a step or a validation that the file can say something about: the first ones, up to the group in which its
+    tokens are used up. None where no response has a token."""
+    tokens = [
+        sum(len(sample.token_ids) for trajectory in group.group.trajectories for sample in trajectory.samples)
+        for group in groups
+    ]
+    before = [total - own for total, own in zip(accumulate(tokens), tokens, strict=True)]
+    return groups[: sum(count < max_tokens for count in before)] if any(tokens) else []
+
+
 def token_lines(
-    batch: TrainBatch,
+    batch: TrainBatch | SequenceBatch,
     trainer_logprobs: Tensor | None,
     token_texts: TokenTexts,
     lines: Sequence[int],
@@ -57,16 +70,16 @@ def token_lines(
     Args: trainer_logprobs [n, T] nats, of the first n rows; None: the trainer computed none. lines [B]: the sample that each
         row belongs to.
     """
-    sequences = batch.sequences
+    sequences, train = (batch.sequences, batch) if isinstance(batch, TrainBatch) else (batch, None)
     lengths = sequences.response_lengths.tolist()
     count = len(list(takewhile(lambda total: total <= max_tokens, accumulate(lengths))))
     ids = sequences.tokens[:count, sequences.prompt_width :].cpu().numpy()
-    columns: dict[str, NDArray[Any]] = {
-        "sampled": _flags(sequences.response_mask[:count]),
-        "in_loss": _flags(batch.loss_mask[:count]),
-        "rollout_logprobs": np.round(_numbers(sequences.rollout_logprobs[:count]), DIGITS),
-        "advantages": significant(_numbers(batch.advantages[:count])),
-    }
+    columns: dict[str, NDArray[Any]] = {"sampled": _flags(sequences.response_mask[:count])}
+    if train is not None:
+        columns["in_loss"] = _flags(train.loss_mask[:count])
+    columns["rollout_logprobs"] = np.round(_numbers(sequences.rollout_logprobs[:count]), DIGITS)
+    if train is not None:
+        columns["advantages"] = significant(_numbers(train.advantages[:count]))
     mask = sequences.response_mask[:count].cpu().numpy()
     if trainer_logprobs is not None:
         trainer = _numbers(trainer_logprobs[:count])
@@ -81,8 +94,8 @@ def token_lines(
             columns[name] = significant(np.where(mask, _numbers(found[:count]), 0.0))
     if sequences.rejected is not None:
         columns["rejected"] = _flags(sequences.rejected[:count])
-    if batch.returns is not None:
-        columns["returns"] = significant(np.where(mask, _numbers(batch.returns[:count]), 0.0))
+    if train is not None and train.returns is not None:
+        columns["returns"] = significant(np.where(mask, _numbers(train.returns[:count]), 0.0))
     rows = [
         {"line": lines[row], "sample_id": sequences.sample_ids[row], "token_ids": ids[row, : lengths[row]].tolist()}
         | {name: _packed(values[row, : lengths[row]]) for name, values in columns.items() if row < len(values)}

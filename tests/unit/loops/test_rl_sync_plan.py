@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.loops.rl_sync import RunPlan, StepPlan, no_update_message
+from posttrain.loops.rl_plan import RunPlan, StepPlan
+from posttrain.loops.rl_sync import no_update_message
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan, UpdatePlan
 from posttrain.records.trajectories import SamplingParams

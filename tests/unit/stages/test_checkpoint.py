@@ -13,7 +13,8 @@ import pytest
 
 from posttrain.errors import RequestError, RunStopped
 from posttrain.stages import checkpoint, durable
-from posttrain.stages.checkpoint import Checkpoints, damage_of, resolve_checkpoint
+from posttrain.stages.checkpoint import Checkpoints
+from posttrain.stages.checkpoint_folders import damage_of, resolve_checkpoint
 from posttrain.stages.export import export_checkpoint
 from posttrain.stages.retention import Retention
 

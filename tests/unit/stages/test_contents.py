@@ -13,7 +13,8 @@ from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import RunStopped
 from posttrain.models.loading import load_causal_lm, load_tokenizer
-from posttrain.stages.checkpoint import Checkpoints, Contents, damage_of
+from posttrain.stages.checkpoint import Checkpoints, Contents
+from posttrain.stages.checkpoint_folders import damage_of
 from posttrain.stages.exports import export_models
 
 

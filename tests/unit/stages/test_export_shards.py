@@ -19,7 +19,7 @@ from posttrain.models.loading import load_causal_lm
 from posttrain.models.shards import merge_shards
 from posttrain.stages.export import export_checkpoint
 
-# Two processes shard a model as an FSDP trainer does, and save their halves. 259 rows of the embedding: 130 and 129.
+# Two processes shard models as an FSDP trainer does, and save their halves. 259 rows of the embedding: 130 and 129.
 SHARDING = textwrap.dedent("""
     import sys
     import torch
@@ -28,23 +28,30 @@ SHARDING = textwrap.dedent("""
     from torch.distributed.fsdp import fully_shard
     from transformers import AutoModelForCausalLM
 
-    rank, model_path, out, address, shape = int(sys.argv[1]), *sys.argv[2:]
+    rank, address, flat, hybrid, out = int(sys.argv[1]), *sys.argv[2:]
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    names = ("replicas", "shards") if shape == "hybrid" else ("shards",)
-    mesh = init_device_mesh("cpu", (2, 1) if shape == "hybrid" else (2,), mesh_dim_names=names)
-    model = AutoModelForCausalLM.from_pretrained(model_path)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    torch.save(model.state_dict(), f"{out}/model_world_size_2_rank_{rank}.pt")
+    meshes = {
+        "flat": (flat, init_device_mesh("cpu", (2,), mesh_dim_names=("shards",))),
+        "hybrid": (hybrid, init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))),
+    }
+    for shape, (path, mesh) in meshes.items():
+        model = AutoModelForCausalLM.from_pretrained(path)
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        torch.save(model.state_dict(), f"{out}/{shape}/model_world_size_2_rank_{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 """)
 
 
-def shard(model: Path, folder: Path, shape: str = "flat") -> Path:
-    folder.mkdir(parents=True)
-    arguments = [str(model), str(folder), f"file://{folder.parent}/meeting_{shape}", shape]
+@pytest.fixture(scope="module")
+def sharded(tiny_qwen: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """flat/ and hybrid/: the shards of tiny_qwen and of tiny_llama. Do not write into them."""
+    folder = tmp_path_factory.mktemp("sharded")
+    for shape in ("flat", "hybrid"):
+        (folder / shape).mkdir()
+    arguments = [f"file://{folder}/meeting", str(tiny_qwen), str(tiny_llama), str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen([sys.executable, "-c", SHARDING, str(rank), *arguments], env=environment) for rank in (0, 1)
@@ -54,9 +61,10 @@ def shard(model: Path, folder: Path, shape: str = "flat") -> Path:
 
 
 @pytest.fixture(scope="module")
-def actor(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def actor(sharded: Path, tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """global_step_7/actor as verl lays it out. Do not write into it."""
-    actor = shard(tiny_qwen, tmp_path_factory.mktemp("verl") / "global_step_7" / "actor")
+    actor = tmp_path_factory.mktemp("verl") / "global_step_7" / "actor"
+    shutil.copytree(sharded / "flat", actor)
     shutil.copytree(tiny_qwen, actor / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
     (actor.parents[1] / "latest_checkpointed_iteration.txt").write_text("7")
     return actor
@@ -78,9 +86,9 @@ def test_merged_shards_are_the_model_that_was_sharded(actor: Path, tiny_qwen: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_config_beside_the_shards_and_a_mesh_of_two_dimensions(tiny_llama: Path, tmp_path: Path) -> None:
+def test_config_beside_the_shards_and_a_mesh_of_two_dimensions(sharded: Path, tiny_llama: Path, tmp_path: Path) -> None:
     """verl 0.4 keeps the config in actor/; hybrid sharding has a mesh of replicas and shards. Embeddings are tied."""
-    actor = shard(tiny_llama, tmp_path / "step" / "actor", "hybrid")
+    actor = edited(sharded / "hybrid", tmp_path / "step" / "actor")
     shutil.copytree(tiny_llama, actor, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     export_checkpoint(actor, tmp_path / "out")
     expected, found = weights(tiny_llama), weights(tmp_path / "out")

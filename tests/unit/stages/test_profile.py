@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from posttrain.records.plans import ProfilePlan
-from posttrain.stages.profile import Profiler
+from posttrain.stages.profile import Profiler, Recording
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,57 @@ def test_a_phase_that_fails_leaves_no_profile_and_keeps_its_error(tmp_path: Path
     with profiler.phase(1, "rollout"):  # torch's profiler is free again
         pass
     assert (tmp_path / "profiles" / "step_1_rollout.json.gz").is_file()
+
+
+class Workers:
+    """Other processes, of which this one remembers what they were asked."""
+
+    on_cuda = True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    def begin(self, phase: str, plan: ProfilePlan) -> None:
+        self.asked.append((phase, plan.ranks))
+
+    def end(self, folder: Path, stem: str) -> list[str]:
+        self.asked.append((folder, stem))
+        return [f"profiled: worker 0 of {stem}"]
+
+
+def test_workers_record_the_same_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folder is an absolute one; and their devices have memory to be seen, though this process has none."""
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    workers = Workers()
+    plan = ProfilePlan(steps=(3,), phases=("update",), ranks=(0, 2), memory=True)
+    profiler = Profiler(plan, Path("run"), told.append, workers)
+    for step, phase in ((2, "update"), (3, "rollout"), (3, "update")):
+        with profiler.phase(step, phase):
+            pass
+    assert workers.asked == [("update", (0, 2)), (tmp_path / "run" / "profiles", "step_3_update")]
+    assert told == [
+        f"profiled: {tmp_path}/run/profiles/step_3_update.json.gz",
+        "profiled: worker 0 of step_3_update",
+    ]
+    with pytest.raises(ValueError, match="inside"), profiler.phase(3, "update"):
+        raise ValueError("inside")
+    assert len(workers.asked) == 3  # begun, and not ended
+
+
+def test_a_recording_begun_anew_drops_what_it_had(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.begin(ProfilePlan())
+    torch.ones(3, 4) @ torch.ones(4, 5)
+    recording.begin(ProfilePlan())
+    torch.ones(3).sum()
+    assert recording.end(tmp_path, "second") == [f"profiled: {tmp_path / 'second.json.gz'}"]
+    names = {
+        event.get("name")
+        for event in json.loads(gzip.decompress((tmp_path / "second.json.gz").read_bytes()))["traceEvents"]
+    }
+    assert "aten::sum" in names and "aten::mm" not in names
+    assert recording.end(tmp_path, "third") == []  # nothing was begun
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

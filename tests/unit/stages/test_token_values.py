@@ -18,7 +18,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, ScoredGroup, StopReason, Trajectory, TrajectoryGroup, Turn
 from posttrain.stages.assemble import assemble
 from posttrain.stages.samples import write_samples
-from posttrain.stages.token_values import significant, token_lines, token_values_path
+from posttrain.stages.token_values import first_groups, significant, token_lines, token_values_path
 
 
 def texts(ids: Sequence[int]) -> list[str]:
@@ -84,6 +84,18 @@ def test_columns_are_there_where_their_values_are() -> None:
     assert "gap" not in rows[1] and "ref_gap" not in rows[1]
     _, plain = read(token_lines(train, None, texts, lines=[0, 1]))
     assert set(plain[0]) == {"line", "sample_id", "token_ids", "sampled", "in_loss", "rollout_logprobs", "advantages"}
+
+
+def test_a_validation_has_no_loss_and_no_advantages() -> None:
+    sequences = train_batch().sequences
+    trainer = torch.tensor([[-1.25, 99.0, -2.00004], [-0.5, 99.0, 99.0]])
+    _, rows = read(token_lines(sequences, trainer, texts, lines=[0, 1]))
+    assert rows[0] == {
+        "line": 0, "sample_id": "a/0", "token_ids": [5, 6, 7], "sampled": [1, 0, 1], "rollout_logprobs": [-1.0, 0.0, -2.0],
+        "gap": [0.25, 0.0, 0.0],
+    }  # fmt: skip
+    _, plain = read(token_lines(sequences, None, texts, lines=[0, 1]))
+    assert plain[1] == {"line": 1, "sample_id": "a/1", "token_ids": [5], "sampled": 1, "rollout_logprobs": -0.5}
 
 
 def test_what_is_not_finite_is_null() -> None:
@@ -172,6 +184,24 @@ def test_a_trajectory_of_several_rows_has_one_line_and_all_its_tokens(tmp_path: 
     assert [(row["line"], row["sample_id"]) for row in rows] == [(0, "a/0#0"), (0, "a/0"), (1, "a/1")]
     assert [turn["sample"] for turn in samples[0]["turns"]] == [0, 1] and samples[0]["response_tokens"] == 6
     assert [sample["advantage"] for sample in samples] == [2.0, 3.0]  # rows have 1, 2, 3: that of the last one
+
+
+def test_groups_up_to_the_one_in_which_the_file_is_full() -> None:
+    """Of two responses of three tokens each: after the first group 6 are used, after the second 12."""
+    groups = [group(trajectory(0), trajectory(1)) for _ in range(3)]
+    assert [len(first_groups(groups, most)) for most in (1, 6, 7, 12, 13, 1000)] == [1, 1, 2, 2, 3, 3]
+    empty = trajectory(0, token_ids=(), logprobs=())
+    assert len(first_groups([group(empty), group(trajectory(0))])) == 2
+    assert first_groups([group(empty)]) == []  # a batch of no tokens has no shape to speak of
+
+
+def test_samples_of_a_validation_whose_first_groups_have_token_values(tmp_path: Path) -> None:
+    groups = [group(trajectory(0), trajectory(1)), group(trajectory(0))]
+    path = tmp_path / "validation" / "step_0.jsonl"
+    write_samples(path, 0, groups, assemble(groups[:1]), token_texts=texts)
+    assert [json.loads(line)["advantage"] for line in path.read_text().splitlines()] == [None, None, None]
+    _, rows = read(token_values_path(path).read_text().splitlines())
+    assert [(row["line"], row["rollout_logprobs"]) for row in rows] == [(0, [-1.0, 0.0, -2.0]), (1, [-1.0, 0.0, -2.0])]
 
 
 def test_samples_without_a_batch_leave_no_old_token_values(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Validation between the steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from posttrain.interfaces.reward import GroupScorer
+from posttrain.interfaces.roles import Roles
+from posttrain.loops.clock import Clock
+from posttrain.loops.rl_plan import RunPlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams
+from posttrain.stages.assemble import assemble
+from posttrain.stages.collect import collect
+from posttrain.stages.samples import write_samples
+from posttrain.stages.score import score
+from posttrain.stages.token_values import TokenTexts, first_groups
+from posttrain.stages.validate import validation_metrics
+
+
+def validate(
+    roles: Roles, scorer: GroupScorer, plan: RunPlan, step: int, folder: Path, clock: Clock, token_texts: TokenTexts
+) -> dict[str, float]:
+    """Sample and score the held-out prompts; every sample is written to validation/step_N.jsonl, with the values of its tokens
+    beside it for as many as that file holds. Returns the metrics; none without held-out prompts."""
+    if not plan.validation_prompts:
+        return {}
+    prompts, sampling = plan.validation_prompts, plan.validation_sampling
+    logprobs = None
+    with clock.phase("validation", total=most_tokens(roles, prompts, sampling)):
+        groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)
+        scored = score(groups, scorer, reward_model=roles.reward_model, model_weight=plan.step.reward.model_weight)
+        shown = first_groups(scored)
+        batch = assemble(shown) if shown else None
+        if batch and plan.validation_logprobs:
+            # The sampler's log-probs of greedy tokens are those of temperature 1.
+            logprobs = roles.policy.logprobs(batch, sampling.temperature or 1.0)
+    file = folder / "validation" / f"step_{step}.jsonl"
+    write_samples(file, step, scored, batch, trainer_logprobs=logprobs, token_texts=token_texts)
+    return validation_metrics(scored)
+
+
+def most_tokens(roles: Roles, prompts: Sequence[Prompt], sampling: SamplingParams) -> int | None:
+    """Response tokens if every response were as long as allowed; None where turns are not counted."""
+    turns = roles.worlds.rules.max_turns if roles.worlds else 1
+    return None if turns is None else len(prompts) * sampling.samples_per_prompt * sampling.max_response_tokens * turns
