@@ -45,3 +45,52 @@ def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from posttrain.models.tiny import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("tiny_qwen"), "qwen3")
+
+
+@pytest.fixture(scope="session")
+def tiny_scorer(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
+    """Folder of a random reward model of the tiny Llama's shape, with its tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    from posttrain.models.tiny import draw_weights
+
+    folder = tmp_path_factory.mktemp("tiny_scorer")
+    config = AutoConfig.from_pretrained(tiny_llama, num_labels=1)
+    model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    draw_weights(model, 3)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_llama).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random Llama with heads of 32, which vLLM can run too; embeddings shared. Do not write into it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    from posttrain.models.tiny import draw_weights, tiny_tokenizer
+
+    folder = tmp_path_factory.mktemp("served_model")
+    tokenizer = tiny_tokenizer()
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        **ids,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draw_weights(model, 0)
+    model.generation_config = GenerationConfig(**ids)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

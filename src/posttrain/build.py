@@ -19,16 +19,19 @@ from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rollout import SamplingConfig
 from posttrain.data.episodes import training_episodes, validation_episodes
 from posttrain.data.loader import ShuffledLoader
-from posttrain.data.prompts import PromptSet, load_prompts
+from posttrain.data.prompts import PromptSet, load_prompts, unread_image_settings
 from posttrain.data.token_texts import token_texts_of
+from posttrain.dialects.image_checks import image_problems
 from posttrain.errors import ConfigError, ModelError, Problem
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.tracker import Tracker, Uploader
 from posttrain.loops import rl_sync
 from posttrain.loops.frame import begin_run, contents, retention, under_way
 from posttrain.loops.relay import Relay
+from posttrain.loops.rl_plan import RunPlan, StepPlan
 from posttrain.loops.trackers import Trackers
 from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
+from posttrain.models.processors import load_processor
 from posttrain.placement.batch import needs_old_logprobs, plan_batches
 from posttrain.placement.roles import runtime_of
 from posttrain.records.plans import (
@@ -79,14 +82,16 @@ def _train(
 ) -> Path:
     import_modules(config.model.external_modules)
     tokenizer = load_tokenizer(config.model)
+    processor = load_processor(config.model, tokenizer, config.data)
     if config.environment.train_episodes is not None:
         training = PromptSet.generated(training_episodes(config.environment))
     else:
-        training = load_prompts(config.data.train_files, config.data, tokenizer, what="training")
+        training = load_prompts(config.data.train_files, config.data, tokenizer, what="training", processor=processor)
     overlong = training.overlong_message("training")
     validation: Sequence[Prompt] = validation_episodes(config.environment)[: config.validation.max_prompts]
     if config.data.validation_files:
-        held_out = load_prompts(config.data.validation_files, config.data, tokenizer, what="validation")
+        files = config.data.validation_files
+        held_out = load_prompts(files, config.data, tokenizer, what="validation", processor=processor)
         validation = held_out.prompts[: config.validation.max_prompts]
         overlong += held_out.overlong_message("validation")
     training_prompts = training.prompts[: config.data.max_prompts]
@@ -97,6 +102,9 @@ def _train(
     loader = ShuffledLoader(
         training_prompts, config.data.prompts_per_step, seed=order_seed, shuffle=config.data.shuffle
     )
+    if any(prompt.images for prompt in (*training_prompts, *validation)) and (problems := [*image_problems(config)]):
+        raise ConfigError(problems)
+    unread = unread_image_settings(config.data, [*training_prompts, *validation])
     positions = check_fit(config, training_prompts, validation)
     if batches.critic:
         check_critic_fits(config, tokenizer, training_prompts)
@@ -122,7 +130,7 @@ def _train(
             first_step=first_step,
             total_steps=plan.total_steps,
             device=roles.device,
-            notes=[*notes, *overlong, *roles.notes],
+            notes=[*notes, *overlong, *unread, *roles.notes],
         )
         with under_way(config, folder, checkpoints, trackers) as stop:
             rl_sync.run(
@@ -219,7 +227,7 @@ def check_critic_fits(config: RunConfig, tokenizer: PreTrainedTokenizerBase, tra
         raise ConfigError(problems)
 
 
-def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]) -> rl_sync.RunPlan:
+def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]) -> RunPlan:
     """What the loop is told, from the configuration."""
     assert batches.total_steps is not None and batches.steps_per_epoch is not None
     correction = config.loss.rollout_correction
@@ -235,7 +243,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         kl_coef=config.loss.kl_coef,
         kl_estimator=config.loss.kl_estimator,
     )
-    step = rl_sync.StepPlan(
+    step = StepPlan(
         prompts=batches.prompts_per_step,
         sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
         advantage=AdvantagePlan(
@@ -265,7 +273,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         critic_update=critic_update_plan(config, batches.critic) if batches.critic else None,
     )
     validation_tokens = config.validation.max_response_tokens or config.rollout.max_response_tokens
-    return rl_sync.RunPlan(
+    return RunPlan(
         step=step,
         seed=config.run.seed,
         validation_sampling=sampling_params(config.validation, validation_tokens, config.run.seed),
@@ -276,6 +284,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         validate_every=config.validation.every_steps,
         validate_before=config.validation.before_training,
         validate_after=config.validation.after_training,
+        validation_logprobs=config.validation.trainer_logprobs,
         save_every=config.checkpoint.every_steps,
         save_at_end=config.checkpoint.at_end,
         save_in_background=config.checkpoint.background,
@@ -296,6 +305,7 @@ def profile_plan(config: ProfilingConfig) -> ProfilePlan:
         shapes=config.shapes,
         stacks=config.stacks,
         memory=config.memory,
+        ranks=None if config.ranks == "all" else tuple(config.ranks),
         folder=Path(config.folder) if config.folder is not None else None,
     )
 

@@ -11,10 +11,12 @@ from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.build import sampling_params
 from posttrain.config.generate import GenerateConfig
 from posttrain.data.generation import GenerationRows, load_generation
+from posttrain.dialects.image_checks import sampler_problems
 from posttrain.errors import ConfigError, Problem, RequestError, RunInterrupted
 from posttrain.loops import generate
 from posttrain.loops.stopping import GraceOver, StopSignal
 from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
+from posttrain.models.processors import load_processor
 from posttrain.stages.lock import only_trainer
 from posttrain.stages.parts import Parts, folder_hashes, hashes, parts_folder
 
@@ -45,7 +47,7 @@ def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: On
             raise ConfigError(problem) from None
         import_modules(config.model.external_modules)
         tokenizer = load_tokenizer(config.model)
-        rows = load_generation(config.data, tokenizer)
+        rows = load_generation(config.data, tokenizer, load_processor(config.model, tokenizer, config.data))
         check_fits(config, rows)
         parts = Parts(
             out,
@@ -108,5 +110,7 @@ def check_fits(config: GenerateConfig, rows: GenerationRows) -> None:
         )
         fix = "lower rollout.max_response_tokens, or data.max_prompt_tokens with data.overlong_prompts"
         problems.append(Problem(what, fix=fix, field="rollout.max_response_tokens"))
+    if any(prompt.images for prompt in rows.prompts):
+        problems += sampler_problems(config.rollout.engine)
     if problems:
         raise ConfigError(problems)

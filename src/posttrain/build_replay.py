@@ -16,9 +16,11 @@ from posttrain.data.prompts import What, load_prompts
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.clock import Clock
-from posttrain.loops.rl_sync import RunPlan, learn
+from posttrain.loops.rl_plan import RunPlan
+from posttrain.loops.rl_sync import learn
 from posttrain.loops.trackers import Trackers
 from posttrain.models.loading import import_modules, load_tokenizer
+from posttrain.models.processors import load_processor
 from posttrain.placement.batch import plan_batches
 from posttrain.placement.roles import runtime_of
 from posttrain.records.prompts import Prompt
@@ -26,7 +28,7 @@ from posttrain.records.trajectories import Invalid, Outcome, StopReason, Traject
 from posttrain.registry import RUNTIMES
 from posttrain.report.read import json_rows, read_run
 from posttrain.stages.batch_files import batch_path, load_sampled
-from posttrain.stages.checkpoint import read_state
+from posttrain.stages.checkpoint_folders import read_state
 from posttrain.stages.collect import collect
 from posttrain.stages.durable import damage_of
 from posttrain.stages.measure import learning_metrics
@@ -91,7 +93,8 @@ def replay_rollout(folder: Path, config: RunConfig, step: int) -> list[Differenc
             Problem(f"{folder} has no checkpoint of step {step - 1}, which step {step} began with", fix=fix)
         )
     tokenizer = load_tokenizer(config.model)
-    training = load_prompts(config.data.train_files, config.data, tokenizer, what="training")
+    processor = load_processor(config.model, tokenizer, config.data)
+    training = load_prompts(config.data.train_files, config.data, tokenizer, what="training", processor=processor)
     prompts = training.prompts[: config.data.max_prompts]
     seed = config.run.seed if config.data.seed is None else config.data.seed
     loader = ShuffledLoader(prompts, config.data.prompts_per_step, seed=seed, shuffle=config.data.shuffle)
@@ -122,7 +125,8 @@ def replay_rewards(folder: Path, config: RunConfig, step: int, *, validation: bo
     tokenizer = load_tokenizer(config.model)
     which: What = "validation" if validation else "training"
     field = "validation_files" if validation else "train_files"
-    known = load_prompts(getattr(config.data, field), config.data, tokenizer, what=which).prompts
+    processor = load_processor(config.model, tokenizer, config.data)
+    known = load_prompts(getattr(config.data, field), config.data, tokenizer, what=which, processor=processor).prompts
     prompts = {one.prompt_id: one for one in known}
     gone = sorted({str(row.get("prompt_id")) for row in rows} - prompts.keys())
     if gone:

@@ -87,6 +87,7 @@ def _train(config: SftConfig, folder: RunFolder, checkpoints: Checkpoints, notes
                 trackers=trackers,
                 notices=learner.notices,
                 stop=stop,
+                workers_profiler=learner.profiler,
             )
     return folder.path
 

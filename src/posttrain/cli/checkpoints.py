@@ -45,12 +45,12 @@ def _elsewhere(url: str) -> list[tuple[str, int, str]]:
 
 
 def _here(place: Path) -> list[tuple[str, int, str]]:
-    from posttrain.stages.checkpoint import Checkpoints, damage_of
+    from posttrain.stages.checkpoint_folders import PREFIX, damage_of, steps_in
 
     inside = place / "checkpoints"
     folder = inside if inside.is_dir() else place
     found = []
-    for name in Checkpoints(folder).names():
+    for name in (f"{PREFIX}{step}" for step in steps_in(folder)):
         files = [path for path in (folder / name).rglob("*") if path.is_file()]
         damage = damage_of(folder / name)
         state = f"damaged: {damage}" if damage else "whole"

@@ -71,6 +71,7 @@ def _what(request: Request) -> str:
             episodes_text(config.environment.train_episodes)
             or f"{files_text(config.data.train_files)}{_prompts(request.training_prompts)}",
         ),
+        *([("images", f"{request.images}; each counts in max_prompt_tokens")] if request.images else []),
         ("validation", _validation(request)),
         ("rollout", f"{config.rollout.engine}, {_sampling(config.rollout)}"),
         *([("worlds", worlds)] if (worlds := worlds_text(config)) else []),

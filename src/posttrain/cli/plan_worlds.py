@@ -34,6 +34,8 @@ def _turns(turns: int | None) -> str:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
+        value = [each["name"] for each in value]  # of tools, or of interactions
     text = " ".join(str(value).split())
     return text if len(text) <= 30 else f"{text[:29]}…"
 

@@ -10,10 +10,11 @@ from typing import Any
 from posttrain.config import RunConfig
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.entries import TRAIN, Entry
+from posttrain.dialects.image_checks import image_problems
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, DataError, Problem, RequestError
 from posttrain.placement.batch import plan_batches
-from posttrain.placement.files import check_run_files
+from posttrain.placement.files import check_reads_images, check_run_files
 from posttrain.placement.heads import head_problems
 from posttrain.placement.plan import PlacementPlan
 from posttrain.placement.positions import check_positions, positions_warnings
@@ -30,6 +31,7 @@ class Request:
     placement: PlacementPlan
     training_prompts: int | None  # rows of the training files; None: not looked at
     validation_prompts: int | None
+    images: str = ""  # how many there are in the first prompts, and how large; "" without any
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -89,8 +91,11 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
     """
     problems = [*loaded.problems, *(loaded.unsupported if to_run else ())]
     training = validation = None
+    images = ""
     if look_at_files:
         found, training, validation = _look_at_files(loaded)
+        if not found and not loaded.problems:
+            found, images = _look_at_images(loaded.config)
         problems += loaded.further(found)
         loaded = loaded.warned(positions_warnings(loaded.config))
     batches = None
@@ -109,6 +114,7 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
         placement=placement,
         training_prompts=training,
         validation_prompts=validation,
+        images=images,
     )
 
 
@@ -143,6 +149,24 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
     if training is not None and data.max_prompts is not None:
         training = min(training, data.max_prompts)
     return problems, training, validation
+
+
+def _look_at_images(config: RunConfig) -> tuple[list[Problem], str]:
+    """Problems of the first prompts and of their images, and a line about them."""
+    from posttrain.data.check import first_images
+    from posttrain.data.images import CHOOSE_A_VISION_MODEL, VISION_MODELS
+    from posttrain.data.readers import MAX_LISTED
+
+    try:
+        found = first_images([*config.data.train_files, *config.data.validation_files], config.data)
+    except DataError as error:
+        return error.problems, ""
+    if not found.image_sizes:
+        return [], ""  # rows of text are read, and told of, when the dataset is opened
+    problems = found.problems[:MAX_LISTED]
+    problems += check_reads_images(config.model, VISION_MODELS, CHOOSE_A_VISION_MODEL)
+    problems += image_problems(config)
+    return problems, f"in the first {found.rows} prompts: {found.images_text()}"
 
 
 def _check_data_sources(config: RunConfig) -> list[Problem]:

@@ -18,7 +18,7 @@ class LoraConfig(Section):
     """Share of the adapter's inputs that are dropped in updates; nothing is dropped when sampling or scoring."""
     target_modules: list[str] | str = "all-linear"
     """Layers that get an adapter: all-linear (all but the output layer), names such as [q_proj, v_proj], or a regular
-    expression that matches whole dotted names."""
+    expression that matches whole dotted names. A vision tower gets none."""
     exclude_modules: list[str] | str | None = None
     """Layers that get none after all, as names or a regular expression."""
     use_rslora: bool = False

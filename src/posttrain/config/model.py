@@ -11,7 +11,7 @@ from posttrain.config.base import Section
 
 class ModelConfig(Section):
     path: str
-    """Folder or hub id of a Hugging Face causal language model."""
+    """Folder or hub id of a Hugging Face causal language model, or of a vision-language model (docs/vision.md)."""
     tokenizer_path: str | None = None
     """Folder or hub id of the tokenizer; null means the model's."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -29,6 +29,12 @@ class ModelConfig(Section):
     """torch.compile the MLPs and norms; takes a minute or more at the start. docs/training.md says where it pays."""
     liger: bool = False
     """Run MLPs, norms and rotary embeddings with Liger's kernels; needs a GPU and the package liger-kernel."""
+    freeze_vision: bool = False
+    """Leave a vision-language model's vision tower, and the layers that join it to the language model, as they are."""
+    fused_layers: bool = True
+    """On a CPU, compute norms in fewer operations, to the same numbers; false: as transformers does."""
+    fast_float32: bool = True
+    """On a CPU, multiply float32 matrices with oneDNN where that is faster and rounds nothing; false: with torch's own choice."""
     trust_remote_code: bool = False
     """Allow code from the model's folder to run. Off unless you have read that code."""
     chat_template_file: str | None = None

@@ -56,7 +56,7 @@ class LearnerConfig(Section):
     """What every run that trains a policy says about it."""
 
     engine: str = "local"
-    """Training engine: local is one device, fsdp shares the weights out over several (docs/scaling.md)."""
+    """Training engine: local is one device; fsdp, deepspeed and megatron share the weights out over several (docs/scaling.md)."""
     sequences_per_micro_batch_per_device: int = Field(default=8, ge=1)
     """Sequences per forward and backward pass. Changes memory and speed, never the result."""
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
@@ -68,11 +68,11 @@ class LearnerConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over the run."""
     engine_options: dict[str, Any] = {}
-    """Options for the training engine in its own words (fsdp's are in docs/scaling.md); the local engine reads none."""
+    """Options for the training engine in its own words (docs/scaling.md lists them); the local engine reads none."""
     devices: list[int] | None = None
     """Devices of the policy, by number; null means all."""
     sequence_parallel: int = Field(default=1, ge=1)
-    """Devices that share one sequence; with fsdp they must divide the attention heads (Ulysses)."""
+    """Devices that share one sequence; with fsdp and deepspeed they must divide the attention heads (Ulysses)."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Devices that share one layer's matrices."""
     pipeline_parallel: int = Field(default=1, ge=1)

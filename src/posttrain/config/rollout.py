@@ -45,8 +45,9 @@ class RolloutConfig(SamplingConfig):
     weight_sync: Literal["auto", "in_memory", "disk", "collective", "adapter", "shared_memory"] = "auto"
     """How new weights get to the sampler: in_memory (native, hf), through a folder, by a broadcast to one vLLM server, or of a
     LoRA adapter its tensors alone (vllm); auto is in_memory where the sampler shares them, adapter for a vLLM that the run
-    starts and a policy with LoRA, and disk elsewhere. Samplers with devices of their own in a run with workers
-    (placement.runtime=ray) get them through shared_memory (auto) or by a broadcast (collective)."""
+    starts and a policy with LoRA, and disk elsewhere. In a run with workers (placement.runtime=ray), samplers with devices of
+    their own, and servers that it starts, get them through shared_memory (auto) or by a broadcast (collective), and servers also
+    through a folder (disk)."""
     weight_folder: str | None = None
     """Folder through which weights go, which the samplers see under the same name; null makes a temporary one."""
     weight_bucket_mib: int = Field(default=512, ge=1)
@@ -81,3 +82,5 @@ class ValidationConfig(SamplingConfig):
     """Validate after the last step."""
     max_prompts: int | None = Field(default=None, ge=1)
     """Use only the first so many validation prompts; null means all."""
+    trainer_logprobs: bool = False
+    """Have the trainer score the first 100,000 tokens of every validation, for their gap to the sampler in the report."""

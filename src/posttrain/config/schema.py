@@ -80,7 +80,12 @@ class RunConfig(Section):
     @property
     def context_tokens(self) -> int:
         """Tokens before a response, at most: a prompt, or, where environments are given more room, what a turn begins with."""
-        longest = self.environment.max_context_tokens if self.environment.used else None
+        if not self.environment.used:
+            return self.data.max_prompt_tokens
+        longest, whole = self.environment.max_context_tokens, self.environment.max_sequence_tokens
+        if whole is not None:  # a whole turn behind it, and a shorter one behind more
+            before = whole - self.rollout.max_response_tokens
+            longest = before if longest is None else min(longest, before)
         return max(self.data.max_prompt_tokens, longest or 0)
 
     @property

@@ -16,11 +16,7 @@ from posttrain.dialects.placement_checks import placement_problems, placement_wa
 from posttrain.dialects.profiling_checks import profiling_warnings
 from posttrain.dialects.reward_checks import reward_problems, reward_warnings
 from posttrain.dialects.rollout_checks import missing_sampler, rollout_problems, training_sampler_warnings
-from posttrain.dialects.run_checks import (
-    PLANNED_TRAIN_ENGINES,
-    resuming_problems,
-    retention_warnings,
-)
+from posttrain.dialects.run_checks import resuming_problems, retention_warnings
 from posttrain.dialects.tracking_checks import tracking_problems, tracking_warnings
 from posttrain.dialects.training_checks import training_problems, training_warnings
 from posttrain.errors import Problem
@@ -54,7 +50,7 @@ def _names(config: RunConfig) -> Iterator[Problem]:
     for index, name in enumerate(config.tracking.trackers):
         chosen.append((TRACKERS, name, f"tracking.trackers.{index}"))
     for registry, name, field in chosen:
-        if name not in registry.names() and name not in PLANNED_TRAIN_ENGINES:  # told by unbuilt()
+        if name not in registry.names():
             yield registry.problem(name, field)
 
 
@@ -102,6 +98,10 @@ def warnings_of(config: RunConfig) -> list[str]:
         (
             wants_no_validation and config.validation.every_steps is not None,
             "validation.every_steps has no effect: data.validation_files names no file",
+        ),
+        (
+            wants_no_validation and config.validation.trainer_logprobs,
+            "validation.trainer_logprobs has no effect: data.validation_files names no file",
         ),
         (
             config.reference.path is not None and config.loss.kl_coef == config.reward.kl.coef == 0,

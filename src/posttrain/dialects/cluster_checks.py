@@ -8,7 +8,7 @@ from dataclasses import replace
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.rollout import RolloutConfig
-from posttrain.dialects.run_checks import PLANNED_TRAIN_ENGINES
+from posttrain.dialects.megatron_checks import unbuilt_megatron
 from posttrain.errors import Problem
 from posttrain.placement.plan import PlacementPlan
 from posttrain.placement.roles import SHARING, learner_of, place, runtime_of
@@ -39,24 +39,26 @@ def unbuilt_cluster(config: TrainingConfig) -> list[Problem]:
     if plan is None:
         return []
     engines = {role: learner_of(config, role).engine for role in ("policy", "critic") if plan.role(role)}
-    problems = [
-        Problem(f"{name} is planned; this version cannot run it", fix="use fsdp, or local", field=f"{role}.engine")
-        for role, name in engines.items()
-        if name in PLANNED_TRAIN_ENGINES
-    ]
+    problems: list[Problem] = []
     if plan.runtime == "inprocess":
         problems += [
             Problem(
-                f"fsdp shares the {role} out over worker processes, and placement.runtime=inprocess has none",
+                f"{name} shares the {role} out over worker processes, and placement.runtime=inprocess has none",
                 fix="use placement.runtime=ray, or local",
                 field=f"{role}.engine",
             )
             for role, name in engines.items()
-            if name == "fsdp"
+            if name in ("fsdp", "deepspeed", "megatron")
         ]
         return problems
+    problems += unbuilt_megatron(config, engines)
+    problems += [
+        replace(missing_library("deepspeed", f"{role}.engine=deepspeed"), field=f"{role}.engine")
+        for role, name in engines.items()
+        if name == "deepspeed" and not is_installed("deepspeed")
+    ]
     if isinstance(config, RunConfig):
-        problems += _unbuilt_samplers(config.rollout)
+        problems += _unbuilt_samplers(config.rollout, plan)
     if (config.placement.ray_address or "").startswith("ray://"):
         what = "ray:// drives a cluster from outside, and a run is driven from one of its machines"
         fix = "start it there, as with ray job submit, and use placement.ray_address=auto"
@@ -67,13 +69,24 @@ def unbuilt_cluster(config: TrainingConfig) -> list[Problem]:
     return problems
 
 
-def _unbuilt_samplers(rollout: RolloutConfig) -> Iterator[Problem]:
-    if rollout.engine not in SHARING:
-        what = f"rollout.engine={rollout.engine} with workers of Ray is planned; this version samples in its workers"
-        yield Problem(what, fix="use native, or hf", field="rollout.engine")
-    elif rollout.tensor_parallel > 1:
-        what = f"{rollout.engine} has a copy of the weights on each device, and cannot share one out"
-        yield Problem(what, fix="use rollout.tensor_parallel=1", field="rollout.tensor_parallel")
+def _unbuilt_samplers(rollout: RolloutConfig, plan: PlacementPlan) -> Iterator[Problem]:
+    engine, role = rollout.engine, plan.role("rollout")
+    if engine in SHARING:
+        if rollout.tensor_parallel > 1:
+            what = f"{engine} has a copy of the weights on each device, and cannot share one out"
+            yield Problem(what, fix="use rollout.tensor_parallel=1", field="rollout.tensor_parallel")
+        return
+    if rollout.weight_sync == "adapter":
+        what = "workers of Ray send whole weights, with the adapter merged into them"
+        yield Problem(what, fix="use rollout.weight_sync=auto", field="rollout.weight_sync")
+    if role is None or not role.ranks:
+        return
+    size = role.devices_per_copy
+    copies = [role.ranks[first : first + size] for first in range(0, len(role.ranks), size)]
+    if any(len({rank.node for rank in copy}) > 1 for copy in copies):
+        what = f"a copy of the sampler has {size} devices, which lie on more than one node ({plan.devices_per_node} on each)"
+        fix = f"use at most rollout.tensor_parallel={plan.devices_per_node}, or devices of one node for each copy"
+        yield Problem(what, fix=fix, field="rollout.tensor_parallel")
 
 
 def cluster_warnings(place: PlacementConfig) -> Iterator[str]:

@@ -102,10 +102,10 @@ def _resolve(values: dict[str, Any], sources: SourceMap) -> dict[str, Any]:
         config = OmegaConf.create(values)
     except OmegaConfBaseException as error:
         raise ConfigError(_omegaconf_problem(error, sources)) from None
-    problems = list(_unresolvable(config, "", sources))
-    if problems:
-        raise ConfigError(problems)
-    resolved = OmegaConf.to_container(config, resolve=True)
+    try:
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:  # the first of them; looking for all takes as long again
+        raise ConfigError(list(_unresolvable(config, "", sources)) or _omegaconf_problem(error, sources)) from None
     assert isinstance(resolved, dict)
     return resolved  # type: ignore[return-value]
 

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
+from posttrain.dialects.megatron_checks import megatron_problems, megatron_warnings
 from posttrain.errors import Problem
 from posttrain.placement.batch import needs_values
-from posttrain.placement.roles import fsdp_options
+from posttrain.placement.roles import sharing_options
 from posttrain.placement.sharding import fsdp_settings
+from posttrain.placement.zero import zero_settings
 
 SPLIT_LAYERS = ("megatron",)  # engines that share layers' matrices, or the layers
-SPLIT_SEQUENCES = ("fsdp", "megatron")  # engines that share a sequence
+SPLIT_SEQUENCES = ("fsdp", "deepspeed", "megatron")  # engines that share a sequence
 
 
 def placement_problems(config: TrainingConfig) -> Iterator[Problem]:
@@ -33,6 +35,7 @@ def placement_problems(config: TrainingConfig) -> Iterator[Problem]:
                 what = f"{role}.{name} is {size}, and {role}.engine={section.engine} does not split that way"
                 fix = f"use {role}.{name}=1, or {role}.engine={able[0]}"
                 yield Problem(what, fix=fix, field=f"{role}.{name}")
+    yield from megatron_problems(config)
 
 
 def placement_warnings(config: TrainingConfig) -> Iterator[str]:
@@ -42,15 +45,32 @@ def placement_warnings(config: TrainingConfig) -> Iterator[str]:
         if section.engine == "local" and section.engine_options:
             names = ", ".join(section.engine_options)
             yield f"{role}.engine_options has no effect: the local engine reads none ({names})"
-    roles = [role for role, section in sections if section.engine == "fsdp"]
-    if (
-        isinstance(config, RunConfig)
-        and config.policy.engine == "fsdp"
-        and (config.loss.kl_coef or config.reward.kl.coef)
-    ):
-        roles.append("reference")
-    for role in roles:
-        yield from fsdp_settings(fsdp_options(config, role), config.placement.devices, role=role)[2]
+    engines = {role: section.engine for role, section in sections}
+    if isinstance(config, RunConfig) and (config.loss.kl_coef or config.reward.kl.coef):
+        engines["reference"] = config.policy.engine
+    for role, engine in engines.items():
+        options, devices = sharing_options(config, role), config.placement.devices
+        if engine == "fsdp":
+            yield from fsdp_settings(options, devices, role=role)[2]
+        if engine == "deepspeed":
+            yield from zero_settings(options, devices, role=role, compute_dtype=config.model.compute_dtype)[2]
+    yield from _deepspeed_warnings(config, sections)
+    yield from megatron_warnings(config)
+
+
+def _deepspeed_warnings(
+    config: TrainingConfig, sections: list[tuple[str, LearnerConfig | CriticConfig]]
+) -> Iterator[str]:
+    """Settings of all engines that DeepSpeed has ways of its own for."""
+    roles = [(role, section) for role, section in sections if section.engine == "deepspeed"]
+    if roles and config.model.master_dtype != "float32":
+        yield f"model.master_dtype={config.model.master_dtype} has no effect with deepspeed: its masters are float32"
+    for role, section in roles:
+        if section.optimizer.offload:
+            yield (
+                f"{role}.optimizer.offload has no effect with deepspeed: "
+                f"{role}.engine_options.zero_optimization.offload_optimizer.device=cpu keeps its state on the CPU"
+            )
 
 
 def _trained(config: TrainingConfig) -> list[tuple[str, LearnerConfig | CriticConfig]]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from posttrain.config import SftConfig, TrainingConfig
 from posttrain.config.profiling import ProfilingConfig
 from posttrain.placement.batch import needs_values
+from posttrain.placement.roles import runtime_of
 from posttrain.registry import ADVANTAGES
 
 SFT_PHASES = ("update", "validation_loss")
@@ -42,8 +43,11 @@ def profiling_warnings(config: TrainingConfig) -> Iterator[str]:
             yield f"profiling.{name} has no effect: profiling.operators is false"
     if profiling.memory and config.placement.device == "cpu":
         yield "profiling.memory has no effect: placement.device is cpu, and snapshots are of a CUDA device's memory"
-    if config.placement.runtime == "ray" or config.placement.devices > 1:
-        yield "profiling sees the process that leads the run, and not those of its workers"
+    ranks, devices = profiling.ranks, config.placement.devices
+    if runtime_of(config.placement) == "inprocess" and ranks not in ("all", default.ranks):
+        yield "profiling.ranks has no effect: this run is one process, which is profiled"
+    elif ranks != "all" and (none := [rank for rank in ranks if rank >= devices]):
+        yield f"profiling.ranks: the run has {devices} devices, so no worker of rank {', '.join(map(str, none))}"
     lacking = [phase for phase in profiling.phases if phase not in phases_of(config)]
     if lacking:
         yield f"profiling.phases: this run has no phase called {', '.join(lacking)}"

@@ -10,7 +10,7 @@ from posttrain.config import RunConfig
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.dialects.cluster_checks import sampler_is_apart
 from posttrain.errors import Problem
-from posttrain.placement.roles import place
+from posttrain.placement.roles import place, runtime_of
 from posttrain.registry import is_installed, missing_library
 
 SHARING = ("native", "hf")  # samplers that read the trainer's own weights
@@ -21,8 +21,12 @@ VLLM_LARGEST_RANK = 512
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     rollout = config.rollout
     plan, _ = place(config)
-    yield from sampler_problems(rollout, apart=plan is not None and sampler_is_apart(plan))
-    if rollout.engine == "http" and not rollout.engine_options.get("update_path"):
+    yield from sampler_problems(
+        rollout,
+        apart=plan is not None and sampler_is_apart(plan),
+        with_workers=plan is not None and plan.runtime == "ray",
+    )
+    if rollout.engine == "http" and not (rollout.engine_options.get("update_path") or _own_server(rollout)):
         yield Problem(
             "rollout.engine=http trains only with servers that take new weights",
             fix="name their address for it (rollout.engine_options.update_path), or use vllm or sglang with rollout.endpoints",
@@ -41,18 +45,23 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _logprob_problems(rollout, sampling, section)
 
 
-def sampler_problems(rollout: RolloutConfig, *, apart: bool = False) -> Iterator[Problem]:
-    """What is wrong with a sampler, also of a run that trains nothing. ``apart``: it has devices of its own."""
+def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_workers: bool = False) -> Iterator[Problem]:
+    """What is wrong with a sampler, also of a run that trains nothing. ``apart``: it has devices of its own; ``with_workers``:
+    its servers are started by workers of Ray."""
     engine, sync = rollout.engine, rollout.weight_sync
-    if engine == "http" and not rollout.endpoints:
+    if engine == "http" and not rollout.endpoints and not _own_server(rollout):
         yield Problem("http needs servers", fix="rollout.endpoints=[http://host:8000]", field="rollout.endpoints")
+    if engine == "http" and rollout.endpoints and _own_server(rollout):
+        what = "rollout.engine_options.server is started by the run, and rollout.endpoints are servers that run already"
+        yield Problem(what, fix="use one of them", field="rollout.endpoints")
     for url in rollout.endpoints:
         if urlsplit(url if "://" in url else f"http://{url}").scheme not in ("http", "https"):
             yield Problem(f"{url} is not the address of a server", fix="http://host:8000", field="rollout.endpoints")
     if engine in SHARING and not apart and sync in ("disk", "collective", "adapter", "shared_memory"):
         what = f"{engine} reads the trainer's own weights, so there is nothing to send by {sync}"
         yield Problem(what, fix="use rollout.weight_sync=auto", field="rollout.weight_sync")
-    if engine in SERVERS and sync in ("in_memory", "shared_memory"):
+    reaches = with_workers and not rollout.endpoints
+    if engine in SERVERS and (sync == "in_memory" or (sync == "shared_memory" and not reaches)):
         what = f"{engine} has a copy of the weights in another place, which {sync} cannot reach"
         yield Problem(what, fix="use rollout.weight_sync=disk", field="rollout.weight_sync")
     if sync == "collective" and (engine in ("sglang", "http") or len(rollout.endpoints) > 1):
@@ -67,9 +76,15 @@ def sampler_problems(rollout: RolloutConfig, *, apart: bool = False) -> Iterator
         yield Problem(what, fix="name one (rollout.weight_folder=/shared/...)", field="rollout.weight_folder")
 
 
+def _own_server(rollout: RolloutConfig) -> bool:
+    """Whether http stands for a class of the user's, which the run starts."""
+    return bool(rollout.engine_options.get("server"))
+
+
 def _logprob_problems(rollout: RolloutConfig, sampling: SamplingConfig, section: str) -> Iterator[Problem]:
     plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and sampling.top_k == 0 and sampling.min_p == 0
-    if rollout.engine == "http" and not plain and rollout.engine_options.get("logprobs", "raw") != "processed":
+    raw = rollout.engine_options.get("logprobs", "raw") != "processed" and not _own_server(rollout)
+    if rollout.engine == "http" and not plain and raw:
         yield Problem(
             f"{section}: a server's log-probs of the raw logits are not those of the distribution sampled from with this "
             "temperature, top_k, top_p or min_p",
@@ -84,7 +99,7 @@ def training_sampler_warnings(config: RunConfig) -> Iterator[str]:
     yield from rollout_warnings(rollout)
     sync = rollout.weight_sync
     alone = rollout.engine == "vllm" and (sync == "adapter" or (sync == "auto" and not rollout.endpoints))
-    if alone and config.policy.lora is not None:
+    if runtime_of(config.placement) == "inprocess" and alone and config.policy.lora is not None:
         if str(rollout.engine_options.get("load_format") or "").startswith("dummy"):
             yield (
                 "rollout.engine_options.load_format=dummy has no effect: vllm is sent the adapter alone, so it reads the base "

@@ -8,9 +8,6 @@ from posttrain.config import TrainingConfig
 from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.errors import Problem
 
-# Engines that configurations may name and later versions bring.
-PLANNED_TRAIN_ENGINES = ("deepspeed", "megatron")
-
 
 def resuming_problems(config: TrainingConfig) -> Iterator[Problem]:
     """What contradicts itself about checkpoints and going on."""

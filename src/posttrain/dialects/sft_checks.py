@@ -9,9 +9,9 @@ from posttrain.config.tracking import TrackingConfig
 from posttrain.dialects.cluster_checks import cluster_warnings, unbuilt_cluster
 from posttrain.dialects.placement_checks import placement_problems, placement_warnings
 from posttrain.dialects.profiling_checks import profiling_warnings
-from posttrain.dialects.run_checks import PLANNED_TRAIN_ENGINES, resuming_problems, retention_warnings
+from posttrain.dialects.run_checks import resuming_problems, retention_warnings
 from posttrain.dialects.tracking_checks import tracking_warnings
-from posttrain.dialects.training_checks import precision_problems, role_warnings, schedule_problems
+from posttrain.dialects.training_checks import frozen_warnings, precision_problems, role_warnings, schedule_problems
 from posttrain.errors import Problem
 from posttrain.registry import TRACKERS, TRAIN_ENGINES
 
@@ -53,6 +53,7 @@ def warnings_of(config: SftConfig) -> list[str]:
         *_validation_warnings(config),
         *retention_warnings(config.checkpoint),
         *role_warnings("policy", policy.schedule, policy.optimizer, policy.lora),
+        *frozen_warnings(config.model, policy.lora),
         *cluster_warnings(config.placement),
         *placement_warnings(config),
         *tracking_warnings(config.tracking),
@@ -68,7 +69,7 @@ def warnings_of(config: SftConfig) -> list[str]:
 
 def _names(config: SftConfig) -> Iterator[Problem]:
     engine = config.policy.engine
-    if engine not in TRAIN_ENGINES.names() and engine not in PLANNED_TRAIN_ENGINES:
+    if engine not in TRAIN_ENGINES.names():
         yield TRAIN_ENGINES.problem(engine, "policy.engine")
     for index, name in enumerate(config.tracking.trackers):
         if name not in TRACKERS.names():

@@ -51,6 +51,7 @@ def schedule_problems(role: str, schedule: ScheduleConfig) -> Iterator[Problem]:
 def training_warnings(config: RunConfig, *, uses_critic: bool) -> Iterator[str]:
     """What was asked for and has no effect."""
     yield from role_warnings("policy", config.policy.schedule, config.policy.optimizer, config.policy.lora)
+    yield from frozen_warnings(config.model, config.policy.lora)
     if uses_critic:
         yield from role_warnings("critic", config.critic.schedule, config.critic.optimizer, config.critic.lora)
     if config.reference.offload:
@@ -60,6 +61,12 @@ def training_warnings(config: RunConfig, *, uses_critic: bool) -> Iterator[str]:
             yield "reference.offload has no effect: loss.kl_estimator=full needs the reference in every micro-batch"
     if config.model.padded and config.policy.share_prompts != type(config.policy).model_fields["share_prompts"].default:
         yield "policy.share_prompts has no effect: model.padded gives every sequence its own prompt"
+
+
+def frozen_warnings(model: ModelConfig, lora: LoraConfig | None) -> Iterator[str]:
+    """Of what is frozen twice."""
+    if model.freeze_vision and lora is not None:
+        yield "model.freeze_vision has no effect: policy.lora trains an adapter on the language model alone"
 
 
 def role_warnings(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,19 +13,35 @@ from posttrain.models.lora import is_adapted, merged_weights
 
 
 @torch.no_grad()
-def hugging_face_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors, in the dtype that the model computes in; an adapter is merged into the layers it belongs to.
+def hugging_face_weights(
+    model: PreTrainedModel,
+    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    *,
+    keep: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors, in the dtype that the model has them in, or in another; an adapter is merged into the layers it belongs
+    to. A tensor that two names share (tied embeddings) comes once, under the first: loaders tie it again. Layers that
+    transformers keeps fused in memory are split as in its files.
 
-    A tensor that two names share (tied embeddings) comes once, under the first: loaders tie it again. Layers that transformers
-    keeps fused in memory are split as in its files.
+    Args: ``whole`` makes all of a tensor from the part that is here, together with the other processes, which make the same
+        calls; without ``keep`` this process takes part in that and gets nothing.
     """
-    state = merged_weights(model) if is_adapted(model) else model.state_dict()
-    seen: set[tuple[int, torch.Size]] = set()
-    plain = {}
-    for name, tensor in state.items():
-        key = (tensor.data_ptr(), tensor.shape)
-        if tensor.numel() and key in seen:
+    owners = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    seen: set[int | str] = set()
+    state = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():  # parameters, which know where their parts are
+        owner = owners.get(name, name)
+        if owner in seen:
             continue
-        seen.add(key)
-        plain[name] = tensor
-    yield from revert_weight_conversion(model, plain).items()
+        seen.add(owner)
+        gathered = whole(tensor).detach()
+        if keep:
+            state[name] = gathered
+    if not keep:
+        return
+    if is_adapted(model):
+        state = merged_weights(model, state)
+    if dtype is not None:
+        state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    yield from revert_weight_conversion(model, state).items()

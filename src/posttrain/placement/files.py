@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from posttrain.config import RunConfig, TrainingConfig
@@ -63,6 +63,18 @@ def check_model_files(model: ModelConfig) -> list[Problem]:
     if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
         problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
     return problems
+
+
+def check_reads_images(model: ModelConfig, readable: Collection[str], fix: str) -> list[Problem]:
+    """Whether a model folder is of one of the kinds (``model_type``) that read images; a hub id is not looked at."""
+    file = Path(model.path).expanduser() / "config.json"
+    if not file.is_file():
+        return []
+    kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    if kind in readable:
+        return []
+    what = f"the prompts have images, and the model at {model.path} ({kind}) reads text only"
+    return [Problem(what, fix=fix, field="model.path")]
 
 
 def check_output_file(path: str, field: str) -> list[Problem]:

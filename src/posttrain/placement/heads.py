@@ -28,7 +28,12 @@ def head_problems(config: TrainingConfig, plan: PlacementPlan) -> list[Problem]:
 def _of(role: RolePlacement, heads: int, path: str) -> list[Problem]:
     sizes = role.sizes
     shares = [
-        ("sequence_parallel", sizes.sequence * sizes.tensor, sizes.sequence, "share a sequence"),
+        (
+            "sequence_parallel",
+            sizes.sequence * sizes.context * sizes.tensor,
+            sizes.sequence * sizes.context,
+            "share a sequence",
+        ),
         ("tensor_parallel", sizes.tensor, sizes.tensor, "share its layers"),
     ]
     for name, group, size, what in shares:

@@ -12,11 +12,13 @@ from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.errors import Problem
 from posttrain.placement.batch import needs_values
+from posttrain.placement.megatron import megatron_settings
 from posttrain.placement.plan import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
 from posttrain.placement.sharding import fsdp_settings
+from posttrain.placement.zero import zero_settings
 
 SHARING = ("native", "hf")  # samplers that read the trainer's own weights
-SHARDED = ("fsdp", "deepspeed")  # engines that keep one copy of everything together over many devices
+ZERO_REST = {"offload_param": {"device": "cpu"}}  # in DeepSpeed's words: weights that rest on the CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,10 @@ def place(config: TrainingConfig) -> tuple[PlacementPlan | None, list[Problem]]:
     for each in asked:
         if each.engine == "fsdp":
             ranks = place.devices if each.devices is None else len(each.devices)
-            problems += fsdp_settings(fsdp_options(config, each.role), max(1, ranks), role=each.role)[1]
+            problems += fsdp_settings(sharing_options(config, each.role), max(1, ranks), role=each.role)[1]
+        if each.engine == "deepspeed":
+            ranks = place.devices if each.devices is None else len(each.devices)
+            problems += zero_settings(sharing_options(config, each.role), max(1, ranks), role=each.role)[1]
     if problems:
         return None, problems
     per_node = place.devices // place.nodes
@@ -72,10 +77,15 @@ def place(config: TrainingConfig) -> tuple[PlacementPlan | None, list[Problem]]:
     ), []
 
 
-def fsdp_options(config: TrainingConfig, role: str) -> dict[str, Any]:
-    """What says how fsdp shares a role out."""
+def sharing_options(config: TrainingConfig, role: str) -> dict[str, Any]:
+    """What says how a role's engine shares it out."""
     if role == "reference" and isinstance(config, RunConfig):
-        return config.reference.engine_options | ({"cpu_offload": True} if config.reference.offload else {})
+        given = config.reference.engine_options
+        if not config.reference.offload:
+            return given
+        if config.policy.engine == "deepspeed":
+            return given | {"zero_optimization": (given.get("zero_optimization") or {}) | ZERO_REST}
+        return given | {"cpu_offload": True}
     return learner_of(config, role).engine_options
 
 
@@ -117,7 +127,7 @@ def _policy(policy: LearnerConfig, awake: tuple[Phase, ...]) -> _Asked:
         devices=policy.devices,
         sizes=_trained_sizes(policy),
         awake=awake,
-        rests=_optimizer_rests(policy),
+        rests=_learner_rests(policy),
     )
 
 
@@ -169,7 +179,7 @@ def _roles_of_a_step(config: RunConfig) -> list[_Asked]:
                 devices=critic.devices,
                 sizes=_trained_sizes(critic),
                 awake=("values", "update"),
-                rests=_optimizer_rests(critic),
+                rests=_learner_rests(critic),
             )
         )
     return asked
@@ -196,9 +206,19 @@ def _sampler_sizes(config: RunConfig) -> GroupSizes:
     )
 
 
-def _optimizer_rests(section: LearnerConfig | CriticConfig) -> tuple[str, ...]:
-    by_engine = section.engine == "fsdp" and fsdp_settings(section.engine_options, 1)[0].optimizer_offload
-    return ("optimizer",) if section.optimizer.offload or by_engine else ()
+def leaves(config: TrainingConfig, role: str) -> bool:
+    """Whether the weights of a role that is trained leave its device while others work there."""
+    return "weights" in _learner_rests(learner_of(config, role))
+
+
+def _learner_rests(section: LearnerConfig | CriticConfig) -> tuple[str, ...]:
+    settings = fsdp_settings(section.engine_options, 1)[0] if section.engine == "fsdp" else None
+    weights = ("weights",) if settings and settings.param_offload else ()
+    by_engine = settings is not None and settings.optimizer_offload
+    if section.engine == "megatron":
+        by_engine = megatron_settings(section.engine_options)[0].optimizer_offload
+    asked = section.optimizer.offload and section.engine != "deepspeed"  # which has a way of its own
+    return (*weights, "optimizer") if asked or by_engine else weights
 
 
 def _sampler_rests(config: RunConfig) -> tuple[str, ...]:
@@ -226,13 +246,10 @@ def _sizes(config: TrainingConfig, asked: _Asked, ranks: int) -> GroupSizes:
     sizes = asked.sizes
     shard = 1
     if asked.role in ("policy", "reference", "critic"):
-        section = learner_of(config, asked.role)
         if asked.engine == "fsdp":
-            shard = fsdp_settings(fsdp_options(config, asked.role), ranks)[0].shard
-        elif asked.engine in SHARDED:
-            shard = ranks
-        elif asked.engine == "megatron" and section.engine_options.get("use_distributed_optimizer"):
-            shard = ranks // sizes.per_copy
+            shard = fsdp_settings(sharing_options(config, asked.role), ranks)[0].shard
+        elif asked.engine == "deepspeed":
+            shard = zero_settings(sharing_options(config, asked.role), ranks)[0].spread(ranks)[0]
     return replace(sizes, data=asked.servers or ranks // sizes.per_copy, shard=shard)
 
 

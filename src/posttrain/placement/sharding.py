@@ -45,6 +45,7 @@ class FsdpSettings:
         True  # False: stay gathered until the backward pass; a number: in groups of so many
     )
     cpu_offload: bool = False  # parts, gradients and optimizer in CPU memory
+    param_offload: bool = False  # parts in CPU memory while other models work on the device
     optimizer_offload: bool = False  # the optimizer's averages in CPU memory between updates
     forward_prefetch: bool = False  # gather the next layer while one computes
     layers: tuple[str, ...] | None = (
@@ -71,11 +72,6 @@ def fsdp_settings(
             problems.append(Problem(what, fix=did_you_mean(name, KNOWN, listed=True), field=f"{at}.{name}"))
     told += [f"{at}.{name} has no effect: {why}" for name, why in WITHOUT_EFFECT.items() if options.get(name)]
     frozen = role == "reference"
-    if options.get("param_offload") and not frozen:
-        told.append(
-            f"{at}.param_offload has no effect with fsdp: weights stay where they are between phases; {at}.offload_policy keeps "
-            "them on the CPU"
-        )
     problems += [
         Problem(f"{name}={options[name]}: fsdp does not split experts", fix=f"use {at}.{name}=1", field=f"{at}.{name}")
         for name in ("ep_size", "efsdp_size")
@@ -97,6 +93,9 @@ def fsdp_settings(
     # What is frozen has no optimizer to come back to: between phases and always on the CPU are the same for it.
     keeps_off = ("offload_policy", "cpu_offload", *(("param_offload",) if frozen else ()))
     offload = [name for name in keeps_off if options.get(name)]
+    leaves = bool(options.get("param_offload")) and not frozen
+    if leaves and offload:
+        told.append(f"{at}.param_offload has no effect: {offload[0]} keeps the weights on the CPU always")
     if options.get("offload_params") and not offload:
         told.append(
             f"{at}.offload_params has no effect: cpu_offload takes parameters, gradients and optimizer together, and is off"
@@ -107,6 +106,7 @@ def fsdp_settings(
             replicas=ranks // shard,
             reshard_after_forward=reshard,
             cpu_offload=bool(offload),
+            param_offload=leaves and not offload,
             optimizer_offload=any(bool(options.get(name)) for name in ("optimizer_offload", "offload_after_step")),
             forward_prefetch=bool(options.get("forward_prefetch")),
             layers=(layers,) if isinstance(layers, str) else tuple(layers) if layers else None,

@@ -81,7 +81,7 @@ WRONG = [
         "policy.engine=fsdp",
         "fsdp shares the policy out over worker processes, and placement.runtime=inprocess has none",
     ),
-    ("policy.engine=megatron", "megatron is planned; this version cannot run it"),
+    ("policy.engine=megatron", "megatron shares the policy out over worker processes"),
     ("policy.engine=fdsp", "there is no training engine called 'fdsp'"),
     ("placement.devices=2", "the policy has 2 devices, and policy.engine=local trains on one"),
     ("policy.sequence_parallel=2", "policy.sequence_parallel is 2, and policy.engine=local does not split that way"),

@@ -33,6 +33,24 @@ def test_two_devices_with_fsdp_are_built() -> None:
     assert unbuilt(two) == [] and check(two) == []
 
 
+def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.dialects.cluster_checks.is_installed", lambda library: library != "deepspeed")
+    two = config(
+        policy={"engine": "deepspeed"},
+        critic={"engine": "deepspeed"},
+        advantage={"name": "gae"},
+        placement={"devices": 2},
+    )
+    assert [(each.what, each.fix, each.field) for each in unbuilt(two)] == [
+        (
+            f"deepspeed is not installed (needed by {role}.engine=deepspeed)",
+            "pip install 'posttrain[deepspeed]'",
+            f"{role}.engine",
+        )
+        for role in ("policy", "critic")
+    ]
+
+
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
@@ -40,10 +58,19 @@ def test_two_devices_with_fsdp_are_built() -> None:
             {"policy": FSDP},
             "fsdp shares the policy out over worker processes, and placement.runtime=inprocess has none",
         ),
-        ({"policy": {"engine": "megatron"}}, "megatron is planned"),
+        ({"policy": {"engine": "megatron"}}, "megatron shares the policy out over worker processes"),
+        ({"policy": {"engine": "deepspeed"}}, "deepspeed shares the policy out over worker processes"),
         (
-            {"policy": FSDP, "placement": {"devices": 2}, "rollout": {"engine": "http", "endpoints": ["http://h:1"]}},
-            "rollout.engine=http with workers of Ray is planned",
+            {"policy": FSDP, "placement": {"devices": 2}, "rollout": {"engine": "vllm", "weight_sync": "adapter"}},
+            "workers of Ray send whole weights",
+        ),
+        (
+            {
+                "policy": FSDP,
+                "placement": {"devices": 4, "nodes": 2},
+                "rollout": {"engine": "vllm", "tensor_parallel": 4, "engine_options": {"python": "/p"}},
+            },
+            "a copy of the sampler has 4 devices, which lie on more than one node (2 on each)",
         ),
         ({"placement": {"runtime": "ray", "ray_address": "ray://h:10001"}}, "ray:// drives a cluster from outside"),
         (
@@ -54,6 +81,19 @@ def test_two_devices_with_fsdp_are_built() -> None:
 )
 def test_what_is_told_before_a_run(sections: dict[str, Any], said: str) -> None:
     assert said in " | ".join(problem.what for problem in unbuilt(config(**sections)))
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        {"engine": "vllm", "engine_options": {"python": "/p"}, "tensor_parallel": 2, "weight_sync": "shared_memory"},
+        {"engine": "vllm", "engine_options": {"python": "/p"}, "weight_sync": "collective"},
+        {"engine": "vllm", "endpoints": ["http://localhost:1", "http://localhost:2"]},
+    ],
+)
+def test_servers_go_with_workers(rollout: dict[str, Any]) -> None:
+    there = config(policy=FSDP, placement={"devices": 2}, rollout=rollout)
+    assert [*check(there), *unbuilt(there)] == []
 
 
 @pytest.mark.parametrize("sync", ["shared_memory", "collective", "auto"])

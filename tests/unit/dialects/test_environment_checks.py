@@ -39,6 +39,14 @@ def test_environments_give_the_rewards_and_get_whole_rows() -> None:
         ({"named": {"a": {"name": "nowhere"}}}, "environment.named.a.name: there is no environment called 'nowhere'"),
         ({"name": "worlds.py:"}, "environment.name: worlds.py: is no environment"),
         ({"name": "m:M", "train_episodes": 4}, "environment.train_episodes: train prompts are to come from files and"),
+        (
+            {"name": "agent", "settings": {"function": "a.py:b"}, "workers": 0},
+            "environment.workers: an agent runs in a process",
+        ),
+        (
+            {"name": "agent", "settings": {"functoin": "a.py:b"}},
+            "environment.settings.functoin: the environment agent has no",
+        ),
         ({"validation_episodes": 4}, "environment.validation_episodes: environment.validation_episodes generates"),
     ],
 )
@@ -55,6 +63,20 @@ def test_episodes_fit_into_micro_batches() -> None:
             text.startswith(said) for text in told(a_run({"name": "m:M", "max_context_tokens": longest}, **budget))
         )
     assert not any(text.startswith(said) for text in told(a_run({"name": "single_turn"}, **budget)))
+
+
+def test_a_limit_of_whole_sequences() -> None:
+    budget = {"policy": {"max_tokens_per_micro_batch": 1000}, "rollout": {"max_response_tokens": 100}}
+    said = "policy.max_tokens_per_micro_batch: episodes may have 1001 tokens"
+    assert any(text.startswith(said) for text in told(a_run({"name": "m:M", "max_sequence_tokens": 1001}, **budget)))
+    fits = a_run({"name": "m:M", "max_sequence_tokens": 1000, "max_context_tokens": 999}, **budget)
+    assert not any(text.startswith("policy.max_tokens") for text in told(fits))
+    assert fits.context_tokens == 900  # with a turn of 100 behind them, 1000
+    assert (
+        a_run({"name": "m:M", "max_sequence_tokens": 1000, "max_context_tokens": 700}, **budget).context_tokens == 700
+    )
+    none = a_run({"name": "m:M", "max_sequence_tokens": 1000, "max_context_tokens": 900}, **budget)
+    assert any(text.startswith("environment.max_sequence_tokens has no effect") for text in warnings_of(none))
 
 
 def test_a_server_is_told_how_long_conversations_become() -> None:

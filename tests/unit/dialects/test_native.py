@@ -187,6 +187,7 @@ def test_sampling_filters_are_fine() -> None:
     ("overrides", "warning"),
     [
         (["validation.every_steps=5"], "validation.every_steps has no effect"),
+        (["validation.trainer_logprobs=true"], "validation.trainer_logprobs has no effect"),
         (["reference.path=org/other"], "reference.path has no effect"),
         (["policy.schedule.warmup_updates=0", "policy.schedule.warmup_ratio=0.1"], "warmup_ratio has no effect"),
         (["policy.schedule.min_lr_ratio=0.1"], "min_lr_ratio has no effect"),

@@ -70,6 +70,39 @@ def test_skyrls_groups(together: bool) -> None:
     assert placed["rollout"] == ((0, 1) if together else (2, 3))
 
 
+def test_skyrls_engines_are_copies_of_our_sampler_too() -> None:
+    """3 engines of 1 device beside the policy's 2; an unwritten tensor size (SkyRL's 4) is not ours. Written: 3 x 2 = 6."""
+    words = (
+        "data.train_data=[a.parquet]", "trainer.policy.model.path=m", "trainer.placement.colocate_all=false",
+        "trainer.placement.policy_num_gpus_per_node=2", "trainer.placement.ref_num_gpus_per_node=2",
+        "generator.num_inference_engines=3", "generator.backend=native", "environment.env_class=gsm8k",
+    )  # fmt: skip
+    for more, last in ((), 4), (("generator.inference_engine_tensor_parallel_size=2",), 7):
+        plan = plan_of(read_dialect(SKYRL, None, (*words, *more)))
+        rollout = plan.role("rollout")
+        assert rollout is not None and rollout.devices == tuple(range(2, last + 1)) and rollout.sizes.tensor == 1
+        assert rollout.copies == last - 1 and plan.devices == last + 1
+
+
+def test_verls_pools_beside_the_trainers() -> None:
+    """2 devices train, 1 x 2 sample, 1 x 1 scores: 0-1, 3-4 after the reward model's 2."""
+    words = (
+        "data.train_files=a.parquet", "actor_rollout_ref.model.path=m", "trainer.nnodes=1", "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.name=native", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1", "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1",
+        "+actor_rollout_ref.rollout.nnodes=1", "+actor_rollout_ref.rollout.n_gpus_per_node=2",
+        "reward_model.enable=True", "reward_model.model.path=r", "reward_model.micro_batch_size_per_gpu=1",
+        "+reward_model.enable_resource_pool=True", "+reward_model.nnodes=1",
+    )  # fmt: skip
+    plan = plan_of(read_dialect(VERL, None, (*words, "+reward_model.n_gpus_per_node=1")))
+    placed = {role.role: role.devices for role in plan.roles}
+    assert placed == {"rollout": (3, 4), "reward model": (2,), "policy": (0, 1)}
+    assert (plan.nodes, plan.devices) == (1, 5)
+    (problem,) = read_dialect(VERL, None, (*words, "+reward_model.n_gpus_per_node=0")).problems
+    assert problem.what == "reward_model has devices of its own, and reward_model.n_gpus_per_node is 0"
+
+
 def test_rolls_mappings_apart() -> None:
     plan = plan_of(
         roll("actor_train.device_mapping='list(range(0,4))'", "actor_infer.device_mapping='list(range(4,8))'",

@@ -33,7 +33,13 @@ def warnings(kind: type[RunConfig] | type[SftConfig] = RunConfig, /, **sections:
             ["profiling.stacks has no effect: profiling.operators is false"],
         ),
         ({"profiling": {"steps": [1], "memory": True}, "placement": {"device": "cpu"}}, ["placement.device is cpu"]),
-        ({"profiling": {"steps": [1]}, "placement": {"devices": 2}}, ["and not those of its workers"]),
+        ({"profiling": {"steps": [1], "ranks": [0, 1]}, "placement": {"devices": 2}}, []),
+        ({"profiling": {"steps": [1], "ranks": "all"}}, []),
+        ({"profiling": {"steps": [1], "ranks": [1]}}, ["profiling.ranks has no effect: this run is one process"]),
+        (
+            {"profiling": {"steps": [1], "ranks": [1, 2, 3]}, "placement": {"devices": 2}},
+            ["the run has 2 devices, so no worker of rank 2, 3"],
+        ),
         ({"profiling": {"steps": [1, 8, 9]}, "run": {"total_steps": 5}}, ["the run ends at step 5, before 8, 9"]),
         (
             {"profiling": {"steps": [1], "phases": ["values", "update", "validation"]}},

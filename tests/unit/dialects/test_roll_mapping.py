@@ -236,6 +236,7 @@ ACTOR = [
     Case("data_args.messages", "data_args.messages=chat", "data.prompt_column", "chat"),
     Case("data_args.tag", "data_args.tag=task", "data.data_source_column", "task"),
     Case("data_args.preprocessing_num_workers", "data_args.preprocessing_num_workers=4", "data.filter_workers", 4),
+    Case("data_args.image_folder", "data_args.image_folder=/pictures", "data.image_folder", "/pictures"),
 ]  # fmt: skip
 
 
@@ -365,7 +366,7 @@ MEGATRON = {
     "moe_shared_expert_overlap": True, "moe_aux_loss_coeff": 0.01, "use_distributed_optimizer": True,
     "overlap_grad_reduce": True, "overlap_p2p_comm": False, "variable_seq_lengths": True, "bias_activation_fusion": True,
     "apply_rope_fusion": True, "account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True,
-    "additional_configs": {"x": 1}, "something_new": 3,
+    "additional_configs": {"masked_softmax_fusion": True}, "optimizer_offload": True,
 }  # fmt: skip
 FOR_REFERENCE = {  # the reference has no parallel sizes of its own among our fields: they are its engine's
     "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "context_parallel_size": 2,
@@ -390,6 +391,9 @@ DEEPSPEED = {
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
     "zero_optimization.offload_optimizer.device": "cpu", "zero_optimization.offload_optimizer.pin_memory": True,
     "zero_optimization.offload_param.device": "cpu", "zero_optimization.offload_param.pin_memory": True,
+    "zero_optimization.round_robin_gradients": True, "zero_optimization.zero_hpz_partition_size": 2,
+    "zero_optimization.zero_quantized_weights": True, "zero_optimization.zero_quantized_gradients": True,
+    "communication_data_type": "bf16", "data_types.grad_accum_dtype": "bf16", "something_new": 3,
 }  # fmt: skip
 SAMPLERS = {"pipeline_parallel_size": 1, "load_format": "auto", "disable_custom_all_reduce": False}
 VLLM = {

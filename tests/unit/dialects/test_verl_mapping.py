@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,14 @@ SCORER = ("reward_model.enable=True", "reward_model.micro_batch_size_per_gpu=4")
 FILTER = ("+algorithm.filter_groups.enable=True",)
 CORRECTION = "algorithm.rollout_correction"
 SAMPLED = (f"{R}.val_kwargs.do_sample=True", f"{R}.val_kwargs.temperature=1.0")
+
+T = f"{R}.multi_turn"
+FILES = Path(__file__).parent / "verl_documents"
+TOOL_FILE, TALK_FILE = (
+    f"{T}.tool_config_path={FILES}/tools.yaml",
+    f"{T}.interaction_config_path={FILES}/interactions.yaml",
+)
+TURNS = (f"{T}.enable=True", TOOL_FILE)
 
 Case = tuple[str, str, tuple[str, ...], str, Any]
 
@@ -223,6 +232,22 @@ DATA: list[Case] = [
     ("data.val_max_samples", "+data.val_max_samples=50", (), "validation.max_prompts", 50),
     ("data.prompt_key", "data.prompt_key=question", (), "data.prompt_column", "question"),
     ("data.reward_fn_key", "data.reward_fn_key=task", (), "data.data_source_column", "task"),
+    ("data.image_key", "data.image_key=pictures", (), "data.image_column", "pictures"),
+    ("data.video_key", "data.video_key=films", (), "data.video_column", "films"),
+    (
+        "data.mm_processor_kwargs",
+        "+data.mm_processor_kwargs={max_pixels: 50176}",
+        (),
+        "data.image_options",
+        {"max_pixels": 50176},
+    ),
+    (
+        "data.mm_processor_kwargs.**",
+        "+data.mm_processor_kwargs.max_pixels=50176",
+        (),
+        "data.image_options",
+        {"max_pixels": 50176},
+    ),
     ("data.max_prompt_length", "data.max_prompt_length=256", (), "data.max_prompt_tokens", 256),
     ("data.max_response_length", "data.max_response_length=256", (), "rollout.max_response_tokens", 256),
     ("data.filter_overlong_prompts", "data.filter_overlong_prompts=True", (), "data.overlong_prompts", "filter"),
@@ -957,6 +982,44 @@ FURTHER: list[Case] = [
 ]
 
 ADAPTERS = [*_lora(M, "policy", ()), *_lora("critic.model", "critic", PPO)]
+_CHECK = {"type": "function", "function": {"name": "check", "description": "d",
+          "parameters": {"type": "object", "properties": {}}}}  # fmt: skip
+_OTHERS = [
+    {"name": "verl", "class_name": "my.tools.Weather", "config": {"city": "Rome"}, "tool_schema": None},
+    {"name": "python", "timeout_s": 9},
+]
+_TALKS = [
+    {"name": "check", "class_name": "gsm8k", "config": {}},
+    {"name": "quiz", "class_name": "my.talks.QuizInteraction", "config": {"rounds": 3}},
+]
+_S = "environment.settings"
+# Prompts of up to 512 tokens and responses of up to 512: 1024 together.
+_PATH = f"{R}.agent.custom_async_server.path"
+_NAME = f"{R}.agent.custom_async_server.name"
+TURN_CASES: list[Case] = [
+    (_PATH, f"{_PATH}=my.py", (f"{R}.mode=async", f"{_NAME}=Server"), "rollout.engine", "http"),
+    (_PATH, f"{_PATH}=my.py", (f"{R}.mode=async", f"{_NAME}=Server"), "rollout.engine_options.server", "my.py:Server"),
+    (_NAME, f"{_NAME}=Server", (f"{R}.mode=async", f"{_PATH}=my.py"), "rollout.engine_options.server", "my.py:Server"),
+    (f"{T}.enable", f"{T}.enable=True", (TOOL_FILE,), "environment.name", "tools"),
+    (f"{T}.enable", f"{T}.enable=True", (TOOL_FILE,), "environment.max_trajectory_tokens", 512),
+    (f"{T}.enable", f"{T}.enable=True", (TOOL_FILE,), "environment.max_sequence_tokens", 1024),
+    (f"{T}.enable", f"{T}.enable=True", (TALK_FILE,), "environment.name", "interaction"),
+    (f"{T}.max_turns", f"+{T}.max_turns=7", TURNS, "environment.max_turns", 7),
+    (f"{T}.max_assistant_turns", f"{T}.max_assistant_turns=5", TURNS, "environment.max_turns", 5),
+    (f"{T}.max_user_turns", f"{T}.max_user_turns=3", TURNS, "environment.max_turns", 4),  # the model reads the third answer
+    (f"{T}.max_user_turns", f"{T}.max_user_turns=3", (*TURNS, f"{T}.max_assistant_turns=9"), "environment.max_turns", 4),
+    (f"{T}.tool_config_path", f"{T}.tool_config_path={FILES}/other_tools.yaml", TURNS, f"{_S}.tools", _OTHERS),
+    (f"{T}.tool_config_path", TOOL_FILE, (f"{T}.enable=True", TALK_FILE), f"{_S}.tools", [{"name": "gsm8k", "schema": _CHECK}]),
+    (f"{T}.interaction_config_path", TALK_FILE, TURNS, f"{_S}.interactions", _TALKS),
+    (f"{T}.max_parallel_calls", f"{T}.max_parallel_calls=4", TURNS, f"{_S}.max_calls_per_turn", 4),
+    (f"{T}.max_tool_response_length", f"{T}.max_tool_response_length=99", TURNS, f"{_S}.max_result_characters", 99),
+    (f"{T}.tool_response_truncate_side", f"{T}.tool_response_truncate_side=left", TURNS, f"{_S}.cut", "end"),
+    (f"{T}.tool_response_truncate_side", f"{T}.tool_response_truncate_side=right", TURNS, f"{_S}.cut", "start"),
+    (f"{T}.use_inference_chat_template", f"{T}.use_inference_chat_template=True", TURNS, "environment.changed_history", "split"),
+    (f"{R}.agent.default_agent_loop", f"+{R}.agent.default_agent_loop=tool_agent", (f"{R}.mode=async", TOOL_FILE),
+     "environment.name", "tools"),
+]  # fmt: skip
+
 PROFILED = ("trainer.profile_steps=[2]",)
 BY_TORCH = ("+global_profiler.steps=[2]", "+global_profiler.tool=torch")
 PROFILERS = [
@@ -975,8 +1038,26 @@ PROFILERS = [
         )
         for sign, name, written in (("", "all_ranks", "True"), ("", "ranks", "[0]"), ("+", "enable", "True"))
     ),
+    *((f"{role}.profiler.all_ranks", f"{role}.profiler.all_ranks=True", (*PROFILED, f"{role}.profiler.ranks=[1]"),
+       "profiling.ranks", "all") for role in (A, F, R, "critic", "reward_model")),
+    *((f"{role}.profiler.ranks", f"{role}.profiler.ranks=[3,1]", PROFILED, "profiling.ranks", [1, 3])
+      for role in (A, F, R, "critic", "reward_model")),
+    (f"{A}.profiler.ranks", f"{A}.profiler.ranks=[2]", (*PROFILED, f"{R}.profiler.ranks=[0]"), "profiling.ranks", [0, 2]),
+]  # fmt: skip
+CASES = [
+    *ADAPTERS,
+    *PROFILERS,
+    *DATA,
+    *MODEL,
+    *ACTOR,
+    *REFERENCE,
+    *ROLLOUT,
+    *TURN_CASES,
+    *CRITIC,
+    *REWARD,
+    *ALGORITHM,
+    *TRAINER,
 ]
-CASES = [*ADAPTERS, *PROFILERS, *DATA, *MODEL, *ACTOR, *REFERENCE, *ROLLOUT, *CRITIC, *REWARD, *ALGORITHM, *TRAINER]
 
 
 @cache
@@ -1025,3 +1106,23 @@ def test_the_base_leaves_roles_it_does_without_at_our_defaults() -> None:
     assert config.loss.kl_estimator == plain.loss.kl_estimator
     assert config.reference.engine_options == {}
     assert config.validation.max_response_tokens is None
+
+
+def test_with_mode_async_rows_name_their_agent() -> None:
+    loaded = read(f"{R}.mode=async", TOOL_FILE)
+    environment = loaded.config.environment
+    assert (environment.column, environment.name) == ("agent_name", "single_turn")
+    assert {tag: one.name for tag, one in environment.named.items()} == {
+        "single_turn_agent": "single_turn",
+        "tool_agent": "tools",
+    }
+    assert environment.named["tool_agent"].settings["cut"] == "middle"
+    assert loaded.config.data.extra_columns == ["agent_name"]
+    assert any("as in verl; +" in text for text in loaded.warnings)
+    assert not read(f"{R}.mode=async").config.environment.used
+
+
+def test_the_whole_sequence_is_what_verl_gives_the_sampler() -> None:
+    """max_model_len, where it is given; and a conversation goes on behind what the model has read."""
+    environment = read(*TURNS, *VLLM, f"{R}.max_model_len=900", f"{R}.max_num_batched_tokens=1024").config.environment
+    assert (environment.max_sequence_tokens, environment.changed_history) == (900, "append")

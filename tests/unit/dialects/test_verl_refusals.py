@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from posttrain.dialects.loaded import LoadedConfig
@@ -33,6 +35,7 @@ MEGATRON_WSD = (
     f"{A}.optim.lr_wsd_decay_style=cosine",
 )
 CORRECTION = "algorithm.rollout_correction"
+FILES = Path(__file__).parent / "verl_documents"
 
 
 def read(*overrides: str, version: str = "") -> LoadedConfig:
@@ -369,8 +372,28 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         (f"{R}.multi_turn.enable=True",),
         f"{R}.multi_turn.enable",
         "needs tools or another side",
-        f"{R}.multi_turn.tool_config_path=tools.yaml",
+        f"{R}.multi_turn.tool_config_path={FILES}/tools.yaml",
     ),
+    (
+        (f"{R}.multi_turn.enable=True", f"{R}.multi_turn.tool_config_path=/nowhere/tools.yaml"),
+        f"{R}.multi_turn.tool_config_path",
+        "/nowhere/tools.yaml cannot be read: No such file",
+        "",
+    ),
+    (
+        (f"{R}.multi_turn.enable=True", f"{R}.multi_turn.tool_config_path={FILES}/interactions.yaml"),
+        f"{R}.multi_turn.tool_config_path",
+        "has no list tools",
+        "",
+    ),
+    ((f"{R}.multi_turn.format=llama3_json",), f"{R}.multi_turn.format", "in the form hermes", ""),
+    (
+        (f"{R}.multi_turn.completion_callback=my.Callback",),
+        f"{R}.multi_turn.completion_callback",
+        "write an environment",
+        "",
+    ),
+    ((f"+{R}.agent.agent_loop_config_path=agents.yaml",), f"{R}.agent.agent_loop_config_path", "OpenAI-compatible", ""),
     (
         ("+critic.enable=True",),
         "critic.enable",
@@ -537,6 +560,14 @@ def test_0_2_refuses_what_it_does_not_have() -> None:
 
 # What is told and not refused: overrides, and words of a warning or of an ignored key's reason.
 TOLD: list[tuple[tuple[str, ...], str]] = [
+    (
+        (f"{R}.agent.custom_async_server.path=my.py", f"{R}.agent.custom_async_server.name=Server"),
+        f"read with {R}.mode=async only",
+    ),
+    ((f"{R}.mode=async",), "each conversation at its own pace"),
+    ((f"{R}.agent.num_workers=4",), "posttrain.environment.workers says how many"),
+    ((f"{R}.multi_turn.max_parallel_calls=2",), "multi_turn.enable is false"),
+    ((f"{R}.multi_turn.tokenization_sanity_check_mode=disable",), "there is nothing to compare"),
     ((f"{A}.clip_ratio=0.3",), "verl 0.4 itself would keep its 0.2 there"),
     ((f"{A}.use_dynamic_bsz=True", f"{A}.ppo_mini_batch_size=16"), "is more than the 8 prompts of an iteration"),
     (
@@ -579,9 +610,7 @@ def test_what_has_no_effect_or_another_one_is_told(overrides: tuple[str, ...], w
 
 
 PLANNED = [
-    "data.image_key=pictures",
     "data.custom_cls.path=my.py",
-    f"{R}.mode=async",
     "algorithm.use_pf_ppo=True",
     "trainer.logger=[console,clearml]",
 ]

@@ -50,8 +50,14 @@ def test_verls_skyrls_and_rolls_words() -> None:
 
 def test_what_is_frozen_rests_on_the_cpu_either_way() -> None:
     assert read(role="reference", param_offload=True).cpu_offload and told("reference", param_offload=True) == ""
-    assert not read(param_offload=True).cpu_offload
-    assert "policy.engine_options.param_offload has no effect with fsdp" in told(param_offload=True)
+    policy = read(param_offload=True)
+    assert (policy.param_offload, policy.cpu_offload) == (True, False) and told(param_offload=True) == ""
+
+
+def test_weights_that_are_always_on_the_cpu_do_not_leave_the_device() -> None:
+    both = {"param_offload": True, "offload_policy": True}
+    assert read(**both).cpu_offload and not read(**both).param_offload
+    assert "param_offload has no effect: offload_policy keeps the weights on the CPU always" in told(**both)
 
 
 @pytest.mark.parametrize(

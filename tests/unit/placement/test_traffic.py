@@ -72,6 +72,37 @@ def test_a_shared_sequence() -> None:
     assert found["reference log-probs: share sequences"] == (5760, 2 * 4)
 
 
+def test_megatron() -> None:
+    # 8 devices: tensor 2 x pipeline 2, two copies. 8 sequences of 10 tokens for each, in micro-batches of 4: 2 passes.
+    found = traffic(
+        placement={"devices": 8},
+        policy={
+            "engine": "megatron",
+            "tensor_parallel": 2,
+            "pipeline_parallel": 2,
+            "sequences_per_micro_batch_per_device": 4,
+        },
+    )
+    # 80 tokens x 8 wide x 2 bytes = 1280. Two sums (twice half of it) in 2 layers, forward and backward.
+    assert found["policy: share matrices"] == (2 * 2 * 2 * 1280, 2 * 2 * 2 * 2)
+    assert found["policy: share layers"] == (2 * 1280, 2 * 2)
+    # A quarter of the weights, float32, added up over 2 copies: 2 x 1/2 x 1000; 6 weights in 2 layers, and 3.
+    assert found["policy: reduce gradients"] == (1000, 15)
+    assert "policy: share sequences" not in found
+
+
+def test_megatron_over_a_sequence() -> None:
+    found = traffic(
+        placement={"devices": 2},
+        policy={"engine": "megatron", "sequence_parallel": 2, "sequences_per_micro_batch_per_device": 16},
+        loss={"kl_coef": 0.1},
+    )
+    # 16 sequences of 10 tokens, half of them here: 80 x (2 x 8 + 2 x 2) x 2 bytes x 1/2 in 4 layers; the weights' gradients too.
+    assert found["policy: share sequences"] == (2 * 6400, 2 * 2 * 4)
+    assert found["reference log-probs: share sequences"] == (6400, 2 * 4)
+    assert found["policy: reduce gradients"] == (4000, 27)
+
+
 def test_a_sampler_over_two_devices() -> None:
     found = traffic(
         placement={"devices": 2},

@@ -92,7 +92,7 @@ WORKERS: dict[str, Worker] = {
     JUDGE: (("llm_judge", {"extract": r"(?i)\b(yes|no)\b", "prompt_template": _TEMPLATE}),),
 }
 PLANNED_WORKERS = {
-    "DetectionRewardWorker": "images in prompts",
+    "DetectionRewardWorker": "a reward for boxes around objects",
     "VideoR1RewardWorker": "videos in prompts",
     "RemoteRewardSystemWorker": "a reward service",
 }

@@ -189,16 +189,16 @@ ACTOR_TRAIN = Role(
         "data_args.messages": by_rule("data.prompt_column"),
         "data_args.tag": by_rule("data.data_source_column", "only when written; else the loader looks"),
         "data_args.preprocessing_num_workers": Here("data.filter_workers", "null: 1", lambda value: value or 1),
+        "data_args.image_folder": Here("data.image_folder"),
     },
     planned={
         **_TRAINED_PLANNED,
         "model_update_frequency": ("a sampler that keeps older weights for several steps", ()),
         "apply_loss_scale": ("losses divided by other counts than the update's", ()),
         "data_args.dataset_type": ("data from a service", ("arrow", "csv", "jsonl", "parquet", "txt")),
-        "data_args.image_folder": ("images in prompts", ()),
         "data_args.video_folder": ("videos in prompts", ()),
         "data_args.audio_folder": ("audio in prompts", ()),
-        "data_args.custom_data_kwargs_func": ("images in prompts", ()),
+        "data_args.custom_data_kwargs_func": ("a function that reads rows", ()),
     },
     ignored={
         **_COMMON,

@@ -39,7 +39,7 @@ ROWS: tuple[Key, ...] = (
         "rollout.devices placement.devices",
         "copies of the sampler",
         by_rule=True,
-        change="copies x devices of a copy = devices",
+        change="copies x devices of a copy = devices; native beside the policy: a copy on each",
     ),
     mapped(
         "generator.inference_engine_tensor_parallel_size",

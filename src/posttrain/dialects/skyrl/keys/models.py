@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
+from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, refused
 
 SECTIONS = {"policy": "policy", "critic": "critic", "ref": "reference"}  # their role -> our section
 _NO_REWARD_MODEL = "SkyRL has no reward model to set up"
@@ -149,8 +149,6 @@ def _lora(role: str) -> tuple[Key, ...]:
     )
 
 
-_MEGATRON = "Megatron's own settings"
-
 _POLICY: tuple[Key, ...] = (
     mapped(
         "trainer.policy.model.path",
@@ -198,7 +196,24 @@ _POLICY: tuple[Key, ...] = (
         by_rule=True,
         since="later",
     ),
-    planned("trainer.policy.megatron_config.**", Any, ABSENT, _MEGATRON, "Megatron settings", since="later"),
+    mapped(
+        "trainer.policy.megatron_config.context_parallel_size",
+        int,
+        1,
+        "policy.sequence_parallel",
+        "Megatron: devices that share one sequence",
+        by_rule=True,
+        since="later",
+    ),
+    mapped(
+        "trainer.policy.megatron_config.**",
+        Any,
+        ABSENT,
+        "policy.engine_options",
+        "further settings of Megatron",
+        by_rule=True,
+        since="later",
+    ),
 )
 
 _CRITIC: tuple[Key, ...] = (
@@ -231,7 +246,14 @@ _REF: tuple[Key, ...] = (
     *_deepspeed("ref", "eval"),
     *_sharding("ref", cpu_offload=True),
     _sequence_parallel("ref", "reference.engine_options.sequence_parallel_size"),
-    planned("trainer.ref.megatron_config.**", Any, ABSENT, _MEGATRON, "Megatron settings", since="later"),
+    ignored(
+        "trainer.ref.megatron_config.**",
+        Any,
+        ABSENT,
+        "the reference is split as the policy is",
+        "settings of Megatron",
+        since="later",
+    ),
 )
 
 _REWARD: tuple[Key, ...] = (

@@ -94,11 +94,17 @@ def _copies(keys: Reader, role: str, group: Group) -> int:
 def _megatron(keys: Reader) -> int:
     if keys["trainer.strategy"] != "megatron":
         return 1
-    sizes = [max(1, get(keys, f"trainer.policy.megatron_config.{name}_model_parallel_size")) for name in _SPLITS]
-    return sizes[0] * sizes[1]
+    split = 1
+    for key in (*_SPLITS, _CONTEXT):
+        split *= max(1, get(keys, key))
+    return split
 
 
-_SPLITS = {"tensor": "policy.tensor_parallel", "pipeline": "policy.pipeline_parallel"}
+_CONTEXT = "trainer.policy.megatron_config.context_parallel_size"
+_SPLITS = {
+    "trainer.policy.megatron_config.tensor_model_parallel_size": "policy.tensor_parallel",
+    "trainer.policy.megatron_config.pipeline_model_parallel_size": "policy.pipeline_parallel",
+}
 
 
 def _parallel(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
@@ -107,13 +113,15 @@ def _parallel(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
         for role in groups
         if role != "ref"
     }
-    megatron = keys["trainer.strategy"] == "megatron"
-    for name, field in _SPLITS.items():
-        key = f"trainer.policy.megatron_config.{name}_model_parallel_size"
-        if megatron:
-            fields[field] = get(keys, key)
-        else:
-            keys.ignore(key, f"trainer.strategy is {keys['trainer.strategy']}")
+    if keys["trainer.strategy"] == "megatron":
+        ulysses = "trainer.policy.sequence_parallel_size"
+        if keys[ulysses] > 1:
+            what = f"megatron shares sequences by context_parallel_size, and {ulysses} is {keys[ulysses]}"
+            keys.problem(what, key=ulysses, fix=f"use {ulysses}=1, and {_CONTEXT}={keys[ulysses]}")
+        fields["policy.sequence_parallel"] = get(keys, _CONTEXT)
+        return fields | {field: get(keys, key) for key, field in _SPLITS.items()}
+    for key in (*_SPLITS, _CONTEXT, "trainer.policy.megatron_config"):
+        keys.ignore(key, f"trainer.strategy is {keys['trainer.strategy']}")
     return fields
 
 
@@ -125,16 +133,20 @@ def _engines(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
         for role in ("policy", "critic")
         if role in groups
     }
-    if _samples_with_the_policy(keys):
+    if _samples_here(keys):
         backend = get(keys, "generator.backend")
-        for name in (_ENGINES, _TENSOR):
-            keys.ignore(name_of(keys, name), f"{backend} samples from the policy's own weights, where they are")
+        if keys[f"{_PLACE}.colocate_all"]:
+            for name in (_ENGINES, _TENSOR):
+                keys.ignore(name_of(keys, name), f"{backend} samples from the policy's own weights, where they are")
+        else:
+            keys.ignore(name_of(keys, _TENSOR), f"{backend} has a copy of the weights on each device")
     else:
         fields["rollout.tensor_parallel"] = get(keys, _TENSOR)
     return fields
 
 
-def _samples_with_the_policy(keys: Reader) -> bool:
+def _samples_here(keys: Reader) -> bool:
+    """In this program's own processes, a copy per device; where the policy is, from its very weights."""
     return get(keys, "generator.backend") in ("native", "hf")
 
 
@@ -158,11 +170,23 @@ def _sampler_devices(keys: Reader) -> tuple[int, str]:
     return product, f"{' x '.join(shown)} = {product}"
 
 
+def _sampler_copies(keys: Reader) -> int:
+    """Of a sampler with one device per copy: as many as the engines that were asked for would have had devices, where somebody
+    wrote how many share one (SkyRL's 4 is for its own engines)."""
+    tensor = name_of(keys, _TENSOR)
+    sizes = [get(keys, _ENGINES), get(keys, _TENSOR) if keys.written(tensor) else 1]
+    for name, size in zip((_ENGINES, _TENSOR), sizes, strict=True):
+        if size < 1:
+            written = name_of(keys, name)
+            keys.problem(f"{written} must be at least 1, not {size}", key=written, fix=f"use {written}=1, or more")
+    return max(1, sizes[0]) * max(1, sizes[1])
+
+
 def _together(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
     """colocate_all: every model and the sampler on all devices."""
     policy = groups["policy"]
     key = f"{_PLACE}.colocate_all"
-    if not _samples_with_the_policy(keys):
+    if not _samples_here(keys):
         devices, product = _sampler_devices(keys)
         if devices != policy.devices:
             engines, tensor = name_of(keys, _ENGINES), max(1, devices // max(1, get(keys, _ENGINES)))
@@ -210,8 +234,8 @@ def _side_by_side(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
         fields[f"{ROLES[role]}.devices"] = list(range(used, used + group.devices))
         used += group.devices
         nodes = max(nodes, group.nodes)
-    if get(keys, "generator.run_engines_locally") and not _samples_with_the_policy(keys):
-        devices, _ = _sampler_devices(keys)
+    if get(keys, "generator.run_engines_locally"):
+        devices = _sampler_copies(keys) if _samples_here(keys) else _sampler_devices(keys)[0]
         fields["rollout.devices"] = list(range(used, used + devices))
         used += devices
     if used == policy.devices:  # nothing stands beside the policy

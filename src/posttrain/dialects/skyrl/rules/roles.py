@@ -24,6 +24,7 @@ WITHOUT_ARGUMENTS = ("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmu
 POLYNOMIAL_END = 1e-7  # the learning rate at which transformers' polynomial (of degree 1) ends
 LORA = ("rank", "alpha", "dropout", "target_modules", "exclude_modules")
 _FSDP = ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy", "mixed_precision")
+_MEGATRON_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _KINDS = {"policy": "train", "critic": "train", "ref": "eval"}
 _OURS = {"policy": "policy", "critic": "critic", "ref": "reference"}
 
@@ -134,12 +135,13 @@ def _warmup(keys: Reader, role: str) -> int:
 
 
 def _engine_options(keys: Reader, role: str) -> dict[str, Any]:
-    """What the role's engine is told in its own words, by dotted name: FSDP's section or DeepSpeed's, none for Megatron."""
+    """What the role's engine is told in its own words, by dotted name: FSDP's section, DeepSpeed's, or Megatron's."""
     strategy = keys["trainer.strategy"]
     if strategy == "deepspeed":
         return dict(leaves(_deepspeed(keys, role)))
     if strategy == "megatron":
-        return {}
+        given = keys.section("trainer.policy.megatron_config") if role == "policy" else {}
+        return {name: value for name, value in given.items() if name not in _MEGATRON_SIZES and value is not None}
     given = {name: keys[f"trainer.{role}.fsdp_config.{name}"] for name in _FSDP}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -7,7 +7,7 @@ from typing import Literal
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
 from posttrain.dialects.verl.keys.optim import megatron_rows, optimizer_rows
 from posttrain.dialects.verl.keys.shared import CHECKPOINT_ROWS, precision_rows, profiler_rows, sharding_rows
-from posttrain.dialects.verl.keys.words import ACTOR, ALWAYS_FUSED, IMAGES
+from posttrain.dialects.verl.keys.words import ACTOR, ALWAYS_FUSED
 
 _BATCHES: tuple[Key, ...] = (
     mapped(
@@ -320,7 +320,7 @@ _OTHER_LOSSES: tuple[Key, ...] = (
         "sum of squared probabilities",
         since="later",
     ),
-    planned(f"{ACTOR}.freeze_vision_tower", bool, ABSENT, IMAGES, "do not train it", off=(False,), since="later"),
+    mapped(f"{ACTOR}.freeze_vision_tower", bool, ABSENT, "model.freeze_vision", "do not train it", since="later"),
 )
 
 _COMPUTE: tuple[Key, ...] = (

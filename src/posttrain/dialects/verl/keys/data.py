@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
-from posttrain.dialects.verl.keys.words import CUSTOM_DATA, IMAGES, MULTI_TURN
+from posttrain.dialects.verl.keys.words import CUSTOM_DATA
 
 _FILES: tuple[Key, ...] = (
     mapped(
@@ -75,16 +75,40 @@ _COLUMNS: tuple[Key, ...] = (
         change="not written: data_source, or the column that other formats have in its place",
         since="0.4",
     ),
-    planned("data.image_key", str, "images", IMAGES, "column with the images", since="0.4"),
-    planned("data.video_key", str, "videos", IMAGES, "column with the videos", since="0.4"),
-    planned("data.audio_key", str, ABSENT, IMAGES, "column with the audio", off=("audios",), since="later"),
-    planned("data.mm_processor_kwargs.**", Any, ABSENT, IMAGES, "arguments of the image processor", since="later"),
-    planned("data.mm_processor_kwargs", dict, ABSENT, IMAGES, "the same, as a whole", off=({},), since="later"),
+    mapped("data.image_key", str, "images", "data.image_column", "column with the images", since="0.4"),
+    mapped(
+        "data.video_key",
+        str,
+        "videos",
+        "data.video_column",
+        "column with the videos",
+        since="0.4",
+        note="A row with a video is refused: this version reads still images.",
+    ),
+    planned("data.audio_key", str, ABSENT, "models that hear", "column with the audio", off=("audios",), since="later"),
+    mapped(
+        "data.mm_processor_kwargs.**",
+        Any,
+        ABSENT,
+        "data.image_options",
+        "a setting of the image processor, such as max_pixels",
+        by_rule=True,
+        since="later",
+    ),
+    mapped(
+        "data.mm_processor_kwargs",
+        dict,
+        ABSENT,
+        "data.image_options",
+        "several of them",
+        by_rule=True,
+        since="later",
+    ),
     ignored(
         "data.return_multi_modal_inputs",
         bool,
         True,
-        "it is about images, which are planned",
+        "what the image processor makes is kept with the prompt, for the sampler and the trainer",
         "keep the processor's tensors",
         since="0.4",
     ),
@@ -234,7 +258,14 @@ _OTHERS: tuple[Key, ...] = (
     planned("data.sampler.class_name", str | None, None, "custom samplers", "name of that class", since="0.4"),
     planned("data.datagen.path", str | None, ABSENT, CUSTOM_DATA, "file with a data generator", since="later"),
     planned("data.datagen.name", str | None, ABSENT, CUSTOM_DATA, "name of that class", since="later"),
-    planned("data.tool_config_path", str | None, ABSENT, MULTI_TURN, "tools for the chat template", since="later"),
+    ignored(
+        "data.tool_config_path",
+        str | None,
+        ABSENT,
+        "the tools of actor_rollout_ref.rollout.multi_turn.tool_config_path are offered in every prompt",
+        "tools for the chat template",
+        since="later",
+    ),
 )
 
 ROWS: tuple[Key, ...] = (*_FILES, *_COLUMNS, *_LENGTHS, *_STEP, *_OTHERS)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
 from posttrain.dialects.verl.keys.lora import lora_rows
-from posttrain.dialects.verl.keys.words import ALWAYS_FUSED, ALWAYS_PACKED, IMAGES, MODEL
+from posttrain.dialects.verl.keys.words import ALWAYS_FUSED, ALWAYS_PACKED, MODEL
 
 _WEIGHTS: tuple[Key, ...] = (
     refused(
@@ -132,7 +132,7 @@ _COMPUTE: tuple[Key, ...] = (
         f"{MODEL}.tiled_mlp.**", Any, ABSENT, "it saves memory and changes no number", "MLP in tiles", since="later"
     ),
     *lora_rows(MODEL, "policy"),
-    planned(f"{MODEL}.freeze_vision_tower", bool, ABSENT, IMAGES, "do not train it", off=(False,), since="later"),
+    mapped(f"{MODEL}.freeze_vision_tower", bool, ABSENT, "model.freeze_vision", "do not train it", since="later"),
 )
 
 ROWS: tuple[Key, ...] = (*_WEIGHTS, *_COMPUTE)

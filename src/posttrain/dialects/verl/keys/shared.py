@@ -47,8 +47,7 @@ def sharding_rows(section: str, options: str, *, trained: bool, since: str = "")
             f"{options}.param_offload",
             "keep parameters on the CPU between phases",
             since=since,
-            note="FSDP2 is what runs: trained weights stay where they are between phases, and a warning says so (offload_policy "
-            "keeps them on the CPU)."
+            note="Each device's part leaves while other models of its process work."
             if trained
             else "Frozen weights rest on the CPU in parts, as with offload_policy.",
         ),
@@ -261,7 +260,7 @@ def profiler_rows(section: str) -> tuple[Key, ...]:
             f"{section}.profiler.all_ranks",
             bool,
             False,
-            "profiling.phases",
+            "profiling.phases profiling.ranks",
             "profile this role, on all devices",
             by_rule=True,
             since="0.4",
@@ -270,10 +269,10 @@ def profiler_rows(section: str) -> tuple[Key, ...]:
             f"{section}.profiler.ranks",
             list[int] | None,
             None,
-            "profiling.phases",
+            "profiling.phases profiling.ranks",
             "profile this role, on these devices",
             by_rule=True,
-            change="any: the role's phases",
+            change="the ranks that any role names are profiled of all that are",
             since="0.4",
         ),
         mapped(

@@ -7,7 +7,6 @@ MODEL = "actor_rollout_ref.model"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 
-IMAGES = "models that see images"
 CUSTOM_DATA = "dataset classes of your own"
 MULTI_TURN = "multi-turn rollouts with tools and environments"
 SERVERS = "rollout servers that work while the trainer does"

@@ -15,6 +15,7 @@ from posttrain.dialects.verl.rules.optimizer import optimizers
 from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward
 from posttrain.dialects.verl.rules.sampling import sampling
+from posttrain.dialects.verl.rules.turns import turns
 
 
 def rules(keys: Reader) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def rules(keys: Reader) -> dict[str, Any]:
         fields |= lora(keys, "critic.model", "critic")
     fields |= sampling(keys)
     fields |= records.data(keys)
+    fields |= turns(keys)
     fields |= records.model(keys, has_critic=has_critic, has_reference=has_reference)
     fields |= records.trainer(keys)
     fields |= profiling(keys)

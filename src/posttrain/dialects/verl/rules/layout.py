@@ -14,7 +14,8 @@ from posttrain.dialects.verl.rules.look import engine_options, get
 class Layout:
     """Devices of the run, and how many copies of a model they hold (data-parallel size)."""
 
-    devices: int
+    devices: int  # of what is trained
+    reward_model_devices: int
     actor_copies: int
     critic_copies: int
     sequence_parallel: int  # of the actor
@@ -33,14 +34,55 @@ def layout(keys: Reader, *, has_critic: bool) -> tuple[Layout, dict[str, Any]]:
     critic_split = (1, 1)
     if has_critic:
         critic_split = _role(keys, fields, "critic", "critic", "critic.model", devices)
-    fields |= _sampler(keys, devices)
+    apart = _pools(keys, fields, devices, has_critic=has_critic)
+    fields |= _sampler(keys, apart.get("rollout", devices))
     return Layout(
         devices=devices,
+        reward_model_devices=apart.get("reward.model", devices),
         actor_copies=max(1, devices // actor_split[0]),
         critic_copies=max(1, devices // critic_split[0]),
         sequence_parallel=actor_split[1],
         critic_sequence_parallel=critic_split[1],
     ), fields
+
+
+def _pools(keys: Reader, fields: dict[str, Any], devices: int, *, has_critic: bool) -> dict[str, int]:
+    """Devices beside the trainer's, which come first; those of a pool are numbered on. Sets everybody's places when there are
+    any. Returns the sizes of the pools by our role."""
+    found: dict[str, int] = {}
+    model = "reward_model"
+    if get(keys, f"{model}.enable_resource_pool") and keys[f"{model}.enable"]:
+        found["reward.model"] = _pool(keys, model)
+    else:
+        for name in ("nnodes", "n_gpus_per_node"):
+            keys.ignore(f"{model}.{name}", f"{model}.enable_resource_pool, or {model}.enable, is not true")
+    if get(keys, f"{ROLLOUT}.nnodes") or get(keys, f"{ROLLOUT}.n_gpus_per_node"):
+        found["rollout"] = _pool(keys, ROLLOUT)
+    if not found:
+        return found
+    for role in ("policy", "reference", *(["critic"] if has_critic else []), "rollout"):
+        fields[f"{role}.devices"] = list(range(devices))
+    used = devices
+    for role, size in found.items():
+        fields[f"{role}.devices"] = list(range(used, used + size))
+        used += size
+    if keys[f"{model}.enable"] and "reward.model" not in found:
+        fields["reward.model.devices"] = list(range(devices))
+    nodes = max(1, keys["trainer.nnodes"])
+    fields["placement.devices"] = used
+    fields["placement.nodes"] = next(count for count in range(nodes, used + 1) if used % count == 0)
+    return found
+
+
+def _pool(keys: Reader, section: str) -> int:
+    """The devices of a pool of its own."""
+    sizes = {name: get(keys, f"{section}.{name}") for name in ("nnodes", "n_gpus_per_node")}
+    for name, size in sizes.items():
+        if not size or size < 1:
+            key, other = (f"{section}.{each}" for each in (name, *(each for each in sizes if each != name)))
+            what = f"{section} has devices of its own, and {key} is {'not given' if size is None else size}"
+            keys.problem(what, key=key if keys.written(key) else other, fix=f"use {key}=1, or more")
+    return max(1, sizes["nnodes"] or 1) * max(1, sizes["n_gpus_per_node"] or 1)
 
 
 def _check_strategies(keys: Reader, *, has_critic: bool) -> None:

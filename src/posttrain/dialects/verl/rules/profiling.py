@@ -19,7 +19,8 @@ PHASES = {
 
 
 def profiling(keys: Reader) -> dict[str, Any]:
-    """Steps, phases and kind of profile; nothing where no step is to be profiled."""
+    """Steps, phases, ranks and kind of profile; nothing where no step is to be profiled. Ranks are one set here for all roles:
+    those that any of them names."""
     steps = get(keys, "global_profiler.steps") or get(keys, "trainer.profile_steps")
     tool = get(keys, "global_profiler.tool")
     off = "no step is to be profiled"
@@ -36,6 +37,11 @@ def profiling(keys: Reader) -> dict[str, Any]:
     fields: dict[str, Any] = {"profiling.steps": steps, "profiling.phases": list(dict.fromkeys(phases))}
     if tool == "torch_memory":
         fields |= {"profiling.operators": False, "profiling.memory": True}
+    asked = [role for role in PHASES if _asks(keys, role)]
+    if any(get(keys, f"{role}.profiler.all_ranks") for role in asked):
+        fields["profiling.ranks"] = "all"
+    elif ranks := {rank for role in asked for rank in get(keys, f"{role}.profiler.ranks") or ()}:
+        fields["profiling.ranks"] = sorted(ranks)
     folder = get(keys, "global_profiler.save_path")
     return fields | ({"profiling.folder": folder} if folder else {})
 

@@ -30,8 +30,13 @@ def data(keys: Reader) -> dict[str, Any]:
     fields["data.overlong_prompts"] = "filter" if filters else cut if cut == "error" else f"truncate_{cut}"
     if keys["data.seed"] is not None:
         fields["data.seed"] = keys["data.seed"]
-    options = keys.section("data.apply_chat_template_kwargs")
-    return fields | ({"data.chat_template_options": options} if options else {})
+    for key, field in (
+        ("data.apply_chat_template_kwargs", "data.chat_template_options"),
+        ("data.mm_processor_kwargs", "data.image_options"),
+    ):
+        if options := keys.section(key):
+            fields[field] = options
+    return fields
 
 
 def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def _workers(keys: Reader) -> dict[str, Any]:
 def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
     ours = "reward.model"
     by_tokens = get(keys, f"{_MODEL}.use_dynamic_bsz", False)
-    size = per_device(keys, f"{_MODEL}.micro_batch_size", layout.devices, needed=not by_tokens)
+    size = per_device(keys, f"{_MODEL}.micro_batch_size", layout.reward_model_devices, needed=not by_tokens)
     fields = {
         f"{ours}.path": keys[f"{_MODEL}.model.path"],
         f"{ours}.own_template": keys[f"{_MODEL}.model.input_tokenizer"] is not None,

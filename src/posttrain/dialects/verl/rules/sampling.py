@@ -35,7 +35,6 @@ def sampling(keys: Reader) -> dict[str, Any]:
         what = "greedy responses of a prompt are all the same, and teach nothing"
         keys.problem(what, key=f"{ROLLOUT}.do_sample", fix=f"use {ROLLOUT}.do_sample=True")
     _check_engine(keys, engine)
-    _check_turns(keys)
     return fields | _validation(keys) | _engine_kwargs(keys, engine)
 
 
@@ -80,21 +79,4 @@ def _check_engine(keys: Reader, engine: str) -> None:
             f"with enable_chunked_prefill, {keys[key]} tokens in one pass are fewer than the {longest} of the longest sequence",
             key=key,
             fix=f"use {key}={longest}, or {ROLLOUT}.enable_chunked_prefill=False",
-        )
-    server = f"{ROLLOUT}.agent.custom_async_server"
-    given = [name for name in ("path", "name") if get(keys, f"{server}.{name}") is not None]
-    if len(given) == 1:
-        other = "name" if given == ["path"] else "path"
-        what = f"{server}.{given[0]} is given without its {other}"
-        keys.problem(what, key=f"{server}.{given[0]}", fix=f"give {server}.{other} too")
-
-
-def _check_turns(keys: Reader) -> None:
-    section = f"{ROLLOUT}.multi_turn"
-    files = ("tool_config_path", "interaction_config_path")
-    if get(keys, f"{section}.enable", False) and not any(get(keys, f"{section}.{name}") for name in files):
-        keys.problem(
-            "a conversation of several turns needs tools or another side",
-            key=f"{section}.enable",
-            fix=f"give {section}.tool_config_path or {section}.interaction_config_path",
         )
