@@ -1044,9 +1044,35 @@ PROFILERS = [
       for role in (A, F, R, "critic", "reward_model")),
     (f"{A}.profiler.ranks", f"{A}.profiler.ranks=[2]", (*PROFILED, f"{R}.profiler.ranks=[0]"), "profiling.ranks", [0, 2]),
 ]  # fmt: skip
+# Pools of devices beside the trainer's one, device 0: the reward model's come first, then the sampler's.
+SAMPLER_POOL = {"nnodes": f"+{R}.nnodes=2", "n_gpus_per_node": f"+{R}.n_gpus_per_node=2"}
+SCORER_POOL = {
+    "enable_resource_pool": "+reward_model.enable_resource_pool=True",
+    "nnodes": "+reward_model.nnodes=2",
+    "n_gpus_per_node": "+reward_model.n_gpus_per_node=3",
+}
+POOLS = [
+    *(
+        (f"{R}.{name}", override, tuple(other for other in SAMPLER_POOL.values() if other != override), field, expected)
+        for name, override in SAMPLER_POOL.items()
+        for field, expected in (("rollout.devices", [1, 2, 3, 4]), ("placement.devices", 5))  # 2 x 2
+    ),
+    *(
+        (f"reward_model.{name}", override, (*SCORER, *(other for other in SCORER_POOL.values() if other != override)),
+         field, expected)
+        for name, override in SCORER_POOL.items()
+        for field, expected in (("reward.model.devices", [1, 2, 3, 4, 5, 6]), ("placement.devices", 7))  # 2 x 3
+    ),
+]  # fmt: skip
+TOWER = [
+    (f"{role}.freeze_vision_tower", f"+{role}.freeze_vision_tower=True", (), "model.freeze_vision", True)
+    for role in (A, M)
+]
 CASES = [
     *ADAPTERS,
     *PROFILERS,
+    *POOLS,
+    *TOWER,
     *DATA,
     *MODEL,
     *ACTOR,
