@@ -7,7 +7,9 @@ shared by two: to 6e-2, because the two halves of a product are rounded to 8 bit
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +22,16 @@ from safetensors.torch import load_file
 from test_update_paths import PLAN, Outcome, assert_alike, make_engine
 from test_update_paths import make_batch as batch_of_bytes
 from torch import Tensor
+from transformers import AutoTokenizer
 
+from posttrain.backends.train.local import LocalValueEngine
 from posttrain.build import train_run
-from posttrain.models.tiny import write_tiny_model
+from posttrain.config.policy import OptimizerConfig
+from posttrain.models.tiny import draw_weights, write_tiny_model
+from posttrain.models.value_head import load_value_model, value_head
 from posttrain.placement.megatron import MegatronSettings
 from posttrain.records.batches import TrainBatch
+from posttrain.records.plans import ValueLossPlan
 
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.slow
@@ -40,6 +47,11 @@ class Split(NamedTuple):
     dtype: torch.dtype = torch.float32
     how: dict[str, Any] = {"micro": 5}
     resumes: bool = False  # whether saving and loading are looked at, too
+    layers: int = 2
+
+    @property
+    def model(self) -> str:
+        return f"{self.family}-{self.layers}"
 
 
 SPLITS = {
@@ -58,6 +70,14 @@ SPLITS = {
     "pipeline 2, bfloat16": Split({"pipeline": 2}, dtype=torch.bfloat16, resumes=True),
     "pipeline 2, recomputed": Split({"pipeline": 2}, how={"micro": 5, "gradient_checkpointing": True}),
     "pipeline 2, by tokens": Split({"pipeline": 2}, how={"micro": None, "max_tokens": 30}),
+    # 12 sequences in micro-batches of 5 are 3, and one that counts nothing: two stages take them in twos.
+    "pipeline 2 x virtual 2": Split({"pipeline": 2}, settings={"virtual": 2}, layers=4, resumes=True),
+    "pipeline 2 x virtual 2, tied embedding": Split(
+        {"pipeline": 2}, settings={"layers_per_virtual_stage": 1}, family="llama", layers=4, how={"micro": 2}
+    ),
+    "pipeline 2 x virtual 2, recomputed": Split(
+        {"pipeline": 2}, settings={"virtual": 2}, layers=4, how={"micro": 5, "gradient_checkpointing": True}
+    ),
     "context 2": Split({"context": 2}),
     "context 2, one sequence at a time": Split({"context": 2}, how={"micro": 1}),
     "two copies": Split(),
@@ -65,9 +85,22 @@ SPLITS = {
     "tensor 2 x pipeline 2": Split({"tensor": 2, "pipeline": 2}, ranks=4, family="llama", resumes=True),
     "tensor 2 x context 2": Split({"tensor": 2, "context": 2}, ranks=4),
     "pipeline 2 x two copies": Split({"pipeline": 2}, ranks=4),
+    "tensor 2 x pipeline 2 x virtual 2": Split(
+        {"tensor": 2, "pipeline": 2}, ranks=4, settings={"virtual": 2}, layers=4
+    ),
     "tensor 4, two key/value heads": Split({"tensor": 4}, ranks=4),
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 6e-2}
+# The critic has a head that is not 0, so that its body learns from the first update on.
+CRITICS = {
+    "tensor 2": Split({"tensor": 2}, family="llama", resumes=True),
+    "tensor 2, tokens not shared": Split({"tensor": 2}, settings={"sequence_parallel": False}),
+    "pipeline 2": Split({"pipeline": 2}, family="llama", resumes=True),
+    "pipeline 2 x virtual 2": Split({"pipeline": 2}, settings={"virtual": 2}, layers=4),
+    "context 2": Split({"context": 2}),
+    "tensor 2, bfloat16": Split({"tensor": 2}, family="qwen2", dtype=torch.bfloat16),
+    "tensor 2 x pipeline 2": Split({"tensor": 2, "pipeline": 2}, ranks=4, family="llama", resumes=True),
+}
 PADDING = 257  # of the tiny models: Hugging Face gives its row no gradient where it is read
 
 
@@ -92,6 +125,34 @@ def updates(engine: Any, weights: Callable[[], dict[str, Tensor]]) -> tuple[Outc
     return Outcome(losses, norms, logprobs[0], scored, weights()), squares
 
 
+def critic_of(folder: Path, kind: Any = LocalValueEngine, **how: Any) -> Any:
+    return kind(
+        load_value_model(str(folder), dtype=torch.float32),
+        AutoTokenizer.from_pretrained(folder),
+        optimizer=OptimizerConfig(lr=1e-2, eps=1e-3, weight_decay=0.1, max_grad_norm=0.5),
+        learning_rate_factor=lambda update: 1.0,
+        sequences_per_micro_batch=5,
+        **how,
+    )
+
+
+def learn_values(engine: Any, seed: int) -> tuple[float, float]:
+    """An update of a critic: loss and gradient norm."""
+    batch = make_batch(seed)
+    sequences = replace(batch.sequences, values=engine.values(batch.sequences))
+    batch = replace(batch, returns=batch.advantages, sequences=sequences)
+    plan = ValueLossPlan(value_clip=0.5, aggregation="token_mean")
+    loss = engine.forward_backward(batch, plan, batch.counts()).loss
+    return loss, engine.optimizer_step().grad_norm
+
+
+def value_updates(engine: Any, weights: Callable[[], dict[str, Tensor]]) -> Outcome:
+    """Two updates, the values before and after them."""
+    before = engine.values(make_batch(0).sequences)
+    losses, norms = zip(*(learn_values(engine, seed) for seed in range(2)), strict=True)
+    return Outcome(list(losses), list(norms), before, engine.values(make_batch(2).sequences), weights())
+
+
 def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
     """One of ``ranks`` processes: for every split the same updates, saved and gone on with where that is looked at."""
     from megatron.core import parallel_state
@@ -106,7 +167,16 @@ def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
             if rank == 0:
                 (place / "saved").mkdir(parents=True)
             dist.barrier()
-            updates_of(split, folder / split.family, place, rank)
+            updates_of(split, folder / split.model, place, rank)
+            parallel_state.destroy_model_parallel()
+        for name, split in CRITICS.items():
+            if split.ranks != ranks:
+                continue
+            place = out / f"critic {name}"
+            if rank == 0:
+                (place / "saved").mkdir(parents=True)
+            dist.barrier()
+            value_updates_of(split, folder / f"critic-{split.model}", place, rank)
             parallel_state.destroy_model_parallel()
     finally:
         dist.destroy_process_group()
@@ -127,6 +197,9 @@ def updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
         return make_engine(model, MegatronTrainEngine, sharding=sharding, **split.how)  # type: ignore[arg-type]
 
     engine = make()
+    if sharding.settings.interleaved:
+        held = {int(name.split(".")[2]) for name in engine.parts.pieces if ".layers." in name}
+        assert held == ({0, 2} if sharding.first_stage else {1, 3}) and len(engine.parts.stretches) == 2
     found, squares = updates(engine, lambda: dict(engine.parts.whole(engine._trained)))
     sent = {name: tensor.clone() for name, tensor in sharding.weights(engine.parts.shell)}
     torch.save(found._asdict() | {"squares": squares, "sent": sent}, out / f"{rank}.pt")
@@ -143,11 +216,33 @@ def updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
     (out / f"{rank}.json").write_text(json.dumps(following))
 
 
+def value_updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
+    from posttrain.backends.train.megatron import MegatronValueEngine
+    from posttrain.backends.train.megatron.sharding import MegatronSharding
+
+    settings = MegatronSettings(**split.settings)
+    sharding = MegatronSharding(torch.device("cpu"), compute_dtype=split.dtype, settings=settings, **split.sizes)
+    engine = critic_of(model, MegatronValueEngine, sharding=sharding)
+    found = value_updates(engine, lambda: dict(engine.parts.whole(engine._trained)))
+    torch.save(found._asdict(), out / f"{rank}.pt")
+    if not split.resumes:
+        return
+    engine.save(out / "saved")
+    again = critic_of(model, MegatronValueEngine, sharding=sharding)
+    again.load(out / "saved")
+    (out / f"{rank}.json").write_text(json.dumps([learn_values(engine, 7), learn_values(again, 7)]))
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for family in ("llama", "qwen2", "qwen3"):
-        write_tiny_model(folder / family, family)
+    for family, layers in {(split.family, split.layers) for split in SPLITS.values()}:
+        write_tiny_model(folder / f"{family}-{layers}", family, layers=layers)  # type: ignore[arg-type]
+    for model in {split.model for split in CRITICS.values()}:
+        critic = load_value_model(str(folder / model), dtype=torch.float32)
+        draw_weights(value_head(critic), seed=1)
+        critic.save_pretrained(folder / f"critic-{model}")
+        AutoTokenizer.from_pretrained(folder / model).save_pretrained(folder / f"critic-{model}")
     return folder
 
 
@@ -159,7 +254,9 @@ def split_up(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     def folder(ranks: int) -> Path:
         if ranks not in done:
             out = tmp_path_factory.mktemp(f"ranks-{ranks}")
-            mp.spawn(in_process, (ranks, models, out), nprocs=ranks)
+            # From a process that has imported everything once, which takes each of seven longer than its work.
+            multiprocessing.set_forkserver_preload(["posttrain.backends.train.megatron", "test_update_paths"])
+            mp.start_processes(in_process, (ranks, models, out), nprocs=ranks, start_method="forkserver")
             done[ranks] = out
         return done[ranks]
 
@@ -169,7 +266,7 @@ def split_up(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize("name", SPLITS)
 def test_updates_are_those_of_one_process(models: Path, split_up: Callable[[int], Path], name: str) -> None:
     split = SPLITS[name]
-    local: Any = make_engine(models / split.family)  # in float32: masters start from what the folder holds
+    local: Any = make_engine(models / split.model)  # in float32: masters start from what the folder holds
     wanted, squares = updates(local, lambda: {n: w.detach().clone() for n, w in local._masters.parameters.items()})
     tolerance = TOLERANCE[split.dtype]
     folder = split_up(split.ranks) / name
@@ -187,7 +284,7 @@ def test_updates_are_those_of_one_process(models: Path, split_up: Callable[[int]
         straight, resumed = json.loads((folder / f"{rank}.json").read_text())
         assert straight == resumed and straight[2] == 3
     # The folder is every engine's: one process goes on from it, with weights and averages.
-    again = make_engine(models / split.family)
+    again = make_engine(models / split.model)
     again.load(folder / "saved")
     batch = make_batch(7)
     stats = again.forward_backward(batch, PLAN, batch.counts())
@@ -195,8 +292,32 @@ def test_updates_are_those_of_one_process(models: Path, split_up: Callable[[int]
     assert again.optimizer_step().grad_norm == pytest.approx(straight[1], rel=tolerance)
 
 
+@pytest.mark.parametrize("name", CRITICS)
+def test_a_critic_learns_as_in_one_process(models: Path, split_up: Callable[[int], Path], name: str) -> None:
+    split = CRITICS[name]
+    model, folder = models / f"critic-{split.model}", split_up(split.ranks) / f"critic {name}"
+    local = critic_of(model)
+    wanted = value_updates(local, lambda: {n: w.detach().clone() for n, w in local._masters.parameters.items()})
+    assert wanted.logprobs.abs().max() > 0.1  # the head is not 0
+    for rank in range(split.ranks):
+        assert_alike(Outcome(**torch.load(folder / f"{rank}.pt")), wanted, TOLERANCE[split.dtype])
+    if not split.resumes:
+        return
+    following = learn_values(local, 7)
+    for rank in range(split.ranks):
+        straight, resumed = json.loads((folder / f"{rank}.json").read_text())
+        assert straight == resumed and straight == pytest.approx(following, rel=1e-5)
+    again = critic_of(model)
+    again.load(folder / "saved")  # the folder is every engine's
+    assert learn_values(again, 7) == pytest.approx(following, rel=1e-5)
+
+
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
-    "two ranks share matrices": {"policy": {"tensor_parallel": 2}, "placement": {"devices": 2}},
+    "two ranks share matrices, of a critic too": {
+        "policy": {"tensor_parallel": 2},
+        "critic": {"tensor_parallel": 2},
+        "placement": {"devices": 2},
+    },
     "two ranks share layers, two samplers elsewhere": {
         "policy": {"pipeline_parallel": 2, "devices": [0, 1]},
         "reference": {"devices": [0, 1]},
@@ -213,9 +334,14 @@ def test_a_run_is_the_run_in_one_process(name: str, address: str, tmp_path: Path
     # An eps that is not tiny beside the gradients, as in test_update_paths.
     optimizer = {"optimizer": {"lr": 1e-3, "eps": 1e-3}}
     changes["policy"] |= {"engine": "megatron"} | optimizer
+    learning: dict[str, dict[str, Any]] = {"policy": optimizer}
+    if "critic" in changes:
+        changes["critic"] |= {"engine": "megatron"} | optimizer
+        learning["critic"] = optimizer
+        changes["advantage"] = learning["advantage"] = {"name": "gae"}
     changes["placement"] |= {"ray_address": address}
-    alone = train_run(config(tmp_path, tiny_llama, "alone", {"policy": optimizer}))
+    alone = train_run(config(tmp_path, tiny_llama, "alone", learning))
     found = train_run(config(tmp_path, tiny_llama, "split", changes))
-    assert_same(found, alone)
+    assert_same(found, alone, roles=("policy", "critic") if "critic" in changes else ("policy",))
     exported = load_file(found / "checkpoints/global_step_2/policy/model.safetensors")
     assert exported["model.embed_tokens.weight"].shape == (259, 32)  # without the filling of the vocabulary

@@ -2,63 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.critic import CriticConfig
+from posttrain.config.policy import LearnerConfig
 from posttrain.errors import Problem
-from posttrain.placement.megatron import megatron_settings, model_problems, planned_options
+from posttrain.placement.megatron import megatron_settings, model_problems, planned_options, virtual_options
+from posttrain.placement.roles import learner_of
 from posttrain.registry import is_installed, missing_library
 
 ENGINE = "megatron"
+_ACTIVATIONS = "megatron keeps activations on the device, or recomputes them"
+Trained = Sequence[tuple[str, LearnerConfig | CriticConfig]]  # roles that are trained, the policy first
 
 
-def megatron_problems(config: TrainingConfig) -> Iterator[Problem]:
+def megatron_problems(config: TrainingConfig, trained: Trained) -> Iterator[Problem]:
     """What cannot be run."""
-    policy = config.policy
-    if policy.engine != ENGINE:
+    ours = [(role, section) for role, section in trained if section.engine == ENGINE]
+    for role, section in ours:
+        settings, problems, _ = megatron_settings(section.engine_options, role=role)
+        yield from problems
+        yield from model_problems(
+            (section.path if isinstance(section, CriticConfig) else None) or config.model.path,
+            role=role,
+            tensor=section.tensor_parallel,
+            pipeline=section.pipeline_parallel,
+            settings=settings,
+        )
+        if section.lora is not None:
+            what = f"megatron trains all weights, and {role}.lora asks for an adapter"
+            yield Problem(what, fix=f"use {role}.engine=fsdp, or remove {role}.lora", field=f"{role}.lora")
+    if config.policy.engine != ENGINE or not isinstance(config, RunConfig):
         return
-    settings, problems, _ = megatron_settings(policy.engine_options)
-    yield from problems
-    yield from model_problems(
-        config.model.path,
-        role="policy",
-        tensor=policy.tensor_parallel,
-        pipeline=policy.pipeline_parallel,
-        settings=settings,
-    )
-    if policy.lora is not None:
-        what = "megatron trains all weights, and policy.lora asks for an adapter"
-        yield Problem(what, fix="use policy.engine=fsdp, or remove policy.lora", field="policy.lora")
-    if isinstance(config, RunConfig) and config.loss.kl_coef and config.loss.kl_estimator == "full":
+    if config.loss.kl_coef and config.loss.kl_estimator == "full":
         what = "loss.kl_estimator=full compares whole vocabularies, which megatron's ranks have parts of"
         yield Problem(what, fix="use loss.kl_estimator=k3, or policy.engine=fsdp", field="loss.kl_estimator")
 
 
+def _unlike(config: TrainingConfig) -> Iterator[Problem]:
+    """megatron-core's groups exist once in a process, so models that share devices are split in the same way."""
+    policy, critic = learner_of(config, "policy"), learner_of(config, "critic")
+    everywhere = list(range(config.placement.devices))
+    if sorted(policy.devices or everywhere) != sorted(critic.devices or everywhere):
+        return
+    for name in ("tensor_parallel", "pipeline_parallel", "sequence_parallel"):
+        theirs, its = getattr(policy, name), getattr(critic, name)
+        if theirs != its:
+            what = (
+                f"policy.{name} is {theirs} and critic.{name} is {its} on the same devices; this version cannot run it"
+            )
+            fix = f"use critic.{name}={theirs}, or give policy.devices and critic.devices"
+            yield Problem(what, fix=fix, field=f"critic.{name}")
+
+
 def unbuilt_megatron(config: TrainingConfig, engines: Mapping[str, str]) -> Iterator[Problem]:
     """What is right to ask for and planned, and what is not installed. Args: engines by role."""
-    if engines.get("policy") == ENGINE:
-        yield from planned_options(config.policy.engine_options)
-    if engines.get("critic") == ENGINE:
-        what = "a critic trained by megatron is planned; this version cannot run it"
-        yield Problem(
-            what,
-            fix="use critic.engine=fsdp, which goes with any policy",
-            field="critic.engine",
-        )
-    if engines.get("policy") == ENGINE and not is_installed("megatron"):
-        yield replace(missing_library("megatron", f"policy.engine={ENGINE}"), field="policy.engine")
+    ours = [role for role, engine in engines.items() if engine == ENGINE]
+    for role in ours:
+        yield from planned_options(learner_of(config, role).engine_options, role=role)
+    if len(ours) > 1:
+        yield from _unlike(config)
+    if ours and not is_installed("megatron"):
+        yield replace(missing_library("megatron", f"{ours[0]}.engine={ENGINE}"), field=f"{ours[0]}.engine")
 
 
-def megatron_warnings(config: TrainingConfig) -> Iterator[str]:
+def megatron_warnings(config: TrainingConfig, trained: Trained) -> Iterator[str]:
     """What was asked for and has no effect."""
+    for role, section in trained:
+        if section.engine != ENGINE:
+            continue
+        yield from megatron_settings(section.engine_options, role=role)[2]
+        if section.pipeline_parallel == 1:
+            for where in virtual_options(section.engine_options, role=role):
+                yield f"{where} has no effect: {role}.pipeline_parallel is 1, so there are no stages"
+        if isinstance(section, CriticConfig) and section.activation_offload:
+            yield f"critic.activation_offload has no effect: {_ACTIVATIONS}"
     if config.policy.engine != ENGINE:
         return
-    yield from megatron_settings(config.policy.engine_options)[2]
     for name, why in (
         ("liger", "megatron-core's layers are computed instead of the model's own"),
         ("compile", "megatron-core's layers are computed instead of the model's own"),
-        ("activation_offload", "megatron keeps activations on the device, or recomputes them"),
+        ("activation_offload", _ACTIVATIONS),
     ):
         if getattr(config.model, name):
             yield f"model.{name} has no effect: {why}"

@@ -35,7 +35,7 @@ def placement_problems(config: TrainingConfig) -> Iterator[Problem]:
                 what = f"{role}.{name} is {size}, and {role}.engine={section.engine} does not split that way"
                 fix = f"use {role}.{name}=1, or {role}.engine={able[0]}"
                 yield Problem(what, fix=fix, field=f"{role}.{name}")
-    yield from megatron_problems(config)
+    yield from megatron_problems(config, _trained(config))
 
 
 def placement_warnings(config: TrainingConfig) -> Iterator[str]:
@@ -55,7 +55,7 @@ def placement_warnings(config: TrainingConfig) -> Iterator[str]:
         if engine == "deepspeed":
             yield from zero_settings(options, devices, role=role, compute_dtype=config.model.compute_dtype)[2]
     yield from _deepspeed_warnings(config, sections)
-    yield from megatron_warnings(config)
+    yield from megatron_warnings(config, sections)
 
 
 def _deepspeed_warnings(

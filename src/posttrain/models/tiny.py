@@ -30,8 +30,10 @@ CHATML = (
 )
 
 
-def write_tiny_model(folder: Path, family: Literal["llama", "qwen2", "qwen3"] = "llama", *, seed: int = 0) -> Path:
-    """Write a random two-layer model of ``family`` and its tokenizer into ``folder``, as a Hugging Face folder.
+def write_tiny_model(
+    folder: Path, family: Literal["llama", "qwen2", "qwen3"] = "llama", *, seed: int = 0, layers: int = 2
+) -> Path:
+    """Write a random model of ``layers`` layers of ``family`` and its tokenizer into ``folder``, as a Hugging Face folder.
 
     Width 32, 4 heads on 2 key/value heads, 259 token ids, float32, about 150 kB. The same seed gives the same bytes,
     and the global random state is left as it was.
@@ -45,7 +47,7 @@ def write_tiny_model(folder: Path, family: Literal["llama", "qwen2", "qwen3"] = 
         vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,18 @@ _SPLIT = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
 )  # fmt: skip
 _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+_CHUNKS, _LAYERS_PER_CHUNK = "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"
 # What is planned, where it is more than 1: name -> what would be asked for.
 PLANNED = {
     "expert_model_parallel_size": "experts are not split yet",
     "expert_tensor_parallel_size": "experts are not split yet",
-    "virtual_pipeline_model_parallel_size": "virtual stages are planned",
 }
 # Sections with further fields of Megatron's configuration: verl's, ROLL's, SkyRL's.
 NESTED = ("override_transformer_config", "additional_configs", "transformer_config_kwargs")
 _OFFLOADS = ("optimizer_offload", "offload_after_step")
-KNOWN = ("sequence_parallel", *_OFFLOADS, *_RECOMPUTE, *_SPLIT, *PLANNED, *WITHOUT_EFFECT)
+KNOWN = (
+    "sequence_parallel", *_OFFLOADS, *_RECOMPUTE, *_SPLIT, _CHUNKS, _LAYERS_PER_CHUNK, *PLANNED, *WITHOUT_EFFECT,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,16 @@ class MegatronSettings:
     recompute: Mapping[str, Any] = field(default_factory=dict)
     # Megatron's settings of an uneven pipeline, by their names; empty: as many layers in every stage
     split: Mapping[str, Any] = field(default_factory=dict)
+    # Virtual stages: every stage has so many stretches of layers that are not neighbours (arXiv:2104.04473, section 2.2),
+    # or stretches of so many layers; 1 and None: one stretch. Nothing virtual about a pipeline of one stage.
+    virtual: int = 1
+    layers_per_virtual_stage: int | None = None
     optimizer_offload: bool = False  # the optimizer's averages in CPU memory between updates
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether a pipeline's stages may have more than one stretch of layers."""
+        return self.virtual > 1 or self.layers_per_virtual_stage is not None
 
 
 def megatron_settings(
@@ -114,11 +125,17 @@ def megatron_settings(
             told.append(f"{where} has no effect: {WITHOUT_EFFECT[name]}")
     given = {name: value for name, (_, value) in flat.items() if value is not None}
     wheres = {name: where for name, (where, _) in flat.items()}
+    if _LAYERS_PER_CHUNK in given and (other := next((o for o in (_CHUNKS, *_SPLIT[:2]) if o in given), None)):
+        what = f"{_LAYERS_PER_CHUNK} and {other} both say how many layers a stage has at a time"
+        fix = f"remove {wheres[_LAYERS_PER_CHUNK]}" + ("" if other == _CHUNKS else f", and use {_CHUNKS}")
+        problems.append(Problem(what, fix=fix, field=wheres[_LAYERS_PER_CHUNK]))
     return (
         MegatronSettings(
             sequence_parallel=bool(given.get("sequence_parallel", True)),
             recompute=_recompute(given, wheres, problems, told),
             split={name: given[name] for name in _SPLIT if given.get(name)},
+            virtual=_count(_CHUNKS, "of virtual stages", given, wheres, problems) or 1,
+            layers_per_virtual_stage=_count(_LAYERS_PER_CHUNK, "of layers", given, wheres, problems),
             optimizer_offload=any(given.get(name) for name in _OFFLOADS),
         ),
         problems,
@@ -131,11 +148,19 @@ def planned_options(options: Mapping[str, Any], *, role: str = "policy") -> list
     return [
         Problem(
             f"{name}={value}: {PLANNED[name]}; this version cannot run it",
-            fix="remove it" if name.startswith("virtual") else f"use {where}=1",
+            fix=f"use {where}=1",
             field=where,
         )
         for name, (where, value) in _flat(options, f"{role}.engine_options").items()
         if name in PLANNED and value not in (None, 1)
+    ]
+
+
+def virtual_options(options: Mapping[str, Any], *, role: str = "policy") -> list[str]:
+    """Where virtual stages are asked for."""
+    flat = _flat(options, f"{role}.engine_options")
+    return [
+        where for name, (where, value) in flat.items() if name in (_CHUNKS, _LAYERS_PER_CHUNK) and value is not None
     ]
 
 
@@ -146,6 +171,29 @@ def _flat(options: Mapping[str, Any], at: str) -> dict[str, tuple[str, Any]]:
         if isinstance(inside := options.get(name), Mapping):
             found |= {inner: (f"{at}.{name}.{inner}", value) for inner, value in inside.items()}
     return found
+
+
+def _count(
+    name: str, of: str, given: Mapping[str, Any], wheres: Mapping[str, str], problems: list[Problem]
+) -> int | None:
+    value = given.get(name)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    problems.append(Problem(f"{name}={value!r} is no number {of}", fix=f"use {wheres[name]}=2", field=wheres[name]))
+    return None
+
+
+def virtual_stages(settings: MegatronSettings, *, layers: int, pipeline: int) -> int:
+    """Stretches of layers that each of ``pipeline`` stages has, of a model with so many layers; 1: they are all neighbours.
+
+    Sizes that do not divide are for model_problems to say.
+    """
+    if pipeline == 1:
+        return 1
+    if settings.layers_per_virtual_stage is None:
+        return settings.virtual
+    counted = layers + len([name for name in _SPLIT[2:] if name in settings.split])
+    return max(1, counted // pipeline // settings.layers_per_virtual_stage)
 
 
 def _recompute(
@@ -228,29 +276,42 @@ def model_problems(path: str, *, role: str, tensor: int, pipeline: int, settings
         field = f"{role}.tensor_parallel"
         text_ = f"{path} has {what}, which {tensor} devices cannot hold in equal parts ({of} / {tensor} = {of / tensor:.4g})"
         problems.append(Problem(text_, fix=f"use {field}={fits}", field=field))
-    unequal = _unequal(layers, pipeline, settings.split)
+    unequal = _unequal(layers, pipeline, settings)
     if unequal:
         fits = max(size for size in range(1, pipeline + 1) if layers % size == 0)
         field = f"{role}.pipeline_parallel"
         what = f"{path} has {layers} layers, which {pipeline} stages cannot share so ({unequal})"
         fix = f"use {field}={fits} and equal stages, or other numbers in {role}.engine_options"
+        less = (replace(settings, virtual=count, layers_per_virtual_stage=None) for count in range(layers, 0, -1))
+        if even := next((each.virtual for each in less if not _unequal(layers, pipeline, each)), None):
+            fix = f"use {role}.engine_options.{_CHUNKS}={even}, or a number that divides it"
         problems.append(Problem(what, fix=fix, field=field))
     return problems
 
 
-def _unequal(layers: int, stages: int, split: Mapping[str, Any]) -> str | None:
+def _unequal(layers: int, stages: int, settings: MegatronSettings) -> str | None:
     """The arithmetic that does not come out; None where it does."""
+    split = settings.split
     given = [split[name] for name in _SPLIT[:2] if name in split]
     counted = [name for name in _SPLIT[2:] if name in split]
     if given:
         rest, left = layers - sum(given), stages - len(given)
-        if rest >= left and (rest % left == 0 if left > 0 else rest == left == 0):
-            return None
-        return f"{layers} - {' - '.join(map(str, given))} = {rest} are left for {left}"
-    total = layers + len(counted)
-    sums = " + ".join([str(layers), *["1"] * len(counted)])
-    return (
-        None
-        if total % stages == 0
-        else f"{sums}{f' = {total}' if counted else ''}; {total} / {stages} = {total / stages:.4g}"
-    )
+        if not (rest >= left and (rest % left == 0 if left > 0 else rest == left == 0)):
+            return f"{layers} - {' - '.join(map(str, given))} = {rest} are left for {left}"
+        stage_sizes = [*given, *([rest // left] if left > 0 else [])]
+    else:
+        total = layers + len(counted)
+        sums = " + ".join([str(layers), *["1"] * len(counted)])
+        if total % stages:
+            return f"{sums}{f' = {total}' if counted else ''}; {total} / {stages} = {total / stages:.4g}"
+        stage_sizes = [total // stages]
+    if stages == 1:
+        return None
+    each = settings.layers_per_virtual_stage
+    if each is not None and stage_sizes[0] % each:
+        return f"{stage_sizes[0]} in a stage, in stretches of {each}: {stage_sizes[0]} / {each} = {stage_sizes[0] / each:.4g}"
+    uneven = next((size for size in stage_sizes if size % settings.virtual), None)
+    if uneven is not None:
+        stretches = settings.virtual
+        return f"{uneven} in a stage, in {stretches} virtual stages: {uneven} / {stretches} = {uneven / stretches:.4g}"
+    return None

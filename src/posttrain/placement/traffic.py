@@ -16,6 +16,7 @@ from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.placement.batch import needs_old_logprobs
+from posttrain.placement.megatron import megatron_settings, virtual_stages
 from posttrain.placement.memory import BYTES, recomputes
 from posttrain.placement.model_shape import ModelShape
 from posttrain.placement.plan import PlacementPlan, RolePlacement
@@ -210,12 +211,18 @@ def _split_layers(
 ) -> list[Traffic]:
     """Megatron's messages, of a stage in the middle: two sums over hidden states per layer and direction among ranks that share
     matrices (arXiv:1909.08053, section 3; a gathering and a scattering of as many bytes where they share tokens, too), two
-    exchanges of heads where they share sequences, and hidden states from stage to stage, and gradients back.
+    exchanges of heads where they share sequences, and hidden states from stage to stage, and gradients back, once for each
+    virtual stage.
 
     Args: tokens on this device, in all of so many passes.
     """
     sizes, width = place.sizes, BYTES[config.model.compute_dtype]
     layers = -(-shape.layers // sizes.pipeline)
+    splitter = learner_of(
+        config, "policy" if place.role == "reference" else place.role
+    )  # the reference goes with the policy
+    split, _, _ = megatron_settings(splitter.engine_options)
+    stretches = virtual_stages(split, layers=shape.layers, pipeline=sizes.pipeline)
     states = tokens * shape.hidden * width
     heads = tokens * (2 * shape.query_width + 2 * shape.key_value_width) // sizes.tensor * width
     return [
@@ -231,8 +238,8 @@ def _split_layers(
         ),
         Traffic(
             what=f"{name}: share layers",
-            bytes=min(directions, 2) * states if sizes.pipeline > 1 else 0,
-            messages=min(directions, 2) * passes if sizes.pipeline > 1 else 0,
+            bytes=min(directions, 2) * stretches * states if sizes.pipeline > 1 else 0,
+            messages=min(directions, 2) * stretches * passes if sizes.pipeline > 1 else 0,
         ),
     ]
 

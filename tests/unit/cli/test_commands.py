@@ -70,7 +70,7 @@ def train_run(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
 
 # What is right to ask for, and not built.
 PLANNED = (
-    "policy.engine_options.virtual_pipeline_model_parallel_size=2",
+    "policy.engine_options.expert_tensor_parallel_size=2",
     "policy.engine_options.expert_model_parallel_size=2",
 )
 
@@ -236,7 +236,7 @@ class TestPlan:
         arguments = ("run.yaml", "policy.engine=megatron", *PLANNED, "placement.devices=2")
         code, out, _ = posttrain("plan", *arguments)
         assert code == 0 and "Planned, not built yet; train refuses it:" in out
-        planned = "1. virtual_pipeline_model_parallel_size=2: virtual stages are planned; this version cannot run it"
+        planned = "1. expert_tensor_parallel_size=2: experts are not split yet; this version cannot run it"
         assert planned in " ".join(out.split())
         code, _, err = posttrain("train", *arguments)
         assert code == 2 and "2 problems, and nothing was started" in err and "experts are not split yet" in err

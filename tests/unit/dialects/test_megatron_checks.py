@@ -10,6 +10,7 @@ from posttrain.config import RunConfig
 from posttrain.dialects.checks import check, unbuilt, warnings_of
 
 TWO = {"engine": "megatron", "tensor_parallel": 2}
+PPO = {"advantage": {"name": "gae"}}
 
 
 def config(policy: dict[str, Any], **sections: dict[str, Any]) -> RunConfig:
@@ -29,6 +30,8 @@ def test_two_devices_are_built() -> None:
     [
         (TWO | {"lora": {}}, {}, "megatron trains all weights, and policy.lora asks for an adapter"),
         (TWO | {"engine_options": {"tensor_paralel": 2}}, {}, "megatron has no option tensor_paralel"),
+        (TWO, PPO | {"critic": TWO | {"lora": {}}}, "megatron trains all weights, and critic.lora asks for an adapter"),
+        (TWO, PPO | {"critic": TWO | {"engine_options": {"mo": 1}}}, "megatron has no option mo"),
         (TWO, {"loss": {"kl_coef": 0.1, "kl_estimator": "full"}}, "which megatron's ranks have parts of"),
     ],
 )
@@ -40,18 +43,50 @@ def test_what_is_wrong(policy: dict[str, Any], sections: dict[str, Any], said: s
     ("policy", "sections", "said"),
     [
         (TWO | {"engine_options": {"expert_model_parallel_size": 1}}, {}, ""),
-        (TWO | {"engine_options": {"virtual_pipeline_model_parallel_size": 2}}, {}, "virtual stages are planned"),
+        (TWO | {"engine_options": {"expert_tensor_parallel_size": 2}}, {}, "experts are not split yet"),
+        (TWO, PPO | {"critic": TWO | {"engine_options": {"expert_tensor_parallel_size": 2}}}, "experts are not split"),
+        (TWO, PPO | {"critic": TWO}, ""),
         (
             TWO,
-            {"advantage": {"name": "gae"}, "critic": {"engine": "megatron"}},
-            "a critic trained by megatron is planned",
+            PPO | {"critic": {"engine": "megatron"}},
+            "policy.tensor_parallel is 2 and critic.tensor_parallel is 1 on the same devices; this version cannot run it",
         ),
+        ({"engine": "fsdp"}, PPO | {"critic": TWO}, ""),
     ],
 )
 def test_what_is_planned(policy: dict[str, Any], sections: dict[str, Any], said: str) -> None:
     pytest.importorskip("megatron.core")
     pytest.importorskip("ray")
     assert [said in problem.what for problem in unbuilt(config(policy, **sections))] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
+    "option", [{"virtual_pipeline_model_parallel_size": 2}, {"num_layers_per_virtual_pipeline_stage": 1}]
+)
+def test_virtual_stages_are_built_and_need_a_pipeline(option: dict[str, int]) -> None:
+    pytest.importorskip("megatron.core")
+    pytest.importorskip("ray")
+    staged = config({"engine": "megatron", "pipeline_parallel": 2, "engine_options": option})
+    assert check(staged) == unbuilt(staged) == warnings_of(staged) == []
+    (told,) = warnings_of(config(TWO | {"engine_options": option}))
+    (name,) = option
+    assert told == f"policy.engine_options.{name} has no effect: policy.pipeline_parallel is 1, so there are no stages"
+
+
+def test_a_critic_elsewhere_is_split_in_its_own_way() -> None:
+    policy = TWO | {"devices": [0, 1]}
+    critic = {"engine": "megatron", "pipeline_parallel": 2, "devices": [2, 3]}
+    four = config(policy, **PPO, critic=critic, placement={"devices": 4})
+    assert check(four) == [] and not any("critic" in problem.what for problem in unbuilt(four))
+
+
+def test_what_has_no_effect_with_a_critic() -> None:
+    options = {"virtual_pipeline_model_parallel_size": 2, "param_offload": True}
+    critic = TWO | {"activation_offload": True, "engine_options": options}
+    told = " | ".join(warnings_of(config({"engine": "fsdp"}, **PPO, critic=critic)))
+    assert "critic.engine_options.virtual_pipeline_model_parallel_size has no effect" in told
+    assert "critic.engine_options.param_offload has no effect" in told
+    assert "critic.activation_offload has no effect" in told
 
 
 def test_what_has_no_effect() -> None:

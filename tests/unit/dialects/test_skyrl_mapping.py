@@ -205,6 +205,13 @@ MODELS: list[Case] = [
         "policy.engine_options.transformer_config_kwargs.recompute_granularity",
         "full",
     ),
+    (
+        f"{T}.policy.megatron_config.**",
+        f"+{T}.policy.megatron_config.transformer_config_kwargs.virtual_pipeline_model_parallel_size=2",
+        MEGATRON,
+        "policy.engine_options.transformer_config_kwargs.virtual_pipeline_model_parallel_size",
+        2,
+    ),
     case(f"{T}.critic.model.path", "other/critic", PPO, "critic.path", "other/critic"),
     *_model("critic", "critic", PPO),
     *_sharding("critic", "critic", PPO, offloads=False),

@@ -215,6 +215,9 @@ def _megatron(section: str, ours: str, around: tuple[str, ...]) -> Iterator[Case
         ("context_parallel_size", "sequence_parallel"),
     ):
         yield f"{section}.megatron.{theirs}", f"{section}.megatron.{theirs}=2", around, f"{ours}.{field}", 2
+    virtual = "virtual_pipeline_model_parallel_size"
+    written = f"+{section}.megatron.{virtual}=2"
+    yield f"{section}.megatron.**", written, around, f"{ours}.engine_options.{virtual}", 2
     use = f"{section}.megatron.use_distributed_optimizer"
     yield (
         f"{section}.megatron.**",

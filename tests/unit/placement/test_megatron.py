@@ -14,6 +14,7 @@ from posttrain.placement.megatron import (
     model_problems,
     planned_options,
     unsupported,
+    virtual_stages,
 )
 
 LLAMA = {
@@ -75,6 +76,22 @@ def test_the_optimizer_can_rest_and_tokens_can_stay() -> None:
             "recompute_num_layers=-1 is no number of layers",
         ),
         ({"recompute_granularity": "selective", "recompute_modules": ["moe"]}, "recompute_modules names moe"),
+        (
+            {"virtual_pipeline_model_parallel_size": 0},
+            "virtual_pipeline_model_parallel_size=0 is no number of virtual stages",
+        ),
+        (
+            {"num_layers_per_virtual_pipeline_stage": "two"},
+            "num_layers_per_virtual_pipeline_stage='two' is no number of layers",
+        ),
+        (
+            {"num_layers_per_virtual_pipeline_stage": 1, "virtual_pipeline_model_parallel_size": 2},
+            "both say how many layers a stage has at a time",
+        ),
+        (
+            {"num_layers_per_virtual_pipeline_stage": 1, "num_layers_in_first_pipeline_stage": 2},
+            "both say how many layers a stage has at a time",
+        ),
     ],
 )
 def test_what_is_wrong(options: dict[str, Any], said: str) -> None:
@@ -101,7 +118,7 @@ def test_what_has_no_effect_is_told(options: dict[str, Any], said: str) -> None:
     assert megatron_settings(dict.fromkeys(options))[2] == []  # null asks for nothing
 
 
-@pytest.mark.parametrize("name", ["expert_model_parallel_size", "virtual_pipeline_model_parallel_size"])
+@pytest.mark.parametrize("name", ["expert_model_parallel_size", "expert_tensor_parallel_size"])
 def test_what_is_planned(name: str) -> None:
     (problem,) = planned_options({name: 2})
     assert f"{name}=2" in problem.what and "this version cannot run it" in problem.what
@@ -165,6 +182,45 @@ def test_unequal_stages(tmp_path: Path) -> None:
     (wrong,) = problems_of(tmp_path, pipeline=2, account_for_loss_in_pipeline_split=True)
     assert "(6 + 1 = 7; 7 / 2 = 3.5)" in wrong
     assert problems_of(tmp_path, pipeline=2, **{first: 1, last: 4}) != []  # 1 is left for none
+
+
+@pytest.mark.parametrize(
+    ("options", "pipeline", "stretches"),
+    [
+        ({}, 2, 1),
+        ({"virtual_pipeline_model_parallel_size": 4}, 2, 4),
+        ({"virtual_pipeline_model_parallel_size": 4}, 1, 1),  # no stages, nothing virtual about them
+        ({"additional_configs": {"num_layers_per_virtual_pipeline_stage": 2}}, 2, 3),  # 12 / 2 / 2
+        # 12 and the embedding and the loss are 14: 7 in a stage, one at a time
+        (
+            {
+                "num_layers_per_virtual_pipeline_stage": 1,
+                "account_for_embedding_in_pipeline_split": True,
+                "account_for_loss_in_pipeline_split": True,
+            },
+            2,
+            7,
+        ),
+    ],
+)
+def test_virtual_stages(options: dict[str, Any], pipeline: int, stretches: int) -> None:
+    assert virtual_stages(settings(**options), layers=12, pipeline=pipeline) == stretches
+
+
+def test_virtual_stages_must_be_equal(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    virtual, layers = "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"
+    assert problems_of(tmp_path, pipeline=2, **{virtual: 3}) == problems_of(tmp_path, pipeline=3, **{layers: 2}) == []
+    assert problems_of(tmp_path, pipeline=1, **{virtual: 5}) == []
+    (wrong,) = problems_of(tmp_path, pipeline=2, **{virtual: 2})
+    assert "(3 in a stage, in 2 virtual stages: 3 / 2 = 1.5)" in wrong
+    assert "use policy.engine_options.virtual_pipeline_model_parallel_size=3, or a number that divides it" in wrong
+    (wrong,) = problems_of(tmp_path, pipeline=2, **{layers: 2})
+    assert "(3 in a stage, in stretches of 2: 3 / 2 = 1.5)" in wrong
+    uneven = {virtual: 2, "num_layers_in_first_pipeline_stage": 2}
+    assert problems_of(tmp_path, pipeline=2, **uneven) == []  # 2 and 4
+    (wrong,) = problems_of(tmp_path, pipeline=2, **{virtual: 2, "num_layers_in_first_pipeline_stage": 3})
+    assert "(3 in a stage, in 2 virtual stages: 3 / 2 = 1.5)" in wrong
 
 
 def test_a_model_of_another_kind_is_refused_by_its_folder(tmp_path: Path) -> None:

@@ -91,6 +91,23 @@ def test_megatron() -> None:
     assert "policy: share sequences" not in found
 
 
+def test_virtual_stages_send_more_often() -> None:
+    found = traffic(
+        placement={"devices": 2},
+        policy={
+            "engine": "megatron",
+            "pipeline_parallel": 2,
+            "sequences_per_micro_batch_per_device": 8,
+            "engine_options": {"virtual_pipeline_model_parallel_size": 2},
+        },
+        loss={"kl_coef": 0.1},
+    )
+    # 160 tokens x 8 wide x 2 bytes = 2560 for each of two virtual stages; forward and backward, in 2 passes. The reference
+    # scores forward only, all at once.
+    assert found["policy: share layers"] == (2 * 2 * 2560, 2 * 2 * 2)
+    assert found["reference log-probs: share layers"] == (2 * 2560, 2)
+
+
 def test_megatron_over_a_sequence() -> None:
     found = traffic(
         placement={"devices": 2},

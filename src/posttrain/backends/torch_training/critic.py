@@ -52,20 +52,7 @@ class ValueModel(OptimizedModel):
 
     def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
         def learn(micro: TrainBatch) -> MicroBatch:
-            old_values, returns, mask = micro.sequences.values, micro.returns, micro.loss_mask
-            assert old_values is not None and returns is not None, "a critic's batch has values and returns"
-            values = self._values(micro.sequences)
-            token_loss, report = value_loss(values, old_values, returns, mask, value_clip=loss.value_clip)
-            micro_loss = aggregate(
-                token_loss,
-                mask,
-                loss.aggregation,
-                counts,
-                norm_tokens=loss.norm_tokens,
-                group_index=micro.sequences.group_index,
-            )
-            sums = {f"critic/{name}": float(torch.where(mask, v, 0.0).sum()) for name, v in report.items()}
-            return MicroBatch(loss=micro_loss, sums=sums, values=values.detach())
+            return learn_values(micro, self._values(micro.sequences), loss, counts)
 
         total, sums, _ = self.accumulate(batch, learn)
         return LossStats(loss=total, sums=sums, tokens=int(batch.loss_mask.sum()))
@@ -89,3 +76,20 @@ class ValueModel(OptimizedModel):
             ),
         )
         return packed.unpack(self._sharding.collected(values, row, packed)).cpu()
+
+
+def learn_values(micro: TrainBatch, values: Tensor, loss: ValueLossPlan, counts: LossCounts) -> MicroBatch:
+    """A micro-batch's part of the value loss, from its values [b, T] on the CPU, which carry gradient."""
+    old_values, returns, mask = micro.sequences.values, micro.returns, micro.loss_mask
+    assert old_values is not None and returns is not None, "a critic's batch has values and returns"
+    token_loss, report = value_loss(values, old_values, returns, mask, value_clip=loss.value_clip)
+    micro_loss = aggregate(
+        token_loss,
+        mask,
+        loss.aggregation,
+        counts,
+        norm_tokens=loss.norm_tokens,
+        group_index=micro.sequences.group_index,
+    )
+    sums = {f"critic/{name}": float(torch.where(mask, v, 0.0).sum()) for name, v in report.items()}
+    return MicroBatch(loss=micro_loss, sums=sums, values=values.detach())

@@ -255,7 +255,8 @@ def start_critic(
         field="critic.path" if critic.path else "model.path",
     )
     model = load(
-        dtype=DTYPES[config.model.compute_dtype if sharding is None else config.model.master_dtype], device=device
+        dtype=DTYPES[config.model.compute_dtype if sharding is None else config.model.master_dtype],
+        device="cpu" if sharding and sharding.starts_on_cpu else device,
     )
     whole = sharding is None and not critic.lora
     stored = stored_weights(config.model, path, load) if whole else None

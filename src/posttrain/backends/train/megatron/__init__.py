@@ -7,6 +7,7 @@ import warnings
 # When it is imported, megatron-core warns of the kernels that it does without here (docs/cluster.md says so), in ten lines.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
 
+from posttrain.backends.train.megatron.critic import MegatronValueEngine  # noqa: E402
 from posttrain.backends.train.megatron.engine import MegatronTrainEngine  # noqa: E402
 
-__all__ = ["MegatronTrainEngine"]
+__all__ = ["MegatronTrainEngine", "MegatronValueEngine"]

@@ -6,7 +6,7 @@ engine, without Transformer Engine. The output layer only holds its weight: log-
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from posttrain.backends.torch_training.sharding import Row
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.models.packed_attention import attend_packed
 from posttrain.models.sequence_parallel import SplitRow, attend_split
+from posttrain.placement.megatron import virtual_stages
 
 
 @dataclass
@@ -52,17 +53,21 @@ def run(model: GPTModel, row: Row) -> Tensor:
     return output
 
 
-def build(source: PreTrainedModel, sharding: MegatronSharding, *, recompute: bool) -> GPTModel:
-    """This rank's part of the model, its weights not yet filled in.
+def build(
+    source: PreTrainedModel, sharding: MegatronSharding, *, recompute: bool, tied: bool, value_head: str | None
+) -> list[GPTModel]:
+    """This rank's part of the model, its weights not yet filled in: a stretch of layers, or one for each virtual stage.
 
     Args: source: the Hugging Face model, of a kind that placement.megatron.unsupported has nothing against; recompute the
-        activations of whole layers in the backward pass where the settings do not say which.
+        activations of whole layers in the backward pass where the settings do not say which; tied: the output layer has the
+        embedding's weight; value_head: the name of the last layer of a critic.
     """
     text = source.config.get_text_config()
     dtype, settings = sharding.compute_dtype, sharding.settings
     recomputing = settings.recompute or (
         {"granularity": "full", "method": "uniform", "num_layers": 1} if recompute else {}
     )
+    virtual = virtual_stages(settings, layers=text.num_hidden_layers, pipeline=sharding.pipeline)
     has = dict.fromkeys(name.partition("self_attn.")[2] for name, _ in source.named_parameters())
     config = TransformerConfig(
         num_layers=text.num_hidden_layers,
@@ -82,6 +87,7 @@ def build(source: PreTrainedModel, sharding: MegatronSharding, *, recompute: boo
         attention_dropout=0.0,
         tensor_model_parallel_size=sharding.tensor,
         pipeline_model_parallel_size=sharding.pipeline,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
         context_parallel_size=sharding.sequence,
         sequence_parallel=sharding.sequence_parallel,
         params_dtype=dtype,
@@ -95,29 +101,51 @@ def build(source: PreTrainedModel, sharding: MegatronSharding, *, recompute: boo
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
-        batch_p2p_comm=sharding.device.type == "cuda",
+        # Between two stages with virtual ones, activations and gradients travel both ways: each has to be sent by itself.
+        overlap_p2p_comm=virtual > 1,
+        batch_p2p_comm=sharding.device.type == "cuda" and virtual == 1,
         **settings.split,
         **{f"recompute_{name}": value for name, value in recomputing.items()},
     )
-    stage = parallel_state.get_pipeline_model_parallel_rank()
-    layers = get_num_layers_to_build(config, pp_rank=stage)
+    stretches = [_stretch(source, sharding, config, number, tied=tied) for number in range(virtual)]
+    if sharding.last_stage:
+        layer = stretches[-1].output_layer
+        head = None if value_head is None else getattr(source, value_head)
+        stretches[-1].output_layer = WeightOnly(layer.weight) if head is None else WeightOnly(*_like(head, sharding))
+    return stretches
+
+
+def _like(head: Any, sharding: MegatronSharding) -> Iterator[nn.Parameter | None]:
+    """Weight and bias as a value head has them, on this rank's device."""
+    for values in (head.weight, head.bias):
+        yield None if values is None else nn.Parameter(values.detach().clone().to(sharding.device))
+
+
+def _stretch(
+    source: PreTrainedModel, sharding: MegatronSharding, config: TransformerConfig, number: int, *, tied: bool
+) -> GPTModel:
+    """The layers of this stage's virtual stage ``number``, with the embedding and the output layer where they are its."""
+    text, virtual = source.config.get_text_config(), config.virtual_pipeline_model_parallel_size
+    vp_stage = None if virtual is None else number
+    layers = get_num_layers_to_build(config, vp_stage, parallel_state.get_pipeline_model_parallel_rank())
+    first = sharding.first_stage and number == 0
+    last = sharding.last_stage and number == (virtual or 1) - 1
     model = GPTModel(
         config,
         TransformerBlockSubmodules(layer_specs=[_layer(config)] * layers, layer_norm=Norm),
         vocab_size=-(-vocabulary(source) // sharding.tensor) * sharding.tensor,
         max_sequence_length=text.max_position_embeddings,
-        pre_process=sharding.first_stage,
-        post_process=sharding.last_stage,
-        share_embeddings_and_output_weights=bool(text.tie_word_embeddings),
+        pre_process=first,
+        post_process=last,
+        share_embeddings_and_output_weights=tied,
         position_embedding_type="rope",
+        vp_stage=vp_stage,
     )
     rotary: Any = source.base_model.rotary_emb
     model.rotary_pos_emb = Rotary(rotary.inv_freq.to(sharding.device, torch.float32))
     padding: Any = getattr(source.get_input_embeddings(), "padding_idx", None)
-    if sharding.first_stage and padding is not None:
+    if first and padding is not None:
         model.embedding.register_forward_hook(_without_gradient_of(padding, sharding), with_kwargs=True)
-    if sharding.last_stage:
-        model.output_layer = WeightOnly(model.output_layer.weight)
     # Megatron recomputes activations in training mode only. Nothing here drops anything out.
     return model.to(sharding.device).train()
 
@@ -241,9 +269,10 @@ class Rotary(nn.Module):
 class WeightOnly(nn.Module):
     """In the place of the output layer: hidden states go out as they come in."""
 
-    def __init__(self, weight: nn.Parameter | None):
+    def __init__(self, weight: nn.Parameter | None, bias: nn.Parameter | None = None):
         super().__init__()
         self.weight = weight  # None where it is the embedding's
+        self.bias = bias  # of a value head
 
     def forward(self, hidden: Tensor, **unused: Any) -> tuple[Tensor, None]:
         return hidden, None

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.backends.train.megatron.model import build, head_dim, vocabulary
@@ -15,6 +15,7 @@ from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.weights import Heads, Piece, cut_piece, join_piece, piece_of
 from posttrain.backends.train.megatron.without_cuda import on_this_machine
 from posttrain.errors import ModelError, Problem
+from posttrain.models.value_head import HEADS
 from posttrain.placement.megatron import unsupported
 
 T = TypeVar("T")
@@ -39,9 +40,11 @@ class ModelParts:
             dim=head_dim(text),
         )
         self.vocabulary = vocabulary(source)
-        self.tied = bool(text.tie_word_embeddings)
+        self.value_head = next((name for name in HEADS if hasattr(source, name)), None)  # of a critic: its name
+        self.tied = bool(text.tie_word_embeddings) and self.value_head is None
         with on_this_machine():
-            self.gpt = build(source, sharding, recompute=recompute)
+            self.stretches = build(source, sharding, recompute=recompute, tied=self.tied, value_head=self.value_head)
+        self.gpt = nn.ModuleList(self.stretches)
         self.pieces = {self._name(name): parameter for name, parameter in self.gpt.named_parameters()}
         for parameter, weight in zip(
             self.pieces.values(), self.cut(dict(source.named_parameters())).values(), strict=True
@@ -54,8 +57,9 @@ class ModelParts:
     @property
     def head(self) -> Tensor:
         """This rank's rows of the output layer, [V / R, H], on the last stage."""
-        own: Tensor | None = self.gpt.output_layer.weight
-        weight: Tensor = self.gpt.embedding.word_embeddings.weight if own is None else own
+        last = self.stretches[-1]
+        own: Tensor | None = last.output_layer.weight
+        weight: Tensor = last.embedding.word_embeddings.weight if own is None else own
         return weight
 
     def release(self) -> None:
@@ -106,18 +110,25 @@ class ModelParts:
 
     def added_over_tensor_ranks(self, name: str) -> bool:
         """Whether the gradients of a weight that every tensor-parallel rank has whole are parts: norms on queries and keys see
-        this rank's heads alone, and with sequence parallelism all norms see this rank's tokens alone."""
+        this rank's heads alone, and with sequence parallelism all norms see this rank's tokens alone. A value head sees
+        everything on each of them."""
+        if name.startswith("output_layer."):
+            return False
         alone = self.sharding.sequence_parallel or "q_layernorm" in name or "k_layernorm" in name
         return alone and self._piece(name).cut == "whole"
 
     def _name(self, local: str) -> str:
-        """With the number of the layer in the whole model."""
+        """With the number of the layer in the whole model, and without that of the stretch."""
+        stretch, local = local.split(".", 1)
         if not local.startswith("decoder.layers."):
             return local
         _, _, number, within = local.split(".", 3)
-        return f"decoder.layers.{self.gpt.decoder.layers[int(number)].layer_number - 1}.{within}"
+        layer = self.stretches[int(stretch)].decoder.layers[int(number)]
+        return f"decoder.layers.{layer.layer_number - 1}.{within}"
 
     def _piece(self, name: str) -> Piece:
+        if self.value_head is not None and name.startswith("output_layer."):
+            return Piece(name, "whole", (name.replace("output_layer", self.value_head),))
         if self.tied and name == "output_layer.weight":
             return Piece(name, "rows", piece_of("embedding.word_embeddings.weight").sources)
         return piece_of(name)

@@ -125,8 +125,10 @@ class MegatronSharding(Sharding):
         return collect(values[: len(row.places)], row.places, len(packed.targets), self.context_group)
 
     def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
-        """Karmarkar-Karp: the same number of micro-batches for every copy, of about the same number of tokens in all."""
-        missing = -len(parts) % self.copies
+        """Karmarkar-Karp: the same number of micro-batches for every copy, of about the same number of tokens in all. They pass
+        through virtual stages in groups, one for each stage."""
+        together = self.pipeline if self.settings.interleaved else 1
+        missing = -len(parts) % (self.copies * together)
         filled, weights = parts + [[]] * missing, [*loads, *[0] * missing]
         mine = balanced_parts(weights, self.copies, equal_size=True)[parallel_state.get_data_parallel_rank()]
         return [filled[part] for part in mine]

@@ -1,0 +1,97 @@
+"""Rows of a batch through megatron's layers and pipeline, micro-batch by micro-batch, to numbers at response tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
+from posttrain.backends.torch_training.sharding import Row
+from posttrain.backends.train.megatron.model import run
+from posttrain.backends.train.megatron.parts import ModelParts
+from posttrain.backends.train.megatron.sharding import MegatronSharding
+from posttrain.backends.train.megatron.without_cuda import on_this_machine
+from posttrain.data.packing import PackedSequences, pack
+from posttrain.errors import RunStopped
+from posttrain.records.batches import SequenceBatch
+
+# Numbers at a row's scored positions, each [N], from the last hidden states of this rank's tokens, [n, H].
+Scores = Callable[[Tensor, Row], Sequence[Tensor]]
+# The same of micro-batch number i, each [b, T] on the CPU -> (its loss, what is kept of it).
+Finish = Callable[[int, Sequence[Tensor]], tuple[Tensor, Any]]
+
+
+class Pipeline:
+    """A model's parts, and how batches are cut for them."""
+
+    def __init__(self, parts: ModelParts, cutter: Cutter, *, padded: bool = False):
+        self.parts = parts
+        self.cutter = cutter
+        self.padded = padded
+        self.sharding: MegatronSharding = parts.sharding
+
+    def over(self, batch: SequenceBatch, scores: Scores) -> Tensor:
+        """The first of the scores of all rows, [B, T] on the CPU; no gradient."""
+        rows = self.dealt(batch)
+        found = self.through(
+            [batch.rows(part or [0]) for part in rows], scores, lambda number, each: (each[0].sum(), each[0])
+        )
+        known = [values for part, values in zip(rows, found, strict=False) if part]
+        empty = torch.zeros(0, *batch.response_mask.shape[1:])
+        order = [row for part in rows for row in part] if known else []
+        return self.sharding.joined(torch.cat([empty, *known]), order, len(batch))
+
+    def dealt(self, batch: SequenceBatch) -> list[list[int]]:
+        """Row numbers of this copy's micro-batches; an empty one is run and counts nothing."""
+        whole = self.cutter.cut(batch)
+        return self.sharding.deal(whole, [self.cutter.tokens(batch, rows) for rows in whole])
+
+    def through(
+        self, micros: Sequence[SequenceBatch], scores: Scores, finish: Finish, *, backward: bool = False
+    ) -> list[Any]:
+        """Run the micro-batches through the pipeline, and backward if asked for.
+
+        Returns: what ``finish`` keeps of each, on the last stage; elsewhere nothing.
+        Raises: RunStopped when a micro-batch does not fit into memory.
+        """
+
+        def step(numbers: Any, model: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Any]]]:
+            number = next(numbers)
+            packed = pack(
+                micros[number], self.sharding.device, share_prompts=self.cutter.share_prompts, padded=self.padded
+            )
+            row = self.sharding.row(packed)
+
+            def last(hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
+                loss, kept = finish(number, [self._unpacked(each, row, packed) for each in scores(hidden[0], row)])
+                return loss, torch.tensor(1, dtype=torch.int32, device=self.sharding.device), kept
+
+            return run(model, row), last
+
+        stretches = self.parts.stretches
+        virtual = len(stretches) if len(stretches) > 1 else None
+        numbers = [iter(range(len(micros))) for _ in stretches]
+        try:
+            with on_this_machine(), nullcontext() if backward else torch.no_grad():
+                found: list[Any] = get_forward_backward_func(self.sharding.pipeline, virtual)(
+                    forward_step_func=step,
+                    data_iterator=numbers if virtual else numbers[0],
+                    model=stretches if virtual else stretches[0],
+                    num_microbatches=len(micros),
+                    seq_length=1,  # shapes are exchanged before every tensor: no two rows are equally long
+                    micro_batch_size=1,
+                    forward_only=not backward,
+                )
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise RunStopped("out of memory in a micro-batch of megatron; use smaller micro-batches") from error
+        return found
+
+    def _unpacked(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
+        return packed.unpack(self.sharding.collected(values, row, packed)).cpu()
