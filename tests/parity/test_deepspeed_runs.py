@@ -48,8 +48,8 @@ def test_two_steps_on_two_ranks(address: str, in_process: Path, tmp_path: Path, 
 def test_a_run_moves_to_another_engine_and_back(
     address: str, in_process: Path, tmp_path: Path, tiny_llama: Path
 ) -> None:
-    """One step in one process, the second on two ranks: checkpoints are the same for all engines."""
-    sides: list[Changes] = [{}, spread(address, 2, offload_optimizer={"device": "cpu"})]
+    """Steps one and three in one process, the second on two ranks: checkpoints are the same for all engines."""
+    sides: list[Changes] = [{}, spread(address, 2, offload_optimizer={"device": "cpu"}), {}]
     for steps, changes in enumerate(sides, start=1):
         folder = train_run(config(tmp_path, tiny_llama, "run", changes, steps=steps), allow_config_change=True)
     assert_same(folder, in_process)

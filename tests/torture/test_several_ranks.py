@@ -23,6 +23,7 @@ from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm, load_tokenizer
 from posttrain.stages.checkpoint import Checkpoints
+from posttrain.stages.checkpoint_folders import steps_in
 
 FILES = ("model.safetensors", "optimizer.safetensors", "engine.json", "config.json")
 
@@ -89,7 +90,7 @@ def test_two_processes_and_one(tiny_llama: Path, tmp_path: Path) -> None:
     fresh = make(tiny_llama)
     assert of_two.restore(fresh, position, lambda said: None) == 2, "the third save was not finished"
     assert (position.position, fresh.version) == (2, 1)
-    assert of_two.names() == ["global_step_1", "global_step_2"]
+    assert steps_in(tmp_path / "of_two") == [1, 2]
     fresh.load(tmp_path / "of_two/global_step_1/policy")
     Checkpoints(tmp_path / "again").save(1, fresh, Position(1))
 

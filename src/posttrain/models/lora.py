@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from posttrain.config.lora import LoraConfig
 from posttrain.errors import MissingDependency, ModelError, Problem
 from posttrain.models.loading import auto_class, expanded, first_line, load_model_config
+from posttrain.models.saving import save_model
 from posttrain.models.vision import copy_processor, vision_parts
 from posttrain.registry import missing_library
 
@@ -259,7 +260,7 @@ def merge_saved_adapter(folder: Path, out: Path) -> None:
     worst = float((got - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
     if not worst < 1e-4:
         raise ModelError(Problem(f"merged, {folder} computes other logits than base and adapter, by {worst:.1e}"))
-    merged.save_pretrained(out)
+    save_model(merged, out)
     AutoTokenizer.from_pretrained(folder).save_pretrained(out)
     copy_processor(str(folder), out)
 

@@ -113,6 +113,8 @@ def convert(source: Path, folder: Path) -> None:
         LlamaForCausalLM,
     )
 
+    from posttrain.models.saving import save_model
+
     with redirect_stderr(StringIO()):  # several progress bars, which no setting of transformers turns off together
         read = AutoModelForCausalLM.from_pretrained(
             source.parent,
@@ -134,7 +136,7 @@ def convert(source: Path, folder: Path) -> None:
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
-        model.save_pretrained(folder)
+        save_model(model, folder)
         tokenizer.save_pretrained(folder)
 
 

@@ -15,6 +15,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from posttrain.models.saving import save_model
+
 # Llama shares its input and output embeddings here, as the demo model does; the Qwens keep two.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 8, "tie_word_embeddings": True},
@@ -59,7 +61,7 @@ def write_tiny_model(
     draw_weights(model, seed)
     model.generation_config = GenerationConfig(**ids)
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    save_model(model, folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from posttrain.models.saving import save_model
 from posttrain.models.tiny import PAD, TURN_END, TURN_START, draw_weights, tiny_tokenizer
 
 VisionFamily = Literal["qwen2_vl", "qwen2_5_vl", "smolvlm"]
@@ -75,7 +76,7 @@ def write_tiny_vision_model(
     draw_weights(model, seed)
     model.generation_config = GenerationConfig(**_end_ids(tokenizer))
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    save_model(model, folder)
     tokenizer.save_pretrained(folder)
     _write(folder / "preprocessor_config.json", _preprocessor(family, image_size))
     own = {"image_seq_len": (image_size // PATCH // MERGE) ** 2} if family == "smolvlm" else {}

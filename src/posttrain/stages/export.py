@@ -17,6 +17,7 @@ from posttrain.errors import ModelError, Problem, RequestError
 from posttrain.models.loading import auto_class, first_line, load_model_config
 from posttrain.models.lora import CONFIG as ADAPTER
 from posttrain.models.lora import merge_saved_adapter
+from posttrain.models.saving import save_model
 from posttrain.models.shards import has_shards, merge_shards
 from posttrain.stages.checkpoint_folders import COUNTERS, OPTIMIZER, PREFIX, resolve_checkpoint
 from posttrain.stages.durable import different
@@ -80,7 +81,7 @@ def _write_merged(shards: Path, out: Path, role: Role) -> None:
         raise ModelError(Problem(what, fix="copy the model's config and tokenizer files there"))
     weights = merge_shards(shards)
     model = _model_of(home, weights, role)
-    model.save_pretrained(out)
+    save_model(model, out)
     for path in home.iterdir():  # tokenizer, template, generation config
         if path.is_file() and not (out / path.name).exists() and path.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copy(path, out / path.name)

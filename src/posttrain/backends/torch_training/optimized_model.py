@@ -27,6 +27,7 @@ from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError, Problem, RunStopped
 from posttrain.models import lora
 from posttrain.models.compiled import compile_layers
+from posttrain.models.saving import save_model
 from posttrain.models.vision import copy_processor, has_vision
 from posttrain.records.batches import TrainBatch
 from posttrain.records.notices import Notices
@@ -251,7 +252,7 @@ class OptimizedModel:
             if self._adapted:
                 lora.write_adapter(self.model, masters, folder, head=self._head())
             else:
-                shell.save_pretrained(folder, state_dict=state)
+                save_model(shell, folder, state)
                 shell.config.dtype = torch.float32  # it wrote the dtype to compute in, and loading would round to it
                 shell.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)

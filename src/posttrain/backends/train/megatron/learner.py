@@ -32,6 +32,7 @@ from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError, Problem
+from posttrain.models.saving import save_model
 from posttrain.records.batches import TrainBatch
 from posttrain.records.statistics import OptimizerStats
 
@@ -197,7 +198,7 @@ class MegatronLearner:
         def write(folder: Path) -> None:
             if self._sharding.rank != 0:
                 return
-            shell.save_pretrained(folder, state_dict=state)
+            save_model(shell, folder, state)
             shell.config.dtype = torch.float32  # it wrote the dtype to compute in, and loading would round to it
             shell.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
