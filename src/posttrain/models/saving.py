@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import is_accelerate_available
+from transformers.utils.import_utils import is_accelerate_available
 
 _lock = threading.Lock()
 
