@@ -139,7 +139,7 @@ class Worker:
 
     def __init__(self, name: str, path: str, arguments: argparse.Namespace):
         python = arguments.vllm_python if name == "vllm" else sys.executable
-        environment = dict(os.environ)
+        environment = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ}  # huge pages, which posttrain asks for, for all
         if arguments.preload:
             environment["LD_PRELOAD"] = arguments.preload
         if name == "vllm":
@@ -193,15 +193,13 @@ def serve(name: str, path: str, dtype: str) -> None:
 
 class Native:
     def __init__(self, path: str, dtype: str):
-        import torch
+        from posttrain.cli.process import prepare_cpu
 
-        from posttrain.cli.process import keep_memory
+        prepare_cpu()
         from posttrain.config.model import ModelConfig
         from posttrain.models.loading import DTYPES, load_causal_lm, load_tokenizer
         from posttrain.registry import ROLLOUT_ENGINES
 
-        keep_memory()
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
         self.model = load_causal_lm(path, dtype=DTYPES[dtype])
         self.engine = ROLLOUT_ENGINES.get("native")(
             self.model,

@@ -85,7 +85,9 @@ class Worker:
         for file, text in (files or {}).items():
             (folder / file).write_text(text)
         python = arguments.trl_python if name.startswith("trl") else sys.executable
-        environment = dict(os.environ) | ({"LD_PRELOAD": arguments.preload} if arguments.preload else {})
+        environment = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ}  # huge pages, which posttrain asks for, for both
+        if arguments.preload:
+            environment["LD_PRELOAD"] = arguments.preload
         command = [
             python,
             sys.argv[0],

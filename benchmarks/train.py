@@ -20,7 +20,7 @@ import torch
 from common import median, print_table
 from updates import PPO_CLIP, Way, flops, groups_batch, make_engine, matrix_peak, ragged_batch
 
-from posttrain.cli.process import keep_memory
+from posttrain.cli.process import keep_memory, prepare_cpu
 from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.loading import DTYPES, load_model_config
 from posttrain.models.smollm2 import smollm2_135m_instruct
@@ -62,18 +62,16 @@ def main() -> None:
     if arguments.serve:
         serve(json.loads(arguments.serve))
         return
+    prepare_cpu()  # for the processes started from here, which inherit it
     path = arguments.model or str(smollm2_135m_instruct())
     chosen = arguments.only if arguments.only is not None else [*(set(COMPARISONS) - {"compile"}), "peak"]
     common = {"path": path, "sequences": arguments.sequences, "micro": arguments.micro_batch}
-    rows = []
-    for name in (name for name in COMPARISONS if name in chosen):
+    header = ["way", "update, s", "faster than the first", "tokens/s", "peak above the model, MiB", "of the first"]
+    for name in (name for name in COMPARISONS if name in chosen):  # each is printed when it is done
         batch, shared, ways = COMPARISONS[name]
-        rows += compare({**common, "batch": batch, **shared}, ways, arguments.rounds)
-    if rows:
-        header = ["way", "update, s", "faster than the first", "tokens/s", "peak above the model, MiB", "of the first"]
-        print_table(header, rows)
+        print_table(header, compare({**common, "batch": batch, **shared}, ways, arguments.rounds))
+        print(flush=True)
     if "peak" in chosen:
-        print()
         print_table(["", "bfloat16", "float32"], peak_rows(common, arguments.rounds))
 
 

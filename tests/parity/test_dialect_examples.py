@@ -107,7 +107,7 @@ def run(example: str, place: Path, model: Path, monkeypatch: pytest.MonkeyPatch)
         extra[2] = "max_steps=2"
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["posttrain", "train", *arguments_of(example), *extra])
-    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
+    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     with pytest.raises(SystemExit) as ended:
         main()

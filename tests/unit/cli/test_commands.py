@@ -63,16 +63,13 @@ def train_run(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     build = types.ModuleType("posttrain.build")
     build.train_run = lambda config, **_: started.append(config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "posttrain.build", build)
-    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
+    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"):
         monkeypatch.setenv(name, "")  # train sets what is absent; this way nothing outlives the test
     return started
 
 
 # What is right to ask for, and not built.
-PLANNED = (
-    "policy.engine_options.expert_tensor_parallel_size=2",
-    "policy.engine_options.expert_model_parallel_size=2",
-)
+PLANNED = ("advantage.name=gae", "policy.tensor_parallel=2", "critic.engine=megatron", "critic.pipeline_parallel=2")
 
 
 class TestPlan:
@@ -236,10 +233,12 @@ class TestPlan:
         arguments = ("run.yaml", "policy.engine=megatron", *PLANNED, "placement.devices=2")
         code, out, _ = posttrain("plan", *arguments)
         assert code == 0 and "Planned, not built yet; train refuses it:" in out
-        planned = "1. expert_tensor_parallel_size=2: experts are not split yet; this version cannot run it"
+        planned = (
+            "1. policy.tensor_parallel is 2 and critic.tensor_parallel is 1 on the same devices; this version cannot"
+        )
         assert planned in " ".join(out.split())
         code, _, err = posttrain("train", *arguments)
-        assert code == 2 and "2 problems, and nothing was started" in err and "experts are not split yet" in err
+        assert code == 2 and "2 problems, and nothing was started" in err and "critic.pipeline_parallel is 2" in err
 
     def test_here_puts_it_on_one_device_and_says_what_changed(self, posttrain: Run, job: Path) -> None:
         arguments = ("run.yaml", "rollout.engine=vllm", "placement.devices=2", "policy.engine=fsdp", "--here", "--json")

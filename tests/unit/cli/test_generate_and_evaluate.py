@@ -24,7 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def posttrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run ``posttrain ARGUMENTS``: (exit code, stdout, stderr)."""
-    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
+    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # what prepare() sets does not outlive the test
 
     def run(*arguments: str) -> tuple[int, str, str]:

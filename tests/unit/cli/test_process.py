@@ -24,6 +24,7 @@ def test_a_cpu_run_gets_a_thread_per_core_and_short_waits() -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "4",
         "GOMP_SPINCOUNT": "1000",
+        "THP_MEM_ALLOC_ENABLE": "1",
     }
 
 
@@ -32,7 +33,12 @@ def test_a_run_of_some_cores_gets_as_many_threads() -> None:
 
 
 def test_what_the_user_has_set_stays() -> None:
-    mine = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "active", "TOKENIZERS_PARALLELISM": "true"}
+    mine = {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "active",
+        "TOKENIZERS_PARALLELISM": "true",
+        "THP_MEM_ALLOC_ENABLE": "0",
+    }
     assert prepared(dict(mine), device="cpu") == mine
 
 

@@ -28,7 +28,7 @@ def posttrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["posttrain", *arguments])
         monkeypatch.setenv("COLUMNS", "80")
-        for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
+        for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"):
             monkeypatch.setenv(name, "1")
         with pytest.raises(SystemExit) as ended:
             main()
