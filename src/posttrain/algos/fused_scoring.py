@@ -19,6 +19,7 @@ from posttrain.algos.kl_full import vocabulary_kl
 from posttrain.errors import ShapeError
 
 COLUMNS = 2048  # of a tile: on a CPU small enough for its caches, on any device wide enough for fast products
+SHIFT_COLUMNS = 3  # bfloat16 numbers of 8 digits each, for the 24 of a float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,7 +56,8 @@ def score_tokens(
 
     Gradients reach hidden, weight and bias, through the log-probs, the KL and, with ``entropy_gradient``, the entropy. Sums
     run in float32 at least. bfloat16 inputs are multiplied exactly and added up in float32: their logits are not rounded to
-    bfloat16, as the model's own forward pass would; gradients are rounded to the dtype of what they belong to.
+    bfloat16, as the model's own forward pass would; gradients are rounded to the dtype of what they belong to. On a CPU what is
+    rounded is each logit's distance to the target's, see _less_targets.
 
     Args: hidden [N, H]; targets [N] int64; temperature > 0; reference: hidden states [N, H'] and head of another model over
         the same vocabulary, which get no gradient.
@@ -122,8 +124,18 @@ class _ScoreTokens(torch.autograd.Function):
             (7, tiles, rows), dtype=dtype, device=hidden.device
         )
         chosen = torch.full((rows,), torch.nan, dtype=dtype, device=hidden.device)
+        shifted = _rounds(hidden, head) and reference is None
+        if shifted:
+            factor = head.scale / temperature
+            inside = weight[targets.clamp(0, len(weight) - 1)]
+            shift = torch.linalg.vecdot(hidden.float(), inside.float())
+            left = _with_shift(hidden, shift)
         for number in range(tiles):
-            x = _tile(hidden, head, temperature, number)
+            if shifted:
+                x = (left @ _with_ones(weight[_columns(number)]).T).float()
+                x = x if factor == 1.0 else x.mul_(factor)
+            else:
+                x = _tile(hidden, head, temperature, number)
             places, here = _places(targets, number, x)
             torch.where(here, x.gather(1, places).squeeze(1), chosen, out=chosen)
             top[number] = x.amax(dim=1)
@@ -153,7 +165,8 @@ class _ScoreTokens(torch.autograd.Function):
             shift = (ref_largest - ref_top + ref_rest) - below
             kl = (share * (difference + total * shift)).sum(dim=0)
         scores = (chosen - largest) - rest
-        ctx.save_for_backward(hidden, weight, bias, targets, scores, largest + rest, entropies, kl, ref_lse)
+        lse = largest + rest + shift * factor if shifted else largest + rest
+        ctx.save_for_backward(hidden, weight, bias, targets, scores, lse, entropies, kl, ref_lse)
         ctx.head, ctx.temperature, ctx.reference = head, temperature, reference
         ctx.set_materialize_grads(False)
         without_gradient = [pi_squared, None if entropy_gradient else entropies]
@@ -169,8 +182,7 @@ class _ScoreTokens(torch.autograd.Function):
         head, temperature = ctx.head, ctx.temperature
         of_logprobs = torch.zeros_like(lse) if of_logprobs is None else of_logprobs
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        plain = bias is None and head.softcap is None and of_entropy is None and of_kl is None
-        if plain and hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu":
+        if _rounds(hidden, head) and of_entropy is None and of_kl is None:
             factor = head.scale / temperature
             grads = _rounding_gradients(
                 hidden, weight, targets, scores, lse, of_logprobs, factor, (for_hidden, for_weight)
@@ -221,27 +233,21 @@ def _rounding_gradients(
     factor: float,
     wanted: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of hidden and weight through the log-probs of bfloat16 inputs on a CPU, by products that round to bfloat16: they
-    take half the time of those that do not.
+    """Gradients of hidden and weight through the log-probs of bfloat16 inputs on a CPU, by products that round to bfloat16.
 
-    Rounded logits x would be off by up to 2^-9 |x|, and p by as much of itself. So the product gives log p at once: three more
-    columns subtract logsumexp inside it, as three bfloat16 numbers that add up to it, and log p is off by 2^-9 |log p| only,
-    which is least where p is large. At the target the gradient a (1 - p) comes from the log-prob in ``scores``, unrounded.
+    Rounded logits x would be off by up to 2^-9 |x|, and p by as much of itself. So the product gives log p at once, with
+    logsumexp as its shift, and log p is off by 2^-9 |log p| only, which is least where p is large. At the target the gradient
+    a (1 - p) comes from the log-prob in ``scores``, unrounded.
 
     Args: as in the backward pass; factor: x = factor * hidden @ weight.T; scores, lse, of_logprobs [N].
     """
-    shift, pieces = lse / factor, []
-    for _ in range(3):
-        pieces.append(shift.bfloat16())
-        shift = shift - pieces[-1]
-    left = torch.cat([hidden, -torch.stack(pieces, dim=1)], dim=1)
-    ones = weight.new_ones(COLUMNS, len(pieces))
+    left = _with_shift(hidden, lse / factor)
     elsewhere, at_target = (-factor * of_logprobs)[:, None], (-factor * of_logprobs * scores.expm1())[:, None]
     grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if wanted[0] else None
     grad_weight = torch.empty_like(weight) if wanted[1] else None
     for number in range(-(-weight.shape[0] // COLUMNS)):
         part = weight[_columns(number)]
-        log_p = left @ torch.cat([part, ones[: len(part)]], dim=1).T
+        log_p = left @ _with_ones(part).T
         gradient = (log_p if factor == 1.0 else log_p.mul_(factor)).exp_().mul_(elsewhere)
         places, here = _places(targets, number, gradient)
         gradient.scatter_(1, places, torch.where(here[:, None], at_target.bfloat16(), gradient.gather(1, places)))
@@ -251,6 +257,27 @@ def _rounding_gradients(
             torch.mm(gradient.T, hidden, out=grad_weight[_columns(number)])
         del log_p, gradient
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
+
+
+def _rounds(hidden: Tensor, head: Head) -> bool:
+    """Whether products may round to bfloat16, because a shift makes what is rounded small. On a CPU they take half the time
+    of those that do not."""
+    return hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu" and head.bias is None and head.softcap is None
+
+
+def _with_shift(hidden: Tensor, shift: Tensor) -> Tensor:
+    """[N, H + 3]: times ``_with_ones(weight).T`` it is hidden @ weight.T - shift, added up in float32 and then rounded. The shift
+    [N] stands in three columns, as three bfloat16 numbers that add up to it."""
+    pieces = []
+    for _ in range(SHIFT_COLUMNS):
+        pieces.append(shift.bfloat16())
+        shift = shift - pieces[-1]
+    return torch.cat([hidden, -torch.stack(pieces, dim=1)], dim=1)
+
+
+def _with_ones(weight: Tensor) -> Tensor:
+    """weight [V, H] -> [V, H + 3], see _with_shift"""
+    return torch.cat([weight, weight.new_ones(len(weight), SHIFT_COLUMNS)], dim=1)
 
 
 def _columns(number: int) -> slice:
