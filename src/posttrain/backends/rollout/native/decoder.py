@@ -150,11 +150,11 @@ class Decoder:
         if self.sandwich:
             hidden = hidden + module.post_attention_layernorm(mixed)
             gate, up = layer.gate_up(module.pre_feedforward_layernorm(hidden)).chunk(2, dim=1)
-            after: Tensor = hidden + module.post_feedforward_layernorm(layer.down(module.mlp.act_fn(gate) * up))
+            after: Tensor = hidden + module.post_feedforward_layernorm(layer.down(module.mlp.act_fn(gate).mul_(up)))
             return after
-        hidden = hidden + mixed
+        hidden = mixed.add_(hidden)
         gate, up = layer.gate_up(module.post_attention_layernorm(hidden)).chunk(2, dim=1)
-        return hidden + layer.down(module.mlp.act_fn(gate) * up)
+        return layer.down(module.mlp.act_fn(gate).mul_(up)).add_(hidden)
 
     def _attend(self, number: int, layer: _Layer, normed: Tensor, turn: Turn, cache: KeyValueCache) -> Tensor:
         attention = layer.module.self_attn
