@@ -68,7 +68,7 @@ def head_form(model: PreTrainedModel) -> HeadForm | str:
     return "it changes its logits in a way that is not known here"
 
 
-def last_hidden_states(model: PreTrainedModel, layout: Any, **inputs: Tensor) -> Tensor:
+def last_hidden_states(model: PreTrainedModel, layout: Any, **inputs: Any) -> Tensor:
     """What the body of the model, all of it but the output layer, makes of its inputs, [1, N, H]."""
     return model.base_model(**inputs, attention_layout=layout, use_cache=False).last_hidden_state
 

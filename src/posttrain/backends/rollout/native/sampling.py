@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from posttrain.records.trajectories import SamplingParams
 
 BLOCK = 128  # tokens whose probabilities are summed first
+LOGIT_ROWS = 64  # logits of so many rows are looked at together: they stay in a processor's cache
 
 
 def uniforms(seed: int, sample_id: str, count: int) -> np.ndarray:

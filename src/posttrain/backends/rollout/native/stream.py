@@ -26,7 +26,7 @@ from posttrain.backends.rollout.native.responses import (
     common,
     prompt_key,
 )
-from posttrain.backends.rollout.native.sampling import draw, logprob_of, uniforms
+from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, draw, uniforms
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
@@ -37,7 +37,6 @@ from posttrain.records.trajectories import SamplingParams, StopReason, Trajector
 
 ROW_STEP = 8  # rows of a pass are rounded up to it, so that the matrix library meets few shapes
 PATIENCE = 4  # passes that a request with a free slot waits for others to be prefilled with
-LOGIT_ROWS = 64  # logits of so many rows are looked at together: they stay in a processor's cache
 
 
 class NativeStream:
@@ -233,25 +232,23 @@ class NativeStream:
             self._held.append(prompt)
         if not parts:
             return
-        everywhere = self.sampling.prompt_logprobs
         self._cache.prefilling(parts)
         inputs = model_inputs(self.model, self._tensor(tokens), self._tensor(positions), placed)
-        output = self.model(
-            **inputs,
-            past_key_values=self._cache,
-            attention_layout=continued_layout(
-                [(reused, end - start) for start, end, _, reused in parts], self.model.device
-            ),
-            logits_to_keep=0 if everywhere else self._tensor([end - 1 for _, end, _, _ in parts]),
-            use_cache=False,
+        lengths = [(reused, end - start) for start, end, _, reused in parts]
+        logits, logprobs = self.token_pass.prefill(
+            inputs,
+            continued_layout(lengths, self.model.device),
+            self._cache,
+            self._tensor([end - 1 for _, end, _, _ in parts]),
+            self._tensor([*tokens[1:], tokens[0]]) if self.sampling.prompt_logprobs else None,
         )
         for number, (start, end, slot, _) in enumerate(parts):
             prompt = self._held[slot]
-            prompt.logits = output.logits[0, end - 1 if everywhere else number]
+            prompt.logits = logits[number]
             if prompt.images:
                 prompt.shift = position_shift(inputs["position_ids"], start, end)
-            if everywhere:
-                prompt.logprobs = _logprobs(output.logits[0, start : end - 1], self._tensor(tokens[start + 1 : end]))
+            if logprobs is not None:  # that of the token behind a prompt's end is of no prompt
+                prompt.logprobs = tuple(logprobs[start : end - 1].tolist())
 
     def _decode(self) -> None:
         """One token further for every active response."""
@@ -367,9 +364,3 @@ def _first_logits(responses: list[Response]) -> Tensor:
     """Logits of the first token of each response."""
     found = [response.prompt.logits for response in responses]
     return torch.stack(cast(list[Tensor], found))  # all are prefilled
-
-
-def _logprobs(logits: Tensor, tokens: Tensor) -> tuple[float, ...]:
-    """Of the plain distribution (temperature 1, uncut). logits [N, vocabulary], tokens [N] int64"""
-    pieces = zip(logits.split(LOGIT_ROWS), tokens.split(LOGIT_ROWS), strict=True)
-    return tuple(value for some, drawn in pieces for value in logprob_of(some.float(), drawn).tolist())

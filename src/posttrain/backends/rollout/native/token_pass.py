@@ -1,19 +1,22 @@
-"""The pass that takes every active sequence one token further, and the logits it ends in."""
+"""The passes of a model while it samples: over packed prompts, and one token further for every active sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from posttrain.algos.fused_scoring import score_tokens
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Decoder
+from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, logprob_of
 from posttrain.backends.rollout.native.trial import fast_pass, logits_by_modules
 from posttrain.models.attention import CachedRows
-from posttrain.models.head import HeadForm
+from posttrain.models.head import HeadForm, last_hidden_states
 
 
 class TokenPass:
@@ -41,6 +44,32 @@ class TokenPass:
         finally:
             if self.decoder is not None:
                 self.decoder.drop_weights()
+
+    def prefill(
+        self, inputs: dict[str, Any], layout: Any, cache: KeyValueCache, ends: Tensor, following: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Read packed prompts, whose keys and values go to the cache, which has been told where.
+
+        Args: inputs, layout: the model's, of N tokens in one row; ends [n] int64: where prompts end; following [N] int64: the
+            token behind each, where log-probs are wanted.
+        Returns: logits at ``ends``, [n, vocabulary]; and the log-prob of each following token under the plain distribution
+            (temperature 1, uncut), [N] nats, for which the logits of all tokens are not held where the head's form is known.
+        """
+        if following is not None and self.decoder is not None:
+            states = last_hidden_states(self.model, layout, **inputs, past_key_values=cache)[0]
+            head = self._form.of(self.model)
+            return self.logits(states[ends]), score_tokens(states, head, following, temperature=1.0).logprobs
+        logits: Tensor = self.model(
+            **inputs,
+            past_key_values=cache,
+            attention_layout=layout,
+            logits_to_keep=ends if following is None else 0,
+            use_cache=False,
+        ).logits[0]
+        if following is None:
+            return logits, None
+        pieces = zip(logits.split(LOGIT_ROWS), following.split(LOGIT_ROWS), strict=True)
+        return logits[ends], torch.cat([logprob_of(some.float(), tokens) for some, tokens in pieces])
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
         """What ``logits`` turns into logits, [rows, ...]. The cache has been told which rows they are.

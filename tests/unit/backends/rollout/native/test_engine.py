@@ -261,6 +261,27 @@ def test_prompt_is_prefilled_once_for_all_its_samples(counting: NativeEngine) ->
     assert counting.model.prefilled == [[*b"abcxyz"]]
 
 
+def test_logprobs_of_prompts_do_not_take_the_logits_of_all_their_tokens(tiny_llama: Path) -> None:
+    """They are added up in tiles; logits are made of the last token of each prompt. The numbers are those of whole logits."""
+    engine = make_engine(tiny_llama)
+    asked = SamplingParams(samples_per_prompt=1, max_response_tokens=2, temperature=0, prompt_logprobs=True)
+    rows: list[int] = []
+    head = engine.model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda module, given, output: rows.append(output.shape[-2]))
+    prompts = [prompt([5 + n % 50 for n in range(length)], str(length)) for length in (200, 300)]
+    groups = engine.generate(prompts, asked)
+    hook.remove()
+    assert not rows  # the fast pass's own product was used, for the last token of each
+    for group in groups:
+        ids = torch.tensor(group.prompt.token_ids)
+        with torch.no_grad():
+            logits = engine.model(
+                input_ids=ids[None], attention_layout=packed_layout([len(ids)], ids.device), use_cache=False
+            ).logits[0]
+        wanted = logits[:-1].log_softmax(dim=1).gather(1, ids[1:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(group.trajectories[0].prompt_logprobs), wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_prompt_is_kept_for_samples_that_wait() -> None:
     """Ten samples of two prompts on four slots: the second half of each prompt's samples starts when others have ended."""
     model = CountingModel()
