@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vllm-python", default=os.environ.get("POSTTRAIN_VLLM_PYTHON", sys.executable))
+    parser.add_argument("--spin", help="GOMP_SPINCOUNT of native; default: that of a run")
     parser.add_argument("--preload", help="a library that every engine's process loads first")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -142,6 +143,8 @@ class Worker:
         environment = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ}  # huge pages, which posttrain asks for, for all
         if arguments.preload:
             environment["LD_PRELOAD"] = arguments.preload
+        if name == "native" and arguments.spin:
+            environment["GOMP_SPINCOUNT"] = arguments.spin
         if name == "vllm":
             environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
