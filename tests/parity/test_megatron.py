@@ -24,17 +24,20 @@ from test_update_paths import make_batch as batch_of_bytes
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.train.local import LocalValueEngine
 from posttrain.build import train_run
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.tiny import draw_weights, write_tiny_model
 from posttrain.models.value_head import load_value_model, value_head
+from posttrain.placement.experts import ExpertSettings
 from posttrain.placement.megatron import MegatronSettings
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import ValueLossPlan
+from posttrain.registry import is_installed
 
-pytest.importorskip("megatron.core")
-pytestmark = pytest.mark.slow
+# Looked for, not imported: that takes seconds, also where none of these tests is run.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_installed("megatron"), reason="needs megatron-core")]
 
 
 class Split(NamedTuple):
@@ -52,6 +55,10 @@ class Split(NamedTuple):
     @property
     def model(self) -> str:
         return f"{self.family}-{self.layers}"
+
+
+def experts(**settings: Any) -> dict[str, Any]:
+    return {"experts": ExpertSettings(**settings)}
 
 
 SPLITS = {
@@ -81,6 +88,8 @@ SPLITS = {
     "context 2": Split({"context": 2}),
     "context 2, one sequence at a time": Split({"context": 2}, how={"micro": 1}),
     "two copies": Split(),
+    "two copies, averages in halves": Split(settings={"distributed_optimizer": True}, resumes=True),
+    "two copies, averages in halves, bfloat16": Split(settings={"distributed_optimizer": True}, dtype=torch.bfloat16),
     "two copies, padded": Split(how={"micro": 5, "padded": True}),
     "tensor 2 x pipeline 2": Split({"tensor": 2, "pipeline": 2}, ranks=4, family="llama", resumes=True),
     "tensor 2 x context 2": Split({"tensor": 2, "context": 2}, ranks=4),
@@ -89,6 +98,44 @@ SPLITS = {
         {"tensor": 2, "pipeline": 2}, ranks=4, settings={"virtual": 2}, layers=4
     ),
     "tensor 4, two key/value heads": Split({"tensor": 4}, ranks=4),
+    "experts, one rank": Split(ranks=1, family="qwen2_moe", settings=experts(grouped=True)),
+    "experts 2": Split(family="qwen3_moe", settings=experts(parallel=2), resumes=True),
+    "experts 2, one sequence at a time": Split(family="qwen3_moe", settings=experts(parallel=2), how={"micro": 1}),
+    "experts 2, one product": Split(family="mixtral", settings=experts(parallel=2, grouped=True)),
+    "experts 2, all tokens gathered": Split(family="qwen3_moe", settings=experts(parallel=2, dispatcher="allgather")),
+    "experts 2, one shared by all tokens": Split(family="qwen2_moe", settings=experts(parallel=2), resumes=True),
+    "experts 2, recomputed": Split(
+        family="qwen3_moe",
+        settings=experts(parallel=2) | {"recompute": {"granularity": "selective", "modules": ["moe", "core_attn"]}},
+    ),
+    "experts 2, all recomputed": Split(
+        family="qwen2_moe", settings=experts(parallel=2), how={"micro": 5, "gradient_checkpointing": True}
+    ),
+    "experts 2, frozen router": Split(
+        family="qwen3_moe", settings=experts(parallel=2, freeze_router=True, router_dtype="fp64"), resumes=True
+    ),
+    "experts 2, bfloat16": Split(family="qwen3_moe", settings=experts(parallel=2), dtype=torch.bfloat16),
+    "experts 2 x context 2": Split({"context": 2}, family="qwen3_moe", settings=experts(parallel=2)),
+    "two copies of experts": Split(family="qwen3_moe"),
+    "tensor 2, of experts, too": Split({"tensor": 2}, family="qwen2_moe", resumes=True),
+    "tensor 2, of experts, too, all tokens gathered": Split(
+        {"tensor": 2}, family="qwen2_moe", settings=experts(dispatcher="allgather")
+    ),
+    "tensor 2, every expert twice": Split({"tensor": 2}, family="qwen3_moe", settings=experts(tensor=1)),
+    "tensor 2, experts 2": Split({"tensor": 2}, family="qwen2_moe", settings=experts(tensor=1, parallel=2)),
+    "pipeline 2, with experts": Split({"pipeline": 2}, family="qwen2_moe", resumes=True),
+    "tensor 2 x experts 2": Split({"tensor": 2}, ranks=4, family="qwen2_moe", settings=experts(parallel=2)),
+    "tensor 2 x two copies, averages in halves": Split(
+        {"tensor": 2},
+        ranks=4,
+        family="qwen3_moe",
+        settings=experts(parallel=2, tensor=1, freeze_router=True) | {"distributed_optimizer": True},
+        resumes=True,
+    ),
+    "pipeline 2 x experts 2": Split(
+        {"pipeline": 2}, ranks=4, family="qwen2_moe", settings=experts(parallel=2), resumes=True
+    ),
+    "experts 2, each twice": Split(ranks=4, family="qwen3_moe", settings=experts(parallel=2)),
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 6e-2}
 # The critic has a head that is not 0, so that its body learns from the first update on.
@@ -99,6 +146,7 @@ CRITICS = {
     "pipeline 2 x virtual 2": Split({"pipeline": 2}, settings={"virtual": 2}, layers=4),
     "context 2": Split({"context": 2}),
     "tensor 2, bfloat16": Split({"tensor": 2}, family="qwen2", dtype=torch.bfloat16),
+    "experts 2": Split(family="qwen3_moe", settings=experts(parallel=2), resumes=True),
     "tensor 2 x pipeline 2": Split({"tensor": 2, "pipeline": 2}, ranks=4, family="llama", resumes=True),
 }
 PADDING = 257  # of the tiny models: Hugging Face gives its row no gradient where it is read
@@ -123,6 +171,19 @@ def updates(engine: Any, weights: Callable[[], dict[str, Tensor]]) -> tuple[Outc
         norms.append(engine.optimizer_step().grad_norm)
         logprobs.append(stats.policy_logprobs)
     return Outcome(losses, norms, logprobs[0], scored, weights()), squares
+
+
+def keep_routers(engine: Any) -> None:
+    """One process's engine, made to leave the experts' routers as they are."""
+    step = engine.optimizer_step
+
+    def without_their_gradients() -> Any:
+        for name, weight in engine._masters.parameters.items():
+            if name.endswith("mlp.gate.weight"):
+                weight.grad = None
+        return step()
+
+    engine.optimizer_step = without_their_gradients
 
 
 def critic_of(folder: Path, kind: Any = LocalValueEngine, **how: Any) -> Any:
@@ -206,6 +267,7 @@ def updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
     if not split.resumes:
         return
     engine.save(out / "saved")
+    assert_sent_as_saved(engine, sharding, out / "saved", rank)
     again = make()
     again.load(out / "saved")
     batch = make_batch(7)
@@ -214,6 +276,17 @@ def updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
         stats = each.forward_backward(batch, PLAN, batch.counts())
         following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
     (out / f"{rank}.json").write_text(json.dumps(following))
+
+
+def assert_sent_as_saved(engine: Any, sharding: Any, folder: Path, rank: int) -> None:
+    """What a server is sent is what its file would hold: experts one by one, for instance."""
+    where: dict[str, Any] = {"device": sharding.device, "rank": rank, "timeout_s": 60}
+    shell, dtype = engine.parts.shell, sharding.compute_dtype
+    sender = Sender(shell, sharding, dtype, to_copies=False, describe=lambda folder: None, **where)
+    sent = dict(sender.weights())
+    saved = load_file(folder / "model.safetensors") if rank == 0 else {}
+    assert sent.keys() == saved.keys()
+    assert all(torch.equal(sent[name], tensor.to(dtype)) for name, tensor in saved.items())
 
 
 def value_updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
@@ -266,7 +339,10 @@ def split_up(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize("name", SPLITS)
 def test_updates_are_those_of_one_process(models: Path, split_up: Callable[[int], Path], name: str) -> None:
     split = SPLITS[name]
+    frozen = split.settings.get("experts", ExpertSettings()).freeze_router
     local: Any = make_engine(models / split.model)  # in float32: masters start from what the folder holds
+    if frozen:
+        keep_routers(local)
     wanted, squares = updates(local, lambda: {n: w.detach().clone() for n, w in local._masters.parameters.items()})
     tolerance = TOLERANCE[split.dtype]
     folder = split_up(split.ranks) / name
@@ -286,6 +362,8 @@ def test_updates_are_those_of_one_process(models: Path, split_up: Callable[[int]
     # The folder is every engine's: one process goes on from it, with weights and averages.
     again = make_engine(models / split.model)
     again.load(folder / "saved")
+    if frozen:
+        keep_routers(again)
     batch = make_batch(7)
     stats = again.forward_backward(batch, PLAN, batch.counts())
     assert stats.loss == pytest.approx(straight[0], rel=tolerance, abs=tolerance)  # it may be near 0
@@ -324,12 +402,17 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
         "rollout": {"devices": [2, 3], "weight_bucket_mib": 1},
         "placement": {"devices": 4},
     },
+    "two ranks share experts": {
+        "policy": {"engine_options": {"expert_model_parallel_size": 2}},
+        "placement": {"devices": 2},
+    },
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_the_run_in_one_process(name: str, address: str, tmp_path: Path, tiny_llama: Path) -> None:
     pytest.importorskip("ray")
+    model = write_tiny_model(tmp_path / "mixed", "qwen3_moe") if "experts" in name else tiny_llama
     changes = {section: dict(values) for section, values in RUNS[name].items()}
     # An eps that is not tiny beside the gradients, as in test_update_paths.
     optimizer = {"optimizer": {"lr": 1e-3, "eps": 1e-3}}
@@ -340,8 +423,8 @@ def test_a_run_is_the_run_in_one_process(name: str, address: str, tmp_path: Path
         learning["critic"] = optimizer
         changes["advantage"] = learning["advantage"] = {"name": "gae"}
     changes["placement"] |= {"ray_address": address}
-    alone = train_run(config(tmp_path, tiny_llama, "alone", learning))
-    found = train_run(config(tmp_path, tiny_llama, "split", changes))
+    alone = train_run(config(tmp_path, model, "alone", learning))
+    found = train_run(config(tmp_path, model, "split", changes))
     assert_same(found, alone, roles=("policy", "critic") if "critic" in changes else ("policy",))
     exported = load_file(found / "checkpoints/global_step_2/policy/model.safetensors")
     assert exported["model.embed_tokens.weight"].shape == (259, 32)  # without the filling of the vocabulary

@@ -71,6 +71,8 @@ def _further(role: RolePlacement, devices: int) -> list[str]:
     groups = [f"{size} {words}" for size, words in sizes if size > 1]
     if role.sizes.expert > 1:
         groups.append(f"{role.sizes.expert} share the experts")
+    if role.sizes.expert_tensor > 1 and role.sizes.expert_tensor != role.sizes.tensor:
+        groups.append(f"{role.sizes.expert_tensor} share each expert")
     if role.sizes.shard > 1:
         replicas = len(role.groups("shard"))
         groups.append(f"weights in parts over {role.sizes.shard}" + (f", {replicas} times" if replicas > 1 else ""))

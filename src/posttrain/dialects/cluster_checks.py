@@ -76,9 +76,6 @@ def _unbuilt_samplers(rollout: RolloutConfig, plan: PlacementPlan) -> Iterator[P
             what = f"{engine} has a copy of the weights on each device, and cannot share one out"
             yield Problem(what, fix="use rollout.tensor_parallel=1", field="rollout.tensor_parallel")
         return
-    if rollout.weight_sync == "adapter":
-        what = "workers of Ray send whole weights, with the adapter merged into them"
-        yield Problem(what, fix="use rollout.weight_sync=auto", field="rollout.weight_sync")
     if role is None or not role.ranks:
         return
     size = role.devices_per_copy

@@ -9,7 +9,16 @@ from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.errors import Problem
-from posttrain.placement.megatron import megatron_settings, model_problems, planned_options, virtual_options
+from posttrain.placement.experts import EXPERTS_OVER, ONE_EXPERT_OVER
+from posttrain.placement.megatron import (
+    DISTRIBUTED,
+    has_no_experts,
+    megatron_settings,
+    model_problems,
+    options_without_experts,
+    planned_options,
+    virtual_options,
+)
 from posttrain.placement.roles import learner_of
 from posttrain.registry import is_installed, missing_library
 
@@ -25,7 +34,7 @@ def megatron_problems(config: TrainingConfig, trained: Trained) -> Iterator[Prob
         settings, problems, _ = megatron_settings(section.engine_options, role=role)
         yield from problems
         yield from model_problems(
-            (section.path if isinstance(section, CriticConfig) else None) or config.model.path,
+            _path(config, section),
             role=role,
             tensor=section.tensor_parallel,
             pipeline=section.pipeline_parallel,
@@ -39,6 +48,10 @@ def megatron_problems(config: TrainingConfig, trained: Trained) -> Iterator[Prob
     if config.loss.kl_coef and config.loss.kl_estimator == "full":
         what = "loss.kl_estimator=full compares whole vocabularies, which megatron's ranks have parts of"
         yield Problem(what, fix="use loss.kl_estimator=k3, or policy.engine=fsdp", field="loss.kl_estimator")
+
+
+def _path(config: TrainingConfig, section: LearnerConfig | CriticConfig) -> str:
+    return (section.path if isinstance(section, CriticConfig) else None) or config.model.path
 
 
 def _unlike(config: TrainingConfig) -> Iterator[Problem]:
@@ -55,17 +68,38 @@ def _unlike(config: TrainingConfig) -> Iterator[Problem]:
             )
             fix = f"use critic.{name}={theirs}, or give policy.devices and critic.devices"
             yield Problem(what, fix=fix, field=f"critic.{name}")
+    if has_no_experts(_path(config, critic)):
+        return
+    theirs, its = (megatron_settings(each.engine_options)[0].experts for each in (policy, critic))
+    for name, wanted, found in (
+        (EXPERTS_OVER, theirs.parallel, its.parallel),
+        (ONE_EXPERT_OVER, theirs.tensor, its.tensor),
+    ):
+        if wanted != found:
+            field = f"critic.engine_options.{name}"
+            what = f"policy.engine_options.{name} is {wanted} and {field} is {found} on the same devices"
+            fix = "use the same, or give policy.devices and critic.devices"
+            yield Problem(f"{what}; this version cannot run it", fix=fix, field=field)
 
 
 def unbuilt_megatron(config: TrainingConfig, engines: Mapping[str, str]) -> Iterator[Problem]:
     """What is right to ask for and planned, and what is not installed. Args: engines by role."""
     ours = [role for role, engine in engines.items() if engine == ENGINE]
     for role in ours:
-        yield from planned_options(learner_of(config, role).engine_options, role=role)
+        section = learner_of(config, role)
+        yield from planned_options(section.engine_options, _path(config, section), role=role)
     if len(ours) > 1:
         yield from _unlike(config)
     if ours and not is_installed("megatron"):
         yield replace(missing_library("megatron", f"{ours[0]}.engine={ENGINE}"), field=f"{ours[0]}.engine")
+
+
+def _held_once(config: TrainingConfig, section: LearnerConfig | CriticConfig) -> bool:
+    """Whether the optimizer is to be shared out, and no two devices hold the same weights."""
+    settings, tensor = megatron_settings(section.engine_options)[0], section.tensor_parallel
+    devices = config.placement.devices if section.devices is None else len(section.devices)
+    over, one_over = settings.experts.split(tensor)
+    return settings.distributed_optimizer and devices <= section.pipeline_parallel * min(tensor, over * one_over)
 
 
 def megatron_warnings(config: TrainingConfig, trained: Trained) -> Iterator[str]:
@@ -74,6 +108,9 @@ def megatron_warnings(config: TrainingConfig, trained: Trained) -> Iterator[str]
         if section.engine != ENGINE:
             continue
         yield from megatron_settings(section.engine_options, role=role)[2]
+        yield from options_without_experts(section.engine_options, _path(config, section), role=role)
+        if _held_once(config, section):
+            yield f"{role}.engine_options.{DISTRIBUTED} has no effect: every weight is held once"
         if section.pipeline_parallel == 1:
             for where in virtual_options(section.engine_options, role=role):
                 yield f"{where} has no effect: {role}.pipeline_parallel is 1, so there are no stages"

@@ -17,12 +17,21 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from posttrain.models.saving import save_model
 
-# Llama shares its input and output embeddings here, as the demo model does; the Qwens keep two.
+EXPERTS = {"num_experts_per_tok": 2, "tie_word_embeddings": False}
+# Llama shares its input and output embeddings here, as the demo model does; the others keep two.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 8, "tie_word_embeddings": True},
     "qwen2": {"tie_word_embeddings": False},  # has biases on queries, keys and values
     "qwen3": {"head_dim": 8, "tie_word_embeddings": False},  # has norms on queries and keys
-}
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, "norm_topk_prob": True, **EXPERTS},
+    # One expert is shared by all tokens, and weights of the chosen ones do not add up to 1. The first layer has no experts.
+    "qwen2_moe": {
+        "num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32, "mlp_only_layers": [0],
+        **EXPERTS,
+    },
+    "mixtral": {"num_local_experts": 4, **EXPERTS},
+}  # fmt: skip
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral"]
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -32,9 +41,7 @@ CHATML = (
 )
 
 
-def write_tiny_model(
-    folder: Path, family: Literal["llama", "qwen2", "qwen3"] = "llama", *, seed: int = 0, layers: int = 2
-) -> Path:
+def write_tiny_model(folder: Path, family: Family = "llama", *, seed: int = 0, layers: int = 2) -> Path:
     """Write a random model of ``layers`` layers of ``family`` and its tokenizer into ``folder``, as a Hugging Face folder.
 
     Width 32, 4 heads on 2 key/value heads, 259 token ids, float32, about 150 kB. The same seed gives the same bytes,

@@ -13,17 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import Problem, did_you_mean
+from posttrain.placement.experts import (
+    BALANCE,
+    EXPERT_FAMILIES,
+    EXPERT_OPTIONS,
+    EXPERTS_OVER,
+    EXPERTS_WITHOUT_EFFECT,
+    ONE_EXPERT_OVER,
+    RECOMPUTED_LAYER,
+    ExpertSettings,
+    expert_layers,
+    expert_problems,
+    expert_settings,
+)
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # Hugging Face's model_type
-RECOMPUTED = ("core_attn", "mlp")  # modules that can be recomputed one by one
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *EXPERT_FAMILIES)  # Hugging Face's model_type
+RECOMPUTED = ("core_attn", "mlp", "moe")  # modules that can be recomputed one by one
 _NO_KERNELS = "layers are computed by megatron-core's own modules, without the kernels of Transformer Engine and Apex"
-_NO_EXPERTS = "the model has no experts"
 _OWN_FILES = "weights come from and go to Hugging Face folders, which every engine reads"
 _STAYS = "weights and gradients stay where they are between phases"
 _MESSAGES = "messages between devices are sent when they are due, and waited for"
 # What a dialect has a setting for, and is otherwise here: name -> what happens instead.
 WITHOUT_EFFECT = {
-    "use_distributed_optimizer": "every copy keeps the optimizer's averages of its own part of the weights",
     "overlap_grad_reduce": _MESSAGES,
     "overlap_param_gather": _MESSAGES,
     "overlap_p2p_comm": _MESSAGES,
@@ -36,14 +47,7 @@ WITHOUT_EFFECT = {
         ),
         _NO_KERNELS,
     ),
-    **dict.fromkeys(
-        (
-            "moe_layer_recompute", "moe_token_dispatcher_type", "moe_grouped_gemm", "moe_shared_expert_overlap",
-            "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_permute_fusion", "freeze_moe_router",
-            "moe_router_dtype", "moe_enable_deepep",
-        ),
-        _NO_EXPERTS,
-    ),
+    **EXPERTS_WITHOUT_EFFECT,
     **dict.fromkeys(("param_offload", "grad_offload"), _STAYS),
     **dict.fromkeys(
         (
@@ -70,16 +74,15 @@ _SPLIT = (
 )  # fmt: skip
 _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 _CHUNKS, _LAYERS_PER_CHUNK = "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"
-# What is planned, where it is more than 1: name -> what would be asked for.
-PLANNED = {
-    "expert_model_parallel_size": "experts are not split yet",
-    "expert_tensor_parallel_size": "experts are not split yet",
-}
+# What is planned, where it is more than 0: name -> what would be asked for.
+PLANNED = {BALANCE: "no loss balances the experts yet"}
 # Sections with further fields of Megatron's configuration: verl's, ROLL's, SkyRL's.
 NESTED = ("override_transformer_config", "additional_configs", "transformer_config_kwargs")
+DISTRIBUTED = "use_distributed_optimizer"
 _OFFLOADS = ("optimizer_offload", "offload_after_step")
 KNOWN = (
-    "sequence_parallel", *_OFFLOADS, *_RECOMPUTE, *_SPLIT, _CHUNKS, _LAYERS_PER_CHUNK, *PLANNED, *WITHOUT_EFFECT,
+    "sequence_parallel", DISTRIBUTED, *_OFFLOADS, *_RECOMPUTE, *_SPLIT, _CHUNKS, _LAYERS_PER_CHUNK, *EXPERT_OPTIONS,
+    *WITHOUT_EFFECT,
 )  # fmt: skip
 
 
@@ -98,6 +101,8 @@ class MegatronSettings:
     virtual: int = 1
     layers_per_virtual_stage: int | None = None
     optimizer_offload: bool = False  # the optimizer's averages in CPU memory between updates
+    distributed_optimizer: bool = False  # copies share out the optimizer's averages of what they all hold
+    experts: ExpertSettings = field(default_factory=ExpertSettings)
 
     @property
     def interleaved(self) -> bool:
@@ -129,6 +134,7 @@ def megatron_settings(
         what = f"{_LAYERS_PER_CHUNK} and {other} both say how many layers a stage has at a time"
         fix = f"remove {wheres[_LAYERS_PER_CHUNK]}" + ("" if other == _CHUNKS else f", and use {_CHUNKS}")
         problems.append(Problem(what, fix=fix, field=wheres[_LAYERS_PER_CHUNK]))
+    sizes = {name: _count(name, "of devices", given, wheres, problems) for name in (EXPERTS_OVER, ONE_EXPERT_OVER)}
     return (
         MegatronSettings(
             sequence_parallel=bool(given.get("sequence_parallel", True)),
@@ -137,23 +143,47 @@ def megatron_settings(
             virtual=_count(_CHUNKS, "of virtual stages", given, wheres, problems) or 1,
             layers_per_virtual_stage=_count(_LAYERS_PER_CHUNK, "of layers", given, wheres, problems),
             optimizer_offload=any(given.get(name) for name in _OFFLOADS),
+            distributed_optimizer=bool(given.get(DISTRIBUTED)),
+            experts=expert_settings(given, wheres, problems, sizes),
         ),
         problems,
         told,
     )
 
 
-def planned_options(options: Mapping[str, Any], *, role: str = "policy") -> list[Problem]:
-    """What of the options is right to ask for, and not built yet."""
+def planned_options(options: Mapping[str, Any], path: str, *, role: str = "policy") -> list[Problem]:
+    """What of the options is right to ask for of the model in a folder, and not built yet."""
+    if has_no_experts(path):
+        return []  # options_without_experts tells them
     return [
         Problem(
             f"{name}={value}: {PLANNED[name]}; this version cannot run it",
-            fix=f"use {where}=1",
+            fix=f"use {where}=0",
             field=where,
         )
         for name, (where, value) in _flat(options, f"{role}.engine_options").items()
-        if name in PLANNED and value not in (None, 1)
+        if name in PLANNED and value
     ]
+
+
+def options_without_experts(options: Mapping[str, Any], path: str, *, role: str = "policy") -> list[str]:
+    """What of the options is about experts, of which the model in a local folder has none, in sentences."""
+    if not has_no_experts(path):
+        return []
+    return [
+        f"{where} has no effect: the model has no experts"
+        for name, (where, value) in _flat(options, f"{role}.engine_options").items()
+        if name in EXPERT_OPTIONS and name != EXPERTS_OVER and value and (name != ONE_EXPERT_OVER or value != 1)
+    ]
+
+
+def has_no_experts(path: str) -> bool:
+    """Whether the model in a local folder is known to have none."""
+    text = _text_of(path)
+    try:
+        return text is not None and expert_layers(text) is None
+    except KeyError:
+        return False
 
 
 def virtual_options(options: Mapping[str, Any], *, role: str = "policy") -> list[str]:
@@ -200,6 +230,9 @@ def _recompute(
     given: Mapping[str, Any], wheres: Mapping[str, str], problems: list[Problem], told: list[str]
 ) -> dict[str, Any]:
     granularity = given.get("recompute_granularity")
+    with_experts = bool(given.get(RECOMPUTED_LAYER))
+    if granularity is None and with_experts:
+        return {"granularity": "selective", "modules": ["moe"]}
     if granularity is None:
         others = [wheres[name] for name in _RECOMPUTE[1:] if given.get(name) not in (None, [], ["core_attn"])]
         told += [f"{where} has no effect: recompute_granularity is null" for where in others]
@@ -212,6 +245,8 @@ def _recompute(
         if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
             what, where = f"recompute_num_layers={layers!r} is no number of layers", wheres["recompute_num_layers"]
             problems.append(Problem(what, fix=f"use {where}=1", field=where))
+        if with_experts:
+            told.append(f"{wheres[RECOMPUTED_LAYER]} has no effect: recompute_granularity=full recomputes experts, too")
         return {"granularity": "full", "method": method, "num_layers": layers}
     if granularity != "selective":
         where = wheres["recompute_granularity"]
@@ -223,15 +258,14 @@ def _recompute(
     if wrong:
         what = f"recompute_modules names {wrong[0]}, which is not among {', '.join(RECOMPUTED)}"
         problems.append(Problem(what, fix="use recompute_granularity=full", field=wheres["recompute_modules"]))
-    return {"granularity": "selective", "modules": list(modules)}
+    added = ["moe"] if with_experts and "moe" not in modules else []
+    return {"granularity": "selective", "modules": [*modules, *added]}
 
 
 def unsupported(text: Mapping[str, Any]) -> str | None:
     """Why a model cannot be put together from megatron-core's layers here, by the fields of its config.json (of a model with
     images, of its text_config); None: it can."""
     kind = text.get("model_type")
-    if text.get("num_experts") or text.get("num_local_experts") or text.get("n_routed_experts"):
-        return f"{kind} has experts, which this engine does not compute yet"
     if kind not in FAMILIES:
         return f"{kind} is not among {', '.join(FAMILIES)}"
     if text.get("attention_bias"):
@@ -240,7 +274,7 @@ def unsupported(text: Mapping[str, Any]) -> str | None:
         return "its MLP has biases (mlp_bias)"
     if text.get("hidden_act", "silu") != "silu":
         return f"its MLP uses {text['hidden_act']}, and silu is known here"
-    windowed = text.get("sliding_window") if kind == "mistral" else text.get("use_sliding_window")
+    windowed = text.get("sliding_window") if kind in ("mistral", "mixtral") else text.get("use_sliding_window")
     if windowed or "sliding_attention" in (text.get("layer_types") or []):
         return "its attention looks at a window of tokens (sliding_window)"
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
@@ -254,20 +288,31 @@ def unsupported(text: Mapping[str, Any]) -> str | None:
 
 def model_problems(path: str, *, role: str, tensor: int, pipeline: int, settings: MegatronSettings) -> list[Problem]:
     """What of a model in a local folder does not go with the sizes, or with the engine. Hub ids are looked at by the engine."""
-    try:
-        whole = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []  # what is wrong with the folder is for check_run_files to say
-    text: Mapping[str, Any] = whole.get("text_config", whole)
-    if "model_type" not in text:
+    text = _text_of(path)
+    if text is None:
         return []
     reason = unsupported(text)
     if reason:
-        fix = f"use {role}.engine=fsdp, or a dense Llama, Mistral, Qwen2 or Qwen3 model"
+        fix = f"use {role}.engine=fsdp, or a Llama, Mistral, Mixtral, Qwen2 or Qwen3 model"
         return [Problem(f"megatron cannot train {path}: {reason}", fix=fix, field=f"{role}.engine")]
-    problems = []
+    try:
+        experts = expert_layers(text)
+    except KeyError as missing:
+        what = f"the config.json of {path} has no {missing.args[0]}"
+        return [Problem(what, fix="copy the model again", field=f"{role}.engine")]
+    problems = expert_problems(
+        path,
+        experts,
+        settings.experts,
+        role=role,
+        tensor=tensor,
+        pipeline=pipeline,
+        sequence_parallel=settings.sequence_parallel,
+    )
     width, layers = text.get("intermediate_size") or 0, text.get("num_hidden_layers") or 0
     groups = text.get("num_key_value_heads") or text.get("num_attention_heads") or 1
+    if experts is not None and all(experts.layers):
+        width = 0  # no layer has the MLP that the file gives a width of
     if width % tensor or (groups % tensor and tensor % groups):
         what, of = (f"an MLP of width {width}", width) if width % tensor else (f"{groups} key/value heads", groups)
         fits = max(
@@ -287,6 +332,17 @@ def model_problems(path: str, *, role: str, tensor: int, pipeline: int, settings
             fix = f"use {role}.engine_options.{_CHUNKS}={even}, or a number that divides it"
         problems.append(Problem(what, fix=fix, field=field))
     return problems
+
+
+def _text_of(path: str) -> Mapping[str, Any] | None:
+    """The fields of a config.json that are about text; None where there are none to read, which is for check_run_files to
+    say."""
+    try:
+        whole = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    text: Mapping[str, Any] = whole.get("text_config", whole)
+    return text if "model_type" in text else None
 
 
 def _unequal(layers: int, stages: int, settings: MegatronSettings) -> str | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config.critic import CriticConfig
+from posttrain.config.policy import LearnerConfig
+from posttrain.placement.megatron import megatron_settings
 from posttrain.placement.model_shape import ModelShape, read_shape
 from posttrain.placement.plan import PHASES, Phase, PlacementPlan, RolePlacement
 from posttrain.placement.roles import learner_of, sharing_options
@@ -13,7 +16,8 @@ from posttrain.placement.zero import zero_bytes, zero_settings
 from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 
 BYTES = {"float32": 4, "bfloat16": 2}
-ADAM = 3  # values per trained weight: the gradient and Adam's two averages, in the dtype of the masters
+AVERAGES = 2  # values per trained weight that Adam keeps
+ADAM = 1 + AVERAGES  # values per trained weight: the gradient and Adam's two averages, in the dtype of the masters
 # Weights of an adapter on all linear layers, per layer, hidden unit and rank: in + out of four attention matrices (7) and of
 # an MLP four times as wide (15).
 ADAPTER = 22
@@ -115,7 +119,7 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
             return _scored_by_fsdp(config, place, shape)
         if place.engine == "deepspeed":
             return _by_zero(config, place, shape, trained=0, activations=0)
-        return RoleMemory(role=place.role, weights=shape.parameters * width // split)
+        return RoleMemory(role=place.role, weights=_part(shape.parameters, place, shape) * width)
     of_role = batches.critic if place.role == "critic" else batches
     assert of_role is not None
     return _trained(config, of_role, place, shape, config.context_tokens + config.rollout.max_response_tokens)
@@ -131,7 +135,7 @@ def _trained(
     section = learner_of(config, place.role)
     width, trained_width = BYTES[config.model.compute_dtype], BYTES[config.model.master_dtype]
     split = place.sizes.tensor * place.sizes.pipeline
-    trained = ADAPTER * shape.layers * shape.hidden * section.lora.rank if section.lora else shape.parameters
+    trained = trained_parameters(section, shape)
     tokens = section.max_tokens_per_micro_batch or (plan.sequences_per_micro_batch_per_device or 1) * longest
     if section.max_tokens_per_micro_batch is None:  # a budget of tokens is per device already
         tokens = -(-tokens // (place.sizes.sequence * place.sizes.context))
@@ -156,13 +160,30 @@ def _trained(
         )
     if place.engine == "deepspeed":
         return _by_zero(config, place, shape, trained=trained, activations=activations)
+    spread = place.engine == "megatron" and megatron_settings(section.engine_options)[0].distributed_optimizer
     masters = trained_width if width < trained_width else 0  # otherwise the weights are their own masters
     return RoleMemory(
         role=place.role,
-        weights=shape.parameters * width // split,
-        optimizer=trained * (ADAM * trained_width + masters) // (split * place.sizes.shard),
+        weights=_part(shape.parameters, place, shape) * width,
+        optimizer=(
+            _part(trained, place, shape) * ((ADAM - AVERAGES) * trained_width + masters)
+            + _part(trained, place, shape, spread=spread) * AVERAGES * trained_width
+        )
+        // place.sizes.shard,
         activations=activations,
     )
+
+
+def _part(parameters: int, place: RolePlacement, shape: ModelShape, *, spread: bool = False) -> int:
+    """What a device has of so many weights; ``spread``: of something that those with the same weights share out, too."""
+    if place.engine != "megatron":
+        return parameters // (place.sizes.tensor * place.sizes.pipeline)
+    return sum(part // (alike if spread else 1) for part, alike in shape.parts(place.sizes, parameters))
+
+
+def trained_parameters(section: LearnerConfig | CriticConfig, shape: ModelShape) -> int:
+    """All of the model's, or about those of its adapter."""
+    return ADAPTER * shape.layers * shape.hidden * section.lora.rank if section.lora else shape.parameters
 
 
 def recomputes(config: TrainingConfig, role: str) -> bool:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.placement.experts import ExpertLayers, expert_layers
+from posttrain.placement.plan import GroupSizes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -22,10 +25,25 @@ class ModelShape:
     key_value_heads: int
     vocabulary: int
     outer_parameters: int  # embeddings, head and last norm: what is in no layer
+    experts: ExpertLayers | None = None
 
     @property
     def layer_parameters(self) -> int:
         return (self.parameters - self.outer_parameters) // self.layers
+
+    def parts(self, sizes: GroupSizes, parameters: int | None = None) -> list[tuple[int, int]]:
+        """What megatron gives a device of so many weights (None: all), each with the ranks that hold the same: of what is
+        shared out by matrices and layers; and of experts, which are besides shared out one by one."""
+        experts = self.expert_parameters
+        rest = (self.parameters if parameters is None else parameters) - experts
+        split, copies = sizes.tensor * sizes.pipeline, sizes.data * sizes.context
+        over = sizes.expert * sizes.expert_tensor
+        return [(rest // split, copies), (experts // (over * sizes.pipeline), max(1, copies * sizes.tensor // over))]
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of all experts of all layers, without routers and what all tokens go through."""
+        return self.experts.parameters(self.hidden) if self.experts else 0
 
 
 def read_shape(path: str) -> ModelShape | None:
@@ -45,7 +63,7 @@ def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
     kv_heads = text.get("num_key_value_heads") or heads
     outer = text["vocab_size"] * hidden * (1 if text.get("tie_word_embeddings") else 2) + hidden
     return ModelShape(
-        parameters=parameters or outer + layers * _layer(text, hidden, heads, kv_heads, head),
+        parameters=parameters or outer + _layers(text, hidden, heads, kv_heads, head),
         layers=layers,
         hidden=hidden,
         query_width=heads * head,
@@ -54,15 +72,21 @@ def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
         key_value_heads=kv_heads,
         vocabulary=text["vocab_size"],
         outer_parameters=outer,
+        experts=expert_layers(text),
     )
 
 
-def _layer(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head: int) -> int:
-    """Weights of one layer: attention, a gated MLP (one for each expert where there are some), two norms."""
+def _layers(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head: int) -> int:
+    """Weights of all layers: attention, a gated MLP or experts with their router and an MLP that they share, two norms."""
     attention = hidden * head * (heads + 2 * kv_heads) + heads * head * hidden
-    experts = text.get("num_experts") or text.get("num_local_experts") or 1
-    inner = text.get("moe_intermediate_size") or text["intermediate_size"]
-    return int(attention + 3 * hidden * inner * experts + 2 * hidden)
+    layers, experts = text["num_hidden_layers"], expert_layers(text)
+    each = layers * (attention + 2 * hidden)
+    if experts is None:
+        return int(each + layers * 3 * hidden * text["intermediate_size"])
+    mixed = sum(experts.layers)
+    beside = experts.experts * hidden + 3 * hidden * experts.shared_width + (hidden if experts.shared_width else 0)
+    plain = (layers - mixed) * 3 * hidden * text["intermediate_size"] if mixed < layers else 0
+    return int(each + experts.parameters(hidden) + mixed * beside + plain)
 
 
 def _stored(folder: Path) -> int:

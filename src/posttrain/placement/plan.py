@@ -36,7 +36,8 @@ class GroupSizes:
     pipeline: int = 1  # share the layers
     sequence: int = 1  # share one sequence, and exchange heads (Ulysses)
     context: int = 1  # share one sequence, and pass keys and values around (Megatron)
-    expert: int = 1  # share the experts; taken from the data-parallel ranks, so it divides nothing
+    expert: int = 1  # share the experts; taken from the ranks of a stage, so it divides nothing
+    expert_tensor: int = 1  # share one expert's matrices
     shard: int = 1  # keep one copy of parameters, gradients and optimizer state together (FSDP, ZeRO)
 
     @property

@@ -8,16 +8,20 @@ from typing import Any, Literal
 
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
+from posttrain.config.lora import LoraConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
+from posttrain.config.rollout import RolloutConfig
 from posttrain.errors import Problem
 from posttrain.placement.batch import needs_values
+from posttrain.placement.experts import EXPERTS_OVER, ONE_EXPERT_OVER
 from posttrain.placement.megatron import megatron_settings
 from posttrain.placement.plan import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
 from posttrain.placement.sharding import fsdp_settings
 from posttrain.placement.zero import zero_settings
 
 SHARING = ("native", "hf")  # samplers that read the trainer's own weights
+VLLM_LARGEST_RANK = 512  # of adapters
 ZERO_REST = {"offload_param": {"device": "cpu"}}  # in DeepSpeed's words: weights that rest on the CPU
 
 
@@ -99,6 +103,13 @@ def runtime_of(place: PlacementConfig) -> Literal["inprocess", "ray"]:
     if place.runtime != "auto":
         return place.runtime
     return "inprocess" if place.devices == 1 else "ray"
+
+
+def sends_adapter(rollout: RolloutConfig, lora: LoraConfig | None) -> bool:
+    """Whether this sampler is sent the policy's adapter, and not all weights with the adapter merged into them."""
+    if lora is None or rollout.engine != "vllm" or lora.rank > VLLM_LARGEST_RANK:
+        return False
+    return rollout.weight_sync == "adapter" or (rollout.weight_sync == "auto" and not rollout.endpoints)
 
 
 def _of_the_run(place: PlacementConfig) -> list[Problem]:
@@ -187,13 +198,16 @@ def _roles_of_a_step(config: RunConfig) -> list[_Asked]:
 
 def _trained_sizes(section: LearnerConfig | CriticConfig) -> GroupSizes:
     megatron = section.engine == "megatron"
-    experts = section.engine_options.get("expert_model_parallel_size") if megatron else None
+    experts, one_expert = 1, 1
+    if megatron:
+        experts, one_expert = megatron_settings(section.engine_options)[0].experts.split(section.tensor_parallel)
     return GroupSizes(
         tensor=section.tensor_parallel,
         pipeline=section.pipeline_parallel,
         sequence=1 if megatron else section.sequence_parallel,
         context=section.sequence_parallel if megatron else 1,
-        expert=experts if isinstance(experts, int) and experts > 0 else 1,
+        expert=experts,
+        expert_tensor=one_expert,
     )
 
 
@@ -275,13 +289,20 @@ def _problems(place: PlacementConfig, asked: _Asked) -> list[Problem]:
     count, split = total if devices is None else len(devices), asked.sizes.per_copy
     if count % split:
         return [_does_not_split(asked, count, split)]
-    copies, experts = count // split, asked.sizes.expert
-    if copies % experts:
-        what = f"the {role} has {copies} copies, which do not split into groups of {experts} that share the experts"
-        fits = max(size for size in range(1, experts + 1) if copies % size == 0)
-        name = f"{role}.engine_options.expert_model_parallel_size"
-        return [Problem(what, fix=f"use {name}={fits}", field=name)]
-    return []
+    return _experts_do_not_split(asked, count // asked.sizes.pipeline)
+
+
+def _experts_do_not_split(asked: _Asked, stage: int) -> list[Problem]:
+    """Args: stage: devices that have the same layers."""
+    experts, one_expert = asked.sizes.expert, asked.sizes.expert_tensor
+    if stage % (experts * one_expert) == 0:
+        return []
+    owner = "policy" if asked.role == "reference" else asked.role  # whose sizes the reference has
+    sizes = f"{experts} that share them x {one_expert} that share each = {experts * one_expert}"
+    what = f"the {asked.role} has its experts on {stage} devices, which do not split into groups of {sizes}"
+    fits = [size for size in range(experts, 0, -1) if stage % (size * one_expert) == 0]
+    name = f"{owner}.engine_options.{EXPERTS_OVER if fits else ONE_EXPERT_OVER}"
+    return [Problem(what, fix=f"use {name}={fits[0] if fits else 1}", field=name)]
 
 
 def _does_not_split(asked: _Asked, count: int, split: int) -> Problem:

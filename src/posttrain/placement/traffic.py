@@ -17,10 +17,10 @@ from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.placement.batch import needs_old_logprobs
 from posttrain.placement.megatron import megatron_settings, virtual_stages
-from posttrain.placement.memory import BYTES, recomputes
+from posttrain.placement.memory import BYTES, recomputes, trained_parameters
 from posttrain.placement.model_shape import ModelShape
 from posttrain.placement.plan import PlacementPlan, RolePlacement
-from posttrain.placement.roles import learner_of, sharing_options
+from posttrain.placement.roles import SHARING, learner_of, sends_adapter, sharing_options
 from posttrain.placement.sharding import FsdpSettings, fsdp_settings
 from posttrain.placement.zero import zero_settings
 from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
@@ -98,6 +98,7 @@ def _update(
         here = plan.updates_per_step * -(-plan.sequences_per_update * tokens // (place.copies * place.sizes.context))
         found += _split_layers(name, config, place, shape, here, passes, directions)
         found.append(_add_up(name, config, place, shape, plan.updates_per_step))
+        found.append(_tell_updates(name, config, place, shape, plan.updates_per_step))
     found.append(
         _share_sequence(f"{name}: share sequences", config, section, plan, place, shape, tokens, passes * directions)
     )
@@ -212,7 +213,7 @@ def _split_layers(
     """Megatron's messages, of a stage in the middle: two sums over hidden states per layer and direction among ranks that share
     matrices (arXiv:1909.08053, section 3; a gathering and a scattering of as many bytes where they share tokens, too), two
     exchanges of heads where they share sequences, and hidden states from stage to stage, and gradients back, once for each
-    virtual stage.
+    virtual stage. An MLP of experts has no such sum: tokens travel to them instead.
 
     Args: tokens on this device, in all of so many passes.
     """
@@ -224,12 +225,17 @@ def _split_layers(
     split, _, _ = megatron_settings(splitter.engine_options)
     stretches = virtual_stages(split, layers=shape.layers, pipeline=sizes.pipeline)
     states = tokens * shape.hidden * width
+    mixed = -(-sum(shape.experts.layers) // sizes.pipeline) if shape.experts else 0
+    sums = 2 * layers - (mixed if shape.experts and not shape.experts.shared_width else 0)
     heads = tokens * (2 * shape.query_width + 2 * shape.key_value_width) // sizes.tensor * width
     return [
         Traffic(
             what=f"{name}: share matrices",
-            bytes=directions * layers * 2 * 2 * states * (sizes.tensor - 1) // sizes.tensor,
-            messages=directions * layers * 2 * passes if sizes.tensor > 1 else 0,
+            bytes=directions * sums * 2 * states * (sizes.tensor - 1) // sizes.tensor,
+            messages=directions * sums * passes if sizes.tensor > 1 else 0,
+        ),
+        _to_experts(
+            f"{name}: tokens to experts", place, shape, split.experts.dispatcher, states, directions * mixed, passes
         ),
         Traffic(
             what=f"{name}: share sequences",
@@ -244,15 +250,49 @@ def _split_layers(
     ]
 
 
+def _to_experts(
+    what: str, place: RolePlacement, shape: ModelShape, dispatcher: str, states: int, layers: int, passes: int
+) -> Traffic:
+    """Tokens to the ranks of their experts, and what these made of them back: to the ranks that share the experts, and within
+    these to those that share one; or all tokens to all of them.
+
+    Args: states: bytes of hidden states of all tokens on this device; layers that they go through, in every direction.
+    """
+    over, one_over = place.sizes.expert, place.sizes.expert_tensor
+    if shape.experts is None or over * one_over == 1:
+        return Traffic(what=what, bytes=0, messages=0)
+    here = states // place.sizes.tensor
+    if dispatcher == "allgather":
+        received, kinds = here * (over * one_over - 1), 1
+    else:
+        sent = here * shape.experts.chosen
+        received, kinds = sent * (over - 1) // over + sent * (one_over - 1), (over > 1) + (one_over > 1)
+    return Traffic(what=what, bytes=2 * layers * received, messages=2 * layers * kinds * passes)
+
+
 def _add_up(name: str, config: TrainingConfig, place: RolePlacement, shape: ModelShape, updates: int) -> Traffic:
-    """Gradients of a rank's part over its copies, once per update: a message for each of a layer's six weights, and three."""
-    sizes = place.sizes
-    group = sizes.data * sizes.context
-    part = shape.parameters // (sizes.tensor * sizes.pipeline) * BYTES[config.model.master_dtype]
+    """Gradients of a rank's part over its copies, once per update: a message for each of a layer's six weights, and three. Those
+    of experts, two of a layer's, over the ranks with the same part of the same ones."""
+    with_experts = sum(shape.experts.layers) if shape.experts else 0
+    layers, mixed = (-(-count // place.sizes.pipeline) for count in (shape.layers, with_experts))
+    width, messages = BYTES[config.model.master_dtype], (6 * layers - mixed + 3, 2 * mixed)
+    groups = [(part, alike, count) for (part, alike), count in zip(shape.parts(place.sizes), messages, strict=True)]
     return Traffic(
         what=f"{name}: reduce gradients",
-        bytes=updates * 2 * part * (group - 1) // group,
-        messages=updates * (6 * -(-shape.layers // sizes.pipeline) + 3) if group > 1 else 0,
+        bytes=updates * sum(2 * part * width * (alike - 1) // alike for part, alike, _ in groups),
+        messages=updates * sum(count for _, alike, count in groups if alike > 1),
+    )
+
+
+def _tell_updates(name: str, config: TrainingConfig, place: RolePlacement, shape: ModelShape, updates: int) -> Traffic:
+    """New weights, from the ranks that have each updated a stretch of them, where the optimizer is distributed."""
+    spread = megatron_settings(learner_of(config, name).engine_options)[0].distributed_optimizer
+    groups = [(part, alike) for part, alike in shape.parts(place.sizes) if spread and part and alike > 1]
+    width = BYTES[config.model.master_dtype]
+    return Traffic(
+        what=f"{name}: gather new weights",
+        bytes=updates * sum(part * width * (alike - 1) // alike for part, alike in groups),
+        messages=updates * len(groups),
     )
 
 
@@ -283,7 +323,8 @@ def _sequence_bytes(config: TrainingConfig, place: RolePlacement, shape: ModelSh
 
 
 def _weight_sync(config: RunConfig, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:
-    """New weights for the sampler: all of them for every copy of it, less what its devices hold already."""
+    """New weights for the sampler: all of them for every copy of it, less what its devices hold already; of an adapter its own
+    tensors, unless the sampler is a server that takes none."""
     rollout, policy = plan.role("rollout"), plan.role("policy")
     assert rollout is not None and policy is not None
     if rollout.uses_weights_of or not rollout.ranks:
@@ -294,7 +335,9 @@ def _weight_sync(config: RunConfig, plan: PlacementPlan, shape: ModelShape) -> l
         if set(policy.devices) & set(rollout.devices)
         else 0
     )
-    size = shape.parameters * BYTES[config.model.compute_dtype] // here
+    alone = rollout.engine in SHARING or sends_adapter(config.rollout, config.policy.lora)
+    sent = trained_parameters(config.policy, shape) if alone else shape.parameters
+    size = sent * BYTES[config.model.compute_dtype] // here
     kept = size // held if held else 0
     buckets = -(-size // (config.rollout.weight_bucket_mib << 20))
     return [Traffic(what="weights to the sampler", bytes=size - kept, messages=buckets if size > kept else 0)]

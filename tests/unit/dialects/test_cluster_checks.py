@@ -61,10 +61,6 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: py
         ({"policy": {"engine": "megatron"}}, "megatron shares the policy out over worker processes"),
         ({"policy": {"engine": "deepspeed"}}, "deepspeed shares the policy out over worker processes"),
         (
-            {"policy": FSDP, "placement": {"devices": 2}, "rollout": {"engine": "vllm", "weight_sync": "adapter"}},
-            "workers of Ray send whole weights",
-        ),
-        (
             {
                 "policy": FSDP,
                 "placement": {"devices": 4, "nodes": 2},
@@ -93,6 +89,13 @@ def test_what_is_told_before_a_run(sections: dict[str, Any], said: str) -> None:
 )
 def test_servers_go_with_workers(rollout: dict[str, Any]) -> None:
     there = config(policy=FSDP, placement={"devices": 2}, rollout=rollout)
+    assert [*check(there), *unbuilt(there)] == []
+
+
+@pytest.mark.parametrize("server", [{"engine_options": {"python": "/p"}}, {"endpoints": ["http://localhost:1"]}])
+def test_an_adapter_alone_goes_with_workers(server: dict[str, Any]) -> None:
+    rollout = {"engine": "vllm", "weight_sync": "adapter"} | server
+    there = config(policy=FSDP | {"lora": {"rank": 4}}, placement={"devices": 2}, rollout=rollout)
     assert [*check(there), *unbuilt(there)] == []
 
 

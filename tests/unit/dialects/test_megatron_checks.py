@@ -8,9 +8,12 @@ import pytest
 
 from posttrain.config import RunConfig
 from posttrain.dialects.checks import check, unbuilt, warnings_of
+from posttrain.registry import is_installed
 
 TWO = {"engine": "megatron", "tensor_parallel": 2}
 PPO = {"advantage": {"name": "gae"}}
+# Looked for, not imported, as the checks do: that takes seconds.
+installed = pytest.mark.skipif(not (is_installed("megatron") and is_installed("ray")), reason="needs megatron and ray")
 
 
 def config(policy: dict[str, Any], **sections: dict[str, Any]) -> RunConfig:
@@ -18,9 +21,8 @@ def config(policy: dict[str, Any], **sections: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate({**given, "policy": policy})
 
 
+@installed
 def test_two_devices_are_built() -> None:
-    pytest.importorskip("megatron.core")
-    pytest.importorskip("ray")
     for sizes in (TWO, {"engine": "megatron", "pipeline_parallel": 2}, {"engine": "megatron", "sequence_parallel": 2}):
         assert check(config(sizes)) == unbuilt(config(sizes)) == warnings_of(config(sizes)) == []
 
@@ -39,12 +41,24 @@ def test_what_is_wrong(policy: dict[str, Any], sections: dict[str, Any], said: s
     assert said in " | ".join(str(problem) for problem in check(config(policy, **sections)))
 
 
+@installed
 @pytest.mark.parametrize(
     ("policy", "sections", "said"),
     [
         (TWO | {"engine_options": {"expert_model_parallel_size": 1}}, {}, ""),
-        (TWO | {"engine_options": {"expert_tensor_parallel_size": 2}}, {}, "experts are not split yet"),
-        (TWO, PPO | {"critic": TWO | {"engine_options": {"expert_tensor_parallel_size": 2}}}, "experts are not split"),
+        (TWO | {"engine_options": {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}}, {}, ""),
+        (TWO | {"engine_options": {"moe_aux_loss_coeff": 0.01}}, {}, "no loss balances the experts yet"),
+        (
+            TWO,
+            PPO | {"critic": TWO | {"engine_options": {"moe_aux_loss_coeff": 1}}},
+            "no loss balances the experts yet",
+        ),
+        (
+            TWO,
+            PPO | {"critic": TWO | {"engine_options": {"expert_tensor_parallel_size": 1}}},
+            "policy.engine_options.expert_tensor_parallel_size is None and critic.engine_options.expert_tensor_parallel_size "
+            "is 1 on the same devices; this version cannot run it",
+        ),
         (TWO, PPO | {"critic": TWO}, ""),
         (
             TWO,
@@ -55,17 +69,14 @@ def test_what_is_wrong(policy: dict[str, Any], sections: dict[str, Any], said: s
     ],
 )
 def test_what_is_planned(policy: dict[str, Any], sections: dict[str, Any], said: str) -> None:
-    pytest.importorskip("megatron.core")
-    pytest.importorskip("ray")
     assert [said in problem.what for problem in unbuilt(config(policy, **sections))] == [True] * bool(said)
 
 
+@installed
 @pytest.mark.parametrize(
     "option", [{"virtual_pipeline_model_parallel_size": 2}, {"num_layers_per_virtual_pipeline_stage": 1}]
 )
 def test_virtual_stages_are_built_and_need_a_pipeline(option: dict[str, int]) -> None:
-    pytest.importorskip("megatron.core")
-    pytest.importorskip("ray")
     staged = config({"engine": "megatron", "pipeline_parallel": 2, "engine_options": option})
     assert check(staged) == unbuilt(staged) == warnings_of(staged) == []
     (told,) = warnings_of(config(TWO | {"engine_options": option}))

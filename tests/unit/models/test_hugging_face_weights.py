@@ -15,6 +15,7 @@ from posttrain.config.lora import LoraConfig
 from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.lora import add_adapter
+from posttrain.models.tiny import write_tiny_model
 
 
 @pytest.mark.parametrize("adapted", [False, True])
@@ -48,3 +49,15 @@ def test_of_a_model_that_is_shared_out(adapted: bool, tiny_llama: Path, tmp_path
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
         assert torch.equal(rounded[name], found[name].bfloat16())
+
+
+def test_of_a_shell_whose_weights_are_elsewhere(tmp_path: Path) -> None:
+    """By the names of the file, in which experts stand one by one."""
+    model = load_causal_lm(str(write_tiny_model(tmp_path, "qwen3_moe")), dtype=torch.float32)
+    elsewhere = [(name, weight.detach().clone()) for name, weight in model.named_parameters()]
+    model.to("meta")  # type: ignore[arg-type]
+    found = dict(hugging_face_weights(model, gathered=elsewhere))
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "model.layers.1.mlp.experts.3.down_proj.weight" in stored
+    assert found.keys() == stored.keys() and all(torch.equal(found[name], tensor) for name, tensor in stored.items())
+    assert list(hugging_face_weights(model, keep=False, gathered=elsewhere)) == []

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from posttrain.placement.experts import ExpertSettings
 from posttrain.placement.megatron import (
     MegatronSettings,
     megatron_settings,
     model_problems,
+    options_without_experts,
     planned_options,
     unsupported,
     virtual_stages,
@@ -24,6 +26,15 @@ LLAMA = {
     "num_key_value_heads": 4,
     "hidden_size": 64,
     "intermediate_size": 96,
+}
+
+
+MIXED = LLAMA | {
+    "model_type": "qwen3_moe",
+    "intermediate_size": 97,  # of no layer
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
 }
 
 
@@ -57,6 +68,11 @@ def test_an_uneven_pipeline_is_handed_on() -> None:
     assert found.split == {"num_layers_in_first_pipeline_stage": 1}
 
 
+def test_the_optimizer_can_be_shared_out() -> None:
+    assert settings(use_distributed_optimizer=True).distributed_optimizer
+    assert not settings().distributed_optimizer
+
+
 def test_the_optimizer_can_rest_and_tokens_can_stay() -> None:
     found = settings(optimizer_offload=True, sequence_parallel=False)
     assert found.optimizer_offload and not found.sequence_parallel
@@ -75,7 +91,11 @@ def test_the_optimizer_can_rest_and_tokens_can_stay() -> None:
             {"recompute_granularity": "full", "recompute_num_layers": -1},
             "recompute_num_layers=-1 is no number of layers",
         ),
-        ({"recompute_granularity": "selective", "recompute_modules": ["moe"]}, "recompute_modules names moe"),
+        ({"recompute_granularity": "selective", "recompute_modules": ["moe_act"]}, "recompute_modules names moe_act"),
+        ({"expert_model_parallel_size": 0}, "expert_model_parallel_size=0 is no number of devices"),
+        ({"expert_tensor_parallel_size": "all"}, "expert_tensor_parallel_size='all' is no number of devices"),
+        ({"moe_token_dispatcher_type": "flex"}, "moe_token_dispatcher_type=flex takes kernels"),
+        ({"moe_router_dtype": "float16"}, "moe_router_dtype=float16: routers compute in fp32, fp64"),
         (
             {"virtual_pipeline_model_parallel_size": 0},
             "virtual_pipeline_model_parallel_size=0 is no number of virtual stages",
@@ -102,8 +122,12 @@ def test_what_is_wrong(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"moe_grouped_gemm": True}, "policy.engine_options.moe_grouped_gemm has no effect: the model has no experts"),
-        ({"use_distributed_optimizer": True}, "every copy keeps the optimizer's averages of its own part"),
+        ({"moe_permute_fusion": True}, "without the kernels of Transformer Engine"),
+        ({"moe_router_load_balancing_type": "sinkhorn"}, "tokens go where the model's own router sends them"),
+        (
+            {"recompute_granularity": "full", "moe_layer_recompute": True},
+            "recompute_granularity=full recomputes experts",
+        ),
         (
             {"override_transformer_config": {"apply_rope_fusion": True}},
             "override_transformer_config.apply_rope_fusion has no",
@@ -118,11 +142,46 @@ def test_what_has_no_effect_is_told(options: dict[str, Any], said: str) -> None:
     assert megatron_settings(dict.fromkeys(options))[2] == []  # null asks for nothing
 
 
-@pytest.mark.parametrize("name", ["expert_model_parallel_size", "expert_tensor_parallel_size"])
-def test_what_is_planned(name: str) -> None:
-    (problem,) = planned_options({name: 2})
-    assert f"{name}=2" in problem.what and "this version cannot run it" in problem.what
-    assert planned_options({name: 1}) == planned_options({name: None}) == []
+def test_what_is_planned(tmp_path: Path) -> None:
+    (problem,) = planned_options({"additional_configs": {"moe_aux_loss_coeff": 0.01}}, "x")
+    assert "moe_aux_loss_coeff=0.01" in problem.what and "this version cannot run it" in problem.what
+    assert problem.field == "policy.engine_options.additional_configs.moe_aux_loss_coeff"
+    assert planned_options({"moe_aux_loss_coeff": 0.0}, "x") == planned_options({"moe_aux_loss_coeff": None}, "x") == []
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))  # without experts it has no effect, and is told so
+    assert planned_options({"moe_aux_loss_coeff": 0.01}, str(tmp_path)) == []
+
+
+def test_options_of_experts() -> None:
+    found = settings(
+        expert_model_parallel_size=4,
+        expert_tensor_parallel_size=1,
+        freeze_moe_router=True,
+        override_transformer_config={"moe_router_dtype": "fp64", "moe_token_dispatcher_type": "allgather"},
+        additional_configs={"moe_grouped_gemm": True},
+    ).experts
+    assert found == ExpertSettings(
+        parallel=4, tensor=1, dispatcher="allgather", grouped=True, router_dtype="fp64", freeze_router=True
+    )
+    assert found.split(2) == (4, 1)
+    assert ExpertSettings(parallel=4).split(2) == (4, 2)  # an expert is shared as other matrices are
+
+
+def test_layers_of_experts_can_be_recomputed() -> None:
+    assert settings(moe_layer_recompute=True).recompute == {"granularity": "selective", "modules": ["moe"]}
+    both = settings(moe_layer_recompute=True, recompute_granularity="selective").recompute
+    assert both["modules"] == ["core_attn", "moe"]
+
+
+def test_options_of_experts_have_no_effect_without_any(tmp_path: Path) -> None:
+    asked = {"moe_grouped_gemm": True, "freeze_moe_router": False, "moe_aux_loss_coeff": 0.1, "moe_router_dtype": None}
+    assert options_without_experts(asked, "x") == []  # a hub id: not known
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert options_without_experts(asked, str(tmp_path)) == [
+        f"policy.engine_options.{name} has no effect: the model has no experts"
+        for name in ("moe_grouped_gemm", "moe_aux_loss_coeff")
+    ]
+    (tmp_path / "config.json").write_text(json.dumps(MIXED))
+    assert options_without_experts(asked, str(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -136,8 +195,10 @@ def test_what_is_planned(name: str) -> None:
         ({"model_type": "mistral", "sliding_window": 4096}, "window"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"]}, "window"),
         ({"model_type": "gemma2"}, "gemma2 is not among llama, mistral, qwen2, qwen3"),
-        ({"model_type": "qwen3_moe", "num_experts": 8}, "has experts"),
-        ({"model_type": "mixtral", "num_local_experts": 8}, "has experts"),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, None),
+        ({"model_type": "mixtral", "num_local_experts": 8}, None),
+        ({"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 4096}, "window"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 8}, "deepseek_v3 is not among"),
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "gelu"),
@@ -228,3 +289,32 @@ def test_a_model_of_another_kind_is_refused_by_its_folder(tmp_path: Path) -> Non
     (wrong,) = problems_of(tmp_path)
     assert "gemma3_text is not among" in wrong and "use policy.engine=fsdp" in wrong
     assert problems_of(tmp_path / "nowhere") == []  # a hub id, or told elsewhere
+
+
+def test_sizes_must_go_with_the_experts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXED))
+    over, one_over, dispatcher = (
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "moe_token_dispatcher_type",
+    )
+    assert problems_of(tmp_path, tensor=4, **{over: 3}) == problems_of(tmp_path, pipeline=3, **{over: 6}) == []
+    (wrong,) = problems_of(tmp_path, **{over: 4})
+    assert "6 experts, which 4 devices cannot hold in equal parts (6 / 4 = 1.5)" in wrong and f"{over}=3" in wrong
+    (wrong,) = problems_of(tmp_path, **{one_over: 3})
+    assert "experts of width 20, which 3 devices" in wrong and f"use policy.engine_options.{one_over}=2" in wrong
+    (wrong,) = problems_of(tmp_path, tensor=2, sequence_parallel=False)
+    assert "share tokens, too" in wrong and "use policy.engine_options.sequence_parallel=true" in wrong
+    (wrong,) = problems_of(tmp_path, pipeline=2, **{dispatcher: "allgather"})
+    assert "takes rows of one length" in wrong and f"use policy.engine_options.{dispatcher}=alltoall" in wrong
+    assert problems_of(tmp_path, **{dispatcher: "allgather", over: 2}) == []
+    # Where some layers have no experts, their MLP is shared out; a shared expert is, too.
+    (tmp_path / "config.json").write_text(json.dumps(MIXED | {"mlp_only_layers": [0]}))
+    (wrong,) = problems_of(tmp_path, tensor=2)
+    assert "an MLP of width 97" in wrong
+    (tmp_path / "config.json").write_text(json.dumps(MIXED | {"shared_expert_intermediate_size": 21}))
+    (wrong,) = problems_of(tmp_path, tensor=2)
+    assert "a shared expert of width 21, which 2 devices" in wrong
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (wrong,) = problems_of(tmp_path, **{over: 2})
+    assert "has no experts for 2 devices to share" in wrong

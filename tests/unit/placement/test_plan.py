@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.cli.plan_devices import devices_text
 from posttrain.config import RunConfig, SftConfig
 from posttrain.placement.batch import plan_batches
 from posttrain.placement.heads import head_problems
@@ -134,7 +135,15 @@ def test_servers_that_run_already_have_no_device() -> None:
                 "placement": {"devices": 8},
                 "policy": {"engine": "megatron", "tensor_parallel": 2, "engine_options": {"expert_model_parallel_size": 3}},
             },
-            "the policy has 4 copies, which do not split into groups of 3 that share the experts",
+            "the policy has its experts on 8 devices, which do not split into groups of 3 that share them x 2 that share each "
+            "= 6; use policy.engine_options.expert_model_parallel_size=2",
+        ),
+        (
+            {
+                "placement": {"devices": 8},
+                "policy": {"engine": "megatron", "engine_options": {"expert_tensor_parallel_size": 3}},
+            },
+            "use policy.engine_options.expert_tensor_parallel_size=1",
         ),
     ],
 )  # fmt: skip
@@ -184,6 +193,48 @@ def test_bytes_on_a_device_by_hand(tmp_path: Path) -> None:
     assert policy.activations == 10 * 64 * 2 * 17 * 2  # tokens, hidden, layers, values, bytes
     most = peak(plan, memory)
     assert most.phase == "update" and most.bytes == policy.used("update") + rollout.weights  # its cache has gone
+
+
+def test_experts_are_shared_out_besides(tmp_path: Path) -> None:
+    mixed = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | mixed))
+    # As above, and in every layer 4 experts of 3 x 64 x 32 and a router of 4 x 64 in the place of the MLP: 10240 + 128 + 24576 +
+    # 256 = 35200 a layer, 83264 together, 49152 of them in experts.
+    run = config(
+        str(tmp_path),
+        placement={"devices": 4},
+        policy={"engine": "megatron", "tensor_parallel": 2, "engine_options": {"expert_model_parallel_size": 2}},
+    )
+    plan, _ = place(run)
+    batches, _ = plan_batches(run, None)
+    assert plan is not None and batches is not None
+    policy = plan.role("policy")
+    assert policy is not None and (policy.copies, policy.sizes.expert, policy.sizes.expert_tensor) == (2, 2, 2)
+    assert "2 share matrices; 2 share the experts" in devices_text(plan)
+    memory = estimate(run, batches, plan)
+    assert memory is not None
+    held = (83264 - 49152) // 2 + 49152 // 4  # half of the rest, a quarter of the experts
+    assert memory[1].weights == held * 2 and memory[1].optimizer == held * (3 * 4 + 4)
+    options = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "use_distributed_optimizer": True}
+    policy_ = {"engine": "megatron", "tensor_parallel": 2, "engine_options": options}
+    spread = config(str(tmp_path), placement={"devices": 4}, policy=policy_)
+    plan, _ = place(spread)
+    assert plan is not None
+    memory = estimate(spread, batches, plan)
+    assert memory is not None
+    rest, experts = (83264 - 49152) // 2, 49152 // 2  # each on two devices, which have half of the averages
+    assert memory[1].weights == (rest + experts) * 2
+    assert memory[1].optimizer == (rest + experts) * (4 + 4) + (rest // 2 + experts // 2) * 2 * 4
+    alone = config(
+        str(tmp_path),
+        placement={"devices": 2},
+        policy={"engine": "megatron", "tensor_parallel": 2,
+                "engine_options": {"expert_model_parallel_size": 1, "expert_tensor_parallel_size": 1}},
+    )  # fmt: skip
+    assert place(alone)[0] is not None  # every expert twice
+    one_over = {"expert_model_parallel_size": 1, "expert_tensor_parallel_size": 2}
+    each = config(str(tmp_path), placement={"devices": 2}, policy={"engine": "megatron", "engine_options": one_over})
+    assert "2 share each expert" in devices_text(place(each)[0])  # type: ignore[arg-type]
 
 
 def test_supervised_fine_tuning_has_the_policy_alone(tmp_path: Path) -> None:

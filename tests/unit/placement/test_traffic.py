@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from posttrain.config import RunConfig, SftConfig
 from posttrain.placement.batch import plan_batches
+from posttrain.placement.experts import ExpertLayers
 from posttrain.placement.model_shape import ModelShape
 from posttrain.placement.roles import place
 from posttrain.placement.sft import plan_sft
@@ -17,7 +19,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 
 
-def traffic(**sections: Any) -> dict[str, tuple[int, int]]:
+def traffic(shape: ModelShape = SHAPE, **sections: Any) -> dict[str, tuple[int, int]]:
     values = {
         "model": {"path": "x", "compute_dtype": "bfloat16"},
         "data": {"train_files": ["x"], "prompts_per_step": 4, "max_prompt_tokens": 6},
@@ -28,7 +30,7 @@ def traffic(**sections: Any) -> dict[str, tuple[int, int]]:
     plan, problems = place(config)
     batches, wrong = plan_batches(config, None)
     assert plan is not None and batches is not None, [*problems, *wrong]
-    return {each.what: (each.bytes, each.messages) for each in step_traffic(config, batches, plan, SHAPE)}
+    return {each.what: (each.bytes, each.messages) for each in step_traffic(config, batches, plan, shape)}
 
 
 def test_one_device_sends_nothing() -> None:
@@ -50,6 +52,22 @@ def test_hybrid_sharding() -> None:
     # 2 sequences of 10 tokens.
     assert found["driver"] == (2 * 10 * 25, 2)
     assert set(found) == {"policy: gather weights", "policy: reduce gradients", "weights to the sampler", "driver"}
+
+
+def test_an_adapter_travels_alone_to_who_has_the_base() -> None:
+    """Rank 1 on 4 layers of 8 hidden units: 22 x 4 x 8 = 704 weights, 1408 bytes in bfloat16; the whole model has 2000."""
+
+    def sent(**rollout: Any) -> tuple[int, int]:
+        settings = {"samples_per_prompt": 4, "max_response_tokens": 4, "weight_bucket_mib": 1, "devices": [2, 3]}
+        found = traffic(
+            placement={"devices": 4},
+            policy={"engine": "fsdp", "devices": [0, 1], "lora": {"rank": 1}},
+            rollout=settings | rollout,
+        )
+        return found["weights to the sampler"]
+
+    assert sent() == sent(engine="vllm") == (1408, 1)
+    assert sent(engine="sglang") == sent(engine="vllm", weight_sync="collective") == (2000, 1)
 
 
 def test_gathered_until_the_backward_pass_is_gathered_once() -> None:
@@ -118,6 +136,36 @@ def test_megatron_over_a_sequence() -> None:
     assert found["policy: share sequences"] == (2 * 6400, 2 * 2 * 4)
     assert found["reference log-probs: share sequences"] == (6400, 2 * 4)
     assert found["policy: reduce gradients"] == (4000, 27)
+
+
+def test_megatron_with_experts() -> None:
+    # 4 layers x 4 experts x 3 x 8 x 1 = 384 of the 1000 weights are in experts, two of which a token meets.
+    experts = ExpertLayers(experts=4, chosen=2, width=1, shared_width=0, normalised=True, layers=(True,) * 4)
+    mixed = replace(SHAPE, experts=experts)
+    policy = {"engine": "megatron", "tensor_parallel": 2, "sequences_per_micro_batch_per_device": 4}
+    over = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+    found = traffic(mixed, placement={"devices": 4}, policy=policy | {"engine_options": over})
+    # 80 tokens x 8 wide x 2 bytes = 1280, in 2 passes. One sum in a layer, of attention; an MLP of experts has none.
+    assert found["policy: share matrices"] == (2 * 4 * 1280, 2 * 4 * 2)
+    # Half of the tokens are here, each for two experts, half of which are elsewhere: 640 x 2 / 2, there and back.
+    assert found["policy: tokens to experts"] == (2 * 4 * 2 * 640, 2 * 4 * 2 * 2)
+    # float32: half of 616 over 2 copies, 2 x 1/2 x 308 x 4; half of 384 over the 2 that have the same experts, 192 x 4.
+    # 5 weights in 4 layers, and 3; 2 weights of experts in 4 layers.
+    assert found["policy: reduce gradients"] == (1232 + 768, 23 + 8)
+    # Two share an expert: each gathers what came for the other, too. All four have different parts of the experts.
+    found = traffic(
+        mixed, placement={"devices": 4}, policy=policy | {"engine_options": {"expert_model_parallel_size": 2}}
+    )
+    assert found["policy: tokens to experts"] == (2 * 4 * 2 * (640 + 1280), 2 * 2 * 4 * 2 * 2)
+    assert found["policy: reduce gradients"] == (1232, 23)
+    # Averages in two halves: of the rest and, above, of experts.
+    assert "policy: gather new weights" not in found
+    shared = policy | {"engine_options": over | {"use_distributed_optimizer": True}}
+    found = traffic(mixed, placement={"devices": 4}, policy=shared)
+    assert found["policy: gather new weights"] == (616 + 384, 2)
+    over |= {"moe_token_dispatcher_type": "allgather"}
+    found = traffic(mixed, placement={"devices": 4}, policy=policy | {"engine_options": over})
+    assert found["policy: tokens to experts"] == (2 * 4 * 2 * 640, 2 * 4 * 2 * 2)  # the other's 40 tokens, once each
 
 
 def test_a_sampler_over_two_devices() -> None:

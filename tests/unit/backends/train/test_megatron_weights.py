@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ pytest.importorskip("megatron.core")
 
 from posttrain.backends.train.megatron.weights import Heads, cut_piece, join_piece, piece_of
 from posttrain.models.loading import load_causal_lm
-from posttrain.models.tiny import write_tiny_model
+from posttrain.models.tiny import Family, write_tiny_model
 
 ONE = Heads(key_value=1, per_group=1, dim=1)
 LAYERS = range(2)  # of the tiny model
@@ -46,24 +45,43 @@ def test_a_vocabulary_is_filled_up() -> None:
     assert join_piece("rows", parts, ONE, [(3, 1)])[0].flatten().tolist() == [1, 2, 3]
 
 
+def test_experts_are_cut_one_by_one() -> None:
+    # Two experts of width 2: gates 1 2, ups 3 4, and gates 5 6, ups 7 8. A rank of two has half of every gate and every up.
+    gate_up = torch.stack([column(1, 2, 3, 4), column(5, 6, 7, 8)])
+    first, second = (cut_piece("stacked experts", [gate_up], ONE, rank, 2) for rank in range(2))
+    assert first.flatten(1).tolist() == [[1, 3], [5, 7]] and second.flatten(1).tolist() == [[2, 4], [6, 8]]
+    (back,) = join_piece("stacked experts", [first, second], ONE, [gate_up.shape])
+    assert torch.equal(back, gate_up)
+    down = torch.stack([torch.tensor([[1.0, 2]]), torch.tensor([[3.0, 4]])])  # [2 experts, 1, width 2]
+    parts = [cut_piece("column experts", [down], ONE, rank, 2) for rank in range(2)]
+    assert [part.flatten().tolist() for part in parts] == [[1, 3], [2, 4]]
+    assert torch.equal(join_piece("column experts", parts, ONE, [down.shape])[0], down)
+
+
 def test_a_parameter_that_is_in_no_table() -> None:
-    with pytest.raises(KeyError, match="router"):
-        piece_of("decoder.layers.0.mlp.router.weight")
+    with pytest.raises(KeyError, match="expert_bias"):
+        piece_of("decoder.layers.0.mlp.router.expert_bias")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_there_and_back(tmp_path: Path, family: Literal["llama", "qwen2", "qwen3"], ranks: int) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral"])
+def test_there_and_back(tmp_path: Path, family: Family, ranks: int) -> None:
     model = load_causal_lm(str(write_tiny_model(tmp_path, family)), dtype=torch.float32)
     weights = dict(model.named_parameters())
-    heads = Heads(key_value=2, per_group=2, dim=model.config.head_dim if family != "qwen2" else 8)
+    heads = Heads(key_value=2, per_group=2, dim=8)
     layer = [
         "input_layernorm.weight", "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight",
-        "pre_mlp_layernorm.weight", "mlp.linear_fc1.weight", "mlp.linear_fc2.weight",
-        *(["self_attention.linear_qkv.bias"] if family == "qwen2" else []),
-        *(["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"] if family == "qwen3" else []),
+        "pre_mlp_layernorm.weight",
+        *(["self_attention.linear_qkv.bias"] if family in ("qwen2", "qwen2_moe") else []),
+        *(["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"] if "qwen3" in family else []),
     ]  # fmt: skip
-    names = [f"decoder.layers.{number}.{name}" for number in LAYERS for name in layer]
+    mixed = ["mlp.router.weight", "mlp.experts.gate_up", "mlp.experts.down"]
+    shared = [f"mlp.shared_experts.{name}" for name in ("linear_fc1.weight", "linear_fc2.weight", "gate_weight")]
+    plain = ["mlp.linear_fc1.weight", "mlp.linear_fc2.weight"]
+    mlps = {"qwen3_moe": [mixed] * 2, "mixtral": [mixed] * 2, "qwen2_moe": [plain, mixed + shared]}.get(
+        family, [plain] * 2
+    )
+    names = [f"decoder.layers.{number}.{name}" for number in LAYERS for name in layer + mlps[number]]
     names += ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]
     names += ["output_layer.weight"] if family != "llama" else []  # tied in llama
     back: dict[str, Tensor] = {}

@@ -30,6 +30,7 @@ from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.train.megatron.parts import ModelParts
 from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
 from posttrain.backends.train.megatron.sharding import MegatronSharding
+from posttrain.backends.train.megatron.stretches import Stretches
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError, Problem
 from posttrain.models.saving import save_model
@@ -74,10 +75,16 @@ class MegatronLearner:
             self._masters.start_from(parts.by_parameter(parts.cut(dict(model.named_parameters()))))
         parts.release()
         self._trained = parts.by_piece(self._masters.parameters)
+        self._updated = dict(self._trained)  # what the optimizer changes of it
+        if sharding.settings.experts.freeze_router:
+            self._updated = {name: weight for name, weight in self._trained.items() if ".router." not in name}
+        # What the optimizer sees of it: all, or a stretch of every weight where copies share out its averages.
+        self._stretches = Stretches(self._updated, self._copies_of) if sharding.settings.distributed_optimizer else None
+        self._stepped = self._stretches.mine if self._stretches else self._updated
         self._settings = optimizer
         self._learning_rate_factor = learning_rate_factor
         self._weight_decay: Factor = how.get("weight_decay", lambda update: optimizer.weight_decay)
-        self._optimizer = build_optimizer(self._trained.values(), optimizer)
+        self._optimizer = build_optimizer(self._stepped.values(), optimizer)
         asked = {
             f"{self.role}.optimizer.offload": optimizer.offload,
             f"{self.role}.engine_options.optimizer_offload": sharding.settings.optimizer_offload,
@@ -132,11 +139,15 @@ class MegatronLearner:
         usable = bool(torch.isfinite(norm))
         if usable:
             if self._settings.max_grad_norm is not None:
-                clip_grads_with_norm_(self._trained.values(), self._settings.max_grad_norm, norm)
+                clip_grads_with_norm_(self._updated.values(), self._settings.max_grad_norm, norm)
             set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._updates))
             if self._offload_optimizer:
                 move_state(self._optimizer, lambda parameter: parameter.device)
+            if self._stretches:
+                self._stretches.take_gradients()
             self._optimizer.step()
+            if self._stretches:
+                self._stretches.tell()
             if self._offload_optimizer:
                 move_state(self._optimizer, lambda parameter: torch.device("cpu"))
             self._masters.publish()
@@ -148,25 +159,32 @@ class MegatronLearner:
         """What ranks have computed of the gradient of the same weight. Losses divide by counts of the whole mini-batch, so
         gradients add up."""
         sharding = self._sharding
-        for weight in self._trained.values():
+        for weight in self._updated.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        partial = [w for name, w in self._trained.items() if self.parts.added_over_tensor_ranks(name)]
+        partial = [w for name, w in self._updated.items() if self.parts.added_over_tensor_ranks(name)]
         _add(partial, sharding.tensor_group)
         if self.parts.tied and sharding.pipeline > 1 and (sharding.first_stage or sharding.last_stage):
             ends = ("embedding.word_embeddings.weight", "output_layer.weight")
-            _add([self._trained[name] for name in ends if name in self._trained], parallel_state.get_embedding_group())
-        _add(list(self._trained.values()), sharding.copies_group)
+            _add([self._updated[name] for name in ends if name in self._updated], parallel_state.get_embedding_group())
+        for of_experts, group in ((False, sharding.copies_group), (True, sharding.expert_copies_group)):
+            _add([w for name, w in self._updated.items() if self.parts.of_experts(name) == of_experts], group)
+
+    def _copies_of(self, name: str) -> dist.ProcessGroup:
+        """The ranks that hold the same part of the same weight."""
+        of_experts = self.parts.of_experts(name)
+        return self._sharding.expert_copies_group if of_experts else self._sharding.copies_group
 
     def _gradient_norm(self) -> Tensor:
         """Of the whole model's gradient, every weight counted once; [] float32."""
-        alone = [weight.grad for name, weight in self._trained.items() if self.parts.holds_alone(name)]
-        square = torch.zeros((), device=self._sharding.device)
-        for gradient in alone:
-            assert gradient is not None
-            square += gradient.float().square().sum()
-        dist.all_reduce(square, group=parallel_state.get_model_parallel_group())
-        return square.sqrt()
+        squares = torch.zeros(2, device=self._sharding.device)  # of experts, and of the rest
+        for name, weight in self._updated.items():
+            if self.parts.holds_alone(name):
+                assert weight.grad is not None
+                squares[0 if self.parts.of_experts(name) else 1] += weight.grad.float().square().sum()
+        dist.all_reduce(squares[0], group=parallel_state.get_expert_tensor_model_pipeline_parallel_group())
+        dist.all_reduce(squares[1], group=parallel_state.get_model_parallel_group())
+        return squares.sum().sqrt()
 
     def zero_grad(self) -> None:
         self._masters.zero_grad()
@@ -183,10 +201,13 @@ class MegatronLearner:
         """As every engine's: a Hugging Face folder and the optimizer's averages, by the first rank, from what all gather here."""
         masters = self._kept(self._trained)
         averages: dict[str, Tensor] = {}
-        states = {name: self._optimizer.state.get(weight) for name, weight in self._trained.items()}
+        states = {name: self._optimizer.state.get(weight) for name, weight in self._stepped.items()}
         if optimizer and all(states.values()):
             for key in AVERAGES:
-                held = {name: state[key].to(self._sharding.device) for name, state in states.items() if state}
+                frozen = self._trained.keys() - states.keys()
+                held = {name: torch.zeros_like(self._trained[name]) for name in frozen}
+                mine = {name: state[key].to(self._sharding.device) for name, state in states.items() if state}
+                held |= self._stretches.whole(mine) if self._stretches else mine
                 averages |= {f"{key}:{name}": value for name, value in self._kept(held).items()}
             step = next(state["step"] for state in states.values() if state).cpu()
             averages |= {f"step:{name}": step.clone() for name in masters}
@@ -233,12 +254,14 @@ class MegatronLearner:
             of_key = {  # another engine saves none for a weight that never had a gradient
                 name: found.get(f"{key}:{name}", torch.zeros(shape)) for name, shape in self.parts.whole_shapes.items()
             }
-            for name, part in self.parts.cut(of_key).items():
-                weight = self._trained[name]
-                self._optimizer.state[weight][key] = part.to(weight.device).contiguous()
+            parts = self.parts.cut(of_key)
+            for name, weight in self._stepped.items():
+                part = parts[name].contiguous()
+                mine = self._stretches.cut(name, part).clone() if self._stretches else part
+                self._optimizer.state[weight][key] = mine.to(weight.device)
         if found:
             step = next(value for name, value in found.items() if name.startswith("step:"))
-            for weight in self._trained.values():
+            for weight in self._stepped.values():
                 self._optimizer.state[weight]["step"] = step.to(weight.device).clone()
         if self._offload_optimizer:
             move_state(self._optimizer, lambda parameter: torch.device("cpu"))

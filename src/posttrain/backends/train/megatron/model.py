@@ -23,15 +23,21 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from posttrain.backends.torch_training.sharding import Row
+from posttrain.backends.train.megatron.experts import expert_fields, expert_mlp
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.models.packed_attention import attend_packed
 from posttrain.models.sequence_parallel import SplitRow, attend_split
+from posttrain.placement.experts import expert_layers
 from posttrain.placement.megatron import virtual_stages
 
 
@@ -68,6 +74,8 @@ def build(
         {"granularity": "full", "method": "uniform", "num_layers": 1} if recompute else {}
     )
     virtual = virtual_stages(settings, layers=text.num_hidden_layers, pipeline=sharding.pipeline)
+    experts = expert_layers(text.to_dict())
+    of_experts = expert_fields(experts, settings.experts, sharding.tensor) if experts else {}
     has = dict.fromkeys(name.partition("self_attn.")[2] for name, _ in source.named_parameters())
     config = TransformerConfig(
         num_layers=text.num_hidden_layers,
@@ -94,8 +102,8 @@ def build(
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         perform_initialization=False,
-        variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # the default and rows of any length contradict each other, without experts too
+        # Rows have any length. Those that are gathered together get one length, and are in no pipeline (expert_problems).
+        variable_seq_lengths=settings.experts.dispatcher != "allgather",
         calculate_per_token_loss=True,  # losses are divided by our counts already
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
@@ -104,6 +112,7 @@ def build(
         # Between two stages with virtual ones, activations and gradients travel both ways: each has to be sent by itself.
         overlap_p2p_comm=virtual > 1,
         batch_p2p_comm=sharding.device.type == "cuda" and virtual == 1,
+        **({"moe_token_dispatcher_type": settings.experts.dispatcher} | of_experts),
         **settings.split,
         **{f"recompute_{name}": value for name, value in recomputing.items()},
     )
@@ -127,12 +136,18 @@ def _stretch(
     """The layers of this stage's virtual stage ``number``, with the embedding and the output layer where they are its."""
     text, virtual = source.config.get_text_config(), config.virtual_pipeline_model_parallel_size
     vp_stage = None if virtual is None else number
-    layers = get_num_layers_to_build(config, vp_stage, parallel_state.get_pipeline_model_parallel_rank())
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    start = get_transformer_layer_offset(config, vp_stage, stage)
+    experts = expert_layers(text.to_dict())
+    mlps = [
+        expert_mlp(experts) if experts and experts.layers[layer] else _mlp()
+        for layer in range(start, start + get_num_layers_to_build(config, vp_stage, stage))
+    ]
     first = sharding.first_stage and number == 0
     last = sharding.last_stage and number == (virtual or 1) - 1
     model = GPTModel(
         config,
-        TransformerBlockSubmodules(layer_specs=[_layer(config)] * layers, layer_norm=Norm),
+        TransformerBlockSubmodules(layer_specs=[_layer(config, mlp) for mlp in mlps], layer_norm=Norm),
         vocab_size=-(-vocabulary(source) // sharding.tensor) * sharding.tensor,
         max_sequence_length=text.max_position_embeddings,
         pre_process=first,
@@ -174,7 +189,13 @@ def head_dim(text: Any) -> int:
     return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
-def _layer(config: TransformerConfig) -> ModuleSpec:
+def _mlp() -> ModuleSpec:
+    return ModuleSpec(
+        module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    )
+
+
+def _layer(config: TransformerConfig, mlp: ModuleSpec) -> ModuleSpec:
     norm = Norm if config.qk_layernorm else IdentityOp
     return ModuleSpec(
         module=TransformerLayer,
@@ -193,9 +214,7 @@ def _layer(config: TransformerConfig) -> ModuleSpec:
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=Norm,
-            mlp=ModuleSpec(
-                module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-            ),
+            mlp=mlp,
             mlp_bda=get_bias_dropout_add,
         ),
     )

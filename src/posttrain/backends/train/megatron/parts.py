@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.train.megatron.model import build, head_dim, vocabulary
 from posttrain.backends.train.megatron.sharding import MegatronSharding
-from posttrain.backends.train.megatron.weights import Heads, Piece, cut_piece, join_piece, piece_of
+from posttrain.backends.train.megatron.weights import OF_EXPERTS, Heads, Piece, cut_piece, join_piece, piece_of
 from posttrain.backends.train.megatron.without_cuda import on_this_machine
 from posttrain.errors import ModelError, Problem
 from posttrain.models.value_head import HEADS
@@ -31,7 +31,7 @@ class ModelParts:
         self.sharding = sharding
         reason = unsupported(source.config.get_text_config().to_dict())
         if reason:
-            fix = "choose a dense Llama, Mistral, Qwen2 or Qwen3 model, or the engine fsdp"
+            fix = "choose a Llama, Mistral, Mixtral, Qwen2 or Qwen3 model, or the engine fsdp"
             raise ModelError(Problem(f"{source.name_or_path}: {reason}", fix=fix, field="model.path"))
         text = source.config.get_text_config()
         self.heads = Heads(
@@ -62,6 +62,10 @@ class ModelParts:
         weight: Tensor = last.embedding.word_embeddings.weight if own is None else own
         return weight
 
+    @property
+    def _share_one_expert(self) -> int:
+        return self.sharding.settings.experts.split(self.sharding.tensor)[1]
+
     def release(self) -> None:
         """Free the whole weights."""
         self.shell.to("meta")  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
@@ -74,7 +78,13 @@ class ModelParts:
         found = {}
         for name in self.pieces:
             piece = self._piece(name)
-            found[name] = cut_piece(piece.cut, [tensors[source] for source in piece.sources], self.heads, rank, ranks)
+            sources = [tensors[source] for source in piece.sources]
+            if piece.cut in OF_EXPERTS:
+                which, part = divmod(self.sharding.experts_group.rank(), self._share_one_expert)
+                mine = sources[0].chunk(self.sharding.settings.experts.parallel)[which]
+                found[name] = cut_piece(piece.cut, [mine], self.heads, part, self._share_one_expert)
+            else:
+                found[name] = cut_piece(piece.cut, sources, self.heads, rank, ranks)
         return found
 
     @torch.no_grad()
@@ -107,6 +117,10 @@ class ModelParts:
         if self.tied and name == "output_layer.weight":
             return False  # counted as the embedding
         return piece.cut != "whole" or self.sharding.tensor_group.rank() == 0
+
+    def of_experts(self, name: str) -> bool:
+        """Whether a piece is shared out as experts are, over ranks that read other tokens."""
+        return self._piece(name).cut in OF_EXPERTS
 
     def added_over_tensor_ranks(self, name: str) -> bool:
         """Whether the gradients of a weight that every tensor-parallel rank has whole are parts: norms on queries and keys see
@@ -151,9 +165,17 @@ class ModelParts:
         shapes = [self.whole_shapes[source] for source in piece.sources]
         if group.rank() == stage:
             assert part is not None
-            parts = [torch.empty_like(part) for _ in range(self.sharding.tensor)]
-            dist.all_gather(parts, part.detach().contiguous(), group=self.sharding.tensor_group)
-            found = [each.to(dtype) for each in join_piece(piece.cut, parts, self.heads, shapes)]
+            of_experts = piece.cut in OF_EXPERTS
+            within = self.sharding.experts_group if of_experts else self.sharding.tensor_group
+            parts = [torch.empty_like(part) for _ in range(within.size())]
+            dist.all_gather(parts, part.detach().contiguous(), group=within)
+            if of_experts:
+                one = self._share_one_expert
+                each_rank = [parts[first : first + one] for first in range(0, len(parts), one)]
+                joined = [torch.cat([join_piece(piece.cut, of_one, self.heads, shapes)[0] for of_one in each_rank])]
+            else:
+                joined = join_piece(piece.cut, parts, self.heads, shapes)
+            found = [each.to(dtype) for each in joined]
         else:
             found = [torch.empty(shape, dtype=dtype, device=self.sharding.device) for shape in shapes]
         if self.sharding.pipeline > 1:

@@ -37,6 +37,7 @@ class MegatronSharding(Sharding):
     torch.distributed must be initialised.
     """
 
+    model_is_a_shell = True
     starts_on_cpu = True
     splits_when_out_of_memory = False
 
@@ -61,6 +62,8 @@ class MegatronSharding(Sharding):
                     tensor_model_parallel_size=tensor,
                     pipeline_model_parallel_size=pipeline,
                     context_parallel_size=context,
+                    expert_model_parallel_size=self.settings.experts.parallel,
+                    expert_tensor_parallel_size=self.settings.experts.tensor,
                     create_gloo_process_groups=False,
                     distributed_timeout_minutes=max(1, int(timedelta(seconds=timeout_s).total_seconds() // 60)),
                 )
@@ -70,6 +73,9 @@ class MegatronSharding(Sharding):
         self.pipeline_group = parallel_state.get_pipeline_model_parallel_group()
         self.context_group = parallel_state.get_context_parallel_group()
         self.copies_group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        # The ranks that have all of a layer's experts together, part after part; ranks with the same part of them.
+        self.experts_group = parallel_state.get_expert_tensor_and_model_parallel_group()
+        self.expert_copies_group = parallel_state.get_expert_data_parallel_group()
         self.copies = parallel_state.get_data_parallel_world_size()
         self.first_stage = parallel_state.is_pipeline_first_stage()
         self.last_stage = parallel_state.is_pipeline_last_stage()
@@ -94,6 +100,7 @@ class MegatronSharding(Sharding):
         """The tokens of this rank's context-parallel stretch, with filling behind that nothing looks at."""
         share = self.tensor if self.sequence_parallel else 1
         filling = -len(packed.token_ids) % (share * self.sequence)
+        filling += self._more_tokens(len(packed.token_ids) + filling)
         token_ids, position_ids = (pad(values, (0, filling)) for values in (packed.token_ids, packed.position_ids))
         layout: Any = shared_layout([*packed.groups, *([(filling, ())] if filling else [])], packed.token_ids.device)
         if self.sequence == 1:
@@ -118,6 +125,14 @@ class MegatronSharding(Sharding):
             targets=packed.targets[scored],
             places=places,
         )
+
+    def _more_tokens(self, count: int) -> int:
+        """What a row of so many tokens lacks of the longest one whose tokens are gathered together with it."""
+        if self.settings.experts.dispatcher != "allgather":
+            return 0
+        longest = torch.tensor(count, device=self.device)
+        dist.all_reduce(longest, dist.ReduceOp.MAX, group=self.experts_group)
+        return int(longest) - count
 
     def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
         if row.places is None:

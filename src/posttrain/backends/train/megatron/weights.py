@@ -3,8 +3,10 @@
 Megatron keeps queries, keys and values in one matrix, group after group (the queries of a key/value head, its key, its value:
 q q k v | q q k v | ...), and the gate of an MLP above its up projection. Rank r of R has the r-th part of the fused rows, of
 the gate and of the up projection, and of the vocabulary, which is filled up with zeros to a multiple of R. Projections back to
-the hidden size are cut along their inputs; norms are whole everywhere. For models of the Llama kind: Llama, Mistral without a
-window, Qwen2 and Qwen3, which differ in biases on queries, keys and values and in norms on queries and keys.
+the hidden size are cut along their inputs; norms and routers are whole everywhere. Experts are dealt out over ranks that share
+them, consecutive ones to each, and every expert's matrices are cut over the ranks that share one expert as those of an MLP are.
+For models of the Llama kind: Llama, Mistral without a window, Mixtral, Qwen2 and Qwen3 with experts or without, which differ in
+biases on queries, keys and values, in norms on queries and keys, and in an expert that all tokens share.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Cut = Literal["whole", "rows", "columns", "stacked", "heads"]
+Cut = Literal["whole", "rows", "columns", "stacked", "heads", "stacked experts", "column experts"]
+OF_EXPERTS: tuple[Cut, ...] = ("stacked experts", "column experts")
 
 # In megatron's layer -> in Hugging Face's layer, and how it is cut. A row of this table may have no parameter in a model.
 LAYER: dict[str, tuple[Cut, tuple[str, ...]]] = {
@@ -35,6 +38,15 @@ LAYER: dict[str, tuple[Cut, tuple[str, ...]]] = {
     "pre_mlp_layernorm.weight": ("whole", ("post_attention_layernorm.weight",)),
     "mlp.linear_fc1.weight": ("stacked", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
     "mlp.linear_fc2.weight": ("columns", ("mlp.down_proj.weight",)),
+    "mlp.router.weight": ("whole", ("mlp.gate.weight",)),
+    "mlp.experts.gate_up": ("stacked experts", ("mlp.experts.gate_up_proj",)),
+    "mlp.experts.down": ("column experts", ("mlp.experts.down_proj",)),
+    "mlp.shared_experts.linear_fc1.weight": (
+        "stacked",
+        ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
+    ),
+    "mlp.shared_experts.linear_fc2.weight": ("columns", ("mlp.shared_expert.down_proj.weight",)),
+    "mlp.shared_experts.gate_weight": ("whole", ("mlp.shared_expert_gate.weight",)),
 }
 # Outside of layers.
 OUTER: dict[str, tuple[Cut, tuple[str, ...]]] = {
@@ -73,7 +85,7 @@ def piece_of(name: str) -> Piece:
 
 def cut_piece(cut: Cut, sources: Sequence[Tensor], heads: Heads, rank: int, ranks: int) -> Tensor:
     """The part of rank ``rank``, from the Hugging Face tensors of a piece. Sizes that do not divide are the caller's business;
-    only the vocabulary is filled up."""
+    only the vocabulary is filled up. Of experts: from those that the rank's neighbours share with it, [E, rows, columns]."""
     if cut == "whole":
         return sources[0]
     if cut == "columns":
@@ -84,6 +96,10 @@ def cut_piece(cut: Cut, sources: Sequence[Tensor], heads: Heads, rank: int, rank
         return torch.cat([part, part.new_zeros(rows - len(part), *part.shape[1:])])
     if cut == "stacked":
         return torch.cat([source.chunk(ranks)[rank] for source in sources])
+    if cut == "stacked experts":
+        return torch.cat([half.chunk(ranks, dim=1)[rank] for half in sources[0].chunk(2, dim=1)], dim=1)
+    if cut == "column experts":
+        return sources[0].chunk(ranks, dim=2)[rank]
     grouped = [source.view(heads.key_value, -1, *source.shape[1:]) for source in sources]
     return torch.cat(grouped, dim=1).flatten(0, 1).chunk(ranks)[rank]
 
@@ -101,6 +117,11 @@ def join_piece(
     if cut == "stacked":
         halves = zip(*(part.chunk(2) for part in parts), strict=True)
         return [torch.cat(half) for half in halves]
+    if cut == "stacked experts":
+        halves = zip(*(part.chunk(2, dim=1) for part in parts), strict=True)
+        return [torch.cat([part for half in halves for part in half], dim=1)]
+    if cut == "column experts":
+        return [torch.cat(list(parts), dim=2)]
     whole = torch.cat(list(parts))
     grouped = whole.view(heads.key_value, -1, *whole.shape[1:])
     sizes = [heads.per_group * heads.dim, heads.dim, heads.dim]

@@ -15,6 +15,7 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import random
+from megatron.core.transformer.moe import token_dispatcher
 
 
 def on_this_machine() -> AbstractContextManager[None]:
@@ -33,6 +34,11 @@ def _on_cpu() -> Iterator[None]:
         (random, "get_cuda_rng_tracker", _NoStates),
         (tensor_parallel, "get_cuda_rng_tracker", _NoStates),
         (schedules, "torch", _CpuTorch()),
+        (torch.cuda, "Stream", _NoStream),
+        (torch.cuda, "current_stream", lambda device=None: None),
+        (torch.cuda, "stream", lambda stream: nullcontext()),
+        (torch.distributed, "all_gather", _all_gather),
+        (token_dispatcher, "maybe_move_tensor_to_cpu", _as_it_is),
     ]
     before = [getattr(owner, name) for owner, name, _ in replaced]
     try:
@@ -66,3 +72,37 @@ class _CpuTorch:
     @property
     def zeros(self) -> Callable[..., torch.Tensor]:
         return lambda *size, device=None, **kwargs: torch.zeros(*size, **kwargs)
+
+
+class _NoStream:
+    """The stream on which megatron copies numbers to the CPU, where they are."""
+
+    def wait_stream(self, stream: Any) -> None:
+        return None
+
+    def record_event(self) -> _NoStream:
+        return self
+
+    def synchronize(self) -> None:
+        return None
+
+
+def _as_it_is(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """A tensor is on the CPU; sizes of what is exchanged have to be numbers."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+_equal_all_gather = torch.distributed.all_gather
+
+
+def _all_gather(found: list[torch.Tensor], mine: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+    """Gloo gathers tensors of one size; the experts' tokens come in several."""
+    if len({len(each) for each in found}) == 1:
+        return _equal_all_gather(found, mine, group=group, async_op=async_op)
+    longest = max(len(each) for each in found)
+    filled = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
+    whole = [torch.empty_like(filled) for _ in found]
+    _equal_all_gather(whole, filled, group=group)
+    for each, arrived in zip(found, whole, strict=True):
+        each.copy_(arrived[: len(each)])
+    return None

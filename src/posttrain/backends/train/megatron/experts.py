@@ -1,0 +1,94 @@
+"""A layer's experts behind megatron-core's router and dispatchers, which send every token to the ranks of its experts.
+
+Weights are those of Hugging Face's models: all experts of a layer in one tensor. Only the products are ours: megatron-core's own
+for all experts at once take CUDA and a library that is built against it; torch's work everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+from torch.nn.functional import grouped_mm, linear, silu
+
+from posttrain.placement.experts import ExpertLayers, ExpertSettings
+
+
+def expert_fields(experts: ExpertLayers, settings: ExpertSettings, tensor: int) -> dict[str, Any]:
+    """Fields of TransformerConfig for a model with experts, of whose other matrices ``tensor`` ranks share each."""
+    over, one_over = settings.split(tensor)
+    return {
+        "num_moe_experts": experts.experts,
+        "moe_router_topk": experts.chosen,
+        "moe_ffn_hidden_size": experts.width,
+        "moe_shared_expert_intermediate_size": experts.shared_width or None,
+        "moe_shared_expert_gate": experts.shared_width > 0,
+        # Softmax over the chosen experts is softmax over all, made to add up to 1.
+        "moe_router_pre_softmax": not experts.normalised,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": settings.router_dtype,
+        "moe_token_dispatcher_type": settings.dispatcher,
+        "moe_grouped_gemm": settings.grouped,
+        "expert_model_parallel_size": over,
+        "expert_tensor_parallel_size": one_over,
+    }
+
+
+def expert_mlp(experts: ExpertLayers) -> ModuleSpec:
+    """What a layer with experts has in the place of its MLP."""
+    shared = ModuleSpec(
+        module=SharedExpertMLP,
+        submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+    )
+    submodules = MoESubmodules(experts=Experts, shared_experts=shared if experts.shared_width else None, router=Router)
+    return ModuleSpec(module=MoELayer, submodules=submodules)
+
+
+class Router(TopKRouter):
+    """megatron-core's, with a plain product for its logits: its own (0.16) runs with Transformer Engine only."""
+
+    def gating(self, states: Tensor) -> Tensor:
+        """[n, 1, H] to [n, 1, experts], in the dtype that routers compute in."""
+        dtype = {"fp32": torch.float32, "fp64": torch.float64}.get(self.config.moe_router_dtype or "", states.dtype)
+        return linear(states.to(dtype), self.weight.to(dtype))
+
+
+class Experts(nn.Module):
+    """This rank's experts, or its part of each where ranks share one: of two the half of the gate, of the up projection, and of
+    the down projection's inputs. What comes out is then a part of a sum, which the dispatcher adds up.
+
+    Shapes: gate_up [E, 2 I, H], the gate above the up projection; down [E, H, I].
+    """
+
+    def __init__(self, count: int, config: TransformerConfig, **unused: Any):
+        super().__init__()
+        assert config.moe_ffn_hidden_size is not None
+        width = config.moe_ffn_hidden_size // parallel_state.get_expert_tensor_parallel_world_size()
+        self.grouped = bool(config.moe_grouped_gemm)
+        self.gate_up = nn.Parameter(torch.empty(count, 2 * width, config.hidden_size, dtype=config.params_dtype))
+        self.down = nn.Parameter(torch.empty(count, config.hidden_size, width, dtype=config.params_dtype))
+
+    def forward(self, tokens: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
+        """Args: tokens [n, H], expert after expert; how many each has [E]; the router's weight of each [n]. Returns: [n, H]."""
+        if self.grouped:
+            ends = tokens_per_expert.cumsum(0).to(tokens.device, torch.int32)
+            gate, up = grouped_mm(tokens, self.gate_up.transpose(1, 2), offs=ends).chunk(2, dim=1)
+            output = grouped_mm(silu(gate) * up, self.down.transpose(1, 2), offs=ends)
+        else:
+            parts = []
+            for part, gate_up, down in zip(
+                tokens.split(tokens_per_expert.tolist()), self.gate_up, self.down, strict=True
+            ):
+                gate, up = linear(part, gate_up).chunk(2, dim=1)
+                parts.append(linear(silu(gate) * up, down))
+            output = torch.cat(parts)
+        return (output * weights[:, None]).to(tokens.dtype), None
