@@ -7,6 +7,9 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constra
 ARGS   ?=
 VLLM   := .venv-vllm
 
+# Where it is set, as in many container images, each of the processes that tests and runs start would compile posttrain anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow vllm-env browser torture soak lint format clean
 

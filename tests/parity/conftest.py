@@ -1,4 +1,4 @@
-"""A Ray cluster for the runs of a file. What several files share lies beside them (``ray_runs``)."""
+"""A Ray cluster for the runs of these files. What several files share lies beside them (``ray_runs``)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Ray cluster of two nodes, both here, for all runs of a file: it takes longer to start than they do."""
+def address(cluster: str) -> Iterator[str]:
+    """Of the cluster, for the runs of a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray cluster of two nodes, both here, for all runs: it takes longer to start than they do."""
     from posttrain.backends.runtime.ray.cluster import SETTINGS
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
     folder = tmp_path_factory.mktemp("r")
     ray = Path(sys.executable).with_name("ray")
     options = ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=200000000", "--num-cpus=8"]
@@ -37,7 +45,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for number, command in enumerate((first, second)):
             said = folder / f"node{number}.txt"
             with said.open("wb") as output:
-                nodes.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
+                nodes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
             until = time.monotonic() + 240
             while "Ray runtime started" not in said.read_text():
                 assert nodes[-1].poll() is None and time.monotonic() < until, f"Ray does not start:\n{said.read_text()}"
@@ -47,5 +55,4 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for node in reversed(nodes):
             node.terminate()
             node.wait(60)
-        del os.environ["RAY_AUTH_MODE"]
         shutil.rmtree(folder, ignore_errors=True)

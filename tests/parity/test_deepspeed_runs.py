@@ -13,10 +13,11 @@ import pytest
 from ray_runs import assert_same, config
 
 from posttrain.build import train_run
+from posttrain.registry import is_installed
 
 pytest.importorskip("ray")
-pytest.importorskip("deepspeed")
-pytestmark = pytest.mark.slow
+# Looked for, not imported: that takes seconds, also where none of these tests is run.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_installed("deepspeed"), reason="needs deepspeed")]
 
 Changes = dict[str, dict[str, Any]]
 PPO: Changes = {

@@ -101,6 +101,7 @@ def run(example: str, place: Path, model: Path, monkeypatch: pytest.MonkeyPatch)
     own = "" if dialect == "native" else "+posttrain."
     extra = [f"{MODEL[dialect]}={model}", f"{FOLDER[dialect]}={folder}", f"{own}run.total_steps=2"]
     extra += [f"{own}model.compute_dtype=float32", f"{own}placement.cpu_threads=1", f"{own}checkpoint.folder=null"]
+    extra.append(f"{own}reward.workers=1")  # each imports reasoning_gym
     if example in PPO:  # both models are updated within two steps
         extra.append(f"{own}critic.warmup_steps=1")
     if dialect == "roll":  # its own length stands in the file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,17 +17,23 @@ def choose_float32_products() -> bool:
 
     torch hands them to oneDNN when it is allowed to round factors to bfloat16 (fp32_precision). oneDNN does that only where the
     processor has instructions that need it (Intel's AMX); elsewhere it computes in float32. Whether this one rounds is tried
-    out, and where it does, everything stays as it was.
+    out, once in a process, and where it does, everything stays as it was.
     """
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    if not torch.backends.mkldnn.is_available() or SLOW_WITH_MKL not in _processor():
+    if not torch.backends.mkldnn.is_available() or SLOW_WITH_MKL not in _processor() or not _one_dnn_is_exact():
         return False
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+    return True
+
+
+@cache
+def _one_dnn_is_exact() -> bool:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
-    if products_are_exact():
-        return True
-    matmul.fp32_precision = before
-    return False
+    try:
+        return products_are_exact()
+    finally:
+        matmul.fp32_precision = before
 
 
 def products_are_exact() -> bool:

@@ -17,7 +17,9 @@ MATMUL = torch.backends.mkldnn.matmul
 def restored() -> Iterator[None]:
     before = MATMUL.fp32_precision
     MATMUL.fp32_precision = "none"
+    cpu_products._one_dnn_is_exact.cache_clear()
     yield
+    cpu_products._one_dnn_is_exact.cache_clear()
     MATMUL.fp32_precision = before
 
 

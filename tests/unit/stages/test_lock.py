@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import RequestError
+from posttrain.stages import lock
 from posttrain.stages.lock import only_trainer
 
 HOLD = """
@@ -21,6 +22,11 @@ with only_trainer(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "PATIENCE_S", 0.2)
 
 
 @pytest.fixture

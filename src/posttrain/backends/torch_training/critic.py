@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos.aggregation import aggregate
 from posttrain.algos.value_loss import value_loss
-from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch, OptimizedModel
+from posttrain.backends.torch_training.optimized_model import MicroBatch, OptimizedModel
 from posttrain.backends.torch_training.scoring import over_rows
-from posttrain.config.policy import OptimizerConfig
 from posttrain.data.packing import pack
 from posttrain.models.value_head import head_name, token_values
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
@@ -24,27 +20,6 @@ class ValueModel(OptimizedModel):
     """See interfaces.train_engine.ValueEngine. The model is one of models.value_head."""
 
     path_field = "critic.path"
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        optimizer: OptimizerConfig,
-        learning_rate_factor: Factor,
-        sequences_per_micro_batch: int | None,
-        max_tokens_per_micro_batch: int | None = None,  # instead of the number of sequences
-        **how: Unpack[How],
-    ):
-        super().__init__(
-            model,
-            tokenizer,
-            optimizer=optimizer,
-            learning_rate_factor=learning_rate_factor,
-            sequences_per_micro_batch=sequences_per_micro_batch,
-            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
-            how=how,
-        )
 
     @torch.no_grad()
     def values(self, batch: SequenceBatch) -> Tensor:

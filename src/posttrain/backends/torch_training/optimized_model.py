@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, NotRequired, TypedDict, Unpack
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -57,6 +57,15 @@ class How(TypedDict, total=False):
     notices: Notices
 
 
+class Learning(How):
+    """What an engine is given besides its model."""
+
+    optimizer: OptimizerConfig
+    learning_rate_factor: Factor  # update number -> factor of the peak
+    sequences_per_micro_batch: int | None
+    max_tokens_per_micro_batch: NotRequired[int | None]  # instead of the number of sequences
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
     """What learning from a micro-batch gives."""
@@ -72,17 +81,7 @@ class OptimizedModel:
 
     path_field: ClassVar[str] = "model.path"  # the setting that names the starting weights, for messages
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        optimizer: OptimizerConfig,
-        learning_rate_factor: Factor,  # update number -> factor of the peak
-        sequences_per_micro_batch: int | None,
-        max_tokens_per_micro_batch: int | None = None,  # instead of the number of sequences
-        how: How,
-    ):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **how: Unpack[Learning]):
         self.model = model
         self.tokenizer = tokenizer
         self._model_class: Any = type(model)
@@ -91,8 +90,8 @@ class OptimizedModel:
         self.padded = how.get("padded", False)
         share = how.get("share_prompts", True) and not self.padded
         self.cutter = Cutter(
-            sequences_per_micro_batch,
-            self._sharding.pooled(max_tokens_per_micro_batch),
+            how["sequences_per_micro_batch"],
+            self._sharding.pooled(how.get("max_tokens_per_micro_batch")),
             share_prompts=share,
             notices=how.get("notices"),
         )
@@ -108,8 +107,8 @@ class OptimizedModel:
         self._masters = self._sharding.masters(model, how.get("master_dtype", torch.float32))
         if "stored_weights" in how and self._masters.shadow:
             self._masters.start_from(how["stored_weights"]())
-        self._settings = optimizer
-        self._learning_rate_factor = learning_rate_factor
+        self._settings = optimizer = how["optimizer"]
+        self._learning_rate_factor = how["learning_rate_factor"]
         self._weight_decay: Factor = how.get("weight_decay", lambda update: optimizer.weight_decay)
         self._optimizer = self._masters.optimizer(optimizer)
         self._updates = 0

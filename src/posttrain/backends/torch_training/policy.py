@@ -10,10 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos.objective import policy_objective
-from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch, OptimizedModel
+from posttrain.backends.torch_training.optimized_model import Learning, MicroBatch, OptimizedModel
 from posttrain.backends.torch_training.scoring import Scorer
 from posttrain.backends.torch_training.sharding import Sharding
-from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError, Problem
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan
@@ -28,14 +27,10 @@ class PolicyModel(OptimizedModel):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        optimizer: OptimizerConfig,
-        learning_rate_factor: Factor,
-        sequences_per_micro_batch: int | None,
         sequences_per_scoring_batch: int,
-        max_tokens_per_micro_batch: int | None = None,  # instead of the number of sequences
-        max_tokens_per_scoring_batch: int | None = None,
+        max_tokens_per_scoring_batch: int | None = None,  # instead of the number of sequences
         reference: Scorer | None = None,  # for the KL over the whole vocabulary (kl_estimator full) in the loss
-        **how: Unpack[How],
+        **how: Unpack[Learning],
     ):
         # Before the model is shared out: what its head does to hidden states is found by running it.
         self._scorer = Scorer(
@@ -50,15 +45,7 @@ class PolicyModel(OptimizedModel):
         self._reference = reference
         if reference:
             _check_same_vocabulary(model, reference.model)
-        super().__init__(
-            model,
-            tokenizer,
-            optimizer=optimizer,
-            learning_rate_factor=learning_rate_factor,
-            sequences_per_micro_batch=sequences_per_micro_batch,
-            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
-            how=how,
-        )
+        super().__init__(model, tokenizer, **how)
 
     @staticmethod
     def scorer(

@@ -6,34 +6,71 @@ What engines over several processes have in common, however each of them keeps t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.torch_training.sharding import Row, Sharding
+from posttrain.config import TrainingConfig
 from posttrain.data.packing import PackedSequences
+from posttrain.errors import ConfigError, Problem
 from posttrain.models.sequence_parallel import SplitRow, collect, stretch
+from posttrain.placement.roles import learner_of
+
+Settings = TypeVar("Settings")
 
 
 class RanksSharding(Sharding):
-    """Args: device_type of the processes' devices; sequence: processes that share a sequence (neighbours).
+    """Args: device_type of the processes' devices; compute_dtype of the passes; sequence: processes that share a sequence
+    (neighbours).
 
     torch.distributed must be initialised, with a backend for the CPU as well where parts wait there.
     """
 
     splits_when_out_of_memory = False
 
-    def __init__(self, device_type: str, *, sequence: int = 1):
+    def __init__(self, device_type: str, *, compute_dtype: torch.dtype, sequence: int = 1):
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.device_type = device_type
+        self.compute_dtype = compute_dtype
         self.sequence = sequence
         if sequence > 1:
             pairs = init_device_mesh(
                 device_type, (self.ranks // sequence, sequence), mesh_dim_names=("data", "sequence")
             )
             self.group = pairs.get_group("sequence")
+
+    @classmethod
+    def of_options(
+        cls, options: Mapping[str, Any], role: str, *, device_type: str, compute_dtype: torch.dtype, sequence: int
+    ) -> Self:
+        """One as a role's engine options say. Raises: ConfigError for options that cannot be."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_run(cls, config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> Self:
+        """How a run shares out its policy or its critic over the processes that have met. Raises: as ``of_options``."""
+        section = learner_of(config, role)
+        return cls.of_options(
+            section.engine_options,
+            role,
+            device_type=device_type,
+            compute_dtype=compute_dtype,
+            sequence=section.sequence_parallel,
+        )
+
+    def beside(self, options: Mapping[str, Any], role: str) -> Self:
+        return self.of_options(
+            options,
+            role,
+            device_type=self.device_type,
+            compute_dtype=self.compute_dtype,
+            sequence=self.sequence,
+        )
 
     def row(self, packed: PackedSequences) -> Row:
         """With sequence > 1 a stretch of the tokens, and what is scored in it."""
@@ -88,3 +125,11 @@ class RanksSharding(Sharding):
 
     def wait(self) -> None:
         dist.barrier()
+
+
+def checked(found: tuple[Settings, Sequence[Problem], object]) -> Settings:
+    """The settings that ``placement`` has read from engine options. Raises: ConfigError with what is wrong with them."""
+    settings, problems, _ = found
+    if problems:
+        raise ConfigError(problems)
+    return settings

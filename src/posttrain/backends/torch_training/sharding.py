@@ -41,6 +41,7 @@ class Sharding:
     ranks = 1
     sequence = 1  # processes that share a sequence
     offload_optimizer = False  # keep its averages in CPU memory between updates
+    model_is_a_shell = False  # the Hugging Face model has given its weights away, and ``weights`` gives all of them
     starts_on_cpu = False  # parts are cut out of a model in CPU memory, so that a device never holds all of it
     splits_when_out_of_memory = True  # with others in lockstep, one process cannot go another way alone
 

@@ -7,19 +7,16 @@ engines' optimizer step, DeepSpeed's is one piece: norm, clipping and update hap
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posttrain.backends.torch_training.ranks import RanksSharding
+from posttrain.backends.torch_training.ranks import RanksSharding, checked
 from posttrain.backends.train.deepspeed import library
 from posttrain.backends.train.deepspeed.weights import ZeroWeights
-from posttrain.config import TrainingConfig
-from posttrain.errors import ConfigError
-from posttrain.placement.roles import learner_of
 from posttrain.placement.zero import ZeroSettings, zero_settings
 
 T = TypeVar("T")
@@ -40,16 +37,16 @@ class DeepspeedSharding(RanksSharding):
         settings: ZeroSettings | None = None,
         sequence: int = 1,
     ):
-        super().__init__(device_type, sequence=sequence)
-        self.compute_dtype = compute_dtype
+        super().__init__(device_type, compute_dtype=compute_dtype, sequence=sequence)
         self.settings = settings or ZeroSettings()
         self._engine: Any = None
 
-    def beside(self, options: Mapping[str, Any], role: str) -> DeepspeedSharding:
-        settings = checked_settings(options, self.ranks, role)
-        return DeepspeedSharding(
-            self.device_type, compute_dtype=self.compute_dtype, settings=settings, sequence=self.sequence
-        )
+    @classmethod
+    def of_options(
+        cls, options: Mapping[str, Any], role: str, *, device_type: str, compute_dtype: torch.dtype, sequence: int
+    ) -> Self:
+        settings = checked(zero_settings(options, dist.get_world_size(), role=role))
+        return cls(device_type, compute_dtype=compute_dtype, settings=settings, sequence=sequence)
 
     def wrap(self, model: PreTrainedModel) -> None:
         """A frozen model is spread by stage 3 alone; one that is trained, when its optimizer is there."""
@@ -77,20 +74,3 @@ class DeepspeedSharding(RanksSharding):
 
     def shape(self, tensor: Tensor) -> torch.Size:
         return tensor.ds_shape if library.is_spread(tensor) else tensor.shape  # type: ignore[attr-defined]
-
-
-def checked_settings(options: Mapping[str, Any], ranks: int, role: str) -> ZeroSettings:
-    """Raises: ConfigError for options that cannot be."""
-    settings, problems, _ = zero_settings(options, ranks, role=role)
-    if problems:
-        raise ConfigError(problems)
-    return settings
-
-
-def sharding_of(config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> DeepspeedSharding:
-    """How a run shares out its policy or its critic over the processes that have met."""
-    section = learner_of(config, role)
-    settings = checked_settings(section.engine_options, dist.get_world_size(), role)
-    return DeepspeedSharding(
-        device_type, compute_dtype=compute_dtype, settings=settings, sequence=section.sequence_parallel
-    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -30,11 +30,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from posttrain.backends.torch_training.ranks import RanksSharding
+from posttrain.backends.torch_training.ranks import RanksSharding, checked
 from posttrain.backends.train.fsdp.units import units
-from posttrain.config import TrainingConfig
-from posttrain.errors import ConfigError
-from posttrain.placement.roles import learner_of
 from posttrain.placement.sharding import FsdpSettings, fsdp_settings
 
 T = TypeVar("T")
@@ -59,7 +56,7 @@ class FsdpSharding(RanksSharding):
         sequence: int = 1,
         role: str = "policy",
     ):
-        super().__init__(device_type, sequence=sequence)
+        super().__init__(device_type, compute_dtype=param_dtype, sequence=sequence)
         self.settings = settings or FsdpSettings(shard=self.ranks)
         self.offload_optimizer = self.settings.optimizer_offload
         self.mesh: DeviceMesh
@@ -68,16 +65,15 @@ class FsdpSharding(RanksSharding):
             self.mesh = init_device_mesh(device_type, shape, mesh_dim_names=("replica", "shard"))
         else:
             self.mesh = init_device_mesh(device_type, (self.ranks,), mesh_dim_names=("shard",))
-        self.compute_dtype = param_dtype
         self.param_dtype = _DTYPES[self.settings.param_dtype] if self.settings.param_dtype else param_dtype
         self.role = role
 
-    def beside(self, options: Mapping[str, Any], role: str) -> FsdpSharding:
-        settings = checked_settings(options, self.ranks, role)
-        device = self.mesh.device_type
-        return FsdpSharding(
-            device, param_dtype=self.compute_dtype, settings=settings, sequence=self.sequence, role=role
-        )
+    @classmethod
+    def of_options(
+        cls, options: Mapping[str, Any], role: str, *, device_type: str, compute_dtype: torch.dtype, sequence: int
+    ) -> Self:
+        settings = checked(fsdp_settings(options, dist.get_world_size(), role=role))
+        return cls(device_type, param_dtype=compute_dtype, settings=settings, sequence=sequence, role=role)
 
     def wrap(self, model: PreTrainedModel) -> None:
         """Units of parameters that are gathered together, by default one per decoder layer, and one of the rest. The weights
@@ -120,23 +116,6 @@ class FsdpSharding(RanksSharding):
         if not isinstance(like, DTensor):
             return super().part(tensor, like)
         return distribute_tensor(tensor.to(like.to_local().device), like.device_mesh, like.placements)
-
-
-def checked_settings(options: Mapping[str, Any], ranks: int, role: str) -> FsdpSettings:
-    """Raises: ConfigError for options that cannot be."""
-    settings, problems, _ = fsdp_settings(options, ranks, role=role)
-    if problems:
-        raise ConfigError(problems)
-    return settings
-
-
-def sharding_of(config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> FsdpSharding:
-    """How a run shares out its policy or its critic over the processes that have met."""
-    section = learner_of(config, role)
-    settings = checked_settings(section.engine_options, dist.get_world_size(), role)
-    return FsdpSharding(
-        device_type, param_dtype=compute_dtype, settings=settings, sequence=section.sequence_parallel, role=role
-    )
 
 
 def save_parts(tensors: Mapping[str, Tensor], folder: Path) -> None:
