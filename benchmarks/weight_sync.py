@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from common import median, print_table
@@ -28,7 +29,7 @@ def main() -> None:
     parser.add_argument("--bucket-mib", type=int, default=64)
     arguments = parser.parse_args()
 
-    from posttrain.backends.runtime.ray.sync import by_broadcast, through_shared_memory
+    from posttrain.backends.runtime.ray.sync import Way, by_broadcast, through_shared_memory
     from posttrain.config import RunConfig
     from posttrain.models.loading import load_tokenizer
     from posttrain.models.smollm2 import smollm2_135m_instruct
@@ -54,16 +55,17 @@ def main() -> None:
             sys.exit("\n".join(map(str, problems)))
         with closing(RUNTIMES.get("ray")().start(config, batches, load_tokenizer(config.model))) as roles:
             trainers, members = roles.policy.crew, roles.rollout.crew.members
-            tensors = Manifest.from_json(trainers.call("list_weights", 0)).tensors
-            bucket = arguments.bucket_mib << 20
+            tensors = Manifest.from_json(trainers.call("sender.manifest", 0)).tensors
+            single = Way(bucket_bytes=1, folder=Path(folder))
+            flat = Way(bucket_bytes=arguments.bucket_mib << 20, folder=Path(folder))
             ways: dict[str, Callable[[], Any]] = {
-                "gloo, a tensor at a time": lambda: by_broadcast(trainers, members, 0, 1),
-                f"gloo, buckets of {arguments.bucket_mib} MiB": lambda: by_broadcast(trainers, members, 0, bucket),
-                "shared memory, a tensor at a time": lambda: through_shared_memory(trainers, members, 0, 1),
+                "gloo, a tensor at a time": lambda: by_broadcast(trainers, members, 0, single),
+                f"gloo, buckets of {arguments.bucket_mib} MiB": lambda: by_broadcast(trainers, members, 0, flat),
+                "shared memory, a tensor at a time": lambda: through_shared_memory(trainers, members, 0, single),
                 f"shared memory, buckets of {arguments.bucket_mib} MiB": lambda: through_shared_memory(
-                    trainers, members, 0, bucket
+                    trainers, members, 0, flat
                 ),
-                "digests alone, one side": lambda: trainers.call("list_weights", 0),
+                "digests alone, one side": lambda: trainers.call("sender.manifest", 0),
             }
             seconds: dict[str, list[float]] = {name: [] for name in ways}
             for number in range(arguments.rounds + 1):

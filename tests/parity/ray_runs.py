@@ -44,12 +44,23 @@ def config(folder: Path, model: Path, name: str, changes: dict[str, dict[str, An
     return RunConfig.model_validate({name: sections.get(name, {}) | changes.get(name, {}) for name in names})
 
 
+def lines_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def metrics_of(folder: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(folder)
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "speed/", "memory/"))} for line in lines]
 
 
-def assert_same(found: Path, expected: Path, *, roles: Sequence[str] = ("policy",), weights_to: float = 1e-6) -> None:
+def assert_same(
+    found: Path,
+    expected: Path,
+    *,
+    roles: Sequence[str] = ("policy",),
+    files: Sequence[str] = ("model", "optimizer"),
+    weights_to: float = 1e-6,
+) -> None:
     """The metrics, and the weights and averages of the last checkpoint, to 1e-5 of their size or ``weights_to``."""
     for here, there in zip(metrics_of(found), metrics_of(expected), strict=True):
         assert here.keys() == there.keys()
@@ -58,7 +69,7 @@ def assert_same(found: Path, expected: Path, *, roles: Sequence[str] = ("policy"
             small = 1e-5 if name.startswith("gap/") else 1e-6
             assert math.isclose(here[name], value, rel_tol=1e-5, abs_tol=small), f"{name}: {here[name]}, not {value}"
     step = len(metrics_of(expected)) - 1
-    for name in (f"{role}/{kind}.safetensors" for role in roles for kind in ("model", "optimizer")):
+    for name in (f"{role}/{kind}.safetensors" for role in roles for kind in files):
         path = f"checkpoints/global_step_{step}/{name}"
         mine, theirs = load_file(found / path), load_file(expected / path)
         assert mine.keys() == theirs.keys()

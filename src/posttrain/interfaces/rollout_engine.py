@@ -116,6 +116,7 @@ class Served:
 
     version: int
     content_hash: str
+    nbytes: int = field(default=0, compare=False)  # that each copy was sent, by the sender's count
 
     def __str__(self) -> str:
         return f"weights of version {self.version} ({self.content_hash[:12] or 'no hash'})"

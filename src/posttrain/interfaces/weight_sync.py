@@ -10,6 +10,11 @@ from posttrain.interfaces.train_engine import TrainEngine
 
 
 class WeightSync(Protocol):
+    @property
+    def sent_bytes(self) -> int:
+        """Of the weights that each copy of the sampler was sent last; 0 where it reads the policy's own."""
+        ...
+
     def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
         """Make the sampler serve the policy's current weights and version.
 

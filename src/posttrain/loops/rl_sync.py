@@ -202,12 +202,13 @@ def run(
 
 def step_metrics(done: Step, version: int, roles: Roles, clock: Clock, epochs: int) -> dict[str, float]:
     """What is measured of a step but its times; the policy was at ``version`` when it began."""
-    groups = done.selection.groups
+    groups, sent_bytes = done.selection.groups, roles.weight_sync.sent_bytes
     return {
         **measure(groups, done.train, done.stats),
         **staleness_metrics(groups, version),
         **clock.throughput(done.selection.sampled_tokens, done.train, roles.work, epochs),
         **done.selection.metrics(),
+        **({"speed/weight_sync_mib": sent_bytes / 2**20} if sent_bytes else {}),
     }
 
 

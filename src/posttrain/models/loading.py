@@ -47,6 +47,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         raise ModelError(_no_tokenizer(path, "there are no tokenizer files", field))
     if tokenizer.chat_template is None:
         tokenizer.chat_template = _processors_template(path)
+    if config.chat_template is not None:
+        tokenizer.chat_template = config.chat_template
     if config.chat_template_file:
         try:
             tokenizer.chat_template = Path(config.chat_template_file).expanduser().read_text(encoding="utf-8")

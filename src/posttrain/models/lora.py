@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -154,8 +155,19 @@ def merged_weights(model: nn.Module, state: Mapping[str, Tensor] | None = None) 
 
 def write_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path, *, head: str | None) -> None:
     """Write the trained tensors, by parameter name, as a folder that ``peft.PeftModel.from_pretrained`` reads."""
+    save_file({file_name(name): tensor for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+    _write_settings(model, folder, head)
+
+
+def adapter_settings(model: PreTrainedModel) -> str:
+    """What ``write_adapter`` writes beside the tensors: the text of adapter_config.json."""
+    with tempfile.TemporaryDirectory(prefix="posttrain-adapter-") as folder:
+        _write_settings(model, Path(folder), head=None)
+        return (Path(folder) / CONFIG).read_text(encoding="utf-8")
+
+
+def _write_settings(model: PreTrainedModel, folder: Path, head: str | None) -> None:
     peft = _peft("policy.lora")
-    save_file({_file_name(name): tensor for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
     config: Any = cast(Any, model.peft_config)[ADAPTER]
     path = str(model.name_or_path)
     base = Path(expanded(path))
@@ -172,7 +184,7 @@ def write_own_adapter(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]
     """``write_adapter`` for the adapter that is on ``model``. Returns its tensors by their names in the file."""
     tensors = {name: weight.detach() for name, weight in model.named_parameters() if "lora_" in name}
     write_adapter(model, tensors, folder, head=None)
-    return {_file_name(name): tensor for name, tensor in tensors.items()}
+    return {file_name(name): tensor for name, tensor in tensors.items()}
 
 
 def adapter_rank(config: LoraConfig, *, field: str = "policy.lora") -> int:
@@ -301,7 +313,8 @@ def _weight(module: Any) -> Tensor:
     return weight.detach()
 
 
-def _file_name(parameter: str) -> str:
+def file_name(parameter: str) -> str:
+    """The name of a parameter of an adapter in a file of peft's."""
     return _PREFIX + parameter.replace(f".{ADAPTER}", "", 1)
 
 

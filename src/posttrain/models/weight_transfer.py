@@ -58,6 +58,11 @@ class Manifest:
         lines = sorted(f"{each.name} {each.dtype} {list(each.shape)} {each.digest}" for each in self.tensors)
         return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors together."""
+        return sum(each.nbytes for each in self.tensors)
+
     def to_json(self) -> str:
         tensors = [[each.name, each.dtype, list(each.shape), each.digest] for each in self.tensors]
         return json.dumps({"version": self.version, "tensors": tensors})

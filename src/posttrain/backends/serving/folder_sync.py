@@ -32,6 +32,10 @@ class FolderSync:
         if temporary:
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
+    @property
+    def sent_bytes(self) -> int:
+        return self.sent.nbytes if self.sent else 0
+
     def publish(self, policy: TrainEngine, rollout: WeightTaker) -> None:
         """Raises: RunStopped when the sampler finds other tensors than were sent, or serves something else afterwards."""
         if self.sent is not None and self.sent.version == policy.version == rollout.version:
@@ -41,7 +45,7 @@ class FolderSync:
         try:
             target.mkdir(parents=True)
             manifest = self._write(target, policy.version)
-            announced = Served(manifest.version, manifest.content_hash)
+            announced = Served(manifest.version, manifest.content_hash, manifest.nbytes)
             check_served(announced, self._load(rollout, target, announced))
         except (WeightsDiffer, OSError) as error:
             raise RunStopped(f"the {self.what} could not be sent through {target}: {error}") from error

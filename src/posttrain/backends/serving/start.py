@@ -22,10 +22,10 @@ from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.loading import expanded, load_model_config
 from posttrain.models.lora import adapter_rank, write_own_adapter
+from posttrain.placement.roles import sends_adapter
 from posttrain.registry import ROLLOUT_ENGINES, WEIGHT_SYNCS
 
 SHARING = ("native", "hf")  # engines that read the trainer's own module
-VLLM_LARGEST_RANK = 512  # of adapters
 
 
 def make_sampler(
@@ -106,13 +106,6 @@ def sampler_plan(
         note="; ".join(notes),
         options=rollout.engine_options,
     )
-
-
-def sends_adapter(rollout: RolloutConfig, lora: LoraConfig | None) -> bool:
-    """Whether this sampler is sent the policy's adapter, and not all weights with the adapter merged into them."""
-    if lora is None or rollout.engine != "vllm" or lora.rank > VLLM_LARGEST_RANK:
-        return False
-    return rollout.weight_sync == "adapter" or (rollout.weight_sync == "auto" and not rollout.endpoints)
 
 
 def ranks_per_copy(rollout: RolloutConfig) -> int:

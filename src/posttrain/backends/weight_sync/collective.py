@@ -42,12 +42,16 @@ class CollectiveSync:
         self._timeout_s = timeout_s
         self.sent: Served | None = None
 
+    @property
+    def sent_bytes(self) -> int:
+        return self.sent.nbytes if self.sent else 0
+
     def publish(self, policy: TrainEngine, rollout: WeightTaker) -> None:
         """Raises: RunStopped when a worker receives other tensors than were sent, or does not come."""
         if self.sent is not None and self.sent.version == policy.version == rollout.version:
             return  # nothing was updated since
         manifest = manifest_of(self._weights(), policy.version)
-        announced = Served(manifest.version, manifest.content_hash)
+        announced = Served(manifest.version, manifest.content_hash, manifest.nbytes)
         plan = BroadcastPlan(
             backend=self._backend,
             address=self._address,

@@ -34,6 +34,10 @@ class HashedSync:
         self._count = 0  # of syncs of new weights
         self._told = (-1, "")  # version and hash of the weights that were told last
 
+    @property
+    def sent_bytes(self) -> int:
+        return self._inner.sent_bytes
+
     def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
         self._inner.publish(policy, rollout)
         version = policy.version

@@ -11,5 +11,7 @@ from posttrain.registry import WEIGHT_SYNCS
 class InMemorySync:
     """See interfaces.weight_sync.WeightSync."""
 
+    sent_bytes = 0
+
     def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
         rollout.weights_changed(policy.version)

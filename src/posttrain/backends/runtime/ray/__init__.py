@@ -269,6 +269,7 @@ class _Start:
             bucket_bytes=config.rollout.weight_bucket_mib << 20,
             folder=Path(config.rollout.weight_folder or self.folder).expanduser().resolve(),
             ranks_per_sampler=ranks_per_copy(config.rollout),
+            adapter=trainers.call("sender.settings"),
         )
         if samplers is not None:
             separate = SeparateSync(trainers, send_of(config.rollout.weight_sync), way)
@@ -281,6 +282,7 @@ class _Start:
             device=torch.device("cuda" if self.cuda else "cpu"),
             seed=config.run.seed,
             max_prompt_tokens=config.context_tokens,
+            lora=config.policy.lora,
         )
         backend = "nccl" if self.cuda else "gloo"
         broadcasts = config.rollout.weight_sync == "collective"

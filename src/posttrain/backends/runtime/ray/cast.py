@@ -41,7 +41,7 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import DTYPES, import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
-from posttrain.placement.roles import learner_of, leaves
+from posttrain.placement.roles import learner_of, leaves, sends_adapter
 from posttrain.records.batches import LossCounts
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan, LossPlan, SftBatchPlan, ValueLossPlan
@@ -200,7 +200,11 @@ class Cast:
                 sent.append(entry_of(name, tensor))
                 self._arriving[name].data.copy_(tensor)
             arrived = manifest_of(self._arriving.items(), version)
-            served = Served(version, Manifest(version, tuple(sent)).content_hash), Served(version, arrived.content_hash)
+            manifest = Manifest(version, tuple(sent))
+            served = (
+                Served(version, manifest.content_hash, manifest.nbytes),
+                Served(version, arrived.content_hash),
+            )
         self.rollout.weights_changed(version)
         return None if self._copy is None else served
 
@@ -259,18 +263,18 @@ class Cast:
         """How this group shares a model out; None for an engine that does not."""
         engine, compute = learner_of(self.config, role).engine, DTYPES[self.config.model.compute_dtype]
         if engine == "megatron":
-            from posttrain.backends.train.megatron.sharding import sharding_of as cut_by_megatron
+            from posttrain.backends.train.megatron.sharding import sharding_of
 
-            return cut_by_megatron(self.config, role, self.device, compute)
+            return sharding_of(self.config, role, self.device, compute)
         if engine == "deepspeed":
-            from posttrain.backends.train.deepspeed.sharding import sharding_of as spread_by_deepspeed
+            from posttrain.backends.train.deepspeed.sharding import DeepspeedSharding
 
-            return spread_by_deepspeed(self.config, role, self.device.type, compute)
+            return DeepspeedSharding.of_run(self.config, role, self.device.type, compute)
         if engine != "fsdp":
             return None
-        from posttrain.backends.train.fsdp.sharding import sharding_of
+        from posttrain.backends.train.fsdp.sharding import FsdpSharding
 
-        return sharding_of(self.config, role, self.device.type, compute)
+        return FsdpSharding.of_run(self.config, role, self.device.type, compute)
 
     def _start_learner(self, config: SftConfig, batches: SftBatchPlan) -> None:
         model, sharding = self._load_policy()
@@ -302,6 +306,7 @@ class Cast:
             sharding or Sharding(),
             DTYPES[self.config.model.compute_dtype],
             to_copies=not isinstance(self.config, RunConfig) or self.config.rollout.engine in SHARING,
+            adapter=isinstance(self.config, RunConfig) and sends_adapter(self.config.rollout, self.config.policy.lora),
             device=self.device,
             rank=self.part.rank,
             timeout_s=self.part.timeout_s,
@@ -340,6 +345,7 @@ class Cast:
             device=self.device,
             seed=config.run.seed,
             max_prompt_tokens=config.context_tokens,
+            lora=config.policy.lora,
         )
         self.roles["rollout"] = sampler
         where: dict[str, Any] = {"device": self.device, "timeout_s": self.part.timeout_s}

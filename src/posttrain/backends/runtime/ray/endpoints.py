@@ -22,6 +22,10 @@ class EndpointSync:
         self._backend = backend
         self._sent: Served | None = None
 
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent.nbytes if self._sent else 0
+
     def publish(self, policy: TrainEngine, rollout: WeightTaker) -> None:
         version = policy.version
         if self._sent is not None and self._sent.version == version == rollout.version:
@@ -31,7 +35,8 @@ class EndpointSync:
 
     def _through_a_folder(self, rollout: WeightTaker, version: int) -> Served:
         with written(self._trainers, version, self._way) as (folder, announced):
-            check_served(announced, rollout.load_folder(folder, announced))
+            load = rollout.load_adapter if self._way.adapter else rollout.load_folder
+            check_served(announced, load(folder, announced))
         return announced
 
     def _broadcast(self, rollout: WeightTaker, version: int) -> Served:

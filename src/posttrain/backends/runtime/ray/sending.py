@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.interfaces.rollout_engine import Served
 from posttrain.models.hugging_face_weights import hugging_face_weights
+from posttrain.models.lora import CONFIG as ADAPTER_CONFIG
+from posttrain.models.lora import WEIGHTS as ADAPTER_WEIGHTS
+from posttrain.models.lora import adapter_settings, file_name
 from posttrain.models.weight_transfer import (
+    MANIFEST,
     Manifest,
     TensorEntry,
     entry_of,
@@ -32,8 +37,9 @@ class Sender:
     """Of one rank.
 
     Args: dtype to compute in, in which weights travel; ``to_copies``: the samplers hold the same module as the trainers, so that
-        what is trained is enough, under the module's own names; otherwise everything travels, as a Hugging Face checkpoint
-        names it; ``describe`` writes what a server reads beside the weights into a folder; ``wake`` is called before the weights
+        what is trained is enough, under the module's own names; ``adapter``: the samplers have the base weights, so that the LoRA
+        adapter is enough, under the names of peft's files; otherwise everything travels, as a Hugging Face checkpoint names it;
+        ``describe`` writes what a server reads beside the weights into a folder; ``wake`` is called before the weights
         are read.
     """
 
@@ -44,6 +50,7 @@ class Sender:
         dtype: torch.dtype,
         *,
         to_copies: bool,
+        adapter: bool = False,
         device: torch.device,
         rank: int,
         timeout_s: float,
@@ -51,7 +58,7 @@ class Sender:
         wake: Callable[[], None] = lambda: None,
     ):
         self.model, self.sharding, self.dtype = model, sharding, dtype
-        self.to_copies = to_copies
+        self.to_copies, self.adapter = to_copies, adapter
         self._device, self._rank, self._timeout_s = device, rank, timeout_s
         self._describe = describe
         self._wake = wake
@@ -60,16 +67,23 @@ class Sender:
         """Whole tensors by name, on the CPU. All ranks must go through it together; what others than rank 0 get of a
         checkpoint is nothing."""
         self._wake()
-        if not self.to_copies:
-            yield from hugging_face_weights(self.model, self.sharding.whole, keep=self._rank == 0, dtype=self.dtype)
+        if not (self.to_copies or self.adapter):
+            gathered = self.sharding.weights(self.model) if self.sharding.model_is_a_shell else None
+            yield from hugging_face_weights(
+                self.model, self.sharding.whole, keep=self._rank == 0, dtype=self.dtype, gathered=gathered
+            )
             return
         for name, tensor in self.sharding.weights(self.model):
-            yield name, tensor.to(self.dtype)
+            yield file_name(name) if self.adapter else name, tensor.to(self.dtype)
+
+    def settings(self) -> str:
+        """What a sampler reads beside an adapter, where it is sent alone; "" where it is not."""
+        return adapter_settings(self.model) if self.adapter else ""
 
     def begin(self, bucket_bytes: int) -> int:
         """How many buckets ``next_bucket`` will give."""
         self._sent: list[TensorEntry] = []
-        if self.to_copies:
+        if self.to_copies or self.adapter:
             trained = [each for each in self.model.parameters() if each.requires_grad]
             sizes = [self.sharding.shape(each).numel() * self.dtype.itemsize for each in trained]
             self._buckets = in_buckets(self.weights(), bucket_bytes)
@@ -90,7 +104,8 @@ class Sender:
 
     def finish(self, version: int) -> Served:
         """What has been sent."""
-        return Served(version, Manifest(version, tuple(self._sent)).content_hash)
+        manifest = Manifest(version, tuple(self._sent))
+        return Served(version, manifest.content_hash, manifest.nbytes)
 
     def manifest(self, version: int) -> str:
         """What ``broadcast`` will send, as JSON."""
@@ -116,15 +131,27 @@ class Sender:
             for _ in self.weights():
                 pass
             return None
-        manifest = write_folder(folder, self.weights(), version, shard_bytes=shard_bytes)
-        self._describe(folder)
-        return Served(version, manifest.content_hash)
+        if self.adapter:
+            manifest = self._write_adapter(folder, version)
+        else:
+            manifest = write_folder(folder, self.weights(), version, shard_bytes=shard_bytes)
+            self._describe(folder)
+        return Served(version, manifest.content_hash, manifest.nbytes)
+
+    def _write_adapter(self, folder: Path, version: int) -> Manifest:
+        tensors = dict(self.weights())
+        folder.mkdir(parents=True)
+        save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+        (folder / ADAPTER_CONFIG).write_text(self.settings(), encoding="utf-8")
+        manifest = manifest_of(tensors.items(), version)
+        (folder / MANIFEST).write_text(manifest.to_json())
+        return manifest
 
 
 def announced(manifest: str) -> Served:
     """What a manifest stands for."""
     listed = Manifest.from_json(manifest)
-    return Served(listed.version, listed.content_hash)
+    return Served(listed.version, listed.content_hash, listed.nbytes)
 
 
 def backend_of(device: torch.device) -> str:

@@ -27,6 +27,7 @@ class Way:
     bucket_bytes: int
     folder: Path  # that trainers and samplers see
     ranks_per_sampler: int = 1  # of a broadcast: processes of a sampler that receive
+    adapter: str = ""  # of a LoRA adapter that is sent alone: its adapter_config.json; "": all weights are sent
 
 
 Send = Callable[[Crew, Sequence[Member], int, Way], Served]
@@ -38,6 +39,10 @@ class SharedSync:
     def __init__(self, crew: Crew):
         self._crew = crew
         self._sent: Served | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent.nbytes if self._sent else 0
 
     def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
         """See interfaces.weight_sync.WeightSync."""
@@ -60,6 +65,10 @@ class SeparateSync:
         self._send = send
         self._way = way
         self._sent: Served | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent.nbytes if self._sent else 0
 
     def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
         """See interfaces.weight_sync.WeightSync. A sampler that is lost meanwhile is replaced, once."""
@@ -112,7 +121,7 @@ def through_shared_memory(trainers: Crew, samplers: Sequence[Member], version: i
             watch.wait(gathering, WHAT, trainers.timeout_s)  # until the trainers are through with their part
         raise
     announced: Served = trainers.call("sender.finish", version, what=WHAT)
-    return _all_serve(trainers, samplers, announced, "taker.finish", version)
+    return _all_serve(trainers, samplers, announced, "taker.finish", version, way.adapter)
 
 
 def by_broadcast(trainers: Crew, samplers: Sequence[Member], version: int, way: Way) -> Served:
@@ -181,7 +190,7 @@ SENDS: dict[str, Send] = {
 
 def send_of(name: str) -> Send:
     """Raises: RunStopped for a way that does not lead to samplers in workers."""
-    known = {"auto": "shared_memory"}.get(name, name)
+    known = {"auto": "shared_memory", "adapter": "shared_memory"}.get(name, name)
     if known not in SENDS:
         raise RunStopped(f"rollout.weight_sync={name} does not lead to samplers in workers; use {', '.join(SENDS)}")
     return SENDS[known]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from posttrain.backends.runtime.ray.sending import announced, backend_of
@@ -23,6 +23,8 @@ from posttrain.backends.runtime.ray.worker import Failure
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import BroadcastPlan, RolloutEngine, Served, WeightTaker
 from posttrain.interfaces.weight_sync import check_served
+from posttrain.models.lora import CONFIG as ADAPTER_CONFIG
+from posttrain.models.lora import WEIGHTS as ADAPTER_WEIGHTS
 from posttrain.models.weight_transfer import (
     MANIFEST,
     Manifest,
@@ -49,8 +51,8 @@ class Taker(Protocol):
         """All of a manifest, by a broadcast."""
         ...
 
-    def finish(self, version: int) -> Served:
-        """Everything has come: what is served from now on."""
+    def finish(self, version: int, adapter: str = "") -> Served:
+        """Everything has come: what is served from now on. ``adapter``: the settings of a LoRA adapter that came alone."""
         ...
 
     def load(self, folder: Path, sent: Served) -> Served:
@@ -85,7 +87,7 @@ class CopyTaker:
             for name, tensor in receive_buckets(group, listed, bucket_bytes, self._device):
                 self._take(entries[name], tensor)
 
-    def finish(self, version: int) -> Served:
+    def finish(self, version: int, adapter: str = "") -> Served:
         served = Served(version, Manifest(version, tuple(self._taken.values())).content_hash)
         with named():
             check_names(self._arriving, self._taken)
@@ -138,7 +140,7 @@ class ServerTaker:
         check_served(sent, self._server.receive(manifest, sent, plan))
         self._received = sent
 
-    def finish(self, version: int) -> Served:
+    def finish(self, version: int, adapter: str = "") -> Served:
         if self._received is not None:
             served, self._received = self._received, None
             self._server.weights_changed(served.version)
@@ -149,14 +151,30 @@ class ServerTaker:
         try:
             with named():
                 (folder / MANIFEST).write_text(manifest.to_json())
-            return self.load(folder, Served(version, manifest.content_hash))
+                if adapter:
+                    as_adapter(folder, adapter)
+            return self._load(folder, Served(version, manifest.content_hash), adapter)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, folder: Path, sent: Served) -> Served:
-        check_served(sent, self._server.load_folder(folder, sent))
+        return self._load(folder, sent)
+
+    def _load(self, folder: Path, sent: Served, adapter: str = "") -> Served:
+        load = self._server.load_adapter if adapter else self._server.load_folder
+        check_served(sent, load(folder, sent))
         self._server.weights_changed(sent.version)
         return sent
+
+
+def as_adapter(folder: Path, settings: str) -> None:
+    """Make the buckets that lie in a folder the one file of an adapter of peft's, with its settings beside it."""
+    files = sorted(folder.glob("*.safetensors"))
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    for file in files:
+        file.unlink()
+    save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+    (folder / ADAPTER_CONFIG).write_text(settings, encoding="utf-8")
 
 
 def tensors_of(bucket: tuple[tuple[TensorEntry, ...], Any]) -> Iterator[tuple[TensorEntry, Tensor]]:
