@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from posttrain.config.base import Section
 
@@ -37,12 +38,21 @@ class ModelConfig(Section):
     """On a CPU, multiply float32 matrices with oneDNN where that is faster and rounds nothing; false: with torch's own choice."""
     trust_remote_code: bool = False
     """Allow code from the model's folder to run. Off unless you have read that code."""
+    chat_template: str | None = None
+    """Text of a Jinja template that replaces the tokenizer's chat template; null keeps it."""
     chat_template_file: str | None = None
-    """Jinja file that replaces the tokenizer's chat template; null keeps the tokenizer's."""
+    """Jinja file that replaces the tokenizer's chat template; null keeps it."""
     config_overrides: dict[str, Any] = {}
     """Fields of the model's config.json that are set to other values before the weights are loaded."""
     external_modules: list[str] = []
     """Python modules that are imported before the model is loaded (they may register architectures)."""
+
+    @field_validator("chat_template_file")
+    @classmethod
+    def _one_template(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("chat_template") is not None:
+            raise PydanticCustomError("two_templates", "model.chat_template is a template, too; keep one of the two")
+        return value
 
 
 class ReferenceConfig(Section):

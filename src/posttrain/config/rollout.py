@@ -47,7 +47,7 @@ class RolloutConfig(SamplingConfig):
     LoRA adapter its tensors alone (vllm); auto is in_memory where the sampler shares them, adapter for a vLLM that the run
     starts and a policy with LoRA, and disk elsewhere. In a run with workers (placement.runtime=ray), samplers with devices of
     their own, and servers that it starts, get them through shared_memory (auto) or by a broadcast (collective), and servers also
-    through a folder (disk)."""
+    through a folder (disk); an adapter alone (auto with LoRA and vllm, or adapter) goes through shared memory."""
     weight_folder: str | None = None
     """Folder through which weights go, which the samplers see under the same name; null makes a temporary one."""
     weight_bucket_mib: int = Field(default=512, ge=1)

@@ -69,6 +69,7 @@ MARKS: dict[str, tuple[str, ...]] = {
         "pretrain",
         "custom_envs",
         "train_env_manager",
+        "sft_train",
     ),
 }
 # What a defaults list may name: whose file it is, and of which entry.

@@ -10,12 +10,20 @@ from posttrain.config import RunConfig
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.dialects.cluster_checks import sampler_is_apart
 from posttrain.errors import Problem
-from posttrain.placement.roles import place, runtime_of
+from posttrain.placement.roles import VLLM_LARGEST_RANK, place, runtime_of, sends_adapter
 from posttrain.registry import is_installed, missing_library
 
 SHARING = ("native", "hf")  # samplers that read the trainer's own weights
 SERVERS = ("vllm", "sglang", "http")  # samplers with a copy of the weights
-VLLM_LARGEST_RANK = 512
+# Options that count also for servers that run already; all others are about their start.
+OF_RUNNING_SERVERS = (
+    "api_key_env",
+    "free_cache_engine",
+    "sleep_level",
+    "weight_sync_backend",
+    "pipeline_parallel_size",
+    "inference_engine_pipeline_parallel_size",
+)
 
 
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
@@ -73,7 +81,10 @@ def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_worker
     away = [url for url in rollout.endpoints if not _is_here(url)]
     if away and engine in SERVERS and sync in ("auto", "disk", "adapter") and rollout.weight_folder is None:
         what = f"{away[0]} is on another machine, and weights go through a folder that it must see"
-        yield Problem(what, fix="name one (rollout.weight_folder=/shared/...)", field="rollout.weight_folder")
+        fix = "name one (rollout.weight_folder=/shared/...)"
+        if engine == "vllm" and len(rollout.endpoints) == 1 and sync != "adapter":
+            fix += ", or send them without a folder (rollout.weight_sync=collective)"
+        yield Problem(what, fix=fix, field="rollout.weight_folder")
 
 
 def _own_server(rollout: RolloutConfig) -> bool:
@@ -97,15 +108,14 @@ def training_sampler_warnings(config: RunConfig) -> Iterator[str]:
     """``rollout_warnings``, and what has no effect where this sampler's policy is trained."""
     rollout, default = config.rollout, RolloutConfig()
     yield from rollout_warnings(rollout)
-    sync = rollout.weight_sync
-    alone = rollout.engine == "vllm" and (sync == "adapter" or (sync == "auto" and not rollout.endpoints))
-    if runtime_of(config.placement) == "inprocess" and alone and config.policy.lora is not None:
+    if sends_adapter(rollout, config.policy.lora):
         if str(rollout.engine_options.get("load_format") or "").startswith("dummy"):
             yield (
                 "rollout.engine_options.load_format=dummy has no effect: vllm is sent the adapter alone, so it reads the base "
                 "weights from model.path (rollout.weight_sync=disk sends all weights, with the adapter merged)"
             )
-        if rollout.weight_bucket_mib != default.weight_bucket_mib:
+        by_file = runtime_of(config.placement) == "inprocess" or rollout.endpoints
+        if by_file and rollout.weight_bucket_mib != default.weight_bucket_mib:
             yield "rollout.weight_bucket_mib has no effect: vllm is sent the adapter alone, as one file"
     if rollout.weight_hash_every_steps and (config.placement.runtime == "ray" or config.placement.devices > 1):
         yield "rollout.weight_hash_every_steps has no effect on several devices: there, every sync compares hashes"
@@ -123,6 +133,7 @@ def rollout_warnings(rollout: RolloutConfig) -> Iterator[str]:
             yield "rollout.max_prefill_tokens has no effect: model.generate takes a batch's prompts at once"
         if engine == "hf" and rollout.engine_options:
             yield f"rollout.engine_options has no effect with hf: {', '.join(rollout.engine_options)}"
+    yield from _running_server_warnings(rollout)
     if rollout.weight_folder and rollout.weight_sync == "collective":
         yield "rollout.weight_folder has no effect: rollout.weight_sync=collective sends weights without a folder"
     if engine == "sglang" and (rollout.top_k or rollout.top_p < 1 or rollout.min_p):
@@ -136,6 +147,21 @@ def rollout_warnings(rollout: RolloutConfig) -> Iterator[str]:
         and not rollout.engine_options.get("enable_deterministic_inference")
     ):
         yield "sglang's samples are not reproducible without rollout.engine_options.enable_deterministic_inference=true"
+
+
+def _running_server_warnings(rollout: RolloutConfig) -> Iterator[str]:
+    """What is about the start of a server, where rollout.endpoints names servers that run already."""
+    if rollout.engine not in ("vllm", "sglang") or not rollout.endpoints:
+        return
+    why = "the servers of rollout.endpoints run already, with settings of their own"
+    for name, value in rollout.engine_options.items():
+        if name not in OF_RUNNING_SERVERS and value is not None:
+            yield f"rollout.engine_options.{name} has no effect: {why}"
+    default = RolloutConfig()
+    shares = () if rollout.weight_sync == "collective" else ("tensor_parallel",)  # which counts who receives
+    for name in ("max_prefill_tokens", *shares):
+        if getattr(rollout, name) != getattr(default, name):
+            yield f"rollout.{name} has no effect: {why}"
 
 
 def missing_sampler(rollout: RolloutConfig) -> list[Problem]:

@@ -43,6 +43,16 @@ def test_everything_from_the_command_line() -> None:
     assert load(None, ["model.path=org/name", "data.train_files=a.parquet"]).config == load("run.yaml").config
 
 
+def test_a_chat_template_is_a_text_or_a_file() -> None:
+    text = ["model.chat_template='{{ messages }}'"]
+    assert load("run.yaml", text).config.model.chat_template == "{{ messages }}"
+    with pytest.raises(ConfigError) as refused:
+        load("run.yaml", [*text, "model.chat_template_file=c.jinja"])
+    [problem] = refused.value.problems
+    assert problem.field == "model.chat_template_file"
+    assert problem.what.endswith("model.chat_template is a template, too; keep one of the two")
+
+
 def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     text = """\

@@ -22,7 +22,7 @@ WORKERS = (
     "actor_train", "actor_infer", "critic", "reference", "validation", "train_env_manager", "val_env_manager",
     "reward_model", "rewards.math",
 )  # fmt: skip
-LEDGER = DIALECT.ledger
+LEDGER = DIALECT.ledger.of("train")
 # What the guide leaves to other pages: the model and the rewards.
 ELSEWHERE = (
     "pretrain: m\n"
@@ -55,7 +55,9 @@ def row_of(key: str) -> Any:
 
 
 def test_every_documented_key_has_a_row() -> None:
-    assert [key for key in documented() if row_of(key) is None and not LEDGER.is_section(key)] == []
+    tuning = DIALECT.ledger.of("sft")
+    unknown = [key for key in documented() if row_of(key) is None and not LEDGER.is_section(key)]
+    assert [key for key in unknown if tuning.find(key) is None and not tuning.is_section(key)] == []
     assert len(set(documented())) > 900
 
 

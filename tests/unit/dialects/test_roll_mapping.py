@@ -14,6 +14,7 @@ from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT
 
+LEDGER = DIALECT.ledger.of("train")
 CONFIG = "strategy_args.strategy_config"
 AGENTIC = re.compile(
     r"(custom_envs|train_env_manager|val_env_manager|reward_normalization)\.|(episode|step)_reward_|use_turn_scores|"
@@ -237,6 +238,7 @@ ACTOR = [
     Case("data_args.tag", "data_args.tag=task", "data.data_source_column", "task"),
     Case("data_args.preprocessing_num_workers", "data_args.preprocessing_num_workers=4", "data.filter_workers", 4),
     Case("data_args.image_folder", "data_args.image_folder=/pictures", "data.image_folder", "/pictures"),
+    Case("model_args.freeze_module_prefix", "model_args.freeze_module_prefix=vision_model", "model.freeze_vision", True),
 ]  # fmt: skip
 
 
@@ -442,7 +444,7 @@ def test_a_key_decides_its_field(case: Case) -> None:
     without, with_it = read(*given), read(*given, case.override)
     assert at(with_it.config, case.field) == case.value
     assert at(without.config, case.field) != case.value
-    row = DIALECT.ledger.by_name[case.row]
+    row = LEDGER.by_name[case.row]
     assert any(
         f"{case.field}.".startswith(f"{field}.") or f"{field}.".startswith(f"{case.field}.") for field in row.fields
     )
@@ -476,11 +478,9 @@ def test_every_mapped_key_is_tested() -> None:
     tested = {case.row for case in CASES}
     for section, _, _, written, _ in OPTIONS:
         known = {name: f"{section}.{CONFIG}.{name}" for name in written}
-        tested |= {row if row in DIALECT.ledger.by_name else f"{section}.{CONFIG}.**" for row in known.values()}
-    agentic = {
-        row.name for row in DIALECT.ledger.rows if AGENTIC.match(row.name)
-    }  # test_roll_agentic.py has their table
-    assert tested == {row.name for row in DIALECT.ledger.rows if row.status == "mapped"} - agentic
+        tested |= {row if row in LEDGER.by_name else f"{section}.{CONFIG}.**" for row in known.values()}
+    agentic = {row.name for row in LEDGER.rows if AGENTIC.match(row.name)}  # test_roll_agentic.py has their table
+    assert tested == {row.name for row in LEDGER.rows if row.status == "mapped"} - agentic
 
 
 def test_the_options_of_an_engine_that_is_not_chosen_are_told() -> None:

@@ -278,6 +278,8 @@ def test_what_must_be_given_is_asked_for(key) -> None:
         (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
         (("async_generation_ratio=1",), "asynchronous rollouts"),
         (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
+        (("actor_train.model_args.freeze_module_prefix='vision_model, model.layers.0'",), "model.layers.0 is planned"),
+        (("critic.model_args.freeze_module_prefix=vision_model",), "training a part of the model"),
         (("actor_train.data_args.template=chatml",), "templates besides the tokenizer's own"),
         (("use_topr_loss=true",), "a loss on bad responses beside the policy's"),
         (("rl_loss_coef=0.5",), "a weight on the loss"),

@@ -99,6 +99,19 @@ def test_settings_of_servers_have_no_effect_without_one() -> None:
     assert warned(engine="vllm", **settings) == []
 
 
+def test_servers_that_run_already_are_not_started_with_options() -> None:
+    options = {"gpu_memory_utilization": 0.5, "api_key_env": "KEY", "weight_sync_backend": "gloo", "seed": None}
+    settings: dict[str, Any] = {"engine": "vllm", "engine_options": options, "tensor_parallel": 2}
+    unread = ["rollout.engine_options.gpu_memory_utilization", "rollout.tensor_parallel"]
+    found = warned(endpoints=["h:1"], **settings)
+    assert [
+        text.partition(" has no effect: the servers of rollout.endpoints run already")[0] for text in found
+    ] == unread
+    # the processes of a server that shares the model are those that a broadcast goes to
+    assert len(warned(endpoints=["h:1"], weight_sync="collective", **settings)) == 1
+    assert warned(**settings) == []
+
+
 def test_what_hf_and_collective_do_not_read() -> None:
     found = warned(engine="hf", max_prefill_tokens=1, engine_options={"dtype": "float32"})
     assert [text.partition(" has no effect")[0] for text in found] == [
@@ -167,6 +180,10 @@ def test_what_has_no_effect_where_the_adapter_is_sent_alone() -> None:
     assert "load_format=dummy has no effect: vllm is sent the adapter alone" in base
     assert "weight_bucket_mib has no effect" in bucket
     assert list(training_sampler_warnings(run(LoraConfig(), weight_sync="disk", **settings))) == []
+    # between workers of Ray an adapter travels in buckets, and to servers that run already as a file of that name
+    assert list(training_sampler_warnings(run(LoraConfig(), devices=2, **settings))) == [base]
+    running = settings | {"endpoints": ["h:1"], "weight_sync": "adapter"}
+    assert bucket in list(training_sampler_warnings(run(LoraConfig(), devices=2, **running)))
 
 
 def test_hashes_are_told_on_one_device() -> None:

@@ -360,11 +360,12 @@ def _engines(section: str) -> Iterator[Case]:
             (*VLLM, *APART),
         ),
         (
-            "remote_inference_engine_urls", "remote_urls", "[a:1]", f"{OPTIONS}.remote_inference_engine_urls", ["a:1"], REMOTE,
+            "remote_inference_engine_urls", "remote_urls", "[127.0.0.1:1]", "rollout.endpoints", ["http://127.0.0.1:1"],
+            REMOTE,
         ),
         (
-            "override_existing_update_group", "override_existing_update_group", "enable",
-            f"{OPTIONS}.override_existing_update_group", "enable", REMOTE,
+            "run_engines_locally", "run_engines_locally", "false", "rollout.endpoints", ["http://127.0.0.1:8001"],
+            (*VLLM, *APART),
         ),
         ("max_num_batched_tokens", "max_num_batched_tokens", "100", "rollout.max_prefill_tokens", 100, ()),
         ("max_num_seqs", "max_num_seqs", "64", "rollout.max_concurrent_sequences", 64, ()),
@@ -415,6 +416,8 @@ def _sampling(section: str, ours: str) -> Iterator[Case]:
 GENERATOR: list[Case] = [
     *_engines(G),
     *_engines(E),
+    case(f"{E}.external_server_urls", "[https://127.0.0.1:9]", (*VLLM, *APART), "rollout.endpoints",
+         ["https://127.0.0.1:9"]),
     case(f"{G}.rope_scaling", "{factor: 4}", (), "model.config_overrides", {"rope_scaling": {"factor": 4}}),
     case(f"{G}.rope_theta", "1e6", (), "model.config_overrides", {"rope_theta": 1e6}),
     case(f"{G}.n_samples_per_prompt", "4", (), "rollout.samples_per_prompt", 4),

@@ -201,6 +201,36 @@ CHECKS: list[Bad] = [
         f"use {G}.num_inference_engines=1",
     ),
     (
+        (*APART, f"{G}.run_engines_locally=false", f"{G}.remote_inference_engine_urls=[]"),
+        f"{G}.remote_inference_engine_urls",
+        "generator.remote_inference_engine_urls names no server",
+        f"use {G}.remote_inference_engine_urls=[HOST:PORT]",
+    ),
+    (
+        (*APART, f"{G}.run_engines_locally=false", f"{G}.backend=native"),
+        f"{G}.run_engines_locally",
+        "native samples in the run's own processes, and not in servers",
+        f"use {G}.backend=vllm or sglang, or remove it",
+    ),
+    (
+        (*APART, f"{E}.external_server_urls=['http://127.0.0.1:8000']", f"{E}.backend=hf"),
+        f"{E}.external_server_urls",
+        "hf samples in the run's own processes, and not in servers",
+        f"use {E}.backend=vllm or sglang, or remove it",
+    ),
+    (
+        (f"{E}.external_server_urls=['http://127.0.0.1:8000']",),
+        f"{P}.colocate_all",
+        "servers of generator.inference_engine.external_server_urls cannot share the policy's devices",
+        f"use {P}.colocate_all=false",
+    ),
+    (
+        (f"{E}.external_proxy_url='http://127.0.0.1:8000'",),
+        f"{E}.external_proxy_url",
+        "is refused: requests and weights go to the servers themselves",
+        "",
+    ),
+    (
         (f"{G}.async_engine=false", f"{G}.batched=false"),
         f"{G}.async_engine",
         "generator.async_engine=false takes all prompts in one call, and generator.batched is false",
@@ -667,7 +697,6 @@ def test_engine_settings_are_told_on_one_device() -> None:
 
 PLANNED = [
     (f"{T}.update_ref_every_epoch=true", f"{T}.update_ref_every_epoch", ()),
-    (f"{G}.run_engines_locally=false", f"{G}.run_engines_locally", APART),
     (f"{G}.enable_http_endpoint=true", f"{G}.enable_http_endpoint", ()),
     (f"{T}.fully_async.max_staleness_steps=2", f"{T}.fully_async.max_staleness_steps", ()),
     ("data.train_data=[openai/gsm8k:train]", "data.train_data", ()),
@@ -771,7 +800,49 @@ def test_here_runs_a_cluster_s_configuration_on_one_device() -> None:
     assert loaded.config.policy.sequences_per_mini_batch == 1280  # as on the cluster
     assert (loaded.config.placement.devices, loaded.config.rollout.engine) == (1, "native")
     elsewhere = read(*APART, f"{G}.run_engines_locally=false", here=True)
-    assert elsewhere.unsupported == ()
+    assert elsewhere.problems == elsewhere.unsupported == ()
+    assert elsewhere.config.rollout.endpoints == []
+
+
+REMOTE = (*APART, f"{G}.run_engines_locally=false")
+
+
+def test_servers_that_run_already_have_settings_of_their_own() -> None:
+    """Two addresses are two samplers; what is about the start of a server has no effect and is told, where it was written."""
+    urls = f"{G}.remote_inference_engine_urls=['127.0.0.1:8001','http://127.0.0.1:8002']"
+    written = (f"{G}.gpu_memory_utilization=0.5", f"{G}.max_num_batched_tokens=100", f"{G}.weight_sync_backend=gloo")
+    two = f"{G}.num_inference_engines=2"
+    loaded = read(*REMOTE, urls, two, *written, f"{G}.inference_engine_tensor_parallel_size=2")
+    assert loaded.problems == loaded.unsupported == ()
+    assert loaded.config.rollout.endpoints == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
+    assert (loaded.config.rollout.devices, loaded.config.placement.devices) == (None, 4)  # the policy's alone
+    told = [text.partition(" has no effect")[0] for text in loaded.warnings if "run already" in text]
+    assert told == [
+        f"{G}.gpu_memory_utilization",
+        f"{G}.max_num_batched_tokens",
+        f"rollout.tensor_parallel (by {G}.inference_engine_tensor_parallel_size)",
+    ]
+    plain = read(*REMOTE, f"{G}.num_inference_engines=1")
+    assert not [text for text in plain.warnings if "run already" in text]  # SkyRL's defaults are nobody's wish
+
+
+def test_servers_on_other_machines_need_a_way_for_the_weights() -> None:
+    (problem,) = read(*REMOTE, f"{G}.remote_inference_engine_urls=['10.0.0.7:8001']").problems
+    assert "http://10.0.0.7:8001 is on another machine" in problem.what
+    assert "rollout.weight_folder=/shared" in problem.fix and "rollout.weight_sync=collective" in problem.fix
+    url = f"{G}.remote_inference_engine_urls=['10.0.0.7:8001']"
+    assert read(*REMOTE, url, "+posttrain.rollout.weight_sync=collective").problems == ()
+
+
+def test_later_names_of_servers_that_run_already() -> None:
+    urls = "['http://127.0.0.1:8001','http://127.0.0.1:8002']"
+    later = read(*APART, f"{E}.external_server_urls={urls}", f"{G}.remote_inference_engine_urls=[h:1]")
+    assert later.problems == later.unsupported == ()
+    assert [(one.key, one.reason) for one in later.ignored] == [
+        (f"{G}.remote_inference_engine_urls", f"{E}.external_server_urls names the samplers")
+    ]
+    early = read(*REMOTE, f"{G}.remote_inference_engine_urls={urls}", f"{G}.num_inference_engines=2")
+    assert later.config.rollout == early.config.rollout
 
 
 def test_float32_is_told_where_skyrl_would_not_compute_in_it() -> None:

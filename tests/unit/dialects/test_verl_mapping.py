@@ -144,6 +144,14 @@ def _engine_options() -> Iterator[Case]:
         yield f"{R}.{name}", f"{plus}{R}.{name}={text}", VLLM, f"rollout.engine_options.{name}", value
     bucket = f"{R}.update_weights_bucket_megabytes"
     yield bucket, f"+{bucket}=256", VLLM, "rollout.weight_bucket_mib", 256
+    later = f"{R}.checkpoint_engine.update_weights_bucket_megabytes"
+    yield later, f"+{later}=64", (*VLLM, f"+{bucket}=256"), "rollout.weight_bucket_mib", 64
+    cached = f"{R}.enable_prefix_caching"
+    yield cached, f"+{cached}=False", VLLM, "rollout.engine_options.enable_prefix_caching", False
+    stages, two = f"{R}.pipeline_model_parallel_size", (*VLLM, "trainer.n_gpus_per_node=2")
+    yield stages, f"+{stages}=2", two, "rollout.engine_options.pipeline_parallel_size", 2
+    yield f"{M}.tokenizer_path", f"+{M}.tokenizer_path=t", (), "model.tokenizer_path", "t"
+    yield f"{M}.custom_chat_template", f"{M}.custom_chat_template=x", (), "model.chat_template", "x"
     summon = f"{R}.layered_summon"
     yield summon, f"{summon}=True", (*VLLM, f"{R}.load_format=auto"), "rollout.engine_options.layered_summon", True
 
@@ -285,6 +293,13 @@ MODEL: list[Case] = [
         (),
         "model.config_overrides",
         {"dropout": 0.1},
+    ),
+    (
+        f"{M}.override_config.moe_config.freeze_moe_router",
+        f"+{M}.override_config.moe_config.freeze_moe_router=True",
+        (*MEGATRON, *TWO),
+        "policy.engine_options.freeze_moe_router",
+        True,
     ),
     (f"{M}.trust_remote_code", f"{M}.trust_remote_code=True", (), "model.trust_remote_code", True),
     (f"{M}.enable_activation_offload", f"{M}.enable_activation_offload=True", (), "model.activation_offload", True),

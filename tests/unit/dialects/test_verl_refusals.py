@@ -591,6 +591,9 @@ TOLD: list[tuple[tuple[str, ...], str]] = [
     (("+algorithm.gdpo_reward_keys=[acc]",), "grpo does not use it (gdpo does)"),
     ((f"+{CORRECTION}.loss_type=reinforce",), "read with bypass_mode only"),
     ((f"{A}.profiler.all_ranks=True",), "no step is to be profiled"),
+    (("+trainer.use_v1=True",), "verl's two loops make the same steps"),
+    (("ray_init.timeline_json_file=/tmp/ray.json",), "timeline.jsonl in the run's folder"),
+    ((f"+{R}.checkpoint_engine.backend=nccl",), "posttrain.rollout.weight_sync names another way"),
     (("+global_profiler.steps=[2]",), "global_profiler.tool is null, which profiles nothing"),
     (("+global_profiler.steps=[2]", "+global_profiler.tool=nsys"), "torch's own profiler records here"),
     (("trainer.profile_steps=[2]", "+trainer.worker_nsight_options.trace=cuda"), "torch's own profiler records"),
@@ -611,6 +614,8 @@ def test_what_has_no_effect_or_another_one_is_told(overrides: tuple[str, ...], w
 
 PLANNED = [
     "data.custom_cls.path=my.py",
+    "+trainer.v1.trainer_mode=separate_async",
+    f"+{R}.trace.backend=weave",
     "algorithm.use_pf_ppo=True",
     "trainer.logger=[console,clearml]",
 ]
@@ -622,7 +627,60 @@ def test_what_is_planned_can_be_planned_and_is_said_to_be(override: str) -> None
     assert loaded.problems == ()
     [problem] = loaded.unsupported
     assert "is planned" in problem.what
-    assert problem.field == override.split("=")[0]
+    assert problem.field == override.lstrip("+").split("=")[0]
+
+
+# What the files of later versions say where nobody asked for anything.
+LATER_DEFAULTS = (
+    "+trainer.use_v1=True",
+    "+trainer.v1={trainer_mode: sync, sync: {}, colocate_async: {num_warmup_batches: 1}}",
+    "+trainer.v1.separate_async={num_warmup_batches: 1, parameter_sync_step: 4, hybrid_rollout: {enable_switch: False}}",
+    "+trainer.v1.sampler={max_off_policy_threshold: 8, max_off_policy_strategy: drop, sync_refill_failed_groups: False}",
+    "+trainer.v1.sampler.custom_sampler={path: null, name: null}",
+    "+trainer.v1.sampler.sampler_kwargs={}",
+    "+transfer_queue={enable: False, backend: {storage_backend: SimpleStorage}}",
+    f"+{R}.checkpoint_engine={{backend: naive, update_weights_bucket_megabytes: 2048, engine_kwargs: {{}}}}",
+    f"+{R}.trace={{backend: null, token2text: False, max_samples_per_step_per_worker: null}}",
+    f"+{R}.prometheus={{enable: False, port: 9090, file: /tmp/p.yml, served_model_name: m}}",
+    f"+{R}.skip_rollout=False",
+    f"+{R}.skip_dump_dir=/tmp/rollout_dump",
+    "+reward.reward_model={enable: False, enable_resource_pool: False, model_path: null, rollout: {name: vllm}}",
+    "+reward_model.rollout={name: vllm, dtype: bfloat16}",
+    f"+{R}.mtp={{enable: False, num_speculative_tokens: 1}}",
+    *(f"+{R}.{text}" for text in ("data_parallel_size=1", "expert_parallel_size=1", "pipeline_model_parallel_size=1")),
+    *(
+        f"+{R}.{name}=null"
+        for name in ("quantization", "quantization_config_file", "cudagraph_capture_sizes", "custom")
+    ),
+    *(f"+{R}.{text}" for text in ("logprobs_mode=processed_logprobs", "scheduling_policy=fcfs", "over_sample_rate=0")),
+    *(f"+{R}.{name}=True" for name in ("enable_prefix_caching", "enable_sleep_mode", "skip_tokenizer_init")),
+    f"+{R}.enable_rollout_routing_replay=False",
+    f"+{R}.layer_name_map={{}}",
+    f"+{R}.server={{timeout: 60.0, max_attempts: 3}}",
+    f"+{A}.use_fused_kernels=False",
+    f"+{M}.tokenizer_path=null",
+    f"+{M}.hf_config_path=null",
+    f"+{M}.mtp={{enable: False}}",
+    "+trainer.use_legacy_worker_impl=auto",
+    "+trainer.balance_keep_minibatch=False",
+    "+trainer.checkpoint_callback_class=null",
+    "+distillation={enabled: False, num_workers: 8}",
+    "+skip.rollout={enable: False, dump_dir: /tmp/d, steps: [], action: cache}",
+    "+ray_kwargs.timeline_json_file=null",
+)
+
+
+def test_what_later_files_say_by_default_asks_for_nothing() -> None:
+    loaded = read(*LATER_DEFAULTS)
+    assert loaded.problems == loaded.unsupported == ()
+
+
+def test_a_reward_model_in_a_sampler_of_its_own_is_planned() -> None:
+    model = ("reward_model.enable=True", "reward_model.micro_batch_size_per_gpu=4")
+    assert read(*model).unsupported == ()
+    [problem] = read(*model, "+reward_model.rollout={name: vllm}").unsupported
+    assert problem.what == "a reward model in a sampler of its own is planned"
+    assert problem.field == "reward_model.rollout"
 
 
 def test_defaults_of_planned_keys_ask_for_nothing() -> None:

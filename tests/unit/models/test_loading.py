@@ -190,6 +190,8 @@ def test_chat_template_file_replaces_the_tokenizers(tiny_llama: Path, tmp_path: 
     template.write_text("{{ messages[0]['content'] }} !", encoding="utf-8")
     tokenizer = load_tokenizer(ModelConfig(path=str(tiny_llama), chat_template_file=str(template)))
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi !"
+    text = load_tokenizer(ModelConfig(path=str(tiny_llama), chat_template="{{ messages[0]['content'] }}?"))
+    assert text.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi?"
     missing = ModelConfig(path=str(tiny_llama), chat_template_file=str(tmp_path / "none.jinja"))
     assert "chat template cannot be read" in tokenizer_problem_of(missing)
 

@@ -4,7 +4,7 @@ means what it means in 2026; names that were dropped since go on working."""
 from __future__ import annotations
 
 from posttrain.dialects.ledger import Key, Ledger
-from posttrain.dialects.roll.keys import agentic, algorithm, other_pipelines, pipeline, rewards, roles
+from posttrain.dialects.roll.keys import agentic, algorithm, other_pipelines, pipeline, rewards, roles, sft
 from posttrain.dialects.roll.keys.worker import LATEST
 
 _SECTIONS = (row for section in (pipeline, algorithm, rewards, agentic, other_pipelines, roles) for row in section.ROWS)
@@ -13,4 +13,4 @@ for _row in _SECTIONS:
     _ROWS.setdefault(_row.name, _row)  # a section's own keys stand before those that all workers have
 
 # One dialect: a file of either year is read with all keys; `since`, `until` and `earlier` tell which year had what.
-LEDGER = Ledger(dialect="roll", version=LATEST, rows=tuple(_ROWS.values()))
+LEDGER = Ledger(dialect="roll", version=LATEST, rows=(*_ROWS.values(), *sft.ROWS))

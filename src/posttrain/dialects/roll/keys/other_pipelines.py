@@ -1,4 +1,4 @@
-"""SFT, DPO, distillation: understood, planned."""
+"""DPO, distillation: understood, planned."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ from typing import Any
 
 from posttrain.dialects.ledger import ABSENT, Key, planned
 
-_SFT = "supervised fine-tuning"
 _DPO = "preference tuning (DPO)"
 _DISTILL = "distillation"
 _OTHERS: tuple[tuple[str, Any, str, str], ...] = (
-    ("sft_train", dict, _SFT, "worker of the trained model"),
-    ("prompt_key", str, _SFT, "column with the instruction"),
-    ("query_key", str, _SFT, "column with the question"),
-    ("response_key", str, _SFT, "column with the answer"),
-    ("system_key", str, _SFT, "column with the system message"),
     ("chosen_key", str, _DPO, "column with the better response"),
     ("rejected_key", str, _DPO, "column with the worse response"),
     ("beta", float, _DPO, "strength of the preference"),

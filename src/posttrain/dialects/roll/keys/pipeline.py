@@ -132,8 +132,8 @@ _ROLLOUT: tuple[Key, ...] = (
             off=(0.0,)),
     planned("user_defined_rollout_loop_cls", str | None, None, "rollout loops of your own", "class of the rollout loop",
             since=LATEST),
-    planned("router_args", dict | None, None, "a router before several samplers", "how requests are shared out",
-            cluster=True, since=LATEST),
+    ignored("router_args", dict | None, None, "a prompt's samples, and a conversation's turns, go to one sampler, and "
+            "prompts are shared out by load", "how requests are shared out over several samplers", since=LATEST),
 )  # fmt: skip
 
 _DEAD_REASON = "ROLL does not read it"

@@ -28,7 +28,7 @@ def _positive(value: int) -> int:
 _ALONE = "a time limit or a setting between processes, which a run on one device does not have"
 _BY_PIPELINE = "set by the pipeline in ROLL too"
 _PACKED = "sequences are always packed here, never padded"
-_COMMON = {
+COMMON = {
     "name": "the section is the name",
     "world_size": "roles share one process on one device",
     "backend_timeout": _ALONE,
@@ -75,16 +75,17 @@ _COMMON = {
     "generating_args.length_penalty": "read by beam search only",
     "generating_args.logprobs": "the sampler's log-probs are always kept here",
 }  # fmt: skip
-_TRAINED_PLANNED: dict[str, Planned] = {
+FREEZE = "model_args.freeze_module_prefix"
+TRAINED_PLANNED: dict[str, Planned] = {
     "router_replay.mode": ("replaying the choice of experts", ()),
     "mtp_training_mode": ("heads for several tokens ahead", ()),
-    "model_args.freeze_module_prefix": ("training a part of the model", ()),
+    FREEZE: ("training a part of the model", ()),
     "model_args.moe_aux_loss_coef": ("the balance loss of experts", (0, 0.0)),
     "model_args.additional_target": ("modules trained in full beside LoRA adapters", ()),
 }  # fmt: skip
 
 
-def _parallel(role: str) -> dict[str, Here]:
+def parallel(role: str) -> dict[str, Here]:
     return {
         f"{_C}.tensor_model_parallel_size": by_rule(f"{role}.tensor_parallel"),
         f"{_C}.pipeline_model_parallel_size": by_rule(f"{role}.pipeline_parallel"),
@@ -101,7 +102,7 @@ def _parallel(role: str) -> dict[str, Here]:
     }
 
 
-def _lora(role: str) -> dict[str, Here]:
+def lora(role: str) -> dict[str, Here]:
     return {
         "model_args.lora_target": by_rule(
             f"{role}.lora.target_modules", "all: all-linear; names between commas: a list; null: no adapter"
@@ -113,7 +114,7 @@ def _lora(role: str) -> dict[str, Here]:
     }
 
 
-def _updates(role: str) -> dict[str, Here]:
+def updates(role: str) -> dict[str, Here]:
     return {
         "training_args.learning_rate": Here(f"{role}.optimizer.lr"),
         "training_args.weight_decay": Here(f"{role}.optimizer.weight_decay"),
@@ -161,11 +162,11 @@ _FORWARD = {
     "max_tokens_per_microbatch_in_infer": by_rule("reference.max_tokens_per_micro_batch"),
 }
 
-_SAVING: dict[str, Here] = {
+SAVING: dict[str, Here] = {
     f"{_C}.save_only_model": by_rule("checkpoint.save_optimizer", "not; FSDP2 only"),
     f"{_C}.async_save_ckpt": by_rule("checkpoint.background", "FSDP2 only"),
 }
-_SAVED_TOGETHER = dict.fromkeys(_SAVING, "actor_train's says how the checkpoint of all is written")
+_SAVED_TOGETHER = dict.fromkeys(SAVING, "actor_train's says how the checkpoint of all is written")
 
 ACTOR_TRAIN = Role(
     section="actor_train",
@@ -173,12 +174,12 @@ ACTOR_TRAIN = Role(
     always=True,
     otherwise="the trained policy neither samples nor judges",
     mapped={
-        **_parallel("policy"),
-        **_updates("policy"),
-        **_lora("policy"),
+        **parallel("policy"),
+        **updates("policy"),
+        **lora("policy"),
         **_LOSS_KEYS,
         **_FORWARD,
-        **_SAVING,
+        **SAVING,
         "model_args.model_name_or_path": by_rule("model.path", "null: pretrain"),
         "model_args.dtype": by_rule("model.compute_dtype", "bf16: bfloat16, fp32: float32; master weights are float32"),
         "model_args.disable_gradient_checkpointing": by_rule("model.gradient_checkpointing", "not"),
@@ -190,9 +191,10 @@ ACTOR_TRAIN = Role(
         "data_args.tag": by_rule("data.data_source_column", "only when written; else the loader looks"),
         "data_args.preprocessing_num_workers": Here("data.filter_workers", "null: 1", lambda value: value or 1),
         "data_args.image_folder": Here("data.image_folder"),
+        FREEZE: by_rule("model.freeze_vision", "the vision tower: true; other modules are planned"),
     },
     planned={
-        **_TRAINED_PLANNED,
+        **{name: reason for name, reason in TRAINED_PLANNED.items() if name != FREEZE},
         "model_update_frequency": ("a sampler that keeps older weights for several steps", ()),
         "apply_loss_scale": ("losses divided by other counts than the update's", ()),
         "data_args.dataset_type": ("data from a service", ("arrow", "csv", "jsonl", "parquet", "txt")),
@@ -201,7 +203,7 @@ ACTOR_TRAIN = Role(
         "data_args.custom_data_kwargs_func": ("a function that reads rows", ()),
     },
     ignored={
-        **_COMMON,
+        **COMMON,
         "num_gpus_per_worker": "a training worker has one device, in ROLL too",
         "data_args.domain_interleave_probs": "one domain makes up the whole step; several are planned",
     },
@@ -214,15 +216,15 @@ CRITIC = Role(
     strategy=Literal["megatron_train", "deepspeed_train", "fsdp2_train", "local"],
     otherwise="a critic neither samples nor reads data",
     mapped={
-        **_parallel("critic"),
-        **_updates("critic"),
-        **_lora("critic"),
+        **parallel("critic"),
+        **updates("critic"),
+        **lora("critic"),
         "model_args.model_name_or_path": by_rule("critic.path", "null: reward_pretrain; the policy's own path is null here"),
         "model_args.disable_gradient_checkpointing": by_rule("critic.gradient_checkpointing", "not"),
     },
-    planned=_TRAINED_PLANNED,
+    planned=TRAINED_PLANNED,
     ignored={
-        **_COMMON,
+        **COMMON,
         **_SAVED_TOGETHER,
         "worker_cls": "there is one kind of critic",
         "num_gpus_per_worker": "a training worker has one device, in ROLL too",
@@ -247,7 +249,7 @@ REFERENCE = Role(
         "device_mapping": by_rule("reference.devices placement.devices placement.nodes"),
     },
     ignored={
-        **_COMMON,
+        **COMMON,
         **_SAVED_TOGETHER,
         "strategy_args.strategy_name": "the reference runs in the policy's engine",
         "model_args.dtype": "the reference computes in actor_train's precision",
@@ -290,7 +292,7 @@ ACTOR_INFER = Role(
     },
     planned=_SAMPLING_PLANNED,
     ignored={
-        **_COMMON,
+        **COMMON,
         "generating_args.num_return_sequences": "num_return_sequences_in_group overwrites it, in ROLL too",
         "model_args.model_name_or_path": "the sampler has the trained weights; ROLL needs the path for the first moment only",
         "model_args.dtype": "the sampler computes in actor_train's precision",
@@ -317,7 +319,7 @@ VALIDATION = Role(
     },
     planned=_SAMPLING_PLANNED,
     ignored={
-        **_COMMON,
+        **COMMON,
         "data_args.template": "validation prompts use actor_train's template, in ROLL too",
         "data_args.prompt": "the columns are those of actor_train.data_args",
         "data_args.messages": "the columns are those of actor_train.data_args",
@@ -338,7 +340,7 @@ def _environments(section: str, role: str) -> Role:
         },
         planned=_SAMPLING_PLANNED,
         ignored={
-            **{name: reason for name, reason in _COMMON.items() if name != "generating_args.max_new_tokens"},
+            **{name: reason for name, reason in COMMON.items() if name != "generating_args.max_new_tokens"},
             "generating_args.num_return_sequences": "group_size says how many trajectories begin alike, in ROLL too",
         },
     )

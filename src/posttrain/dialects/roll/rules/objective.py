@@ -260,12 +260,13 @@ def _filter(keys: Reader, key: str, item: Any) -> tuple[str, str] | None:
     return (_RULES[kind], f"{1 / high:.6g}_{1 / low:.6g}") if item.get("ratio_enabled", True) else None
 
 
-def template(keys: Reader) -> dict[str, Any]:
+def template(keys: Reader, section: str = "actor_train") -> dict[str, Any]:
     """Chat template of the prompts."""
-    key = "global_template" if text_none(keys["global_template"]) else "actor_train.data_args.template"
+    own = f"{section}.data_args.template"
+    key = "global_template" if text_none(keys["global_template"]) else own
     name = keys[key]
     if key == "global_template":
-        keys.ignore("actor_train.data_args.template", "global_template goes before it")
+        keys.ignore(own, "global_template goes before it")
     if name in ("native", "qwen2_5"):
         return {}
     if name == "qwen3":

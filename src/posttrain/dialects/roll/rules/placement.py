@@ -48,7 +48,7 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Layo
     sections = {"policy": "actor_train", "rollout": "actor_infer"}
     sections |= {"critic": "critic"} if has_critic else {}
     sections |= {"reference": "reference"} if has_reference else {}
-    devices = {role: _devices(keys, section) for role, section in sections.items()}
+    devices = {role: device_ids(keys, section) for role, section in sections.items()}
     total = max((max(ids) + 1 for ids in devices.values() if ids), default=1)
     per_node = count(keys, "num_gpus_per_node")
     nodes = -(-total // per_node)
@@ -73,8 +73,8 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Layo
                 key=f"{sections[role]}.device_mapping",
                 fix=f"use {sections[role]}.device_mapping={_text(everywhere)!r}",
             )
-    policy = _trained(keys, "policy", "actor_train", devices["policy"], fields)
-    critic = _trained(keys, "critic", "critic", devices["critic"], fields) if has_critic else None
+    policy = trained(keys, "policy", "actor_train", devices["policy"], fields)
+    critic = trained(keys, "critic", "critic", devices["critic"], fields) if has_critic else None
     if has_reference:
         fields |= _options(keys, "reference", "reference", keys["reference.strategy_args.strategy_name"])
         _check_inference_stage(keys)
@@ -87,7 +87,7 @@ def _text(ids: list[int]) -> str:
     return f"list(range(0,{len(ids)}))"
 
 
-def _devices(keys: Reader, section: str) -> list[int]:
+def device_ids(keys: Reader, section: str) -> list[int]:
     """A role's device ids; none for a CPU worker."""
     key = f"{section}.device_mapping"
     if keys[key] is None:
@@ -99,7 +99,7 @@ def _devices(keys: Reader, section: str) -> list[int]:
         return []
 
 
-def _trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[str, Any]) -> Copies:
+def trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[str, Any]) -> Copies:
     """Sets engine, parallel sizes and options of a trained role."""
     strategy = keys[f"{section}.strategy_args.strategy_name"]
     family = strategy.removesuffix("_train")

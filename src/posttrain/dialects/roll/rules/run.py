@@ -10,6 +10,7 @@ from posttrain.dialects.roll.keys.roles import VALIDATION
 from posttrain.dialects.roll.rules.look import CONFIG, count, plain, uses_critic, uses_reference
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+VISION_TOWERS = ("vision_model", "visual", "model.visual", "vision_tower", "model.vision_model")
 _DATA = "actor_train.data_args"
 
 
@@ -22,13 +23,7 @@ def model(keys: Reader) -> dict[str, Any]:
     if path is None:
         keys.problem("no model is named", key="pretrain", fix="use pretrain=FOLDER, or a hub id")
     fields: dict[str, Any] = {"model.path": path} if path is not None else {}
-    dtype = keys["actor_train.model_args.dtype"]
-    if dtype == "fp16":
-        keys.problem("training in fp16 is not supported", key="actor_train.model_args.dtype",
-                     fix="use bf16, which needs no loss scale, or fp32")  # fmt: skip
-    elif dtype is None:
-        keys.warn("actor_train.model_args.dtype is null: bf16 is used, whatever the checkpoint holds")
-    fields["model.compute_dtype"] = DTYPES.get(dtype, "bfloat16")
+    fields |= precision(keys, "actor_train") | frozen(keys, "actor_train")
     fields["model.gradient_checkpointing"] = recomputes(keys, "actor_train")
     if uses_reference(keys) and keys["actor_train.model_args.lora_target"]:
         without = "with lora_target the reference is the policy without its adapter, in ROLL too"
@@ -43,6 +38,29 @@ def model(keys: Reader) -> dict[str, Any]:
             fields["critic.path"] = scorer
         fields["critic.gradient_checkpointing"] = recomputes(keys, "critic")
     return fields
+
+
+def precision(keys: Reader, section: str) -> dict[str, Any]:
+    """Of the passes of what is trained."""
+    key = f"{section}.model_args.dtype"
+    dtype = keys[key]
+    if dtype == "fp16":
+        keys.problem("training in fp16 is not supported", key=key, fix="use bf16, which needs no loss scale, or fp32")
+    elif dtype is None:
+        keys.warn(f"{key} is null: bf16 is used, whatever the checkpoint holds")
+    return {"model.compute_dtype": DTYPES.get(dtype, "bfloat16")}
+
+
+def frozen(keys: Reader, section: str) -> dict[str, Any]:
+    """Modules that are not trained: a vision tower, by the names that models and Megatron give it."""
+    key = f"{section}.model_args.freeze_module_prefix"
+    given = keys[key] if keys.ledger.find(key) else None
+    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given or []
+    others = [name for name in names if name not in VISION_TOWERS]
+    if others:
+        what = f"{key}={','.join(others)} is planned: training a part of the model"
+        keys.plan_only(what, key=key, fix=f"remove it, or freeze the vision tower alone ({key}=vision_model)")
+    return {"model.freeze_vision": True} if names and not others else {}
 
 
 def recomputes(keys: Reader, section: str) -> bool:
@@ -135,12 +153,14 @@ def validation(keys: Reader) -> dict[str, Any]:
 
 
 def cadence(keys: Reader) -> dict[str, Any]:
-    """Steps, checkpoints, trackers, folders."""
-    fields: dict[str, Any] = {
-        "run.total_steps": count(keys, "max_steps"),
-        "checkpoint.every_steps": count(keys, "save_steps"),
-        "tracking.samples_every_steps": count(keys, "logging_steps"),
-    }
+    """Steps, and what is kept of them."""
+    steps = {"run.total_steps": count(keys, "max_steps"), "tracking.samples_every_steps": count(keys, "logging_steps")}
+    return steps | records(keys)
+
+
+def records(keys: Reader) -> dict[str, Any]:
+    """Checkpoints, trackers, folders, profiles."""
+    fields: dict[str, Any] = {"checkpoint.every_steps": count(keys, "save_steps")}
     keep = keys["max_ckpt_to_keep"]
     if keep < 0:
         keys.problem(

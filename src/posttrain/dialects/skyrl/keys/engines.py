@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
+from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
 
 _A = "2025-08"
-_SERVERS = "samplers in servers of their own"
 _ENDPOINT = "the sampler as an HTTP endpoint for agents"
 
 
@@ -24,13 +23,14 @@ ROWS: tuple[Key, ...] = (
         "rollout.engine",
         "sampler: vllm, sglang, or this program's own: native, hf",
     ),
-    planned(
+    mapped(
         "generator.run_engines_locally",
         bool,
         True,
-        _SERVERS,
+        "rollout.endpoints",
         "false: samplers run elsewhere, at remote_inference_engine_urls",
-        cluster=True,
+        by_rule=True,
+        change="false: the servers at these addresses; true: none",
     ),
     mapped(
         "generator.num_inference_engines",
@@ -93,19 +93,39 @@ ROWS: tuple[Key, ...] = (
     ),
     _option("enforce_eager", bool, False, "no CUDA graphs", note="true from October 2025, later false again."),
     _option("gpu_memory_utilization", float, 0.8, "share of a device's memory for the sampler"),
-    _option(
-        "remote_inference_engine_urls",
+    mapped(
+        "generator.remote_inference_engine_urls",
         list[str],
         ["127.0.0.1:8001"],
+        "rollout.endpoints",
         "addresses of samplers that run elsewhere (host:port), one per engine",
         by_rule=True,
+        change="http:// in front, where no scheme is written",
+        note="Servers are this program's way to start vLLM or SGLang (docs/rollout.md), not SkyRL's vllm_server.",
     ),
-    _option(
-        "override_existing_update_group",
+    mapped(
+        "generator.inference_engine.external_server_urls",
+        list[str] | None,
+        None,
+        "rollout.endpoints",
+        "addresses of servers that run elsewhere, whatever run_engines_locally says",
+        by_rule=True,
+        since="later",
+    ),
+    refused(
+        "generator.inference_engine.external_proxy_url",
+        str | None,
+        None,
+        "requests and weights go to the servers themselves; name them in generator.inference_engine.external_server_urls",
+        "a router before servers that run elsewhere",
+        since="later",
+    ),
+    ignored(
+        "generator.override_existing_update_group",
         str | bool,
         "auto",
+        "no process group of an earlier run is left: weights go through a folder, or by a group that every sync makes anew",
         "remote samplers: replace the process group of an earlier run (auto, enable, disable)",
-        by_rule=True,
     ),
     ignored(
         "generator.model_name",

@@ -7,6 +7,7 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.look import get, name_of
+from posttrain.dialects.skyrl.rules.servers import addresses
 
 _PLACE = "trainer.placement"
 _ENGINES, _TENSOR = "generator.num_inference_engines", "generator.inference_engine_tensor_parallel_size"
@@ -234,7 +235,7 @@ def _side_by_side(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
         fields[f"{ROLES[role]}.devices"] = list(range(used, used + group.devices))
         used += group.devices
         nodes = max(nodes, group.nodes)
-    if get(keys, "generator.run_engines_locally"):
+    if not addresses(keys):
         devices = _sampler_copies(keys) if _samples_here(keys) else _sampler_devices(keys)[0]
         fields["rollout.devices"] = list(range(used, used + devices))
         used += devices

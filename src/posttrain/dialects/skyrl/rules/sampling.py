@@ -6,16 +6,16 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.look import get, name_of
+from posttrain.dialects.skyrl.rules.servers import addresses, servers
 
 _OPTIONS = "rollout.engine_options"
-_REMOTE = ("generator.remote_inference_engine_urls", "generator.override_existing_update_group")
 
 
 def sampling(keys: Reader) -> dict[str, Any]:
     """Everything about sampling that several keys decide."""
     _check_engine(keys)
     fields = _lengths(keys) | _further_parameters(keys) | _template(keys) | _rope(keys)
-    return fields | _engine_init(keys) | _remote(keys)
+    return fields | _engine_init(keys) | servers(keys)
 
 
 def _lengths(keys: Reader) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _check_parameters(keys: Reader, section: str) -> None:
         if not keys["generator.batched"]:
             what = f"{key} needs generator.batched=true in SkyRL, and it is false"
             keys.problem(what, key=key, fix=f"remove it (log-probs are kept here in any case), or use {key}=null")
-        if not get(keys, "generator.run_engines_locally"):
+        if addresses(keys):
             what = f"{key} needs samplers that run locally"
             keys.problem(what, key=key, fix=f"use {key}=null")
     if get(keys, "generator.backend") != "sglang":
@@ -81,13 +81,8 @@ def _check_parameters(keys: Reader, section: str) -> None:
 
 
 def _check_engine(keys: Reader) -> None:
-    """Checks b, c, d and r."""
-    local, backend = get(keys, "generator.run_engines_locally"), get(keys, "generator.backend")
-    engines, urls = get(keys, "generator.num_inference_engines"), get(keys, _REMOTE[0])
-    if not local and engines != len(urls):
-        key = name_of(keys, "generator.num_inference_engines")
-        what = f"there are {len(urls)} addresses ({name_of(keys, _REMOTE[0])}) for {engines} samplers"
-        keys.problem(what, key=key, fix=f"use {key}={len(urls)}")
+    """Checks c, d and r."""
+    local, backend = not addresses(keys), get(keys, "generator.backend")
     if not get(keys, "generator.async_engine") and not keys["generator.batched"]:
         key = name_of(keys, "generator.async_engine")
         what = f"{key}=false takes all prompts in one call, and generator.batched is false"
@@ -146,12 +141,3 @@ def _engine_init(keys: Reader) -> dict[str, Any]:
     """Options in the engine's own words; the same key in both sections is refused by two_names."""
     sections = ("generator.engine_init_kwargs", "generator.inference_engine.engine_init_kwargs")
     return {f"{_OPTIONS}.{name}": value for section in sections for name, value in keys.section(section).items()}
-
-
-def _remote(keys: Reader) -> dict[str, Any]:
-    """What only samplers elsewhere need."""
-    if not get(keys, "generator.run_engines_locally"):
-        return {f"{_OPTIONS}.{name.rpartition('.')[2]}": get(keys, name) for name in _REMOTE}
-    for name in _REMOTE:
-        keys.ignore(name_of(keys, name), "samplers run locally (run_engines_locally)")
-    return {}

@@ -333,6 +333,7 @@ _COMPUTE: tuple[Key, ...] = (
         since="0.4",
     ),
     ignored(f"{ACTOR}.entropy_from_logits_with_chunking", bool, False, ALWAYS_FUSED, "entropy in chunks", since="0.4"),
+    ignored(f"{ACTOR}.use_fused_kernels", bool, ABSENT, ALWAYS_FUSED, "fused kernels", since="later"),
     ignored(f"{ACTOR}.entropy_checkpointing", bool, False, ALWAYS_FUSED, "recompute the entropy", since="0.4"),
     ignored(f"{ACTOR}.load_weight", bool, ABSENT, "weights are always loaded", "Megatron: load the weights"),
 )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned, refused
 from posttrain.dialects.verl.keys.lora import lora_rows
-from posttrain.dialects.verl.keys.words import ALWAYS_FUSED, ALWAYS_PACKED, MODEL
+from posttrain.dialects.verl.keys.words import ALWAYS_FUSED, ALWAYS_PACKED, FREEZE_ROUTER, MODEL
 
 _WEIGHTS: tuple[Key, ...] = (
     refused(
@@ -60,13 +60,13 @@ _WEIGHTS: tuple[Key, ...] = (
         "the same, as the Megatron file nests them",
         by_rule=True,
     ),
-    planned(
-        f"{MODEL}.override_config.moe_config.freeze_moe_router",
+    mapped(
+        FREEZE_ROUTER,
         bool,
         ABSENT,
-        "mixtures of experts",
-        "Megatron: the router is not trained",
-        off=(False,),
+        "policy.engine_options.freeze_moe_router",
+        "Megatron: routers of experts are not trained",
+        by_rule=True,
     ),
     mapped(
         f"{MODEL}.trust_remote_code",
@@ -76,14 +76,35 @@ _WEIGHTS: tuple[Key, ...] = (
         "let code from the model's folder run",
         since="0.4",
     ),
-    planned(
+    mapped(
         f"{MODEL}.custom_chat_template",
         str | None,
         None,
-        "chat templates given as text (a file works: posttrain.model.chat_template_file)",
-        "chat template, as text",
+        "model.chat_template",
+        "chat template, as text, in the place of the tokenizer's",
         since="0.4",
+        note="verl 0.4 writes prompts with the tokenizer's own; here they have this one, as in later versions.",
     ),
+    mapped(
+        f"{MODEL}.tokenizer_path",
+        str | None,
+        ABSENT,
+        "model.tokenizer_path",
+        "folder of the tokenizer; null: the model's",
+        since="later",
+    ),
+    planned(
+        f"{MODEL}.hf_config_path",
+        str | None,
+        ABSENT,
+        "a configuration apart from the weights",
+        "folder of config.json; null: the model's",
+        since="later",
+    ),
+    planned(
+        f"{MODEL}.mtp.enable", bool, ABSENT, "heads for several tokens ahead", "train such", off=(False,), since="later"
+    ),
+    ignored(f"{MODEL}.mtp.**", Any, ABSENT, "only mtp.enable (planned) reads it", "their settings", since="later"),
     ignored(f"{MODEL}.use_shm", bool, False, "weights are loaded once", "copy the weights to /dev/shm", since="0.4"),
 )
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
 from posttrain.dialects.verl.keys.shared import profiler_rows
-from posttrain.dialects.verl.keys.words import ACTOR, ROLLOUT, SERVERS, TRACES
+from posttrain.dialects.verl.keys.words import ACTOR, ROLLOUT
 
 
 def off_is_zero(value: int | None) -> int | None:
@@ -241,12 +241,7 @@ _ENGINE: tuple[Key, ...] = (
         by_rule=True,
         since="0.4",
     ),
-    planned(f"{ROLLOUT}.checkpoint_engine.**", Any, ABSENT, SERVERS, "how weights travel", since="later", cluster=True),
-    planned(f"{ROLLOUT}.trace.**", Any, ABSENT, TRACES, "traces of conversations", since="later"),
-    planned(f"{ROLLOUT}.prometheus.**", Any, ABSENT, TRACES, "metrics of the servers", since="later", cluster=True),
     *profiler_rows(ROLLOUT),
-    planned(f"{ROLLOUT}.skip_rollout", bool, ABSENT, "replayed responses", "reuse", off=(False,), since="later"),
-    planned(f"{ROLLOUT}.skip_dump_dir", str | None, ABSENT, "replayed responses", "where from", since="later"),
     mapped(
         f"{ROLLOUT}.nnodes",
         int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from posttrain.dialects.ledger import ABSENT, Key, ignored, mapped, planned
-from posttrain.dialects.verl.keys.words import OWN_PROFILER, SERVERS, TRACES
+from posttrain.dialects.verl.keys.words import OWN_PROFILER
 
 _LENGTH: tuple[Key, ...] = (
     mapped(
@@ -229,6 +229,8 @@ _CHECKPOINTS: tuple[Key, ...] = (
     ),
 )
 
+_TIMELINE = "timeline.jsonl in the run's folder says when each phase of each step began and ended"
+
 _MACHINES: tuple[Key, ...] = (
     ignored(
         "trainer.balance_batch",
@@ -248,7 +250,7 @@ _MACHINES: tuple[Key, ...] = (
         since="0.4",
     ),
     ignored("ray_init.num_cpus", int | None, None, "Ray is started with a slot per worker", "CPUs of Ray", since="0.4"),
-    planned("ray_init.timeline_json_file", str | None, None, TRACES, "Ray's timeline", since="0.4", cluster=True),
+    ignored("ray_init.timeline_json_file", str | None, None, _TIMELINE, "file of Ray's timeline", since="0.4"),
     mapped(
         "ray_kwargs.ray_init.address",
         str | None,
@@ -258,7 +260,7 @@ _MACHINES: tuple[Key, ...] = (
         since="later",
     ),
     ignored("ray_kwargs.ray_init.**", Any, ABSENT, "Ray is started with a slot per worker", "ray_init", since="later"),
-    planned("ray_kwargs.timeline_json_file", str | None, ABSENT, TRACES, "Ray's timeline", since="later", cluster=True),
+    ignored("ray_kwargs.timeline_json_file", str | None, ABSENT, _TIMELINE, "file of Ray's timeline", since="later"),
     mapped(
         "trainer.profile_steps",
         list[int] | None,
@@ -301,9 +303,6 @@ _MACHINES: tuple[Key, ...] = (
         since="later",
     ),
     ignored("global_profiler.**", Any, ABSENT, OWN_PROFILER, "further settings", since="later"),
-    planned("trainer.use_v1", bool, ABSENT, SERVERS, "another loop", off=(False,), since="later", cluster=True),
-    planned("transfer_queue.**", Any, ABSENT, SERVERS, "a queue between loops", since="later", cluster=True),
-    planned("async_training.**", Any, ABSENT, "asynchronous training", "the fully asynchronous recipe", since="later"),
     ignored("**._target_", str, ABSENT, "it names verl's own class of this section", "class", since="later"),
 )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ACTOR, MODEL, ROLLOUT
+from posttrain.dialects.verl.keys.words import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
 from posttrain.dialects.verl.rules.look import engine_options, get
 
 
@@ -118,6 +118,8 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
             for name, value in keys.section(f"{section}.megatron").items()
             if f"{section}.megatron.{name}" not in sizes.values() and value is not None
         }
+        if role == "policy" and get(keys, FREEZE_ROUTER):
+            others["freeze_moe_router"] = True
         fields[f"{role}.engine_options"] = others
         _check_shuffle(keys, section)
     else:
@@ -127,7 +129,11 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
         size = f"{sharding}.fsdp_size"
         if keys.ledger.version == "0.2" and keys[size] != -1:
             keys.problem("verl 0.2 cannot shard over a part of the devices", key=size, fix=f"use {size}=-1")
-        for key in (f"{section}.megatron", f"{section}.optim.clip_grad"):
+        for key in (
+            f"{section}.megatron",
+            f"{section}.optim.clip_grad",
+            *([FREEZE_ROUTER] if role == "policy" else []),
+        ):
             keys.ignore(key, f"read by the strategy megatron only, and this is {strategy}")
     split = 1
     for name, key in sizes.items():

@@ -18,6 +18,9 @@ def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
     """The fields, and the name of the reward term; "" where a reward model scores alone."""
     if keys[f"{_MODEL}.enable"]:
         keys.ignore(_FUNCTION, "the reward model's score takes the place of all others, as in verl")
+        if keys.section(f"{_MODEL}.rollout"):
+            key, what = f"{_MODEL}.rollout", "a reward model in a sampler of its own is planned"
+            keys.plan_only(what, key=key, fix="remove it: the model scores in the run's own processes")
         return {"reward.terms": []} | _model(keys, layout) | _overlong(keys) | _workers(keys), ""
     for name in ("model", "micro_batch_size", "micro_batch_size_per_gpu", "max_length"):
         keys.ignore(f"{_MODEL}.{name}", "reward_model.enable is false")

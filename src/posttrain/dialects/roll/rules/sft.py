@@ -1,0 +1,98 @@
+"""What several keys of ROLL's SFT pipeline decide together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.keys.sft import SECTION
+from posttrain.dialects.roll.rules.look import count
+from posttrain.dialects.roll.rules.lora import lora
+from posttrain.dialects.roll.rules.objective import template
+from posttrain.dialects.roll.rules.placement import Copies, device_ids, trained
+from posttrain.dialects.roll.rules.run import frozen, precision, recomputes, records
+
+_ARGS = f"{SECTION}.training_args"
+
+
+def sft_rules(keys: Reader) -> dict[str, Any]:
+    """SftConfig fields by dotted name."""
+    placed, copies = _placement(keys)
+    fields = placed | _model(keys) | _data(keys) | _batches(keys, copies) | _length(keys) | _validation(keys)
+    betas = [keys[f"{_ARGS}.adam_beta1"], keys[f"{_ARGS}.adam_beta2"]]
+    clip = keys["max_grad_norm"]
+    fields |= {"policy.optimizer.betas": betas, "policy.optimizer.max_grad_norm": clip if clip > 0 else None}
+    return fields | records(keys) | lora(keys, SECTION, "policy") | template(keys, SECTION)
+
+
+def _placement(keys: Reader) -> tuple[dict[str, Any], Copies]:
+    ids = device_ids(keys, SECTION)
+    devices = max(1, len(ids))
+    if ids and ids != list(range(devices)):
+        key = f"{SECTION}.device_mapping"
+        what = f"{SECTION} is all that works in this run, and its devices do not count from 0: {ids}"
+        keys.problem(what, key=key, fix=f"use {key}='list(range(0,{devices}))'")
+    nodes = -(-devices // count(keys, "num_gpus_per_node"))
+    fields: dict[str, Any] = {"placement.devices": devices, "placement.nodes": nodes}
+    return fields, trained(keys, "policy", SECTION, ids, fields)
+
+
+def _model(keys: Reader) -> dict[str, Any]:
+    path = keys["pretrain"]
+    if path is None:
+        keys.problem("no model is named", key="pretrain", fix="use pretrain=FOLDER, or a hub id")
+    named = {} if path is None else {"model.path": path}
+    checkpointing = {"model.gradient_checkpointing": recomputes(keys, SECTION)}
+    return named | checkpointing | precision(keys, SECTION) | frozen(keys, SECTION)
+
+
+def _data(keys: Reader) -> dict[str, Any]:
+    """Files and lengths. Rows come in the order of the files, as in ROLL."""
+    fields: dict[str, Any] = {"data.shuffle": False}
+    key = f"{SECTION}.data_args.file_name"
+    files = keys[key]
+    if not files:
+        keys.problem("there is no training file", key=key, fix=f"use {key}=FILE.jsonl")
+    else:
+        fields["data.train_files"] = [files] if isinstance(files, str) else files
+    if keys["sequence_length"] is None:
+        keys.problem("the longest text is not given", key="sequence_length", fix="use sequence_length=2048")
+    else:
+        fields["data.max_tokens"] = count(keys, "sequence_length")
+    return fields
+
+
+def _batches(keys: Reader, policy: Copies) -> dict[str, Any]:
+    micro = count(keys, f"{_ARGS}.per_device_train_batch_size")
+    steps = count(keys, f"{_ARGS}.gradient_accumulation_steps")
+    fields: dict[str, Any] = {"data.sequences_per_step": micro * steps * policy.copies}
+    budget = f"{SECTION}.max_tokens_per_microbatch_in_train"
+    if not keys[f"{SECTION}.use_dynamic_batching_in_train"]:
+        keys.ignore(budget, "read with use_dynamic_batching_in_train only")
+        return fields | {"policy.sequences_per_micro_batch_per_device": micro}
+    if keys[budget] < 1:
+        fix = f"use {budget}={keys['sequence_length'] or 8192} or more"
+        keys.problem("use_dynamic_batching_in_train needs a number of tokens", key=budget, fix=fix)
+    return fields | {"policy.max_tokens_per_micro_batch": keys[budget] or None}
+
+
+def _length(keys: Reader) -> dict[str, Any]:
+    key = f"{_ARGS}.num_train_epochs"
+    epochs, steps = keys[key], keys["max_steps"]
+    if epochs != int(epochs) or epochs < 1:
+        keys.problem(f"{key} is {epochs:g}, and epochs are whole", key=key, fix=f"use {key}={max(1, round(epochs))}")
+        epochs = 1
+    return {"run.total_epochs": int(epochs)} | ({"run.total_steps": steps} if steps > 0 else {})
+
+
+def _validation(keys: Reader) -> dict[str, Any]:
+    files = keys["validation.data_args.file_name"]
+    if not files:
+        keys.ignore("eval_steps", "validation.data_args.file_name names no file")
+        return {"data.validation_files": []}
+    return {
+        "data.validation_files": [files] if isinstance(files, str) else files,
+        "validation.every_steps": count(keys, "eval_steps"),
+        "validation.before_training": True,
+        "validation.after_training": False,
+    }

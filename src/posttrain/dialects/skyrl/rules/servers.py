@@ -1,0 +1,53 @@
+"""Samplers that run elsewhere: servers whose addresses the configuration names, under the words of three versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.skyrl.rules.look import get, name_of
+
+_LOCAL = "generator.run_engines_locally"
+_URLS = "generator.remote_inference_engine_urls"
+_EXTERNAL = "generator.inference_engine.external_server_urls"  # which counts whatever run_engines_locally says
+
+
+def addresses(keys: Reader) -> list[str]:
+    """Of the samplers that run elsewhere, as they were written; empty where the run starts its own."""
+    external = keys[_EXTERNAL] if keys.ledger.find(_EXTERNAL) else None
+    if external:
+        return list(external)
+    return [] if get(keys, _LOCAL) else list(get(keys, _URLS))
+
+
+def servers(keys: Reader) -> dict[str, Any]:
+    """rollout.endpoints; and SkyRL's check b: an address for every sampler."""
+    urls, key = addresses(keys), name_of(keys, _URLS)
+    external = bool(urls) and keys.ledger.find(_EXTERNAL) is not None and bool(keys[_EXTERNAL])
+    if external:
+        keys.ignore(key, f"{_EXTERNAL} names the samplers")
+        colocated = "trainer.placement.colocate_all"
+        if keys[colocated]:
+            what = f"servers of {_EXTERNAL} cannot share the policy's devices"
+            keys.problem(what, key=colocated, fix=f"use {colocated}=false")
+    elif get(keys, _LOCAL):
+        keys.ignore(key, "samplers run locally (run_engines_locally)")
+        return {}
+    else:
+        _one_for_each(keys, urls, key)
+    if get(keys, "generator.backend") in ("native", "hf"):
+        backend, where = name_of(keys, "generator.backend"), _EXTERNAL if external else name_of(keys, _LOCAL)
+        what = f"{get(keys, 'generator.backend')} samples in the run's own processes, and not in servers"
+        keys.problem(what, key=where, fix=f"use {backend}=vllm or sglang, or remove it")
+        return {}
+    return {"rollout.endpoints": [url if "://" in url else f"http://{url}" for url in urls]}
+
+
+def _one_for_each(keys: Reader, urls: list[str], key: str) -> None:
+    engines = get(keys, "generator.num_inference_engines")
+    if not urls:
+        keys.problem(f"{key} names no server", key=key, fix=f"use {key}=[HOST:PORT]")
+    elif engines != len(urls):
+        number = name_of(keys, "generator.num_inference_engines")
+        what = f"there are {len(urls)} addresses ({key}) for {engines} samplers"
+        keys.problem(what, key=number, fix=f"use {number}={len(urls)}")
