@@ -271,7 +271,7 @@ def test_command_stopped_by_sigterm_exits_75_and_finishes_when_started_again(mak
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == list(range(1, saved[0] + 2))
 
 
-def test_the_examples_in_both_languages_are_the_same_run(
+def test_the_examples_in_three_languages_are_the_same_run(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first two steps of each, on the tiny model."""
@@ -283,14 +283,13 @@ def test_the_examples_in_both_languages_are_the_same_run(
     write_dataset("chain_sum", tmp_path / "runs/data/chain_sum", **sizes, options=options, instruction=None)  # type: ignore[arg-type]
     monkeypatch.chdir(tmp_path)
     losses = []
-    for name, path, steps in (
-        ("sft_chain_sum", "model.path", "run.total_steps=2"),
-        ("verl_sft", "model.partial_pretrain", "+posttrain.run.total_steps=2"),
+    for name, overrides in (
+        ("sft_chain_sum", [f"model.path={model}", "run.total_steps=2", "data.max_tokens=1024"]),
+        ("verl_sft", [f"model.partial_pretrain={model}", "+posttrain.run.total_steps=2", "data.max_length=1024"]),
+        ("roll_sft", [f"pretrain={model}", "max_steps=2", "sequence_length=1024", "+posttrain.data.shuffle=true"]),
     ):
-        overrides = [f"{path}={model}", steps]
-        overrides += ["data.max_tokens=1024"] if name == "sft_chain_sum" else ["data.max_length=1024"]
         loaded = read_config(str(ROOT / "examples" / f"{name}.yaml"), overrides, None).runnable()
         assert loaded.entry == "sft"
         losses.append([line.get("policy/loss") for line in metrics_of(sft_run(loaded.config)) if line["step"]])
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1] == losses[2]
     assert len(losses[0]) == 2
