@@ -146,6 +146,7 @@ def test_charts_times_and_phases_are_drawn(visit: Open, demo: Path, tmp_path: Pa
     one.page.select_option("#gantt-steps", "2")
     assert one.count("#gantt rect") == 5 * 4 + 1  # step 10 was validated
     one.page.click("#more summary")
+    one.page.locator("#more-charts .title").first.wait_for()  # they are drawn when the browser says that it is open
     assert "policy/lr" in " ".join(one.texts("#more-charts .title"))
 
 
