@@ -56,8 +56,9 @@ def score_tokens(
 
     Gradients reach hidden, weight and bias, through the log-probs, the KL and, with ``entropy_gradient``, the entropy. Sums
     run in float32 at least. bfloat16 inputs are multiplied exactly and added up in float32: their logits are not rounded to
-    bfloat16, as the model's own forward pass would; gradients are rounded to the dtype of what they belong to. On a CPU what is
-    rounded is each logit's distance to the target's, see _less_targets.
+    bfloat16, as the model's own forward pass would. Where only rounding products are fast (``_rounds``) and there is no
+    reference, each logit's distance to the target's is rounded instead, which is small for every token that is about as likely
+    as the target. Gradients are rounded to the dtype of what they belong to.
 
     Args: hidden [N, H]; targets [N] int64; temperature > 0; reference: hidden states [N, H'] and head of another model over
         the same vocabulary, which get no gradient.
@@ -128,11 +129,11 @@ class _ScoreTokens(torch.autograd.Function):
         if shifted:
             factor = head.scale / temperature
             inside = weight[targets.clamp(0, len(weight) - 1)]
-            shift = torch.linalg.vecdot(hidden.float(), inside.float())
-            left = _with_shift(hidden, shift)
+            of_target = torch.linalg.vecdot(hidden.float(), inside.float())
+            less_target = _with_shift(hidden, of_target)
         for number in range(tiles):
             if shifted:
-                x = (left @ _with_ones(weight[_columns(number)]).T).float()
+                x = (less_target @ _with_ones(weight[_columns(number)]).T).float()
                 x = x if factor == 1.0 else x.mul_(factor)
             else:
                 x = _tile(hidden, head, temperature, number)
@@ -165,7 +166,7 @@ class _ScoreTokens(torch.autograd.Function):
             shift = (ref_largest - ref_top + ref_rest) - below
             kl = (share * (difference + total * shift)).sum(dim=0)
         scores = (chosen - largest) - rest
-        lse = largest + rest + shift * factor if shifted else largest + rest
+        lse = largest + rest + of_target * factor if shifted else largest + rest
         ctx.save_for_backward(hidden, weight, bias, targets, scores, lse, entropies, kl, ref_lse)
         ctx.head, ctx.temperature, ctx.reference = head, temperature, reference
         ctx.set_materialize_grads(False)

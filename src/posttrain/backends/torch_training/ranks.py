@@ -5,6 +5,7 @@ What engines over several processes have in common, however each of them keeps t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -24,7 +25,7 @@ from posttrain.placement.roles import learner_of
 Settings = TypeVar("Settings")
 
 
-class RanksSharding(Sharding):
+class RanksSharding(Sharding, ABC):
     """Args: device_type of the processes' devices; compute_dtype of the passes; sequence: processes that share a sequence
     (neighbours).
 
@@ -45,11 +46,11 @@ class RanksSharding(Sharding):
             self.group = pairs.get_group("sequence")
 
     @classmethod
+    @abstractmethod
     def of_options(
         cls, options: Mapping[str, Any], role: str, *, device_type: str, compute_dtype: torch.dtype, sequence: int
     ) -> Self:
         """One as a role's engine options say. Raises: ConfigError for options that cannot be."""
-        raise NotImplementedError
 
     @classmethod
     def of_run(cls, config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> Self:

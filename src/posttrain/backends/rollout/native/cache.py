@@ -13,9 +13,7 @@ LENGTH_STEP = 16  # lengths are rounded up to it, so that the matrix library mee
 GROWTH = 1.5  # of the number of slots
 LENGTH_GROWTH = 1.125  # of their length: less, because products are made with all of it
 LENGTH_UNUSED = 0.25  # of a slot's length, at most, is multiplied for nothing
-FEW_NUMBERS = (
-    1 << 15
-)  # keys of a pass that one thread writes faster (12,288: 28 us against 84; 49,152: 265 against 144)
+FEW_NUMBERS = 1 << 15  # of a pass's keys: up to it plain copies are faster (12,288: 28 us for 84; 49,152: 265 for 144)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

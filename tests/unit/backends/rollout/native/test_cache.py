@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from posttrain.backends.rollout.native import cache as cache_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
 
 KV, SHARED, DIM = 2, 3, 8  # key/value heads, query heads for each, width
@@ -34,12 +36,13 @@ def plain(query: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Te
     prompt_lens=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 35)), min_size=1, max_size=9),
     window=st.sampled_from([None, 1, 5, 30]),
+    few=st.sampled_from([0, cache_module.FEW_NUMBERS]),
 )
 def test_attention_of_ragged_groups_equals_plain_attention(
-    prompt_lens: list[int], rows: list[tuple[int, int]], window: int | None
+    prompt_lens: list[int], rows: list[tuple[int, int]], window: int | None, few: int
 ) -> None:
     """Any prompts, any number of samples of each in any order, at any place in their responses, in a cache that grows
-    with them."""
+    with them and is written in either way."""
     torch.manual_seed(len(rows))
     rows = [(prompt % len(prompt_lens), cached) for prompt, cached in rows]
     cache = new_cache()
@@ -54,7 +57,8 @@ def test_attention_of_ragged_groups_equals_plain_attention(
         places = [min(place, cached) for _, cached in rows]
         cache.decoding([prompt for prompt, _ in rows], [prompt_lens[prompt] for prompt, _ in rows], places)
         key, value = (responses[part, range(len(rows)), places] for part in (0, 1))
-        cache.write(0, key, value)
+        with mock.patch.object(cache_module, "FEW_NUMBERS", few):
+            cache.write(0, key, value)
     query = torch.randn(len(rows), KV * SHARED, DIM, dtype=torch.float64)
     got = cache.attend(0, query, 1 / math.sqrt(DIM), window)
     for row, (prompt, cached) in enumerate(rows):
