@@ -131,7 +131,8 @@ def gaps(engines: dict[str, Worker], work: dict[str, Any]) -> dict[str, str]:
             for one, other in zip(a, b, strict=True)
         ]
         distances = [abs(one - other) for one, other in pairs]
-        found[name] = f"{sum(distances) / len(distances):.4f} (largest {max(distances):.2f})"
+        mean = sum(distances) / len(distances)
+        found[name] = "it gives no log-probs" if math.isnan(mean) else f"{mean:.4f} (largest {max(distances):.2f})"
     return found
 
 

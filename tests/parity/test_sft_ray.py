@@ -41,6 +41,14 @@ WAYS: dict[str, Changes] = {
         },
         "placement": {"devices": 4, "nodes": 2},
     },
+    "two ranks share matrices": {
+        "policy": {"engine": "megatron", "tensor_parallel": 2},
+        "placement": {"devices": 2},
+    },
+    "two ranks share layers": {
+        "policy": {"engine": "megatron", "pipeline_parallel": 2},
+        "placement": {"devices": 2},
+    },
 }
 
 

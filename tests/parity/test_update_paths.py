@@ -93,12 +93,12 @@ def make_engine(
     dtype: torch.dtype = torch.float32,
     micro: int | None = 12,
     max_tokens: int | None = None,
-    adapter: bool = False,
+    adapter: LoraConfig | bool | None = None,
     **how: Any,
 ) -> PolicyModel:
     model = load_causal_lm(str(folder), dtype=dtype)
     if adapter:
-        add_adapter(model, LoraConfig(rank=2), seed=1)
+        add_adapter(model, adapter if isinstance(adapter, LoraConfig) else LoraConfig(rank=2), seed=1)
     return kind(
         model,
         AutoTokenizer.from_pretrained(folder),

@@ -40,9 +40,10 @@ def megatron_problems(config: TrainingConfig, trained: Trained) -> Iterator[Prob
             pipeline=section.pipeline_parallel,
             settings=settings,
         )
-        if section.lora is not None:
-            what = f"megatron trains all weights, and {role}.lora asks for an adapter"
-            yield Problem(what, fix=f"use {role}.engine=fsdp, or remove {role}.lora", field=f"{role}.lora")
+        if section.lora is not None and section.lora.dropout:
+            field = f"{role}.lora.dropout"
+            what = f"{field} is {section.lora.dropout:g}, and megatron's ranks would not drop out the same numbers"
+            yield Problem(what, fix=f"use {field}=0, or {role}.engine=fsdp", field=field)
     if config.policy.engine != ENGINE or not isinstance(config, RunConfig):
         return
     if config.loss.kl_coef and config.loss.kl_estimator == "full":

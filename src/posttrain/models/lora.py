@@ -31,6 +31,7 @@ from posttrain.registry import missing_library
 
 ADAPTER = "default"  # the name that peft gives the only adapter
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+NOT_PLAIN = ("use_dora", "lora_bias")  # of peft's variants: an adapter would be more than scale x B A
 _PREFIX = "base_model.model."  # in front of every name in the file: peft's wrappers around the model
 
 
@@ -344,7 +345,11 @@ def _read_config(peft: Any, folder: str, field: str) -> Any:
         kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("peft_type")
         if kind != "LORA":
             raise ValueError(f"it is of type {kind}, not LORA")
-        return peft.LoraConfig.from_pretrained(str(path))
+        config = peft.LoraConfig.from_pretrained(str(path))
+        for name in NOT_PLAIN:
+            if getattr(config, name, False):
+                raise ValueError(f"it has {name}, and only plain LoRA is trained and sampled from here")
+        return config
     except (OSError, ValueError, TypeError) as error:
         what = f"no LoRA adapter could be read from {path}: {first_line(error)}"
         raise ModelError(Problem(what, fix=f"name a folder with {WEIGHTS} and {CONFIG}", field=field)) from error

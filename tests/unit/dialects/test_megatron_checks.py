@@ -30,9 +30,13 @@ def test_two_devices_are_built() -> None:
 @pytest.mark.parametrize(
     ("policy", "sections", "said"),
     [
-        (TWO | {"lora": {}}, {}, "megatron trains all weights, and policy.lora asks for an adapter"),
+        (
+            TWO | {"lora": {"dropout": 0.1}},
+            {},
+            "policy.lora.dropout is 0.1, and megatron's ranks would not drop out the same",
+        ),
         (TWO | {"engine_options": {"tensor_paralel": 2}}, {}, "megatron has no option tensor_paralel"),
-        (TWO, PPO | {"critic": TWO | {"lora": {}}}, "megatron trains all weights, and critic.lora asks for an adapter"),
+        (TWO, PPO | {"critic": TWO | {"lora": {"dropout": 0.1}}}, "critic.lora.dropout is 0.1, and megatron's ranks"),
         (TWO, PPO | {"critic": TWO | {"engine_options": {"mo": 1}}}, "megatron has no option mo"),
         (TWO, {"loss": {"kl_coef": 0.1, "kl_estimator": "full"}}, "which megatron's ranks have parts of"),
     ],

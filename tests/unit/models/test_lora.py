@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -196,6 +197,20 @@ def test_mistakes_are_explained(tiny_qwen: Path, config: dict[str, object], mess
         adapted(tiny_qwen, LoraConfig(**config))
     assert message in str(caught.value)
     assert caught.value.problems[0].field.startswith("policy.lora.")
+
+
+@pytest.mark.parametrize("variant", lora.NOT_PLAIN)
+def test_an_adapter_that_is_more_than_lora_is_refused(
+    saved: tuple[PreTrainedModel, Path], tiny_qwen: Path, tmp_path: Path, variant: str
+) -> None:
+    """peft would train it, and a sampler that multiplies by base + scale x B A would sample from another model."""
+    for file in (lora.WEIGHTS, lora.CONFIG):
+        (tmp_path / file).write_bytes((saved[1] / file).read_bytes())
+    settings = json.loads((tmp_path / lora.CONFIG).read_text())
+    assert not settings[variant]
+    (tmp_path / lora.CONFIG).write_text(json.dumps(settings | {variant: True}))
+    with pytest.raises(ModelError, match=f"it has {variant}, and only plain LoRA is trained"):
+        adapted(tiny_qwen, LoraConfig(adapter_path=str(tmp_path)))
 
 
 def test_adapter_of_another_model_is_refused(saved: tuple[PreTrainedModel, Path], tiny_llama: Path) -> None:

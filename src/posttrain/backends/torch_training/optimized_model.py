@@ -284,13 +284,7 @@ class OptimizedModel:
 
     def _saved_weights(self, folder: Path) -> dict[str, Tensor]:
         """The trained weights in a folder that ``save`` wrote, by name."""
-        holds_adapter = (folder / lora.WEIGHTS).is_file()
-        if holds_adapter != self._adapted:
-            kinds = "the weights of a whole model", "an adapter"
-            held, wanted = kinds[holds_adapter], kinds[self._adapted]
-            field = f"{self.path_field.rpartition('.')[0].replace('model', 'policy')}.lora"
-            what = f"the checkpoint {folder} holds {held}, and this run trains {wanted}"
-            raise ModelError(Problem(what, fix=f"set {field} back, or name another run.folder", field=field))
+        check_kind(folder, adapted=self._adapted, path_field=self.path_field)
         masters = {name: tuple(self._sharding.shape(weight)) for name, weight in self._masters.parameters.items()}
         damaged = False
         if self._adapted:
@@ -328,3 +322,18 @@ class OptimizedModel:
         names = self.model.state_dict().keys()
         buffers = {name: self._sharding.whole(buffer) for name, buffer in self.model.named_buffers() if name in names}
         return {name: tensor for name, tensor in (state | buffers).items() if name in names}
+
+
+def check_kind(folder: Path, *, adapted: bool, path_field: str) -> None:
+    """Whether a folder that an engine wrote holds what this run trains, an adapter or a whole model.
+
+    Args: path_field, the setting that names the starting weights.
+    Raises: ModelError when it does not.
+    """
+    holds_adapter = (folder / lora.WEIGHTS).is_file()
+    if holds_adapter != adapted:
+        kinds = "the weights of a whole model", "an adapter"
+        held, wanted = kinds[holds_adapter], kinds[adapted]
+        field = f"{path_field.rpartition('.')[0].replace('model', 'policy')}.lora"
+        what = f"the checkpoint {folder} holds {held}, and this run trains {wanted}"
+        raise ModelError(Problem(what, fix=f"set {field} back, or name another run.folder", field=field))

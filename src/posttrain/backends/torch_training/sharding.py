@@ -41,7 +41,6 @@ class Sharding:
     ranks = 1
     sequence = 1  # processes that share a sequence
     offload_optimizer = False  # keep its averages in CPU memory between updates
-    model_is_a_shell = False  # the Hugging Face model has given its weights away, and ``weights`` gives all of them
     starts_on_cpu = False  # parts are cut out of a model in CPU memory, so that a device never holds all of it
     splits_when_out_of_memory = True  # with others in lockstep, one process cannot go another way alone
 
@@ -61,6 +60,10 @@ class Sharding:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 yield name, self.whole(parameter)
+
+    def everything(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]] | None:
+        """All weights, whole, on the CPU, by name, of a Hugging Face model that has given its own away; None: it has them."""
+        return None
 
     def forward(self, model: nn.Module, scores: Callable[[], T]) -> T:
         """``scores()``, which runs the model, in a place where its parameters can be read."""

@@ -68,9 +68,12 @@ class Sender:
         checkpoint is nothing."""
         self._wake()
         if not (self.to_copies or self.adapter):
-            gathered = self.sharding.weights(self.model) if self.sharding.model_is_a_shell else None
             yield from hugging_face_weights(
-                self.model, self.sharding.whole, keep=self._rank == 0, dtype=self.dtype, gathered=gathered
+                self.model,
+                self.sharding.whole,
+                keep=self._rank == 0,
+                dtype=self.dtype,
+                gathered=self.sharding.everything(self.model),
             )
             return
         for name, tensor in self.sharding.weights(self.model):

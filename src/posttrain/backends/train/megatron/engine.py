@@ -5,7 +5,8 @@ Losses, counts, micro-batches and checkpoints are those of every engine; megatro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
 from torch import Tensor
@@ -16,9 +17,10 @@ from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.train.megatron.learner import MegatronLearner
-from posttrain.backends.train.megatron.scorer import MegatronScorer, frozen, policy_scores
+from posttrain.backends.train.megatron.scorer import MegatronScorer, WithoutAdapter, frozen, policy_scores
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.config.policy import OptimizerConfig
+from posttrain.models.lora import is_adapted
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan
 from posttrain.records.statistics import ForwardBackwardStats
@@ -59,7 +61,7 @@ class MegatronTrainEngine(MegatronLearner):
             share_prompts=self._share_prompts,
         )
         self._scorer = MegatronScorer(self.parts, scoring, padded=self.padded)
-        self._sharding.trained = self.weights
+        self._sharding.policy = self.parts
 
     @staticmethod
     def scorer(
@@ -69,10 +71,11 @@ class MegatronTrainEngine(MegatronLearner):
         max_tokens_per_micro_batch: int | None = None,
         *,
         padded: bool = False,
+        weights: Callable[[], AbstractContextManager[Any]] = nullcontext,
         sharding: Sharding | None = None,
-        **unused: Any,  # what adapters and one process need
-    ) -> MegatronScorer:
-        """A frozen model beside this engine: the reference, split as the policy is."""
+        **unused: Any,  # what one process needs
+    ) -> MegatronScorer | WithoutAdapter:
+        """A frozen model beside this engine: the reference, split as the policy is, or the policy without its adapter."""
         assert isinstance(sharding, MegatronSharding)
         cutter = Cutter(
             sequences_per_micro_batch,
@@ -80,6 +83,8 @@ class MegatronTrainEngine(MegatronLearner):
             share_prompts=share_prompts and not padded,
             what="a scoring batch",
         )
+        if is_adapted(model):
+            return WithoutAdapter(cutter, sharding, weights, padded=padded)
         return frozen(model, cutter, sharding, padded=padded)
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
@@ -96,8 +101,3 @@ class MegatronTrainEngine(MegatronLearner):
         scores = policy_scores(self.parts, loss.temperature, entropy_gradient=loss.entropy_coef > 0)
         total, sums, logprobs = self.accumulate(batch, scores, learn)
         return ForwardBackwardStats(loss=total, sums=sums, tokens=int(batch.loss_mask.sum()), policy_logprobs=logprobs)
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What is trained, whole, by its Hugging Face name; all ranks must go through it together."""
-        for name, tensor in self.parts.whole(self.parts.pieces, self._sharding.compute_dtype):
-            yield name, tensor.cpu()

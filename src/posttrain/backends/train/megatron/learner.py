@@ -24,7 +24,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.torch_training.master_weights import MasterWeights
 from posttrain.backends.torch_training.memory import Cutter
-from posttrain.backends.torch_training.optimized_model import COUNTERS, OPTIMIZER, Factor, How, MicroBatch
+from posttrain.backends.torch_training.optimized_model import (
+    COUNTERS,
+    OPTIMIZER,
+    Factor,
+    How,
+    MicroBatch,
+    check_kind,
+)
 from posttrain.backends.torch_training.optimizers import build_optimizer, move_state, set_rates
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.train.megatron.parts import ModelParts
@@ -33,6 +40,7 @@ from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.stretches import Stretches
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError, Problem
+from posttrain.models import lora
 from posttrain.models.saving import save_model
 from posttrain.records.batches import TrainBatch
 from posttrain.records.statistics import OptimizerStats
@@ -74,6 +82,7 @@ class MegatronLearner:
         if self._masters.shadow:  # the model comes in the masters' precision, and its layers compute in another
             self._masters.start_from(parts.by_parameter(parts.cut(dict(model.named_parameters()))))
         parts.release()
+        self._adapted = lora.is_adapted(model)
         self._trained = parts.by_piece(self._masters.parameters)
         self._updated = dict(self._trained)  # what the optimizer changes of it
         if sharding.settings.experts.freeze_router:
@@ -91,9 +100,10 @@ class MegatronLearner:
         }
         offload = [name for name, on in asked.items() if on]
         self._offload_optimizer = bool(offload) and sharding.device.type != "cpu"
-        self.note: str | None = None  # what people should know about how this model is computed
+        notes = [lora.trained_share(model)] if self._adapted else []
         if offload and not self._offload_optimizer:
-            self.note = f"no effect of {', '.join(offload)}: everything is on the CPU already"
+            notes.append(f"no effect of {', '.join(offload)}: everything is on the CPU already")
+        self.note = "; ".join(notes) or None  # what people should know about how this model is computed
         self._updates = 0
 
     @property
@@ -190,15 +200,16 @@ class MegatronLearner:
         self._masters.zero_grad()
 
     def saved_bytes(self) -> int:
-        """Every weight and its two averages in float32."""
-        return 3 * 4 * sum(weight.numel() for weight in self.parts.shell.parameters())
+        """Every trained weight and its two averages in float32."""
+        return 3 * 4 * sum(weight.numel() for weight in self.parts.shell.parameters() if weight.requires_grad)
 
     def save(self, folder: Path, *, optimizer: bool = True) -> None:
         self.writer(optimizer=optimizer)(folder)
         self._sharding.wait()
 
     def writer(self, *, optimizer: bool = True) -> Callable[[Path], None]:
-        """As every engine's: a Hugging Face folder and the optimizer's averages, by the first rank, from what all gather here."""
+        """As every engine's: a Hugging Face folder, or peft's with the adapter alone, and the optimizer's averages, by the first
+        rank, from what all gather here."""
         masters = self._kept(self._trained)
         averages: dict[str, Tensor] = {}
         states = {name: self._optimizer.state.get(weight) for name, weight in self._stepped.items()}
@@ -211,7 +222,7 @@ class MegatronLearner:
                 averages |= {f"{key}:{name}": value for name, value in self._kept(held).items()}
             step = next(state["step"] for state in states.values() if state).cpu()
             averages |= {f"step:{name}": step.clone() for name in masters}
-        state = self._whole_state(masters)
+        state = {} if self._adapted else self._whole_state(masters)
         counters = json.dumps({"updates": self._updates})
         shell = copy.copy(self.parts.shell)
         shell.config = copy.deepcopy(shell.config)  # transformers changes that of what it saves
@@ -219,9 +230,12 @@ class MegatronLearner:
         def write(folder: Path) -> None:
             if self._sharding.rank != 0:
                 return
-            save_model(shell, folder, state)
-            shell.config.dtype = torch.float32  # it wrote the dtype to compute in, and loading would round to it
-            shell.config.save_pretrained(folder)
+            if self._adapted:
+                lora.write_adapter(shell, masters, folder, head=self.parts.value_head)
+            else:
+                save_model(shell, folder, state)
+                shell.config.dtype = torch.float32  # it wrote the dtype to compute in, and loading would round to it
+                shell.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
             if optimizer:
                 save_file(averages, folder / OPTIMIZER)
@@ -246,7 +260,7 @@ class MegatronLearner:
 
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
         """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""
-        saved = self.parts.cut(self._saved(folder))
+        saved = self.parts.cut(self._saved(folder), self._trained)
         self._masters.load(self.parts.by_parameter(saved), Sharding())
         self._optimizer.state.clear()
         found = load_file(folder / OPTIMIZER) if optimizer else {}
@@ -254,7 +268,7 @@ class MegatronLearner:
             of_key = {  # another engine saves none for a weight that never had a gradient
                 name: found.get(f"{key}:{name}", torch.zeros(shape)) for name, shape in self.parts.whole_shapes.items()
             }
-            parts = self.parts.cut(of_key)
+            parts = self.parts.cut(of_key, self._trained)
             for name, weight in self._stepped.items():
                 part = parts[name].contiguous()
                 mine = self._stretches.cut(name, part).clone() if self._stretches else part
@@ -268,16 +282,21 @@ class MegatronLearner:
         self._updates = json.loads((folder / COUNTERS).read_text())["updates"] if schedule else 0
 
     def _saved(self, folder: Path) -> dict[str, Tensor]:
-        """The whole weights in a folder that an engine wrote, by name."""
+        """The whole trained weights in a folder that an engine wrote, by name."""
         shell = self.parts.shell
-        loaded: Any = type(shell).from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-        model, report = loaded
-        saved = dict(model.named_parameters())
+        check_kind(folder, adapted=self._adapted, path_field=self.path_field)
+        damaged = False
+        if self._adapted:
+            saved = lora.adapter_tensors(folder, field=self.path_field)
+        else:
+            loaded: Any = type(shell).from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+            model, report = loaded
+            saved = dict(model.named_parameters())
+            damaged = any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         shapes = {name: tuple(weight.shape) for name, weight in saved.items()}
-        damaged = any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        if damaged or shapes != self.parts.whole_shapes:
+        if damaged or shapes != {name: self.parts.whole_shapes[name] for name in self.parts.trained}:
             what = f"the checkpoint {folder} is of another model than {shell.name_or_path}"
             fix = f"set {self.path_field} back, or name another run.folder"
             raise ModelError(Problem(what, fix=fix, field=self.path_field))

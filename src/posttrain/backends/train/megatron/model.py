@@ -76,7 +76,8 @@ def build(
     virtual = virtual_stages(settings, layers=text.num_hidden_layers, pipeline=sharding.pipeline)
     experts = expert_layers(text.to_dict())
     of_experts = expert_fields(experts, settings.experts, sharding.tensor) if experts else {}
-    has = dict.fromkeys(name.partition("self_attn.")[2] for name, _ in source.named_parameters())
+    names = (name.replace(".base_layer.", ".") for name, _ in source.named_parameters())  # also of layers with adapters
+    has = {name.partition("self_attn.")[2] for name in names}
     config = TransformerConfig(
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,

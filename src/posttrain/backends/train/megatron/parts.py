@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from posttrain.backends.train.megatron.adapters import put_adapters
 from posttrain.backends.train.megatron.model import build, head_dim, vocabulary
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.weights import OF_EXPERTS, Heads, Piece, cut_piece, join_piece, piece_of
@@ -44,14 +46,18 @@ class ModelParts:
         self.tied = bool(text.tie_word_embeddings) and self.value_head is None
         with on_this_machine():
             self.stretches = build(source, sharding, recompute=recompute, tied=self.tied, value_head=self.value_head)
-        self.gpt = nn.ModuleList(self.stretches)
-        self.pieces = {self._name(name): parameter for name, parameter in self.gpt.named_parameters()}
-        for parameter, weight in zip(
-            self.pieces.values(), self.cut(dict(source.named_parameters())).values(), strict=True
-        ):
-            parameter.data.copy_(weight)
+            put_adapters(self.stretches, source, self.heads, sharding)
         self.shell = source
         self.whole_shapes = {name: tuple(weight.shape) for name, weight in source.named_parameters()}
+        self.trained = [
+            name for name, weight in source.named_parameters() if weight.requires_grad
+        ]  # all, or an adapter
+        self.gpt = nn.ModuleList(self.stretches)
+        self.pieces = {self._name(name): parameter for name, parameter in self.gpt.named_parameters()}
+        parts = self.cut(dict(source.named_parameters()))
+        for name, parameter in self.pieces.items():
+            parameter.data.copy_(parts[name])
+            parameter.requires_grad_(set(self._piece(name).sources) <= set(self.trained))
         self._owners = self._find_owners()
 
     @property
@@ -72,11 +78,11 @@ class ModelParts:
         self.shell.tie_weights()
 
     @torch.no_grad()
-    def cut(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's part of whole tensors, by the names of ``pieces``."""
+    def cut(self, tensors: Mapping[str, Tensor], names: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """This rank's part of whole tensors, by the names of ``pieces``: of all, or of these."""
         rank, ranks = self.sharding.tensor_group.rank(), self.sharding.tensor
         found = {}
-        for name in self.pieces:
+        for name in self.pieces if names is None else names:
             piece = self._piece(name)
             sources = [tensors[source] for source in piece.sources]
             if piece.cut in OF_EXPERTS:
@@ -88,27 +94,30 @@ class ModelParts:
         return found
 
     @torch.no_grad()
-    def whole(self, parts: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face names and whole tensors, in the shell's order, from every rank's parts by the names of ``pieces``.
+    def whole(
+        self, parts: Mapping[str, Tensor], dtype: torch.dtype = torch.float32, *, frozen: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face names and whole tensors, in the shell's order, from every rank's parts by the names of ``pieces``: of what
+        is trained, or of the frozen weights, too.
 
         All ranks must go through it together; each gets everything.
         """
         waiting: dict[str, Tensor] = {}
-        for name in self.whole_shapes:
+        for name in self.whole_shapes if frozen else self.trained:
             if name not in waiting:
                 piece = self._owners[name][0]
                 waiting |= zip(piece.sources, self._gathered(piece, parts.get(piece.name), dtype), strict=True)
             yield name, waiting.pop(name)
 
     def by_piece(self, values: Mapping[str, T]) -> dict[str, T]:
-        """What stands under the names of ``gpt``'s parameters, under those of ``pieces``."""
+        """What stands under names of ``gpt``'s parameters, under those of ``pieces``."""
         local = (name for name, _ in self.gpt.named_parameters())
-        return {piece: values[name] for piece, name in zip(self.pieces, local, strict=True)}
+        return {piece: values[name] for piece, name in zip(self.pieces, local, strict=True) if name in values}
 
     def by_parameter(self, values: Mapping[str, T]) -> dict[str, T]:
         """The other way."""
         local = (name for name, _ in self.gpt.named_parameters())
-        return {name: values[piece] for piece, name in zip(self.pieces, local, strict=True)}
+        return {name: values[piece] for piece, name in zip(self.pieces, local, strict=True) if piece in values}
 
     def holds_alone(self, name: str) -> bool:
         """Whether this rank's part of a piece is to be counted, among all the ranks of its copy: what is the same on several
@@ -144,8 +153,17 @@ class ModelParts:
         if self.value_head is not None and name.startswith("output_layer."):
             return Piece(name, "whole", (name.replace("output_layer", self.value_head),))
         if self.tied and name == "output_layer.weight":
-            return Piece(name, "rows", piece_of("embedding.word_embeddings.weight").sources)
-        return piece_of(name)
+            piece = Piece(name, "rows", piece_of("embedding.word_embeddings.weight").sources)
+        else:
+            piece = piece_of(name)
+        return replace(piece, sources=tuple(self._in_shell(source) for source in piece.sources))
+
+    def _in_shell(self, source: str) -> str:
+        """A weight's name in a model some of whose layers have adapters, which peft puts around them."""
+        if source in self.whole_shapes:
+            return source
+        layer, _, kind = source.rpartition(".")
+        return f"{layer}.base_layer.{kind}"
 
     def _find_owners(self) -> dict[str, tuple[Piece, int]]:
         """The piece that each Hugging Face tensor belongs to, and the stage that has it (the first of two)."""
@@ -157,6 +175,10 @@ class ModelParts:
                 piece = self._piece(name)
                 for source in piece.sources:
                     owners.setdefault(source, (piece, stage))
+        lost = [name for name in self.whole_shapes if name not in owners]
+        if lost:
+            what = f"{self.shell.name_or_path}: megatron's layers have no place for {lost[0]}"
+            raise ModelError(Problem(what, fix="use the engine fsdp", field="model.path"))
         return owners
 
     def _gathered(self, piece: Piece, part: Tensor | None, dtype: torch.dtype) -> list[Tensor]:

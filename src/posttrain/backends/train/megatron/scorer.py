@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -36,6 +38,31 @@ class MegatronScorer:
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         scores = policy_scores(self.parts, temperature)
         return self._pipeline.over(batch, lambda hidden, row: scores(hidden, row)[2:])
+
+
+class WithoutAdapter:
+    """The policy's own parts without its adapter, as its reference. The policy's engine, which is made later, says where they
+    are (``sharding.policy``).
+
+    Args: weights is a context in which the adapter is off.
+    """
+
+    note: str | None = None
+
+    def __init__(
+        self,
+        cutter: Cutter,
+        sharding: MegatronSharding,
+        weights: Callable[[], AbstractContextManager[Any]],
+        *,
+        padded: bool = False,
+    ):
+        self._cutter, self._sharding, self._weights, self._padded = cutter, sharding, weights, padded
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        assert self._sharding.policy is not None
+        with self._weights():
+            return MegatronScorer(self._sharding.policy, self._cutter, padded=self._padded).logprobs(batch, temperature)
 
 
 def policy_scores(parts: ModelParts, temperature: float, *, entropy_gradient: bool = False) -> Scores:

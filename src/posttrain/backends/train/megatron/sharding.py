@@ -5,9 +5,9 @@ Neighbours share a tensor-parallel group, then a sequence, then a stage's copies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,9 @@ from posttrain.models.sequence_parallel import SplitRow, collect
 from posttrain.placement.megatron import MegatronSettings, megatron_settings
 from posttrain.placement.roles import learner_of
 
+if TYPE_CHECKING:
+    from posttrain.backends.train.megatron.parts import ModelParts
+
 
 class MegatronSharding(Sharding):
     """Sets up megatron-core's groups, which a process has once: every model in it is split in the same way.
@@ -37,7 +40,6 @@ class MegatronSharding(Sharding):
     torch.distributed must be initialised.
     """
 
-    model_is_a_shell = True
     starts_on_cpu = True
     splits_when_out_of_memory = False
 
@@ -79,19 +81,21 @@ class MegatronSharding(Sharding):
         self.copies = parallel_state.get_data_parallel_world_size()
         self.first_stage = parallel_state.is_pipeline_first_stage()
         self.last_stage = parallel_state.is_pipeline_last_stage()
-        self.trained: Callable[[], Iterator[tuple[str, Tensor]]] | None = (
-            None  # whole weights, set by the policy's engine
-        )
+        self.policy: ModelParts | None = None  # set by the policy's engine
 
     @property
     def sequence_parallel(self) -> bool:
         """Whether tensor-parallel ranks share out the tokens outside of the layers' matrices (arXiv:2205.05198)."""
         return self.settings.sequence_parallel and self.tensor > 1
 
-    def weights(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, model: PreTrainedModel, *, frozen: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Of the policy, whose Hugging Face model is a shell by now."""
-        assert self.trained is not None
-        return self.trained()
+        assert self.policy is not None
+        for name, tensor in self.policy.whole(self.policy.pieces, self.compute_dtype, frozen=frozen):
+            yield name, tensor.cpu()
+
+    def everything(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+        return self.weights(model, frozen=True)
 
     def beside(self, options: Mapping[str, Any], role: str) -> MegatronSharding:
         return self

@@ -18,8 +18,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posttrain.models.lora import ADAPTER
+
 Cut = Literal["whole", "rows", "columns", "stacked", "heads", "stacked experts", "column experts"]
 OF_EXPERTS: tuple[Cut, ...] = ("stacked experts", "column experts")
+ADAPTABLE: tuple[Cut, ...] = ("heads", "stacked", "columns")  # how matrices are cut that can have LoRA adapters
+ADAPTERS = "adapters"  # the name of a parallel layer's adapters within it
 
 # In megatron's layer -> in Hugging Face's layer, and how it is cut. A row of this table may have no parameter in a model.
 LAYER: dict[str, tuple[Cut, tuple[str, ...]]] = {
@@ -79,8 +83,22 @@ def piece_of(name: str) -> Piece:
     if name in OUTER:
         return Piece(name, *OUTER[name])
     _, _, number, within = name.split(".", 3)  # decoder.layers.N.
-    cut, sources = LAYER[within]
+    cut, sources = _of_adapters(within) if f".{ADAPTERS}." in within else LAYER[within]
     return Piece(name, cut, tuple(f"model.layers.{number}.{source}" for source in sources))
+
+
+def _of_adapters(within: str) -> tuple[Cut, tuple[str, ...]]:
+    """The row of a parameter of adapters.Adapters, such as self_attention.linear_qkv.adapters.q_proj_A."""
+    parallel, _, which = within.partition(f".{ADAPTERS}.")
+    cut, names = LAYER[f"{parallel}.weight"]
+    short, side = which.rsplit("_", 1)
+    layer = next(name for name in names if name.endswith(f".{short}.weight")).removesuffix(".weight")
+    cut_as: Cut = "whole"
+    if cut == "columns" and side == "A":
+        cut_as = "columns"
+    elif cut != "columns" and side == "B":
+        cut_as = "rows"
+    return cut_as, (f"{layer}.lora_{side}.{ADAPTER}.weight",)
 
 
 def cut_piece(cut: Cut, sources: Sequence[Tensor], heads: Heads, rank: int, ranks: int) -> Tensor:

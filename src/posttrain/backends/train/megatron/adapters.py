@@ -1,0 +1,141 @@
+"""LoRA (arXiv:2106.09685) on megatron-core's parallel layers, which several of a Hugging Face model's make up.
+
+What an adapter adds is computed beside its layer, cut as that is: where rows of the matrix are shared out over ranks, A is whole
+on each of them and B's rows are shared out; where columns are, A's columns are and B is whole. So what travels between ranks
+is as wide as the adapters' rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from posttrain.backends.train.megatron.sharding import MegatronSharding
+from posttrain.backends.train.megatron.weights import ADAPTABLE, ADAPTERS, LAYER, Cut, Heads
+from posttrain.errors import ModelError, Problem
+from posttrain.models.lora import ADAPTER, adapter_layers
+
+
+def put_adapters(
+    stretches: Sequence[GPTModel], source: PreTrainedModel, heads: Heads, sharding: MegatronSharding
+) -> None:
+    """Beside every parallel layer of these stretches the adapters that ``source`` has on its own; their values come later.
+
+    Raises: ModelError where a layer has one that no parallel layer stands for, or one that drops out inputs.
+    """
+    adapted = dict(adapter_layers(source))
+    if not adapted:
+        return
+    tables = {within: row for within, row in LAYER.items() if row[0] in ADAPTABLE and within.endswith(".weight")}
+    known = {name.removesuffix(".weight") for _, names in tables.values() for name in names}
+    # model.layers.3.self_attn.q_proj: the layer's number, and what is in the layer
+    unknown = sorted({name for name in adapted if not name.startswith("model.layers.") or _within(name) not in known})
+    if unknown:
+        what = f"megatron has no adapter for {unknown[0]}"
+        leaves = ", ".join(sorted({name.rpartition(".")[2] for name in known}))
+        fix = f"name target_modules among {leaves}, or use the engine fsdp"
+        raise ModelError(Problem(what, fix=fix, field="policy.lora.target_modules"))
+    if any(isinstance(layer.lora_dropout[ADAPTER], nn.Dropout) for layer in adapted.values()):
+        what = "the adapter drops out inputs, and megatron's ranks would not drop out the same ones"
+        raise ModelError(
+            Problem(what, fix="use policy.lora.dropout=0, or the engine fsdp", field="policy.lora.dropout")
+        )
+    for stretch in stretches:
+        for layer in stretch.decoder.layers:
+            for within, (cut, names) in tables.items():
+                own = [
+                    adapted.get(f"model.layers.{layer.layer_number - 1}.{name.removesuffix('.weight')}")
+                    for name in names
+                ]
+                if any(own):
+                    parallel = layer.get_submodule(within.removesuffix(".weight"))
+                    short = [name.removesuffix(".weight").rpartition(".")[2] for name in names]
+                    parallel.add_module(
+                        ADAPTERS, Adapters(dict(zip(short, own, strict=True)), cut, heads, parallel, sharding)
+                    )
+                    parallel.register_forward_hook(_with_adapters)
+        if stretch.pre_process:
+            stretch.embedding.register_forward_hook(_carry_gradient)
+
+
+class Adapters(nn.Module):
+    """Of one parallel layer.
+
+    Args: sources, the layers of the Hugging Face model that it is made of, with their adapters or None, in order; cut: how it is
+        shared out.
+    """
+
+    def __init__(self, sources: Mapping[str, Any], cut: Cut, heads: Heads, parallel: Any, sharding: MegatronSharding):
+        super().__init__()
+        self._sources = tuple(sources.items())  # not as modules: they belong to the Hugging Face model
+        self._tokens_shared = sharding.sequence_parallel
+        self._by_columns = cut == "columns"
+        self._groups = heads.key_value // sharding.tensor if cut == "heads" else 1
+        per_group = (heads.per_group * heads.dim, heads.dim, heads.dim)
+        rows, columns = parallel.weight.shape
+        self._rows = (
+            [size * self._groups for size in per_group] if cut == "heads" else [rows // len(sources)] * len(sources)
+        )
+        for (name, layer), height in zip(self._sources, self._rows, strict=True):
+            if layer is not None:
+                rank = layer.r[ADAPTER]
+                for side, shape in (("A", (rank, columns)), ("B", (height, rank))):
+                    self.register_parameter(f"{name}_{side}", nn.Parameter(parallel.weight.new_empty(shape)))
+
+    def forward(self, states: Tensor) -> Tensor | None:
+        """What they add, [n, 1, rows], to the layer's product with its input [n, 1, columns]; None while they are off."""
+        adapted = [(name, layer) for name, layer in self._sources if layer is not None]
+        if any(layer._disable_adapters for _, layer in adapted):
+            return None
+        narrow = linear(states, torch.cat([getattr(self, f"{name}_A") for name, _ in adapted]))
+        if self._by_columns:  # every rank has a part of the sum
+            reduce = (
+                reduce_scatter_to_sequence_parallel_region
+                if self._tokens_shared
+                else reduce_from_tensor_model_parallel_region
+            )
+            narrow = reduce(narrow)
+        elif self._tokens_shared:
+            narrow = gather_from_sequence_parallel_region(narrow, tensor_parallel_output_grad=True)
+        else:
+            narrow = copy_to_tensor_model_parallel_region(narrow)
+        inputs = dict(
+            zip(
+                (name for name, _ in adapted), narrow.split([layer.r[ADAPTER] for _, layer in adapted], -1), strict=True
+            )
+        )
+        added = [
+            narrow.new_zeros(*narrow.shape[:-1], rows)
+            if layer is None
+            else linear(inputs[name], getattr(self, f"{name}_B")) * layer.scaling[ADAPTER]
+            for (name, layer), rows in zip(self._sources, self._rows, strict=True)
+        ]
+        return torch.cat([each.unflatten(-1, (self._groups, -1)) for each in added], dim=-1).flatten(-2)
+
+
+def _with_adapters(parallel: nn.Module, args: tuple[Any, ...], output: tuple[Any, ...]) -> tuple[Any, ...]:
+    added = parallel.get_submodule(ADAPTERS)(args[0])
+    return output if added is None else (output[0] + added, *output[1:])
+
+
+def _carry_gradient(embedding: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    """With frozen weights nothing that goes into the first layer would carry gradient, and recomputed layers give none to their
+    parameters then."""
+    return output.requires_grad_() if torch.is_grad_enabled() and not output.requires_grad else output
+
+
+def _within(name: str) -> str:
+    """The name of a module within its layer."""
+    return name.split(".", 3)[3]
