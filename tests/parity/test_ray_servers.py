@@ -45,6 +45,10 @@ WAYS: dict[str, tuple[Sections, int]] = {
         {"policy": {"engine": "fsdp"}, "rollout": {"weight_sync": "disk"}, "placement": {"devices": 2}},
         2,
     ),
+    "two ranks of megatron, two servers, through shared memory": (
+        TWO_AND_TWO | {"policy": {"engine": "megatron", "tensor_parallel": 2, "devices": [0, 1]}},
+        2,
+    ),
     "two ranks, two devices share a server, by broadcast": (
         TWO_AND_TWO | {"rollout": {"devices": [2, 3], "tensor_parallel": 2, "weight_sync": "collective"}},
         1,

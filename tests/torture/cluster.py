@@ -63,6 +63,11 @@ class Run:
         path = self.folder / "metrics.jsonl"
         return path.read_text().count("\n") if path.exists() else 0
 
+    def step_s(self) -> float:
+        """Seconds that its last step took."""
+        *_, last = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return float(json.loads(last)["time/step_s"])
+
     def wait_for(self, what: str, timeout_s: float) -> float:
         """Seconds until its output holds a pattern."""
         begun = time.monotonic()

@@ -143,15 +143,15 @@ KINDS: dict[str, Kind] = {
 
 
 def lose(
-    folder: Path, model: Path, kind: str, how: Signal, name: str, delay_s: float, *, compare: bool = True
+    folder: Path, model: Path, kind: str, how: Signal, name: str, after: float, *, compare: bool = True
 ) -> list[str]:
-    """One trial: what is wrong after a process was hit some time after the second step; with ``compare`` also at the end of the
-    run, which is started again when it has ended."""
+    """One trial: what is wrong after a process was hit so many steps later than the second; with ``compare`` also at the end
+    of the run, which is started again when it has ended."""
     promised, before = KINDS[kind], shared_memory()
     run = begin(folder, model, kind, name)
     try:
         wait_until(lambda: run.steps() >= 2, run, START_S)
-        time.sleep(delay_s)
+        time.sleep(after * run.step_s())
         pids = descendants(run.process.pid)
         if not (victims := promised.victims(run)):
             return ["there is no such process"]
@@ -227,7 +227,7 @@ def sweep(folder: Path, model: Path, trials: int, seed: int = 0) -> list[str]:
         kind, how = cases[(trial + seed) % len(cases)]
         name = re.sub(r"\W", "_", f"trial{trial}_{kind}_{how.name}")
         begun = time.monotonic()
-        wrong = lose(folder, model, kind, how, name, chance.uniform(0.0, 2.0))
+        wrong = lose(folder, model, kind, how, name, chance.uniform(0.0, 2.0))  # of its six steps
         print(f"{name}: {wrong or 'as promised'} ({time.monotonic() - begun:.0f} s)", flush=True)
         found += [f"{name}: {each}" for each in wrong]
         shutil.rmtree(folder / name, ignore_errors=True)

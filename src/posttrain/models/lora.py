@@ -31,7 +31,22 @@ from posttrain.registry import missing_library
 
 ADAPTER = "default"  # the name that peft gives the only adapter
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-NOT_PLAIN = ("use_dora", "lora_bias")  # of peft's variants: an adapter would be more than scale x B A
+# Of peft's settings: with these an adapter is more than scale x B A on linear layers.
+NOT_PLAIN = (
+    "use_dora",
+    "lora_bias",
+    "use_qalora",
+    "use_bdlora",
+    "velora_config",
+    "monteclora_config",
+    "arrow_config",
+    "kasa_config",
+    "alora_invocation_tokens",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+)
+PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")  # of init_lora_weights: others change the base weights
 _PREFIX = "base_model.model."  # in front of every name in the file: peft's wrappers around the model
 
 
@@ -349,6 +364,10 @@ def _read_config(peft: Any, folder: str, field: str) -> Any:
         for name in NOT_PLAIN:
             if getattr(config, name, False):
                 raise ValueError(f"it has {name}, and only plain LoRA is trained and sampled from here")
+        if config.init_lora_weights not in PLAIN_STARTS:
+            raise ValueError(
+                f"it began as {config.init_lora_weights}, which changes the base weights that samplers read"
+            )
         return config
     except (OSError, ValueError, TypeError) as error:
         what = f"no LoRA adapter could be read from {path}: {first_line(error)}"

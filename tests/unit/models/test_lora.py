@@ -199,17 +199,25 @@ def test_mistakes_are_explained(tiny_qwen: Path, config: dict[str, object], mess
     assert caught.value.problems[0].field.startswith("policy.lora.")
 
 
-@pytest.mark.parametrize("variant", lora.NOT_PLAIN)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"use_dora": True}, "it has use_dora, and only plain LoRA is trained"),
+        ({"lora_bias": True}, "it has lora_bias, and only plain LoRA is trained"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "it has target_parameters, and only plain LoRA is trained"),
+        ({"init_lora_weights": "pissa"}, "it began as pissa, which changes the base weights"),
+    ],
+)
 def test_an_adapter_that_is_more_than_lora_is_refused(
-    saved: tuple[PreTrainedModel, Path], tiny_qwen: Path, tmp_path: Path, variant: str
+    saved: tuple[PreTrainedModel, Path], tiny_qwen: Path, tmp_path: Path, settings: dict[str, object], said: str
 ) -> None:
     """peft would train it, and a sampler that multiplies by base + scale x B A would sample from another model."""
     for file in (lora.WEIGHTS, lora.CONFIG):
         (tmp_path / file).write_bytes((saved[1] / file).read_bytes())
-    settings = json.loads((tmp_path / lora.CONFIG).read_text())
-    assert not settings[variant]
-    (tmp_path / lora.CONFIG).write_text(json.dumps(settings | {variant: True}))
-    with pytest.raises(ModelError, match=f"it has {variant}, and only plain LoRA is trained"):
+    plain = json.loads((tmp_path / lora.CONFIG).read_text())
+    assert all(name in plain for name in lora.NOT_PLAIN)  # they are still called so
+    (tmp_path / lora.CONFIG).write_text(json.dumps(plain | settings))
+    with pytest.raises(ModelError, match=said):
         adapted(tiny_qwen, LoraConfig(adapter_path=str(tmp_path)))
 
 
