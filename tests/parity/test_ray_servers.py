@@ -146,12 +146,24 @@ def test_a_server_that_runs_already(
     assert_same(train_run(config(tmp_path, tiny_llama, "run", changes)), in_process)
 
 
+# How two ranks share the policy; what the server begins with.
+TRAINERS: dict[str, tuple[dict[str, Any], str]] = {
+    "fsdp": ({"engine": "fsdp"}, "dummy"),
+    "megatron, whose adapter is sent": (
+        {"engine": "megatron", "pipeline_parallel": 2, "lora": {"rank": 2}, "optimizer": {"lr": 1e-2}},
+        "auto",
+    ),
+}
+
+
 @pytest.mark.skipif(not PYTHON, reason="POSTTRAIN_VLLM_PYTHON names no Python with vLLM")
-def test_a_real_vllm(tmp_path: Path, served_model: Path) -> None:
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_real_vllm(trainer: str, tmp_path: Path, served_model: Path) -> None:
     """The policy shared out over two ranks, a real vLLM's server in a worker of its own: what is sampled is the policy's."""
+    policy, load_format = TRAINERS[trainer]
     changes: Sections = {
         "data": {"max_prompt_tokens": 64},
-        "policy": {"engine": "fsdp", "devices": [0, 1]},
+        "policy": policy | {"devices": [0, 1]},
         "reference": {"devices": [0, 1]},
         "rollout": {
             "engine": "vllm",
@@ -159,13 +171,15 @@ def test_a_real_vllm(tmp_path: Path, served_model: Path) -> None:
             "engine_options": {
                 "python": PYTHON,
                 "enforce_eager": True,
-                "load_format": "dummy",
+                "load_format": load_format,
                 "startup_timeout_s": 550,
             },
         },
         "placement": {"devices": 3, "runtime": "ray", "start_timeout_s": 600},
     }
     found = metrics_of(train_run(config(tmp_path, served_model, "run", changes)))
-    # It began with random weights: log-probs agree with the trainer's only when those that were sent have arrived.
+    # It began with random weights, or without an adapter: log-probs agree with the trainer's only when what was sent has arrived.
     gaps = [line[name] for line in found[1:] for name in line if name == "gap/mean"]
     assert gaps and max(gaps) < 1e-3
+    if "lora" in policy:
+        assert found[-1]["reference/kl"] > 2e-3  # the policy is another one by now
