@@ -151,6 +151,10 @@ SPLITS = {
         adapter=LoraConfig(rank=3, alpha=8, use_rslora=True, target_modules=["q_proj", "v_proj", "up_proj"]),
     ),
     "adapter, tensor 2, bfloat16": Split({"tensor": 2}, adapter=LoraConfig(rank=2), dtype=torch.bfloat16),
+    "adapter, tensor 4, two key/value heads": Split({"tensor": 4}, ranks=4, adapter=LoraConfig(rank=2), resumes=True),
+    "adapter, tensor 4, two key/value heads, tokens not shared": Split(
+        {"tensor": 4}, ranks=4, settings={"sequence_parallel": False}, adapter=LoraConfig(rank=2)
+    ),
     "adapter, pipeline 2, recomputed": Split(
         {"pipeline": 2}, family="llama", adapter=LoraConfig(rank=2), how={"micro": 5, "gradient_checkpointing": True}
     ),
@@ -254,28 +258,20 @@ def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
     from megatron.core import parallel_state
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=rank, world_size=ranks)
-    try:
-        for name, split in SPLITS.items():
-            if split.ranks != ranks:
-                continue
-            place = out / name
-            if rank == 0:
-                (place / "saved").mkdir(parents=True)
-            dist.barrier()
-            updates_of(split, folder / split.model, place, rank)
+    of_policies = [(name, split, updates_of, split.model) for name, split in SPLITS.items()]
+    of_critics = [(f"critic {name}", each, value_updates_of, f"critic-{each.model}") for name, each in CRITICS.items()]
+    for name, split, work, model in of_policies + of_critics:
+        if split.ranks != ranks:
+            continue
+        place = out / name
+        (place / "saved").mkdir(parents=True, exist_ok=True)
+        # They meet anew every time: groups of ended splits would keep their threads, hundreds for each split.
+        dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=ranks)
+        try:
+            work(split, folder / model, place, rank)
+        finally:
             parallel_state.destroy_model_parallel()
-        for name, split in CRITICS.items():
-            if split.ranks != ranks:
-                continue
-            place = out / f"critic {name}"
-            if rank == 0:
-                (place / "saved").mkdir(parents=True)
-            dist.barrier()
-            value_updates_of(split, folder / f"critic-{split.model}", place, rank)
-            parallel_state.destroy_model_parallel()
-    finally:
-        dist.destroy_process_group()
+            dist.destroy_process_group()
 
 
 def updates_of(split: Split, model: Path, out: Path, rank: int) -> None:

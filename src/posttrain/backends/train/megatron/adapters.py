@@ -82,12 +82,14 @@ class Adapters(nn.Module):
         self._sources = tuple(sources.items())  # not as modules: they belong to the Hugging Face model
         self._tokens_shared = sharding.sequence_parallel
         self._by_columns = cut == "columns"
-        self._groups = heads.key_value // sharding.tensor if cut == "heads" else 1
+        # More ranks than key/value heads: a rank's rows are a part of a group, so each makes all of them and keeps its own.
+        self._all_rows = cut == "heads" and sharding.tensor > heads.key_value
+        self._part, self._parts = sharding.tensor_group.rank(), sharding.tensor
+        self._groups = heads.key_value // (1 if self._all_rows else sharding.tensor) if cut == "heads" else 1
         per_group = (heads.per_group * heads.dim, heads.dim, heads.dim)
         rows, columns = parallel.weight.shape
-        self._rows = (
-            [size * self._groups for size in per_group] if cut == "heads" else [rows // len(sources)] * len(sources)
-        )
+        even = [rows // len(sources)] * len(sources)
+        self._rows = [size * self._groups for size in per_group] if cut == "heads" else even
         for (name, layer), height in zip(self._sources, self._rows, strict=True):
             if layer is not None:
                 rank = layer.r[ADAPTER]
@@ -122,7 +124,8 @@ class Adapters(nn.Module):
             else linear(inputs[name], getattr(self, f"{name}_B")) * layer.scaling[ADAPTER]
             for (name, layer), rows in zip(self._sources, self._rows, strict=True)
         ]
-        return torch.cat([each.unflatten(-1, (self._groups, -1)) for each in added], dim=-1).flatten(-2)
+        fused = torch.cat([each.unflatten(-1, (self._groups, -1)) for each in added], dim=-1).flatten(-2)
+        return fused.chunk(self._parts, dim=-1)[self._part] if self._all_rows else fused
 
 
 def _with_adapters(parallel: nn.Module, args: tuple[Any, ...], output: tuple[Any, ...]) -> tuple[Any, ...]:

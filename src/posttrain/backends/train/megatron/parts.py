@@ -14,7 +14,15 @@ from transformers import PreTrainedModel
 from posttrain.backends.train.megatron.adapters import put_adapters
 from posttrain.backends.train.megatron.model import build, head_dim, vocabulary
 from posttrain.backends.train.megatron.sharding import MegatronSharding
-from posttrain.backends.train.megatron.weights import OF_EXPERTS, Heads, Piece, cut_piece, join_piece, piece_of
+from posttrain.backends.train.megatron.weights import (
+    ADAPTERS,
+    OF_EXPERTS,
+    Heads,
+    Piece,
+    cut_piece,
+    join_piece,
+    piece_of,
+)
 from posttrain.backends.train.megatron.without_cuda import on_this_machine
 from posttrain.errors import ModelError, Problem
 from posttrain.models.value_head import HEADS
@@ -138,7 +146,12 @@ class ModelParts:
         if name.startswith("output_layer."):
             return False
         alone = self.sharding.sequence_parallel or "q_layernorm" in name or "k_layernorm" in name
-        return alone and self._piece(name).cut == "whole"
+        return (alone or self._of_split_groups(name)) and self._piece(name).cut == "whole"
+
+    def _of_split_groups(self, name: str) -> bool:
+        """Whether a piece is an adapter's B of queries, keys or values whose groups are split over ranks (adapters.Adapters)."""
+        split = self.sharding.tensor > self.heads.key_value
+        return split and f"linear_qkv.{ADAPTERS}." in name and name.endswith("_B")
 
     def _name(self, local: str) -> str:
         """With the number of the layer in the whole model, and without that of the stretch."""
@@ -156,6 +169,8 @@ class ModelParts:
             piece = Piece(name, "rows", piece_of("embedding.word_embeddings.weight").sources)
         else:
             piece = piece_of(name)
+        if self._of_split_groups(name):
+            piece = replace(piece, cut="whole")
         return replace(piece, sources=tuple(self._in_shell(source) for source in piece.sources))
 
     def _in_shell(self, source: str) -> str:
