@@ -31,7 +31,9 @@ def main() -> None:
     parser.add_argument("--trl-python", default=os.environ.get("POSTTRAIN_TRL_PYTHON"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--micro", default="8,4", help="TRL's micro-batch sizes to try")
-    parser.add_argument("--our-micro", default="32", help="posttrain's micro-batch sizes to try, the first to compare with")
+    parser.add_argument(
+        "--our-micro", default="32", help="posttrain's micro-batch sizes to try, the first to compare with"
+    )
     parser.add_argument("--preload", help="a library that every process loads first")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)

@@ -54,7 +54,7 @@ from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, RUNTIMES, TRACKERS
 from posttrain.rewards.no_terms import NothingToScore
 from posttrain.rewards.scorer import Scorer
-from posttrain.rewards.served import start_scorer
+from posttrain.rewards.served import start_scorer, term_names
 from posttrain.stages.checkpoint import Checkpoints
 from posttrain.stages.lock import only_trainer
 from posttrain.stages.run_folder import RunFolder
@@ -248,7 +248,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
         advantage=AdvantagePlan(
             name=config.advantage.name,
-            parameters=chosen_parameters(ADVANTAGES.get(config.advantage.name), config.advantage),
+            parameters=_advantage_parameters(config),
             whiten_rewards=config.advantage.whiten_rewards,
             whiten=config.advantage.whiten,
             clip=config.advantage.clip,
@@ -336,6 +336,16 @@ def critic_update_plan(config: RunConfig, batches: CriticBatchPlan) -> CriticUpd
         epochs=batches.epochs_per_step,
         sequences_per_update=batches.sequences_per_update,
     )
+
+
+def _advantage_parameters(config: RunConfig) -> dict[str, Any]:
+    """As ``chosen_parameters``; weights of terms are for the terms of the reward in their order, whichever a step has."""
+    chosen = chosen_parameters(ADVANTAGES.get(config.advantage.name), config.advantage)
+    if chosen.get("term_weights") and not chosen["terms"]:
+        reward = config.reward
+        parts = [*(["model"] if reward.model else []), *(["overlong"] if reward.overlong_buffer_tokens else [])]
+        chosen["terms"] = [*term_names(reward.terms), *parts]
+    return chosen
 
 
 def chosen_parameters(function: Callable[..., Any], section: Any) -> dict[str, Any]:

@@ -28,7 +28,8 @@ PER_ROW = (
     "episode_rewards",
 )
 REWARDS = PER_ROW[5:]
-PER_TOKEN = ("response_mask", "token_rewards", "values", "old_logprobs", "sum_pi_squared")
+MASKS = ("response_mask", "turn_begins")
+PER_TOKEN = (*MASKS, "token_rewards", "values", "old_logprobs", "sum_pi_squared")
 GIVEN = {"gamma": 0.9, "gae_lambda": 0.8, "step_gamma": 0.7, "step_weight": 0.5}
 
 
@@ -65,6 +66,7 @@ def batches(draw: st.DrawFn) -> Inputs:
             "step_rewards": random(rows),
             "episode_rewards": random(rows),
             "response_mask": mask,
+            "turn_begins": mask & (torch.rand(rows, width, generator=generator) < 0.4),
             "token_rewards": torch.where(mask, random(rows, width), 0.0),
             "values": random(rows, width),
             "old_logprobs": -random(rows, width).abs(),
@@ -100,7 +102,7 @@ def test_garbage_behind_the_mask_changes_nothing(name: str, inputs: Inputs, garb
     clean = estimate(name, inputs)
     assert clean.isfinite().all()
     kept = inputs.tensors["response_mask"] & inputs.tensors["valid"][:, None]
-    per_token = [name for name in PER_TOKEN if name != "response_mask"]
+    per_token = [name for name in PER_TOKEN if name not in MASKS]
     dirty = {key: torch.where(kept, inputs.tensors[key], garbage) for key in per_token}
     dirty |= {key: torch.where(inputs.tensors["valid"], inputs.tensors[key], garbage) for key in REWARDS}
     result = estimate(name, inputs.with_(**dirty))
@@ -176,6 +178,7 @@ def test_without_a_valid_response_there_is_nothing_and_no_nan(name: str) -> None
         dict.fromkeys(PER_ROW[1:5], rows)
         | dict.fromkeys(REWARDS, garbage)
         | dict.fromkeys(PER_TOKEN, torch.full((4, 3), math.nan))
-        | {"valid": torch.zeros(4).bool(), "response_mask": torch.ones(4, 3).bool()}
+        | {"valid": torch.zeros(4).bool()}
+        | dict.fromkeys(MASKS, torch.ones(4, 3).bool())
     )
     assert (estimate(name, inputs) == 0).all()

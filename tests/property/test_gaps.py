@@ -19,7 +19,8 @@ from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 from posttrain.stages.advantage import estimate_advantages
 
 BY_STEP = ("gigpo", "step_reinforce")  # they look at rows, which are steps
-ESTIMATORS = [name for name in ADVANTAGES.names() if name not in BY_STEP]
+BY_TURN = ("agentic_reinforce",)  # a gap ends a turn, which is what it discounts by
+ESTIMATORS = [name for name in ADVANTAGES.names() if name not in (*BY_STEP, *BY_TURN)]
 WIDTH = 5
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm", "prompt_mean")
 

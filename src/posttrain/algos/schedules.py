@@ -89,17 +89,21 @@ def inverse_square_root(
     total_updates: int,
     min_lr_ratio: float = 0.0,
     warmup_start_ratio: float = 0.0,
+    timescale_updates: int | None = None,
 ) -> float:
     """Warm-up, then sqrt(w / update), with w = warmup_updates but at least 1, and never below min_lr_ratio; after
-    total_updates it is min_lr_ratio where that is above 0.
+    total_updates it is min_lr_ratio where that is above 0. With timescale_updates s: sqrt(s / (s + updates after the warm-up)).
 
-    Source: arXiv:1706.03762, section 5.3, scaled to a peak of 1; floor and end as Megatron has them.
+    Source: arXiv:1706.03762, section 5.3, scaled to a peak of 1; floor and end as Megatron has them, the timescale as
+    transformers, whose get_inverse_sqrt_schedule has s = 10,000 without a warm-up, and the warm-up's updates with one.
     """
     factor = warmup(update, warmup_updates, warmup_start_ratio)
     if factor is not None:
         return factor
     if min_lr_ratio and update > total_updates:
         return min_lr_ratio
+    if timescale_updates is not None:
+        return max(min_lr_ratio, math.sqrt(timescale_updates / (timescale_updates + update - warmup_updates)))
     peak = max(1, warmup_updates)
     return max(min_lr_ratio, math.sqrt(peak / max(peak, update)))
 

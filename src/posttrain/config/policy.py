@@ -50,6 +50,8 @@ class ScheduleConfig(Section):
     """warmup_stable_decay: share of the updates after warm-up that stay at the peak."""
     decay: Literal["cosine", "linear", "exponential", "minus_sqrt"] = "cosine"
     """warmup_stable_decay: shape of the fall to the floor."""
+    timescale_updates: int | None = Field(default=None, ge=1)
+    """inverse_square_root: updates after the warm-up in which the rate falls to 0.71 of the peak; null: those of the warm-up."""
 
 
 class LearnerConfig(Section):

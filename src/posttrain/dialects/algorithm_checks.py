@@ -14,6 +14,8 @@ from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 SAMPLER_LOSSES = ("rollout_is",)  # the ratio is to the sampler's log-probs in any case
 WITHOUT_RATIO = ("cross_entropy", "gpg")
 OF_STEPS = ("gigpo", "step_reinforce")  # estimators whose rows are turns
+# What shapes the sum of an episode's reward, and how it is turned off.
+SHAPES = (("zero_unless_stopped", False), ("normalize_mean", "none"), ("normalize_std", "none"), ("clip", None))
 _CORRECTION = "loss.rollout_correction"
 
 
@@ -56,14 +58,12 @@ def _step_problems(config: RunConfig) -> Iterator[Problem]:
             fix="use loss.kl_coef instead of reward.kl.coef",
             field="reward.kl.coef",
         )
-    for field in ("normalize_mean", "normalize_std"):
-        if getattr(config.reward, field) != "none":
-            yield Problem(
-                f"{name} reads the rewards of turns as the environment gave them, and reward.{field} would change the episode's "
-                "alone",
-                fix=f"use reward.{field}=none",
-                field=f"reward.{field}",
-            )
+    for field, off in SHAPES:
+        if getattr(config.reward, field) != off:
+            why = f"reward.{field} would change the episode's alone"
+            what = f"{name} reads the rewards of turns as the environment gave them, and {why}"
+            fix = f"use reward.{field}={'null' if off is None else str(off).lower()}"
+            yield Problem(what, fix=fix, field=f"reward.{field}")
 
 
 def _correction_problems(config: RunConfig) -> Iterator[Problem]:
@@ -142,15 +142,15 @@ def algorithm_warnings(config: RunConfig) -> Iterator[str]:
     name = config.advantage.name
     if config.loss.name in POLICY_LOSSES.names() and "advantages" not in POLICY_LOSSES.inputs(config.loss.name):
         yield f"advantage.name has no effect: {config.loss.name} does not read advantages"
-    elif name in ADVANTAGES.names() and not {"rewards", "token_rewards"} & set(ADVANTAGES.inputs(name)):
+    elif name in ADVANTAGES.names() and "reward_terms" in ADVANTAGES.inputs(name):
         yield from _unshaped(config)
 
 
 def _unshaped(config: RunConfig) -> Iterator[str]:
     """What shapes the sum of the reward, for an estimator that reads its terms."""
-    reward, default = config.reward, type(config.reward)()
-    for name in ("zero_unless_stopped", "normalize_mean", "normalize_std", "clip"):
-        if getattr(reward, name) != getattr(default, name):
+    reward = config.reward
+    for name, off in SHAPES:
+        if getattr(reward, name) != off:
             yield f"reward.{name} has no effect: {config.advantage.name} reads the terms of the reward, not their sum"
     if reward.kl.coef:
         yield f"reward.kl.coef has no effect: {config.advantage.name} reads the terms of the reward, not their sum"

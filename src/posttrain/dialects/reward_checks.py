@@ -124,6 +124,7 @@ def _filter_warnings(config: RunConfig) -> Iterator[str]:
     readers = {
         "none": set[str](),
         "drop": {"metric", *BOUNDS},
+        "mask": {"metric", *BOUNDS},
         "refill": {"metric", *BOUNDS, "max_batches"},
         "replace": {"metric", *BOUNDS, "max_batches", "min_kept_share"},
     }[chosen.strategy]

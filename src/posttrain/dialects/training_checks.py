@@ -17,6 +17,7 @@ READ_BY = {
     "decay_updates": ("cosine", "linear", "warmup_stable_decay", "inverse_square_root"),
     "stable_ratio": ("warmup_stable_decay",),
     "decay": ("warmup_stable_decay",),
+    "timescale_updates": ("inverse_square_root",),
 }
 # Of an adapter that is loaded, its own count.
 OF_THE_SAVED = ("rank", "alpha", "target_modules", "exclude_modules", "use_rslora")

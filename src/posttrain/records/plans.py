@@ -69,6 +69,12 @@ class BatchPlan:
     critic: CriticBatchPlan | None = None  # None: the estimator needs no values
 
     @property
+    def schedule_updates(self) -> int | None:
+        """What the policy's learning rate is planned over: the updates of all steps. While the critic warms up the schedule waits
+        with the policy, so it ends early then, as verl's and ROLL's do."""
+        return self.total_steps * self.updates_per_step if self.total_steps is not None else None
+
+    @property
     def on_policy(self) -> bool:
         """One update per step: the policy that is updated is the one that sampled, so old log-probs are its own."""
         return self.updates_per_step == 1

@@ -183,16 +183,24 @@ def _added(outcome: Outcome, term: ServerTerm, result: float | Exception) -> Out
     return Reward(total, (*outcome.terms, (term.name, result)), outcome.texts)
 
 
+def term_names(terms: Sequence[RewardTerm]) -> list[str]:
+    """What the terms of a reward are called in metrics and records, in their order. Those that ask a server are named after the
+    others; a name used again becomes name_2."""
+    used: Counter[str] = Counter()
+    names = [""] * len(terms)
+    for index in sorted(range(len(terms)), key=lambda index: asks_a_server(terms[index])):
+        name = terms[index].name
+        used[name] += 1
+        names[index] = name if used[name] == 1 else f"{name}_{used[name]}"
+    return names
+
+
 def _load(config: RewardConfig) -> list[ServerTerm]:
-    """Raises: ConfigError with the problems of all server terms. They are named after the others: a name used before becomes
-    name_2."""
-    names = Counter(term.name for term in config.terms if not asks_a_server(term))
+    """Raises: ConfigError with the problems of all server terms."""
     terms, problems = [], []
-    for index, term in enumerate(config.terms):
+    for index, (term, name) in enumerate(zip(config.terms, term_names(config.terms), strict=True)):
         if not asks_a_server(term):
             continue
-        names[term.name] += 1
-        name = term.name if names[term.name] == 1 else f"{term.name}_{names[term.name]}"
         try:
             reward: Callable[..., object] = built_in(term.name, term.options)
         except RequestError as error:

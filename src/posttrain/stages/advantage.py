@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from posttrain.algos.statistics import whiten
 from posttrain.errors import Problem, RequestError
@@ -35,6 +36,7 @@ def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch
         "valid": batch.valid,
         "group_index": batch.group_index,
         "response_mask": batch.kept_mask,
+        "turn_begins": batch.response_mask & ~pad(batch.response_mask, (1, 0))[:, :-1],
         "old_logprobs": batch.old_logprobs,
         "sum_pi_squared": batch.sum_pi_squared,
         "values": batch.values,

@@ -17,7 +17,8 @@ class Selection:
     none takes the first batch as it is. refill keeps the groups that pass, of batch after batch, until there are ``wanted``;
     those beyond are dropped. replace takes a batch of which enough groups pass, and puts these, in turn, into the places of
     the others; other batches are dropped whole. drop keeps the groups of the first batch that pass; when none does, all stay
-    to be looked at, without a part in the loss.
+    to be looked at, without a part in the loss. mask keeps all groups of the first batch, those that do not pass without a part
+    in the loss: they count in statistics of rewards, and the step has its updates.
     """
 
     def __init__(self, plan: GroupFilterPlan, wanted: int):
@@ -44,9 +45,13 @@ class Selection:
         passing = [self._passes(group) for group in batch]
         kept = [group for group, passed in zip(batch, passing, strict=True) if passed]
         self._passed += len(kept)
-        if self._plan.strategy == "drop":
-            self.groups = kept or [replace(group, kept=False) for group in batch]
+        if self._plan.strategy == "mask" or (self._plan.strategy == "drop" and not kept):
+            self.groups = [
+                group if passed else replace(group, kept=False) for group, passed in zip(batch, passing, strict=True)
+            ]
             self.complete = True
+        elif self._plan.strategy == "drop":
+            self.groups, self.complete = kept, True
         elif self._plan.strategy == "refill":
             self.groups = [*self.groups, *kept][: self._wanted]
             self.complete = len(self.groups) == self._wanted

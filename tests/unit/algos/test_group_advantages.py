@@ -135,9 +135,14 @@ def test_gdpo_compares_a_term_among_the_responses_that_have_it() -> None:
     assert gdpo(rows=3, terms=["accuracy"]) == pytest.approx([1.0, -1.0, 0.0], abs=1e-5)
 
 
+def test_gdpo_goes_on_without_a_term_that_no_response_of_the_step_has() -> None:
+    """Its prompts are not in this step: the others' weights stay theirs."""
+    assert gdpo(terms=["style", "accuracy"], term_weights=[9.0, 1.0]) == gdpo(terms=["accuracy"])
+
+
 def test_gdpo_says_which_term_nobody_scored_and_how_many_weights_it_has() -> None:
-    with pytest.raises(RequestError, match="no response of this step has a reward term style"):
-        gdpo(terms=["style"])
+    with pytest.raises(RequestError, match="no response of this step has a reward term length/words"):
+        gdpo(terms=["length/words"])
     with pytest.raises(RequestError, match="has 3 numbers for 2 terms"):
         gdpo(term_weights=[1.0, 2.0, 3.0])
 

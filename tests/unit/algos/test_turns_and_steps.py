@@ -37,12 +37,13 @@ def test_agentic_reinforce_discounts_by_turn() -> None:
     rewards = torch.zeros(3, 8)
     rewards[0] = torch.tensor([0.0, 1.0, 9.0, 2.0, 9.0, 9.0, 0.0, 4.0])
     rewards[1, 2] = 5.0  # one turn: its reward, on every token
-    advantages = agentic_reinforce(rewards, bools(1, 1, 1), mask, gamma=0.5)
+    begins = torch.tensor([[1, 0, 0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0], [0] * 8]).bool()
+    advantages = agentic_reinforce(rewards, bools(1, 1, 1), mask, begins, gamma=0.5)
     assert advantages[0].tolist() == [3, 3, 0, 4, 0, 0, 4, 4]
     assert advantages[1].tolist() == [5, 5, 5, 0, 0, 0, 0, 0]
     assert not advantages[2].any()
     with pytest.raises(ShapeError, match="token_rewards"):
-        agentic_reinforce(rewards[:2], bools(1, 1, 1), mask)
+        agentic_reinforce(rewards[:2], bools(1, 1, 1), mask, begins)
 
 
 # Trajectory 0: rows 0, 3, 1 with rewards 1, 2, 4; trajectory 1: row 2 with 3; row 4, of trajectory 1, is not valid.

@@ -106,6 +106,19 @@ def test_managers_sample_where_actor_infer_says_nothing(load) -> None:
     assert "train_env_manager.generating_args" in told  # actor_infer's go before them
 
 
+@pytest.mark.parametrize(
+    "without",
+    [("actor_infer.generating_args.max_new_tokens=null",),
+     ("~actor_infer", "+train_env_manager.generating_args.max_new_tokens=null")],
+)  # fmt: skip
+def test_environments_alone_may_say_how_long_a_turn_is(load, without: tuple[str, ...]) -> None:
+    lake = "custom_env.FrozenLake.max_tokens_per_step=9"
+    loaded = load(*without, lake, "custom_env.SimpleSokoban.max_tokens_per_step=8")
+    assert not planned(loaded)
+    config = loaded.config
+    assert (config.rollout.max_response_tokens, config.environment.max_context_tokens) == (9, 991)  # 1000 - 9
+
+
 def test_words_of_mid_2025(load) -> None:
     train = {"env_groups": 4, "n_groups": [4], "group_size": 4, "tags": ["Lake"], "format_penalty": -0.2}
     lake = {
@@ -163,6 +176,26 @@ def test_gigpo_and_step_reinforce_have_a_sample_per_turn(load) -> None:
     assert problem.startswith("gigpo needs every turn as a sample of its own")
 
 
+@pytest.mark.parametrize("estimator", ["gigpo", "step_reinforce"])
+def test_what_is_done_to_rewards_before_estimators_of_turns_is_planned(load, estimator: str) -> None:
+    steps = [f"+custom_env.{name}.env_manager_cls={STEPS}" for name in ("FrozenLake", "SimpleSokoban")]
+    given = [f"adv_estimator={estimator}", *steps]
+    given += ["reward_normalization.method=identity"] if estimator == "step_reinforce" else []
+    assert not planned(load(*given, "+reward_clip=0", "+whiten_rewards=false", "+gamma=1.0"))
+    told = planned(load(*given, "+reward_clip=5", "+whiten_rewards=true", "+gamma=0.9"))
+    for asked, off in (("reward_clip=5", "reward_clip=0"), ("whiten_rewards=true", "whiten_rewards=false"),
+                       ("gamma=0.9", "gamma=1")):  # fmt: skip
+        [one] = [text for text in told if text.startswith(f"{asked} with adv_estimator={estimator} is planned")]
+        assert one.endswith(f"use {off}")
+    assert not planned(load("+reward_clip=5", "+whiten_rewards=true", "+gamma=0.9"))  # grpo does all of it
+
+
+def test_gae_is_whitened_over_the_tokens_of_the_loss(load) -> None:
+    for asked in (False, True):
+        advantage = load("adv_estimator=gae", f"+whiten_advantages={asked}").config.advantage
+        assert (advantage.name, advantage.whiten, advantage.estimator_whitens) == ("gae", asked, False)
+
+
 @pytest.mark.parametrize(
     ("method", "grouping", "mean", "std"),
     [
@@ -204,6 +237,10 @@ def test_trajectories_that_do_not_divide_make_smaller_updates(load) -> None:
         (["custom_env.SimpleSokoban.env_config.dim_room=[6]"], "write [rows, columns], such as [6, 6]"),
         (["sequence_length=90"], "sequence_length=90 leaves no room beside turns of 100 tokens"),
         (["~sequence_length"], "sequence_length is not given"),
+        (["actor_infer.generating_args.max_new_tokens=null", "~custom_env.FrozenLake.max_tokens_per_step"],
+         "max_new_tokens is null, and custom_envs.FrozenLake has no max_tokens_per_step"),
+        (["~actor_infer", "+train_env_manager.generating_args.max_new_tokens=null", "train_env_manager.tags=[]"],
+         "use train_env_manager.generating_args.max_new_tokens=512"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(load, overrides: list[str], problem: str) -> None:
@@ -232,6 +269,18 @@ def test_what_prompts_and_rewards_would_say_is_told(load) -> None:
         one.key for one in load("+num_return_sequences_in_group=8", "+norm_mean_type=group", "+eval_steps=3").ignored
     }
     assert {"num_return_sequences_in_group", "norm_mean_type", "eval_steps"} <= told
+
+
+def test_what_rlvr_alone_reads_is_told_when_it_is_written(load) -> None:
+    names = (
+        "difficulty_mask=true", "difficulty_low_threshold=0.1", "difficulty_high_threshold=0.9", "response_length=50",
+        "val_prompt_length=20", "val_sequence_length=90",
+    )  # fmt: skip
+    before, loaded = load(), load(*(f"+{name}" for name in names))
+    assert not planned(loaded) and loaded.config == before.config
+    told = {one.key: one.reason for one in loaded.ignored}
+    assert {name.partition("=")[0] for name in names} == set(told) - {one.key for one in before.ignored}
+    assert "read by RLVR alone" in told["difficulty_mask"] and "sequence_length" in told["response_length"]
 
 
 LAKE = "environment.named.FrozenLake"

@@ -116,7 +116,7 @@ TOP = [
     Case("lambd", "lambd=0.9", "advantage.gae_lambda", 0.9, GAE),
     Case("whiten_rewards", "whiten_rewards=true", "advantage.whiten_rewards", True),
     Case("whiten_advantages", "whiten_advantages=true", "advantage.whiten", True),
-    Case("whiten_advantages", "whiten_advantages=true", "advantage.estimator_whitens", True, GAE),
+    Case("whiten_advantages", "whiten_advantages=true", "advantage.whiten", True, GAE),
     Case("advantage_clip", "advantage_clip=2", "advantage.clip", 2.0),
     Case("reward_clip", "reward_clip=5", "reward.clip", 5.0),
     Case("norm_mean_type", "norm_mean_type=batch", "reward.normalize_mean", "batch"),
@@ -148,7 +148,7 @@ TOP = [
     Case("value_clip", "value_clip=0.2", "critic.value_clip", 0.2, GAE),
     Case("critic_warmup", "critic_warmup=3", "critic.warmup_steps", 3, GAE),
     Case("max_len_mask", "max_len_mask=true", "loss.mask_truncated", True),
-    Case("difficulty_mask", "difficulty_mask=true", "group_filter.strategy", "drop", GROUPS),
+    Case("difficulty_mask", "difficulty_mask=true", "group_filter.strategy", "mask", GROUPS),
     Case("difficulty_low_threshold", "difficulty_low_threshold=0.1", "group_filter.above_mean", 0.1,
          (*GROUPS, "difficulty_mask=true")),
     Case("difficulty_high_threshold", "difficulty_high_threshold=0.9", "group_filter.below_mean", 0.9,
@@ -260,6 +260,8 @@ def trained(role: str) -> list[Case]:
         Case("training_args.adam_beta2", "training_args.adam_beta2=0.95", f"{role}.optimizer.betas", (0.9, 0.95)),
         Case("model_args.lora_target", "model_args.lora_target='q_proj, v_proj'", f"{role}.lora.target_modules",
              ["q_proj", "v_proj"]),
+        *(Case("model_args.lora_target", f"model_args.lora_target={every}", f"{role}.lora.target_modules", "all-linear")
+          for every in ("all", "all-linear")),
         Case("model_args.lora_rank", "model_args.lora_rank=32", f"{role}.lora.rank", 32, lora),
         Case("model_args.lora_rank", "model_args.lora_rank=32", f"{role}.lora.alpha", 64.0, lora),  # 2 x 32
         Case("model_args.lora_alpha", "model_args.lora_alpha=8", f"{role}.lora.alpha", 8.0, lora),
@@ -448,6 +450,14 @@ def test_a_key_decides_its_field(case: Case) -> None:
     assert any(
         f"{case.field}.".startswith(f"{field}.") or f"{field}.".startswith(f"{case.field}.") for field in row.fields
     )
+
+
+def test_inverse_sqrt_falls_as_slowly_as_transformers_has_it() -> None:
+    """Its timescale is the warm-up's steps, and 10,000 without a warm-up."""
+    slow = (*BASE, "actor_train.training_args.lr_scheduler_type=inverse_sqrt")
+    assert read(*slow).config.policy.schedule.timescale_updates == 10_000
+    for warmup in ("warmup_steps=5", "warmup_ratio=0.1"):
+        assert read(*slow, f"actor_train.training_args.{warmup}").config.policy.schedule.timescale_updates is None
 
 
 @pytest.mark.parametrize(("section", "field", "strategy", "written", "given"), OPTIONS)

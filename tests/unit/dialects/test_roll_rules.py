@@ -333,6 +333,26 @@ def test_names_of_2025_for_reward_normalisation(kind, shift, scale, mean, std) -
     assert (config.reward.normalize_mean, config.reward.normalize_std) == (mean, std)
 
 
+def test_gae_is_whitened_over_the_tokens_of_the_loss() -> None:
+    for asked in (False, True):
+        advantage = config_of("adv_estimator=gae", f"whiten_advantages={asked}").advantage
+        assert (advantage.name, advantage.whiten, advantage.estimator_whitens) == ("gae", asked, False)
+
+
+def test_what_agentic_pipelines_alone_read_is_told_when_it_is_written() -> None:
+    names = (
+        "reward_normalization.grouping=batch", "reward_normalization.method=mean", "reward_normalization.norm_mean_type=batch",
+        "reward_normalization.norm_std_type=group", "episode_reward_weight=2", "step_reward_weight=2", "step_reward_gamma=0.5",
+        "use_turn_scores=true", "max_steps_per_traj=3",
+    )  # fmt: skip
+    before, loaded = load(), load(*names)
+    assert loaded.config == before.config and not before.ignored
+    told = {one.key: one.reason for one in loaded.ignored}
+    assert set(told) == {name.partition("=")[0] for name in names}
+    assert "norm_mean_type and norm_std_type of the top level" in told["reward_normalization.method"]
+    assert "agentic pipelines" in told["step_reward_gamma"]
+
+
 def test_the_reference_is_there_only_for_a_kl() -> None:
     loaded = load("reference.infer_batch_size=2", "init_kl_coef=0.2")
     assert {one.key for one in loaded.ignored} == {"reference", "init_kl_coef"}

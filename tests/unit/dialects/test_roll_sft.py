@@ -83,6 +83,7 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     (f"{MODEL}.model_config_kwargs={{rope_theta: 5}}", "model.config_overrides", {"rope_theta": 5}, ()),
     (f"{MODEL}.freeze_module_prefix=vision_model", "model.freeze_vision", True, ()),
     (f"{MODEL}.lora_target=q_proj", "policy.lora.target_modules", ["q_proj"], LORA),
+    (f"{MODEL}.lora_target=all-linear", "policy.lora.target_modules", "all-linear", (f"{MODEL}.lora_target=q_proj",)),
     (f"{MODEL}.lora_rank=4", "policy.lora.rank", 4, LORA),
     (f"{MODEL}.lora_alpha=5", "policy.lora.alpha", 5.0, LORA),
     (f"{MODEL}.lora_dropout=0.1", "policy.lora.dropout", 0.1, LORA),

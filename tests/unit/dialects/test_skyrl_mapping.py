@@ -159,6 +159,8 @@ def _model(role: str, ours: str, around: tuple[str, ...]) -> Iterator[Case]:
     yield case(f"{optimizer}.offload_after_step", "false", two, f"{ours}.engine_options.offload_after_step", False)
     yield case(f"{optimizer}.num_warmup_steps", "4", around, f"{ours}.schedule.warmup_updates", 4)
     yield case(f"{optimizer}.scheduler", "inverse_sqrt", around, f"{ours}.schedule.name", "inverse_square_root")
+    timescale = f"{ours}.schedule.timescale_updates"  # transformers' without a warm-up; with one it is the warm-up
+    yield case(f"{optimizer}.scheduler", "inverse_sqrt", around, timescale, 10_000)
     yield case(f"{keys}.sequence_parallel_size", "2", two, f"{ours}.sequence_parallel", 2)
     lora = f"{keys}.model.lora"
     on = (*around, f"{lora}.rank=8")
@@ -254,7 +256,7 @@ ALGORITHM: list[Case] = [
         f"{AL}.dynamic_sampling.min_replace_ratio", "0.5", (f"{AL}.dynamic_sampling.type=replace",),
         "group_filter.min_kept_share", 0.5,
     ),
-    case(f"{AL}.zero_variance_filter", "true", (), "group_filter.strategy", "drop"),
+    case(f"{AL}.zero_variance_filter", "true", (), "group_filter.strategy", "mask"),
     case(f"{AL}.overlong_buffer.len", "64", (), "reward.overlong_buffer_tokens", 64, plus="+"),
     case(
         f"{AL}.overlong_buffer.penalty_factor", "0.5", (f"+{AL}.overlong_buffer.len=64",), "reward.overlong_penalty", 0.5,

@@ -612,6 +612,34 @@ def test_what_has_no_effect_or_another_one_is_told(overrides: tuple[str, ...], w
     assert any(words in text for text in (*loaded.warnings, *(one.reason for one in loaded.ignored)))
 
 
+def test_a_reference_that_is_not_there_is_told_key_by_key() -> None:
+    written = {
+        f"{F}.log_prob_micro_batch_size_per_gpu": "4",
+        f"{F}.log_prob_use_dynamic_bsz": "True",
+        f"{F}.log_prob_max_token_len_per_gpu": "999",
+        f"{F}.fsdp_config.param_offload": "True",
+        f"{F}.fsdp_config.reshard_after_forward": "False",
+        f"{F}.fsdp_config.wrap_policy.disable": "True",
+        f"{F}.megatron.tensor_model_parallel_size": "2",
+        f"{F}.model.path": "other",
+    }
+    overrides = [f"+{name}={value}" for name, value in written.items()]
+    told = read(*overrides).ignored
+    assert sorted(one.key for one in told) == sorted(written)
+    assert all(one.asks and one.reason == "there is no reference: no KL is asked for" for one in told)
+    assert {one.key: one.where for one in told}[f"{F}.model.path"] == f"override +{F}.model.path=other"
+    assert not [one for one in read(*overrides, KL).ignored if one.reason.startswith("there is no reference")]
+
+
+def test_what_follows_the_actor_without_a_reference_is_not_told(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    copied = f"    log_prob_use_dynamic_bsz: ${{{A}.use_dynamic_bsz}}\n    fsdp_config: {{param_offload: false}}\n"
+    file.write_text(f"defaults: [ppo_trainer, _self_]\nactor_rollout_ref:\n  ref:\n{copied}")
+    assert not [one.key for one in read().ignored if one.key.startswith(F)]
+    [told] = [one for one in read_dialect(DIALECT, str(file), BASE).ignored if one.key.startswith(F)]
+    assert (told.key, told.asks) == (f"{F}.fsdp_config.param_offload", False)  # its default
+
+
 PLANNED = [
     "data.custom_cls.path=my.py",
     "+trainer.v1.trainer_mode=separate_async",

@@ -231,6 +231,12 @@ def test_version_0_2_validates_and_saves_after_every_epoch() -> None:
     assert config.model.gradient_checkpointing is False
 
 
+def test_version_0_2_has_the_cosine_schedule_alone() -> None:
+    schedule = read("optim.warmup_steps_ratio=0.2", version="0.2").config.policy.schedule
+    assert (schedule.name, schedule.warmup_ratio, schedule.min_lr_ratio) == ("cosine", 0.2, 0.0)
+    assert "optim.lr_scheduler" in str(read("optim.lr_scheduler=wsd", version="0.2").problems[0])
+
+
 def test_a_defaults_list_starts_from_verls_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("defaults: [sft_trainer, _self_]\noptim: {lr: 2e-5}\ntrainer: {n_gpus_per_node: 1}\n")

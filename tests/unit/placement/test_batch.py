@@ -163,6 +163,7 @@ def test_the_critic_cuts_a_step_in_its_own_way() -> None:
     )
     assert problems == [] and plan is not None and plan.critic is not None
     assert plan.total_updates == 24  # (10 - 4) steps x 2 x 64 / 32: the policy waits for the critic
+    assert plan.schedule_updates == 40  # 10 x 2 x 64 / 32: the learning rate is planned over all steps, and waits, too
     assert plan.critic.updates_per_step == 12  # 3 x 64 / 16
     assert plan.critic.total_updates == 120
     assert plan.critic.gradient_accumulation_steps == 3  # 16 = 6 + 6 + 4

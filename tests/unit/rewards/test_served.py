@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posttrain.config.reward import RewardConfig
+from posttrain.config.reward import RewardConfig, RewardTerm
 from posttrain.errors import ConfigError
 from posttrain.interfaces.reward import NotScored
 from posttrain.libraries import json_http as asking_http
@@ -27,7 +27,7 @@ from posttrain.rewards.built_in import built_in
 from posttrain.rewards.load import check_rewards
 from posttrain.rewards.scorers import llm_judge
 from posttrain.rewards.scorers.llm_judge import chat_url, conversation, last_line_verdict
-from posttrain.rewards.served import start_scorer
+from posttrain.rewards.served import asks_a_server, start_scorer, term_names
 
 
 @dataclass
@@ -717,3 +717,10 @@ def test_problems_are_at_their_terms() -> None:
 def test_a_server_is_not_one_of_the_sources() -> None:
     with pytest.raises(ConfigError, match=r"llm_judge cannot be one of the sources.*data_sources: \[mine\]"):
         built_in("by_data_source", {"sources": {"mine": "llm_judge"}})
+
+
+def test_terms_are_named_in_their_order_and_those_that_ask_a_server_after_the_others() -> None:
+    names = ("http", "exact_match", "exact_match")
+    given = [RewardTerm(name="http", path="r.py"), *(RewardTerm(name=name) for name in names)]
+    assert asks_a_server(given[1]) and not asks_a_server(given[0])
+    assert term_names([given[1], given[0], *given[2:]]) == ["http_2", "http", "exact_match", "exact_match_2"]

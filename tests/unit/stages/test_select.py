@@ -110,6 +110,14 @@ def test_drop_goes_on_with_fewer() -> None:
     assert selection.metrics()["rollout/groups_kept"] == 1.0
 
 
+def test_mask_keeps_all_and_takes_the_others_out_of_the_loss() -> None:
+    selection = Selection(GroupFilterPlan(strategy="mask", above_std=0.0), wanted=3)
+    selection.add([good("a"), flat("b"), good("c")])
+    assert selection.complete and names(selection) == ["a", "b", "c"]
+    assert [each.kept for each in selection.groups] == [True, False, True]
+    assert (selection.metrics()["rollout/groups_passed"], selection.metrics()["rollout/groups_kept"]) == (2.0, 2.0)
+
+
 def test_drop_without_any_keeps_them_to_be_looked_at_and_out_of_the_loss() -> None:
     selection = Selection(GroupFilterPlan(strategy="drop", above_std=0.0), wanted=2)
     selection.add([flat("a"), flat("b")])

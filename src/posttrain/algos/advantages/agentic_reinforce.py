@@ -10,24 +10,24 @@ from posttrain.registry import ADVANTAGES
 
 
 @ADVANTAGES.register("agentic_reinforce")
-def agentic_reinforce(token_rewards: Tensor, valid: Tensor, response_mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+def agentic_reinforce(
+    token_rewards: Tensor, valid: Tensor, response_mask: Tensor, turn_begins: Tensor, *, gamma: float = 1.0
+) -> Tensor:
     """A = C of the token's turn, with C = the turn's reward + gamma C of the next turn.
 
-    A turn is an unbroken run of tokens that the policy sampled; what stands between two runs is the environment's answer. A
+    A turn is what the policy sampled without a break; between two turns stands the environment's answer. A
     turn's reward is the sum over its tokens (ROLL takes its last token's alone, which loses a KL on the others). With one turn,
     every token gets the response's reward.
 
-    Args: token_rewards [B, T]; valid [B] bool (invalid responses get 0); response_mask [B, T] bool; gamma, discount per turn.
+    Args: token_rewards [B, T]; valid [B] bool (invalid responses get 0); response_mask [B, T] bool; turn_begins [B, T] bool, True
+        on the first token of every turn; gamma, discount per turn.
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
     Source: ROLL's estimator of this name.
     """
-    check_same_shape(token_rewards=token_rewards, response_mask=response_mask)
+    check_same_shape(token_rewards=token_rewards, response_mask=response_mask, turn_begins=turn_begins)
     mask = response_mask & valid[:, None]
     rewards = torch.where(mask, token_rewards.double(), 0.0)
-    begins = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-    turn = begins.long().cumsum(
-        dim=1
-    )  # 1, 2, ... on a row's turns; what follows a turn has its number too, and reward 0
+    turn = turn_begins.long().cumsum(dim=1)  # 1, 2, ...; what follows a turn has its number too, and reward 0
     turns = int(turn.max()) if turn.numel() else 0
     returns = torch.zeros(len(mask), turns + 2, dtype=torch.float64, device=mask.device).scatter_add(1, turn, rewards)
     for number in reversed(range(1, turns + 1)):

@@ -35,7 +35,7 @@ def gdpo(
         named, except for the numbers that a reward gives besides its score (named term/key); term_weights, one for each,
         1 when none is given.
     Returns: [B, T] float32, in standard deviations over the batch, 0 where response_mask is False.
-    Raises: RequestError when a term has not been scored, or there is another number of weights.
+    Raises: RequestError when a number beside a score has not been given, or there is another number of weights.
     Source: arXiv:2601.05242.
     """
 
@@ -45,7 +45,8 @@ def gdpo(
     chosen = list(terms) or [name for name in reward_terms if "/" not in name]
     weights = list(term_weights) or [1.0] * len(chosen)
     known = ", ".join(reward_terms) or "none"
-    missing = [name for name in chosen if name not in reward_terms]
+    # A step in which no response has a term has nothing to compare in it. Numbers beside a score are looked up nowhere else.
+    missing = [name for name in chosen if name not in reward_terms and "/" in name]
     if missing:
         what = f"no response of this step has a reward term {missing[0]} (its terms: {known})"
         raise RequestError(Problem(what, fix="name one of these", field="advantage.terms"))
@@ -54,6 +55,8 @@ def gdpo(
         raise RequestError(Problem(what, fix="give one for each term", field="advantage.term_weights"))
     total = torch.zeros_like(group_index, dtype=torch.float64)
     for name, weight in zip(chosen, weights, strict=True):
+        if name not in reward_terms:
+            continue
         scores = reward_terms[name]
         total += weight * compare_in_groups(
             scores, valid & scores.isfinite(), group_index, compare, lone_sample_keeps_reward=lone_sample_keeps_reward

@@ -112,7 +112,7 @@ def start_policy(
     Args: sharding, where several processes make this call, shares the policy and the reference out over them.
     """
     engine = TRAIN_ENGINES.get(config.policy.engine)
-    assert batches.total_updates is not None
+    assert batches.schedule_updates is not None
     reference = None
     if with_reference and (config.loss.kl_coef or config.reward.kl.coef):
         reference = start_reference(config, model.device, model, sharding)
@@ -120,7 +120,7 @@ def start_policy(
         model,
         tokenizer,
         optimizer=config.policy.optimizer,
-        learning_rate_factor=learning_rate_factor(config.policy.schedule, batches.total_updates),
+        learning_rate_factor=learning_rate_factor(config.policy.schedule, batches.schedule_updates),
         sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
         sequences_per_scoring_batch=config.reference.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
@@ -128,7 +128,7 @@ def start_policy(
         reference=reference if has_full_kl(config) else None,
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
-        weight_decay=weight_decay_at(config.policy.optimizer, batches.total_updates),
+        weight_decay=weight_decay_at(config.policy.optimizer, batches.schedule_updates),
         **how(config, notices, sharding, _policy_stored(config, sharding)),
     )
     return policy, reference
@@ -320,6 +320,7 @@ def learning_rate_factor(schedule: ScheduleConfig, total_updates: int) -> Callab
         "cycles": schedule.cycles,
         "stable_ratio": schedule.stable_ratio,
         "decay": schedule.decay,
+        "timescale_updates": schedule.timescale_updates,
     }
     return partial(shape, **{name: value for name, value in known.items() if name in signature(shape).parameters})
 

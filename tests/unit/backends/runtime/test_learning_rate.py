@@ -27,6 +27,9 @@ from posttrain.config.policy import OptimizerConfig, ScheduleConfig
         ({"name": "inverse_square_root", "warmup_updates": 4}, 16, 0.5),  # sqrt(4 / 16)
         ({"name": "inverse_square_root", "warmup_updates": 4, "min_lr_ratio": 0.7}, 9, 0.7),  # sqrt(4 / 9) = 0.667
         ({"name": "inverse_square_root", "warmup_updates": 4, "min_lr_ratio": 0.1}, 11, 0.1),  # after the end
+        ({"name": "inverse_square_root", "timescale_updates": 10_000}, 100, 0.9950372),  # sqrt(10000 / 10100)
+        # as with a timescale of the warm-up's 4 updates: sqrt(4 / (4 + 16 - 4))
+        ({"name": "inverse_square_root", "warmup_updates": 4, "timescale_updates": 4}, 16, 0.5),
         # warm-up from 0.2: 0.2 + 0.8 * 1 / 4
         ({"name": "linear", "warmup_updates": 4, "warmup_start_ratio": 0.2}, 1, 0.4),
         ({"name": "constant", "warmup_updates": 4, "warmup_start_ratio": 0.2}, 0, 0.2),

@@ -105,7 +105,7 @@ def parallel(role: str) -> dict[str, Here]:
 def lora(role: str) -> dict[str, Here]:
     return {
         "model_args.lora_target": by_rule(
-            f"{role}.lora.target_modules", "all: all-linear; names between commas: a list; null: no adapter"
+            f"{role}.lora.target_modules", "all, all-linear: all-linear; names between commas: a list; null: no adapter"
         ),
         "model_args.lora_rank": by_rule(f"{role}.lora.rank {role}.lora.alpha", "read with lora_target"),
         "model_args.lora_alpha": by_rule(f"{role}.lora.alpha", "null: 2 x lora_rank; read with lora_target"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.native.validate import show
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.keys.roles import TRAIN_ENVS, VAL_ENVS
 from posttrain.dialects.roll.rules.batches import forward_only, trajectory_batches
 from posttrain.dialects.roll.rules.environments import environment, samples_turns
 from posttrain.dialects.roll.rules.look import count, plain, text_none
+from posttrain.dialects.roll.rules.objective import generalised
 from posttrain.dialects.roll.rules.placement import Layout
 
 TRAIN, VAL = "train_env_manager", "val_env_manager"
@@ -25,6 +27,15 @@ _UNREAD = {
     "actor_train.data_args.tag": _NO_PROMPTS,
     "rewards": "environments give the rewards",
     "validation": "val_env_manager validates",
+    **dict.fromkeys(
+        ("difficulty_mask", "difficulty_low_threshold", "difficulty_high_threshold"),
+        "read by RLVR alone: no group is left out by its mean score",
+    ),
+    "response_length": "max_new_tokens says how long a turn may be, and sequence_length a trajectory",
+    **dict.fromkeys(
+        ("val_prompt_length", "val_sequence_length"),
+        "turns and trajectories of validation are as long as those of training",
+    ),
     "norm_mean_type": "reward_normalization counts in agentic pipelines, in ROLL too",
     "norm_std_type": "reward_normalization counts in agentic pipelines, in ROLL too",
     "reward_norm": "reward_normalization counts in agentic pipelines, in ROLL too",
@@ -110,8 +121,15 @@ def _sampling(keys: Reader, section: str, ours: str) -> dict[str, Any]:
 def _lengths(keys: Reader, tags: list[str]) -> dict[str, Any]:
     """Tokens of a turn and of an episode. ROLL cuts a turn where sequence_length ends; here no turn begins that may not fit."""
     section = "actor_infer" if keys.written(f"actor_infer.{_GENERATING}") else TRAIN
-    most = keys[f"{section}.{_GENERATING}.max_new_tokens"]
-    by_tag = {tag: min(most, keys[f"custom_envs.{tag}.max_tokens_per_step"] or most) for tag in tags}
+    key = f"{section}.{_GENERATING}.max_new_tokens"
+    most, own = keys[key], {tag: keys[f"custom_envs.{tag}.max_tokens_per_step"] or None for tag in tags}
+    endless = [tag for tag, tokens in own.items() if tokens is None]
+    if most is None and (endless or not own):
+        without = "".join(f", and custom_envs.{tag} has no max_tokens_per_step" for tag in endless[:1])
+        keys.problem(f"nothing says how many tokens a turn may have: {key} is null{without}", key=key,
+                     fix=f"use {key}=512, or another number of tokens")  # fmt: skip
+        return {}
+    by_tag = {tag: min(each for each in (most, tokens) if each is not None) for tag, tokens in own.items()}
     turn = max(by_tag.values(), default=most)
     if len(set(by_tag.values())) > 1:
         each = ", ".join(f"{tokens} ({tag})" for tag, tokens in by_tag.items())
@@ -179,6 +197,8 @@ def advantage(keys: Reader) -> dict[str, Any]:
         if name not in estimators:
             for key in names:
                 keys.ignore(key, f"adv_estimator is {name}")
+    if name in OF_STEPS:
+        _rewards_as_they_are(keys, name)
     if name == "gigpo":
         return fields | _gigpo(keys, mean, std)
     if name == "step_reinforce":
@@ -187,12 +207,7 @@ def advantage(keys: Reader) -> dict[str, Any]:
                            fix="use method: identity, with whiten_advantages: true for advantages of mean 0")  # fmt: skip
         return fields | {"advantage.name": name, "advantage.step_gamma": keys["step_reward_gamma"]}
     if name == "gae":
-        fields |= {
-            "advantage.name": "gae",
-            "advantage.gae_lambda": keys["lambd"],
-            "advantage.estimator_whitens": whiten,
-        }
-        del fields["advantage.whiten"]
+        fields |= generalised(keys)
     else:
         fields["advantage.name"] = "agentic_reinforce" if name == "agentic_reinforce" else "reinforce"
     return fields | {
@@ -202,6 +217,18 @@ def advantage(keys: Reader) -> dict[str, Any]:
         "advantage.gamma": keys["gamma"],
         "advantage.whiten_rewards": keys["whiten_rewards"],
     }
+
+
+def _rewards_as_they_are(keys: Reader, name: str) -> None:
+    """What ROLL does to rewards before these estimators, whose rewards here are those of the environments."""
+    for key, off, what in (
+        ("reward_clip", (0, None), "rewards that are cut"),
+        ("whiten_rewards", (False,), "rewards that are whitened"),
+        ("gamma", (1,), "a discount per token beside step_reward_gamma, which is per turn"),
+    ):
+        if keys[key] not in off:
+            keys.plan_only(f"{key}={show(keys[key])} with adv_estimator={name} is planned: {what}", key=key,
+                           fix=f"use {key}={show(off[0])}")  # fmt: skip
 
 
 def _gigpo(keys: Reader, mean: str, std: str) -> dict[str, Any]:

@@ -36,6 +36,18 @@ def plain(keys: Reader, role: Role) -> dict[str, Any]:
     return {field: value for field, value in fields.items() if value is not None or field.endswith("warmup_updates")}
 
 
+def timescale(keys: Reader, section: str, role: str) -> dict[str, Any]:
+    """How slowly transformers' inverse_sqrt falls where there is no warm-up: it takes the warm-up's steps otherwise."""
+    args = f"{section}.training_args"
+    if (
+        keys[f"{args}.lr_scheduler_type"] != "inverse_sqrt"
+        or keys[f"{args}.warmup_steps"]
+        or keys[f"{args}.warmup_ratio"]
+    ):
+        return {}
+    return {f"{role}.schedule.timescale_updates": 10_000}
+
+
 def text_none(value: Any) -> Any:
     """ROLL's files write None, which YAML reads as a text."""
     return None if value == "None" else value

@@ -30,10 +30,10 @@ def lora(keys: Reader, section: str, role: str) -> dict[str, Any]:
 
 
 def target_modules(target: str | list[str]) -> str | list[str]:
-    """all, a list, names between commas, or a regular expression."""
+    """all (all-linear in peft's words), a list, names between commas, or a regular expression."""
     if isinstance(target, list):
         return target
-    if target == "all":
+    if target in ("all", "all-linear"):
         return "all-linear"
     if any(sign in target for sign in _REGULAR):
         return target

@@ -52,22 +52,21 @@ def advantage(keys: Reader) -> dict[str, Any]:
         )  # fmt: skip
     norms = normalization(keys)
     clip, whiten = keys["reward_clip"] or None, keys["whiten_advantages"]
-    fields: dict[str, Any] = {"advantage.clip": keys["advantage_clip"] or None}
+    fields: dict[str, Any] = {"advantage.clip": keys["advantage_clip"] or None, "advantage.whiten": whiten}
     if name == "grpo" and not _looks_at_tokens(keys) and clip is None:
         by_std = norms["reward.normalize_std"] != "none"
-        fields |= {"advantage.name": "grpo", "advantage.normalize_by_std": by_std, "advantage.whiten": whiten}
-        return fields
-    if name == "gae":
-        fields |= {
-            "advantage.name": "gae", "advantage.gae_lambda": keys["lambd"], "advantage.estimator_whitens": whiten,
-        }  # fmt: skip
-    else:
-        fields |= {"advantage.name": "reinforce", "advantage.whiten": whiten}
+        return fields | {"advantage.name": "grpo", "advantage.normalize_by_std": by_std}
+    fields |= generalised(keys) if name == "gae" else {"advantage.name": "reinforce"}
     return fields | norms | {
         "reward.clip": clip,
         "advantage.gamma": keys["gamma"],
         "advantage.whiten_rewards": keys["whiten_rewards"],
     }  # fmt: skip
+
+
+def generalised(keys: Reader) -> dict[str, Any]:
+    """gae, which ROLL whitens as it does the others: after it, over the tokens of the loss."""
+    return {"advantage.name": "gae", "advantage.gae_lambda": keys["lambd"], "advantage.estimator_whitens": False}
 
 
 def _looks_at_tokens(keys: Reader) -> bool:

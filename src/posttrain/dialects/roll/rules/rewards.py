@@ -19,10 +19,19 @@ from posttrain.errors import did_you_mean, nearest
 from posttrain.registry import REWARDS
 
 _PROBS = "actor_train.data_args.domain_interleave_probs"
+_OF_TURNS = "read in agentic pipelines, which have turns"
+_UNREAD = {
+    **{f"reward_normalization.{name}": "norm_mean_type and norm_std_type of the top level count in RLVR, in ROLL too"
+       for name in ("grouping", "method", "norm_mean_type", "norm_std_type")},
+    **dict.fromkeys(("episode_reward_weight", "step_reward_weight", "step_reward_gamma"), _OF_TURNS),
+    **dict.fromkeys(("use_turn_scores", "max_steps_per_traj"), _OF_TURNS),
+}  # fmt: skip
 
 
 def rewards(keys: Reader) -> dict[str, Any]:
     """reward.terms: one or two for every domain."""
+    for key, reason in _UNREAD.items():
+        keys.ignore(key, reason)
     domains = [name for name, section in keys.section("rewards").items() if isinstance(section, dict)]
     for name, section in keys.section("rewards").items():
         if not isinstance(section, dict):
@@ -195,7 +204,7 @@ def _group_filter(keys: Reader, domains: list[str]) -> dict[str, Any]:
         keys.ignore("difficulty_mask", "with 1 response per prompt it masks nothing, in ROLL too")
         return {}
     return {
-        "group_filter.strategy": "drop",
+        "group_filter.strategy": "mask",
         "group_filter.above_std": None,
         "group_filter.above_mean": keys["difficulty_low_threshold"],
         "group_filter.below_mean": keys["difficulty_high_threshold"],

@@ -125,7 +125,7 @@ def dynamic_sampling(keys: Reader) -> dict[str, Any]:
         keys.ignore(f"{section}.min_replace_ratio", "dynamic_sampling.type is not replace")
     if kind is None:
         keys.ignore(f"{section}.max_sample_batches", "dynamic_sampling.type is null")
-        return {"group_filter.strategy": "drop"} if get(keys, drop) else {}
+        return {"group_filter.strategy": "mask"} if get(keys, drop) else {}
     keys.ignore(drop, "dynamic sampling leaves no such prompts")
     fields: dict[str, Any] = {
         "group_filter.strategy": "refill" if kind == "filter" else "replace",

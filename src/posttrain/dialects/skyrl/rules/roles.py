@@ -21,6 +21,7 @@ SCHEDULES = {
 }
 # SkyRL calls them without the arguments they need, so they cannot run there either.
 WITHOUT_ARGUMENTS = ("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr")
+WITHOUT_WARMUP = 10_000  # the timescale of transformers' inverse_sqrt then
 POLYNOMIAL_END = 1e-7  # the learning rate at which transformers' polynomial (of degree 1) ends
 LORA = ("rank", "alpha", "dropout", "target_modules", "exclude_modules")
 _FSDP = ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy", "mixed_precision")
@@ -113,6 +114,8 @@ def _schedule(keys: Reader, role: str) -> dict[str, Any]:
         keys.problem(what, key=f"{section}.scheduler", fix=did_you_mean(name, known, listed=True) or "use cosine")
     else:
         fields[f"{role}.schedule.name"] = SCHEDULES[name]
+    if name == "inverse_sqrt" and not warmup:
+        fields[f"{role}.schedule.timescale_updates"] = WITHOUT_WARMUP
     lr = keys[f"{section}.lr"]
     if name == "polynomial" and lr > POLYNOMIAL_END:
         fields[f"{role}.schedule.min_lr_ratio"] = POLYNOMIAL_END / lr

@@ -49,6 +49,8 @@ def rules(keys: Reader) -> dict[str, Any]:
         fields |= records.critic(keys, algorithm.AGGREGATIONS[mode])
     else:
         records.without_critic(keys)
+    if not has_reference:
+        records.without_reference(keys)
     return fields
 
 

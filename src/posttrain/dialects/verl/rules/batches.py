@@ -240,10 +240,6 @@ def _forward_only(keys: Reader, layout: Layout, *, has_reference: bool) -> dict[
             keys.ignore(f"{section}.log_prob_micro_batch_size_per_gpu", "these passes are cut by tokens")
         elif size is not None:
             sizes.append(size)
-    if not has_reference:
-        for name in ("log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu"):
-            if REF not in sections and keys[f"{REF}.{name}"] is not None:
-                keys.ignore(f"{REF}.{name}", "there is no reference: no KL is asked for")
     fields: dict[str, Any] = {}
     if sizes:
         fields["reference.sequences_per_micro_batch_per_device"] = min(sizes)

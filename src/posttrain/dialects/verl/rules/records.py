@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from posttrain.dialects.ledger import leaves
 from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.keys.words import ACTOR, MODEL, REF
@@ -115,6 +117,23 @@ def without_critic(keys: Reader) -> None:
             keys.ignore(row.name, f"no critic: {name} needs no values (gae would)")
     if keys["trainer.critic_warmup"] > 1:
         keys.ignore("trainer.critic_warmup", f"no critic: {name} needs no values (gae would)")
+
+
+def without_reference(keys: Reader) -> None:
+    """Tells what is written about a reference that is not there. Its profiler's keys are about phases that the actor has too."""
+    rows = [row for row in keys.ledger.rows if row.name.startswith(f"{REF}.") and row.status == "mapped"]
+    names = [row.name for row in rows if "*" not in row.name and not row.name.startswith(f"{REF}.profiler.")]
+    names += [f"{REF}.megatron.{name}" for name in dict(leaves(keys.section(f"{REF}.megatron"))) if name]
+    for name in names:
+        if not _follows(keys, name):
+            keys.ignore(name, "there is no reference: no KL is asked for")
+
+
+def _follows(keys: Reader, name: str) -> bool:
+    """Whether a key has the value of the key that it follows by default: copied with verl's own file, it asks for nothing."""
+    row = keys.ledger.find(name)
+    followed = re.fullmatch(r"\$\{([\w.]+)\}", str(row.default)) if row is not None else None
+    return followed is not None and bool(keys[name] == keys[followed[1]])
 
 
 def trainer(keys: Reader) -> dict[str, Any]:

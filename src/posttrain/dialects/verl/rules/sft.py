@@ -21,6 +21,8 @@ def sft_rules(keys: Reader) -> dict[str, Any]:
     fields |= contents(keys, "trainer.checkpoint")
     if keys.written("trainer.default_hdfs_dir"):
         fields["checkpoint.upload"] = keys["trainer.default_hdfs_dir"]
+    if not keys.ledger.find("optim.lr_scheduler"):  # verl 0.2 knows no other
+        fields["policy.schedule.name"] = "cosine"
     if keys.ledger.find("trainer.device") and keys.written("trainer.device"):
         fields["placement.device"] = keys["trainer.device"]
     return fields
