@@ -39,7 +39,7 @@ class DataConfig(ImageSettings):
     """Processes that tokenize the dataset when it is opened."""
     shuffle: bool = True
     """Draw prompts in a new seeded order each epoch; false keeps the file order."""
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, lt=2**32)
     """Seed of that order; null means run.seed."""
     max_prompts: int | None = Field(default=None, ge=1)
     """Use only the first so many training prompts; null means all."""

@@ -65,7 +65,7 @@ class EnvironmentConfig(Section):
     workers: int = Field(default=32, ge=0)
     """Environments that live at once, each in a process of its own; 0 steps them in the trainer's process, one after the other,
     which suits those that answer at once and cannot hang."""
-    timeout_s: float = Field(default=60.0, gt=0.0)
+    timeout_s: float = Field(default=60.0, gt=0.0, le=1e7)
     """Time that an environment has for one answer; an episode that waits longer has failed."""
 
     @property

@@ -58,7 +58,7 @@ class EvaluateOutputConfig(Section):
 class EvaluateRunSection(Section):
     name: str = "evaluation"
     """Name of the evaluation, shown in its report and beside others."""
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, lt=2**32)
     """Seed of the bootstrap."""
 
 

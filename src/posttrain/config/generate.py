@@ -45,7 +45,7 @@ class GenerateOutputConfig(Section):
 
 
 class GenerateRunSection(Section):
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, lt=2**32)
     """Seed of the sampling; with a row's place and the sample's number it fixes every response."""
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from posttrain.config.base import Section
 from posttrain.config.lora import LoraConfig
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class OptimizerConfig(Section):
@@ -15,7 +17,7 @@ class OptimizerConfig(Section):
     """Optimizer."""
     lr: float = Field(default=1e-6, gt=0.0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay rates of AdamW's two running averages."""
     eps: float = Field(default=1e-8, gt=0.0)
     """Added to AdamW's denominator."""

@@ -71,7 +71,7 @@ class RewardConfig(Section):
     """A reward model, whose score is added to the terms; null has none."""
     workers: int | None = Field(default=None, ge=1)
     """Processes that score; null means one per core, at most 4."""
-    timeout_s: float = Field(default=10.0, gt=0.0)
+    timeout_s: float = Field(default=10.0, gt=0.0, le=1e7)
     """Time that scoring one response may take (one call, where a term is batched), and CPU time of all its processes. A
     response that takes longer is without a reward."""
     memory_gib: float = Field(default=2.0, gt=0.0)

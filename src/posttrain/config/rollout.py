@@ -38,7 +38,7 @@ class RolloutConfig(SamplingConfig):
     (any server that speaks OpenAI's completions) have a copy of the weights, which is sent to them after every step."""
     endpoints: list[str] = []
     """Addresses of samplers that run already, such as [http://host:8000]; empty: vllm and sglang are started by the run."""
-    timeout_s: float = Field(default=600.0, gt=0.0)
+    timeout_s: float = Field(default=600.0, gt=0.0, le=1e7)
     """Time that a server has for one response, tries and waits included; a response that takes longer has failed."""
     retries: int = Field(default=3, ge=0)
     """Further tries of a request that a server fails."""

@@ -10,11 +10,11 @@ from posttrain.config.base import Section
 
 
 class RunSection(Section):
-    name: str = "run"
+    name: str = Field(default="run", min_length=1)
     """Name of the run, shown in progress, reports and trackers."""
     folder: str | None = None
     """Folder that receives everything the run writes; null means runs/<name>."""
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, lt=2**32)
     """Seed of data order and sampling; the same seed gives the same metrics."""
     total_steps: int | None = Field(default=None, ge=1)
     """Steps (turns of the loop) to run; null means total_epochs passes over the training data."""

@@ -46,7 +46,7 @@ class SftDataConfig(Section):
     """Processes that tokenize the dataset when it is opened."""
     shuffle: bool = True
     """Draw rows in a new seeded order each epoch; false keeps the file order."""
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, lt=2**32)
     """Seed of that order; null means run.seed."""
     max_rows: int | None = Field(default=None, ge=1)
     """Use only the first so many training rows; null means all."""

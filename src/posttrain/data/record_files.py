@@ -24,6 +24,8 @@ Record = dict[str, Any]  # a row as the file holds it, by column
 # How a list of texts begins when it is written as JSON text.
 _TEXTS_AS_TEXT = re.compile(r'\s*\[\s*["\]]')
 
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
 
 def read_records(path: str | Path) -> Iterator[Record]:
     """The rows of a file as they stand, with all their columns. Raises: DataError when it cannot be read."""
@@ -160,9 +162,25 @@ def _json_object(text: str, place: str, file: Path, choice: ColumnChoice | None)
 def _checked_object(value: Any, place: str, file: Path, choice: ColumnChoice | None) -> Record:
     if not isinstance(value, dict):
         raise DataError(Problem(f"{place} holds {said(value)}", fix="each row is an object, column by column"))
+    if half := next(_halves_of_characters(value), None):
+        what = f"{place}: column {half[0]} holds half a character, {half[1]!r}"
+        raise DataError(Problem(what, fix="write the whole character, such as both halves of an emoji"))
     if choice is not None:
         choice.check(list(value), lambda path: reaches(value, path), place)
     return value
+
+
+def _halves_of_characters(value: Any, column: str = "") -> Iterator[tuple[str, str]]:
+    """Surrogates that stand alone, which JSON can write and no text can hold: the columns they are in, and they."""
+    if isinstance(value, str):
+        if not value.isascii() and (half := _SURROGATE.search(value)):
+            yield column, half[0]
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _halves_of_characters(inner, column or str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _halves_of_characters(inner, column)
 
 
 def _read_csv(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:

@@ -153,8 +153,8 @@ def load_causal_lm(
         )
         model, report = loaded
     except (OSError, ValueError, SafetensorError) as error:
-        problem = Problem(f"no model could be loaded from {path}: {first_line(error)}", field="model.path")
-        raise ModelError(problem) from error
+        what = f"no model could be loaded from {path}: {first_line(error)}"
+        raise ModelError(Problem(what, fix=without_git_lfs(path), field="model.path")) from error
     # transformers would go on with random numbers in the place of these
     if missing := sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -241,6 +241,16 @@ def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "mode
 def _no_tokenizer(path: str, reason: str, field: str) -> Problem:
     fix = "a folder needs tokenizer.json and tokenizer_config.json; or set model.tokenizer_path"
     return Problem(f"no tokenizer could be loaded from {path}: {reason}", fix=fix, field=field)
+
+
+def without_git_lfs(path: str) -> str:
+    """What to do where a folder holds git-lfs's pointers in the place of its weights; empty where it does not."""
+    folder = Path(expanded(path))
+    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
+        with file.open("rb") as stream:
+            if stream.read(40).startswith(b"version https://git-lfs"):
+                return f"{file.name} is a pointer of git-lfs: fetch the weights with git lfs pull"
+    return ""
 
 
 def first_line(error: Exception) -> str:

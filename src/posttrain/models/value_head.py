@@ -22,7 +22,7 @@ from transformers.utils import logging
 from posttrain.errors import ModelError, Problem
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.head import states_at
-from posttrain.models.loading import expanded, first_line, load_model_config, refuse_unsupported
+from posttrain.models.loading import expanded, first_line, load_model_config, refuse_unsupported, without_git_lfs
 
 CLASSIFIERS = ("ForTokenClassification", "ForSequenceClassification")  # ends of the class names that have a head
 HEADS = ("score", "classifier")  # what transformers' token classification models call their last layer
@@ -73,7 +73,7 @@ def load_value_model(
             )
     except (OSError, ValueError, SafetensorError) as error:
         what = f"no model could be loaded from {path}: {first_line(error)}"
-        raise ModelError(Problem(what, field=field)) from error
+        raise ModelError(Problem(what, fix=without_git_lfs(path), field=field)) from error
     model, report = loaded
     head_name = next(name for name in HEADS if hasattr(model, name))
     head: nn.Linear = getattr(model, head_name)

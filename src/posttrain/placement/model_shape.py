@@ -94,7 +94,10 @@ def _stored(folder: Path) -> int:
     count = 0
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            length = int.from_bytes(stream.read(8), "little")
+            if length > file.stat().st_size:
+                raise ValueError(f"{file} is cut off, or no file of safetensors")
+            header = json.loads(stream.read(length))
         for name, tensor in header.items():
             if name != "__metadata__":
                 size = 1

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from posttrain.data.readers import MAX_LISTED, check_files, data_sources, read_rows
-from posttrain.data.record_files import count_rows
+from posttrain.data.record_files import count_rows, read_records
 from posttrain.errors import DataError
 
 
@@ -332,3 +332,16 @@ def test_further_columns_go_into_the_extra_information(tmp_path, row, data_confi
     assert read.extra_info == {"split": "train", "index": 0, "db_id": "shop", "tests": [{"stdin": "1"}]}
     with pytest.raises(DataError, match=r"has no column 'db_ids' .*did you mean data.extra_columns=db_id\?"):
         list(read_rows(path, data_config(extra_columns=["db_ids"])))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_half_a_character_is_named_with_its_row_and_column(tmp_path, name):
+    """JSON can write one half of a surrogate pair, and no tokenizer can read it."""
+    whole = {"prompt": "\U0001f600", "extra_info": {"x": 1}}
+    half = {"prompt": [{"role": "user", "content": "hi \ud83d"}]}
+    rows = [json.dumps(whole), json.dumps(half)]
+    (tmp_path / name).write_text("\n".join(rows) if name == "a.jsonl" else f"[{','.join(rows)}]")
+    with pytest.raises(
+        DataError, match=r"(line 2|row 1) of a\.jsonl?: column prompt holds half a character, '\\ud83d'"
+    ):
+        list(read_records(tmp_path / name))

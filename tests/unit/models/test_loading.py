@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from posttrain.config.model import ModelConfig
 from posttrain.errors import ModelError
 from posttrain.models.loading import end_token_ids, expanded, load_causal_lm, load_tokenizer
+from posttrain.placement.model_shape import read_shape
 
 SMALL = {
     "vocab_size": 32,
@@ -93,6 +94,14 @@ def test_weights_cut_short(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     assert "no model could be loaded" in problem_of(folder)
+
+
+def test_pointers_of_git_lfs_in_the_place_of_weights(folder: Path) -> None:
+    """What git clone leaves without git-lfs. Its first bytes, read as the length of a header, are 2e18."""
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    assert read_shape(str(folder)) is None
+    found = problem_of(folder)
+    assert "no model could be loaded" in found and "model.safetensors is a pointer of git-lfs" in found
 
 
 def test_missing_weights_are_not_replaced_by_random_numbers(folder: Path) -> None:
