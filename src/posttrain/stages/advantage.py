@@ -116,12 +116,17 @@ def _whitened_rewards(batch: SequenceBatch) -> Tensor:
 
 
 def _kept_rewards(batch: SequenceBatch) -> Tensor:
-    """Token rewards [B, T], where those of rejected tokens stand on the response's last token that was kept: what a response
-    was worth must not go with its last token."""
+    """Token rewards [B, T], where those of rejected tokens stand on the last token that was kept of their row, or of the row
+    before in their trajectory: what a response was worth must not go with its last token."""
     rewards, kept = token_rewards(batch), batch.kept_mask
     if batch.rejected is None:
         return rewards
     positions = torch.arange(1, kept.shape[1] + 1, device=kept.device)
     is_last = kept & (positions == (kept * positions).amax(dim=1, keepdim=True))
     moved = torch.where(batch.response_mask & ~kept, rewards, 0.0).sum(dim=1, keepdim=True)
+    empty, trajectories = ~kept.any(dim=1), batch.trajectories
+    for row in (empty & (moved[:, 0] != 0)).nonzero()[:, 0].tolist():
+        before = ((trajectories[:row] == trajectories[row]) & ~empty[:row]).nonzero()[:, 0]
+        if len(before):
+            moved[before[-1]] += moved[row]
     return torch.where(kept, rewards, 0.0) + torch.where(is_last, moved, 0.0)

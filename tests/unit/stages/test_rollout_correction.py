@@ -109,6 +109,18 @@ def test_a_rejected_last_token_leaves_its_reward_to_the_one_before() -> None:
     assert train.advantages.tolist() == [[3, 2], [5, 0], [1, 0]]
 
 
+def test_a_rejected_last_row_leaves_its_reward_to_the_row_before() -> None:
+    """Rows 0 and 1 are one trajectory, whose reward of 3 stands on the last token of row 1; row 2 has one of its own."""
+    scored = replace(
+        batch(),
+        rewards=torch.tensor([3.0, 3.0, 1.0]),
+        trajectory_index=torch.tensor([0, 0, 1]),
+        rejected=torch.tensor([[False, False], [True, True], [False, False]]),
+    )
+    train = estimate_advantages(scored, AdvantagePlan(name="reinforce"))
+    assert train.advantages.tolist() == [[3, 3], [0, 0], [1, 0]]
+
+
 def test_a_response_that_is_rejected_whole_stays_in_the_baseline() -> None:
     rejected = corrected(("sequence_max_k2",), ("0.5",))
     train = estimate_advantages(rejected, AdvantagePlan(name="rloo"))

@@ -97,12 +97,18 @@ class Keeper:
         self._trainer = os.getppid()
 
     def begin(self, *, load_in_worker: bool) -> bool:
-        """Load, fork the first worker, and tell the trainer how that went. False: there is nothing to go on with."""
+        """Load, fork the first worker, and tell the trainer how that went. False: there is nothing to go on with.
+
+        A module may take for ever to be imported, and nobody looks for the trainer meanwhile. The thread that started this
+        process waits for the reply, so its end is the trainer's.
+        """
+        processes.die_with_parent(self._trainer)
         reply = READY
         if not load_in_worker:
             reply = self._load()
         if reply == READY:
             reply = self._fork()
+        processes.live_on()
         wire.write_frame(self._replies, reply)
         return reply == READY
 

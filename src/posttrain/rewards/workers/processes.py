@@ -40,6 +40,12 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def live_on() -> None:
+    """The end of the parent, or of the thread of it that started this process, is no longer this one's."""
+    if LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def be_killed_first() -> None:
     """Where memory runs out, the kernel takes this process and those it starts before any other."""
     with suppress(OSError):

@@ -255,6 +255,31 @@ def test_kernels_that_do_not_list_children(monkeypatch: pytest.MonkeyPatch) -> N
         processes.kill([grandchild, child.pid])
 
 
+@pytest.mark.skipif(not processes.LINUX, reason="the kernel tells a process of its parent's end on Linux")
+def test_a_trainer_that_is_killed_while_a_module_is_imported_leaves_no_keeper(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "imported_for_ever.py").write_text(
+        f"import os, time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)\n"
+    )
+    program = (
+        "from posttrain.rewards.workers.limits import Limits\nfrom posttrain.rewards.workers.pool import WorkerPool\n"
+        "WorkerPool('imported_for_ever:x', None, workers=1, limits=Limits(wall_s=5.0)).check()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(tmp_path)}) as trainer:
+        until = time.monotonic() + 60
+        while not (begun.exists() and begun.read_text()):
+            assert trainer.poll() is None and time.monotonic() < until
+            time.sleep(0.02)
+        keeper = int(begun.read_text())
+        assert keeper in processes.descendants(trainer.pid)
+        trainer.kill()
+    while (state := processes.PROC / str(keeper) / "stat").exists() and state.read_text().rpartition(")")[2].split()[
+        0
+    ] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def test_loading_that_starts_a_thread_is_done_in_the_worker(make: Make) -> None:
     """A fork would not take the thread along."""
     _, _, worker, loaded = value(make("with_thread").submit(1))
