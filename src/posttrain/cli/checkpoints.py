@@ -45,8 +45,11 @@ def _elsewhere(url: str) -> list[tuple[str, int, str]]:
 
 
 def _here(place: Path) -> list[tuple[str, int, str]]:
+    from posttrain.errors import Problem, RequestError
     from posttrain.stages.checkpoint_folders import PREFIX, damage_of, steps_in
 
+    if not place.exists():
+        raise RequestError(Problem(f"{place} does not exist", fix="name a run folder, or the URL of its checkpoints"))
     inside = place / "checkpoints"
     folder = inside if inside.is_dir() else place
     found = []

@@ -41,6 +41,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # the tokenizers library raises plain Exception for files it cannot read
+        if (Path(path) / "config.json").exists():
+            load_model_config(path, config.trust_remote_code, field=field)  # it is read first, and may be what is wrong
         raise ModelError(_no_tokenizer(path, first_line(error), field)) from error
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # Without tokenizer files, transformers guesses a class from the model's and makes one that knows no text.
@@ -82,7 +84,7 @@ def load_model_config(path: str, trust_remote_code: bool = False, *, field: str 
     path = expanded(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever a file's values make its class do
         problem = Problem(f"no model could be loaded from {path}: {first_line(error)}", field=field)
         raise ModelError(problem) from error
     return config
@@ -254,4 +256,6 @@ def without_git_lfs(path: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """What an error says, in a line; with the next one where the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

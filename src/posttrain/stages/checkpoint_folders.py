@@ -62,6 +62,7 @@ def resolve_checkpoint(path: Path, *, field: str = "") -> Path:
 
     Raises: RequestError when there is no valid checkpoint; ``field`` is the setting that named the path.
     """
+    damaged = []
     for folder in (path, path / "checkpoints"):
         if (folder / MANIFEST).is_file():
             candidates = [folder]
@@ -74,6 +75,10 @@ def resolve_checkpoint(path: Path, *, field: str = "") -> Path:
             if candidate == path:
                 what = f"checkpoint {path} is damaged: {damage}"
                 raise RequestError(Problem(what, fix="use another one", field=field))
+            damaged.append(f"{candidate.name}: {damage}")
+    if damaged:
+        what = f"every checkpoint in {path} is damaged ({damaged[0]})"
+        raise RequestError(Problem(what, fix=f"posttrain checkpoints {path} lists them", field=field))
     what, fix = f"there is no checkpoint in {path}", "name a run folder or a global_step_N folder inside checkpoints/"
     if any(path.glob("**/model_world_size_*_rank_*.pt")):
         what += " that this program wrote, but shards of another trainer"

@@ -37,7 +37,10 @@ def test_here(tmp_path: Path) -> None:
         [whole, f"global_step_10  {size:,} bytes  damaged: run.json has changed"],
     )
     assert listed(tmp_path / "checkpoints")[1][0] == whole
-    assert listed(tmp_path / "nowhere") == (1, [])
+    (tmp_path / "empty").mkdir()
+    assert listed(tmp_path / "empty") == (1, [])
+    with pytest.raises(RequestError, match="nowhere does not exist; name a run folder"):
+        listed(tmp_path / "nowhere")
 
 
 def test_elsewhere(tmp_path: Path) -> None:

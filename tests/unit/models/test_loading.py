@@ -85,6 +85,15 @@ def test_folder_without_config(tmp_path: Path) -> None:
     assert f"no model could be loaded from {tmp_path}" in problem_of(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("config", "said"), [('{"model_type": "qwen3", "num_hidden_layers": "two"}', "'two'"), ("[]", "model_type")]
+)
+def test_a_config_that_cannot_be_is_not_blamed_on_the_tokenizer(folder: Path, config: str, said: str) -> None:
+    (folder / "config.json").write_text(config)
+    found = tokenizer_problem_of(ModelConfig(path=str(folder)))
+    assert "no model could be loaded" in found and said in found and "tokenizer" not in found
+
+
 def test_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "no model could be loaded" in problem_of(folder)

@@ -187,6 +187,11 @@ def test_checkpoint_is_found_from_the_run_its_folder_or_itself(checkpoints: Chec
     assert resolve_checkpoint(checkpoints.folder.parent) == checkpoints.folder / "global_step_3"
     with pytest.raises(RequestError, match=r"is damaged: policy/model\.safetensors has changed; use another one"):
         resolve_checkpoint(newest)
+    damage_content(checkpoints.folder / "global_step_3")
+    with pytest.raises(
+        RequestError, match=r"every checkpoint in .* is damaged \(global_step_6: policy/model\.safetensors has"
+    ):
+        resolve_checkpoint(checkpoints.folder.parent)
 
 
 def test_folder_without_a_checkpoint(tmp_path: Path) -> None:
