@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ def address(cluster: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster() -> Iterator[str]:
     """The address of a Ray cluster of two nodes, both here, for all runs: it takes longer to start than they do."""
     from posttrain.backends.runtime.ray.cluster import SETTINGS
 
@@ -34,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
-    folder = tmp_path_factory.mktemp("r")
+    folder = Path(tempfile.mkdtemp(prefix="ptr-"))  # short: its sockets' names may have 107 characters
     ray = Path(sys.executable).with_name("ray")
     options = ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=200000000", "--num-cpus=8"]
     settings = f"--system-config={json.dumps(SETTINGS)}"

@@ -74,6 +74,7 @@ TEXTS = [
     ),
     *("with recursive r(n) as (select 1 union all select n+1 from r) select * from r", "select zeroblob(1000000000)"),
 ]
+CALCULATE = ("math_verify", "math_rule")  # by libraries that may calculate for long
 FORMS = {
     "math_verify": "so {}",
     "math_rule": "<think>so</think>{}",
@@ -139,11 +140,10 @@ def test_no_text_is_right_or_does_harm(scorer: Scorer, name: str) -> None:
     found = outcomes(scorer, name, TEXTS)
     assert len(TEXTS) >= 30
     for text, outcome in zip(TEXTS, found, strict=True):
+        if isinstance(outcome, Invalid) and name not in CALCULATE:  # beside other work a second is short: once more
+            (outcome,) = outcomes(scorer, name, [text])
         if isinstance(outcome, Invalid):
-            assert (name, outcome.reason) in (("math_verify", "timeout"), ("math_rule", "timeout")), (
-                text[:50],
-                outcome,
-            )
+            assert name in CALCULATE and outcome.reason == "timeout", (text[:50], outcome)
         else:
             assert outcome.value <= 0.01, text[:50]  # reasoning-gym pays 0.01 for any attempt
 
