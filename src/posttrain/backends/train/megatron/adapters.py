@@ -38,7 +38,11 @@ def put_adapters(
     adapted = dict(adapter_layers(source))
     if not adapted:
         return
-    tables = {within: row for within, row in LAYER.items() if row[0] in ADAPTABLE and within.endswith(".weight")}
+    tables = {
+        within: row
+        for within, row in LAYER.items()
+        if row[0] in ADAPTABLE and within.endswith(".weight") and "experts" not in within
+    }
     known = {name.removesuffix(".weight") for _, names in tables.values() for name in names}
     # model.layers.3.self_attn.q_proj: the layer's number, and what is in the layer
     unknown = sorted({name for name in adapted if not name.startswith("model.layers.") or _within(name) not in known})
