@@ -8,6 +8,7 @@ from pathlib import Path
 
 from posttrain.config.evaluate import EvaluateConfig
 from posttrain.data.responses import load_responses
+from posttrain.libraries.folders import make_folder
 from posttrain.loops import evaluate
 from posttrain.loops.stopping import StopSignal
 from posttrain.report.evaluation import write_evaluation_report
@@ -28,7 +29,7 @@ def evaluate_run(config: EvaluateConfig, *, on_plan: OnPlan, on_scored: evaluate
     groups = load_responses(config.data)
     with closing(start_scorer(config.reward)) as scorer:
         on_plan(len(groups), sum(len(group.trajectories) for group in groups))
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         scorer.keep_in(folder)
         batched = any(term.batched for term in config.reward.terms)  # such a function is to see all responses at once
         with StopSignal() as stop:

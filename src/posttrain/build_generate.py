@@ -12,12 +12,12 @@ from posttrain.build import sampling_params
 from posttrain.config.generate import GenerateConfig
 from posttrain.data.generation import GenerationRows, load_generation
 from posttrain.dialects.image_checks import sampler_problems
-from posttrain.errors import ConfigError, Problem, RequestError, RunInterrupted
+from posttrain.errors import ConfigError, Problem, RunInterrupted
 from posttrain.loops import generate
 from posttrain.loops.stopping import GraceOver, StopSignal
 from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
 from posttrain.models.processors import load_processor
-from posttrain.stages.lock import only_trainer
+from posttrain.stages.lock import InUse, only_trainer
 from posttrain.stages.parts import Parts, folder_hashes, hashes, parts_folder
 
 OnPlan = Callable[[int, int, list[str]], None]  # rows, rows that are done already, and what a person should know
@@ -41,7 +41,7 @@ def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: On
     with ExitStack() as stack:
         try:
             notes = stack.enter_context(only_trainer(parts_folder(out)))
-        except RequestError:
+        except InUse:
             fix = "wait for it, or name another output.file"
             problem = Problem(f"another process is writing {out}", fix=fix, field="output.file")
             raise ConfigError(problem) from None

@@ -76,7 +76,8 @@ def warmup_stable_decay(
     factor = warmup(update, warmup_updates, warmup_start_ratio)
     if factor is not None:
         return factor
-    decay_start = warmup_updates + int((total_updates - warmup_updates) * stable_ratio)
+    # (1 - 4 / 5) x 5 is 0.9999999999999998: a ratio that was made from updates has to give them back.
+    decay_start = warmup_updates + math.floor((total_updates - warmup_updates) * stable_ratio + 1e-9)
     if update < decay_start:
         return 1.0
     return min_lr_ratio + (1 - min_lr_ratio) * DECAYS[decay](progress(update, decay_start, total_updates))

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 DRAWS = 1000
 
@@ -124,15 +123,16 @@ def bootstrap_intervals(
     values = torch.tensor([[found.get(name, 0.0) for name in names] for found in prompts], dtype=torch.float64)
     there = torch.tensor([[float(name in found) for name in names] for found in prompts], dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    means: list[Tensor] = []
+    found = torch.empty(draws, len(names), dtype=torch.float64)
     at_once = max(1, 4_000_000 // len(prompts))  # draws whose counts fit into some 32 MB
     for start in range(0, draws, at_once):
         shape = (min(at_once, draws - start), len(prompts))
         picks = torch.randint(len(prompts), shape, generator=generator)
         counts = torch.zeros(shape, dtype=torch.float64).scatter_add_(1, picks, torch.ones(shape, dtype=torch.float64))
-        means.append(counts @ values / (counts @ there))  # 0 / 0 where a draw holds no prompt with the statistic
-    found = torch.cat(means)  # [draws, statistics]
+        # 0 / 0 where a draw holds no prompt with the statistic
+        found[start : start + len(picks)] = counts @ values / (counts @ there)
     bounds = torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=torch.float64)
-    low, high = found.nanquantile(bounds, dim=0)
     several = there.sum(dim=0) > 1
-    return {name: (low[index].item(), high[index].item()) for index, name in enumerate(names) if bool(several[index])}
+    # One statistic at a time, because sorting takes several times the memory of what is sorted.
+    intervals = {name: found[:, index].nanquantile(bounds) for index, name in enumerate(names) if bool(several[index])}
+    return {name: (low.item(), high.item()) for name, (low, high) in intervals.items()}

@@ -12,7 +12,16 @@ from collections.abc import Callable
 from posttrain.errors import PosttrainError, RequestError, RunStopped
 
 # Operating-system errors that a user can put right: a place that cannot be written or read, and a full disk.
-NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST}
+NO_PLACE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+}
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 

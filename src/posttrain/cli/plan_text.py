@@ -233,7 +233,8 @@ def optimizer_text(optimizer: OptimizerConfig, schedule: ScheduleConfig) -> str:
         warmup = f" after {schedule.warmup_updates} updates of warm-up"
     elif schedule.warmup_updates is None and schedule.warmup_ratio:
         warmup = f" after {100 * schedule.warmup_ratio:g} % of the updates as warm-up"
-    return f"{optimizer.name}, learning rate {optimizer.lr:g}, {schedule.name}{warmup}"
+    shape = f"{schedule.name} per step" if schedule.moves_every == "step" else schedule.name
+    return f"{optimizer.name}, learning rate {optimizer.lr:g}, {shape}{warmup}"
 
 
 def _step(request: Request) -> str:

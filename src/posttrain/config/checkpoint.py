@@ -30,6 +30,9 @@ class CheckpointConfig(Section):
     """Write checkpoints while the next step samples; its first update waits until that is done. False waits at once."""
     save_optimizer: bool = True
     """Save the optimizer's averages. Without them a checkpoint is a third as large, and a run that goes on is not exact."""
+    sharded: bool = False
+    """Every process writes its own part of weights and averages, instead of the first one writing all of them gathered. Any
+    number of processes goes on from that, with any engine; posttrain export makes a plain folder of it."""
     load_optimizer: bool = True
     """Going on, take the optimizer's averages from the checkpoint; false starts them anew."""
     load_schedule: bool = True

@@ -44,8 +44,8 @@ class ScoringConfig(RewardConfig):
 class MetricsConfig(Section):
     pass_score: float = 1.0
     """A response with at least this score is right: for accuracy and pass@k."""
-    bootstrap_draws: int = Field(default=1000, ge=0)
-    """Draws of the bootstrap behind the intervals; 0 gives none."""
+    bootstrap_draws: int = Field(default=1000, ge=0, le=1_000_000)
+    """Draws of the bootstrap behind the intervals; 0 gives none. Each takes 8 bytes per metric."""
     confidence: float = Field(default=0.95, gt=0.0, lt=1.0)
     """How often such an interval is to hold the true value."""
 

@@ -40,6 +40,10 @@ class ScheduleConfig(Section):
     """Updates (optimizer steps) of linear warm-up from 0; null means warmup_ratio."""
     warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Warm-up as a share of all updates, used when warmup_updates is null."""
+    warmup_rounding: Literal["down", "up"] = "down"
+    """How warmup_ratio becomes a whole number of updates."""
+    moves_every: Literal["update", "step"] = "update"
+    """step: the updates of a step share one learning rate; warm-up and decay are then counted in whole steps."""
     warmup_start_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     """Learning rate at the first update of the warm-up, as a share of the peak."""
     decay_updates: int | None = Field(default=None, ge=1)

@@ -21,6 +21,7 @@ from posttrain.data.images import BadImage, place_images, read_images
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import first_record, read_records, said
 from posttrain.errors import DataError, Problem, nearest
+from posttrain.libraries.folders import make_folder
 from posttrain.rewards.scorers.math import boxed_answer
 
 Form = Literal["rl", "sft", "rm"]
@@ -235,7 +236,7 @@ def write_published(
             problems += error.problems
     if problems:
         raise DataError(problems)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for path, table in tables.items():
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         pq.write_table(table, beside)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from posttrain.errors import ConfigError, DataError, Problem
 from posttrain.libraries import reasoning_gym as library
+from posttrain.libraries.folders import make_folder
 
 SCHEMA = pa.schema(
     {
@@ -63,7 +64,7 @@ def write_dataset(
     library.check_scorable(task)
     entries = _distinct_entries(task, train_rows + validation_rows, seed, options)
     splits = {"train": entries[validation_rows:], "validation": entries[:validation_rows]}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tables = {
         folder / f"{split}.parquet": pa.Table.from_pylist(
             [_row(task, split, index, entry, options, instruction) for index, entry in enumerate(rows)], schema=SCHEMA

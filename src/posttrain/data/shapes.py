@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from PIL import Image, ImageDraw
 
 from posttrain.errors import ConfigError, DataError, Problem
+from posttrain.libraries.folders import make_folder
 
 KINDS = ("circle", "square", "triangle", "diamond")
 COLORS = {
@@ -123,7 +124,7 @@ def write_shapes(
         raise ConfigError(problems)
     pictures = _distinct(train_rows + validation_rows, seed, difficulty)
     splits = {"train": pictures[validation_rows:], "validation": pictures[:validation_rows]}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for split, chosen in splits.items():
         rows = [_row(picture, split, index, difficulty.size, instruction) for index, picture in enumerate(chosen)]
         beside = folder / f".{split}.parquet.{os.getpid()}"

@@ -16,7 +16,7 @@ from posttrain.dialects.placement_checks import placement_problems, placement_wa
 from posttrain.dialects.profiling_checks import profiling_warnings
 from posttrain.dialects.reward_checks import reward_problems, reward_warnings
 from posttrain.dialects.rollout_checks import missing_sampler, rollout_problems, training_sampler_warnings
-from posttrain.dialects.run_checks import resuming_problems, retention_warnings
+from posttrain.dialects.run_checks import naming_problems, resuming_problems, retention_warnings, saving_warnings
 from posttrain.dialects.tracking_checks import tracking_problems, tracking_warnings
 from posttrain.dialects.training_checks import training_problems, training_warnings
 from posttrain.errors import Problem
@@ -63,6 +63,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
             fix="use a temperature above 0, such as rollout.temperature=1.0",
             field="rollout.temperature",
         )
+    yield from naming_problems(config)
     yield from resuming_problems(config)
     yield from _algorithm_rules(config)
     yield from algorithm_problems(config)
@@ -120,6 +121,7 @@ def warnings_of(config: RunConfig) -> list[str]:
     return [
         *(text for applies, text in found if applies),
         *retention_warnings(config.checkpoint),
+        *saving_warnings(config),
         *cluster_warnings(config.placement),
         *algorithm_warnings(config),
         *batch_warnings(config),

@@ -79,10 +79,15 @@ class Reader:
         return value if isinstance(value, dict) else {}
 
     def written(self, key: str) -> bool:
-        """Whether the user wrote the key, or something below it."""
-        return any(same_branch(key, place) and len(place) >= len(key) for place in self.sources.places) or any(
-            place.whole and key.startswith(f"{name}.") for name, place in self.sources.places.items()
+        """Whether the user wrote the key, or something below it; or a reference to a section with such a key."""
+        return self.named(key) or (
+            _at(self.values, key) is not _NOTHING
+            and any(place.whole and key.startswith(f"{name}.") for name, place in self.sources.places.items())
         )
+
+    def named(self, key: str) -> bool:
+        """Whether the user wrote the key, or something below it, by its name."""
+        return any(same_branch(key, place) and len(place) >= len(key) for place in self.sources.places)
 
     def order(self, key: str) -> int:
         """Sorts keys as they were written."""
@@ -103,6 +108,7 @@ class Reader:
         if self.written(key):
             row = self.ledger.find(key)
             asks = row is None or not any(_same(_at(self.values, key), one) for one in row.asks_nothing)
+            asks = asks and self.named(key)  # what a section holds that is referred to was asked for there
             self.ignored.append(Ignored(key=key, reason=reason, where=self.sources.where(key), asks=asks))
 
     def warn(self, text: str) -> None:
@@ -197,7 +203,10 @@ def _holds_anything(row: Key | None) -> bool:
 
 def _unknown(dialect: Dialect, reader: Reader, known: _Known, key: str) -> None:
     what, fix = known.absent(key, "")
-    if dialect.unknown_keys == "warn":
+    if not reader.named(key):  # it came with the section that another one refers to, which has its own look at it
+        why = "the section that is referred to has it, and nothing reads it here"
+        reader.ignored.append(Ignored(key=key, reason=why, where=reader.sources.where(key), asks=False))
+    elif dialect.unknown_keys == "warn":
         where = reader.sources.where(key)
         reader.warn(
             f"{what}, at {where}; {dialect.name} ignores such keys, and so does this run{f' ({fix})' if fix else ''}"

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
-from posttrain.config import TrainingConfig
+from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.checkpoint import CheckpointConfig
+from posttrain.config.critic import CriticConfig
+from posttrain.config.policy import LearnerConfig
 from posttrain.errors import Problem
+from posttrain.placement.batch import needs_values
+
+
+def naming_problems(config: TrainingConfig) -> Iterator[Problem]:
+    """A name becomes the last part of a path, or the last parts."""
+    parts = PurePosixPath(config.run.name.lstrip("/")).parts
+    if not parts or ".." in parts:
+        what = f"the run {config.run.name!r} would not lie below the folder of its kind: its name is the end of a path"
+        fix = "use a name without .., and run.folder for another place"
+        yield Problem(what, fix=fix, field="run.name")
 
 
 def resuming_problems(config: TrainingConfig) -> Iterator[Problem]:
@@ -18,6 +31,25 @@ def resuming_problems(config: TrainingConfig) -> Iterator[Problem]:
     if config.run.resume == "never" and config.run.resume_path is not None:
         what = "run.resume=never and a path to go on from contradict each other"
         yield Problem(what, fix="use run.resume=auto", field="run.resume_path")
+    for role, learner in _learners(config):
+        if config.checkpoint.sharded and learner.engine == "deepspeed":
+            what = f"checkpoint.sharded: with the engine deepspeed the processes' parts of the {role} are no parts of its tensors"
+            fix = f"leave checkpoint.sharded out, or use {role}.engine=fsdp"
+            yield Problem(what, fix=fix, field="checkpoint.sharded")
+
+
+def saving_warnings(config: TrainingConfig) -> Iterator[str]:
+    """Rules about what is saved that have no effect."""
+    for role, learner in _learners(config):
+        if config.checkpoint.sharded and learner.lora is not None:
+            yield f"checkpoint.sharded has no effect on the {role}: its adapter is small, and the first process writes it"
+
+
+def _learners(config: TrainingConfig) -> Iterator[tuple[str, LearnerConfig | CriticConfig]]:
+    """What is trained."""
+    yield "policy", config.policy
+    if isinstance(config, RunConfig) and needs_values(config.advantage.name):
+        yield "critic", config.critic
 
 
 def retention_warnings(rules: CheckpointConfig) -> Iterator[str]:

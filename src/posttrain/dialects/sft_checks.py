@@ -9,7 +9,7 @@ from posttrain.config.tracking import TrackingConfig
 from posttrain.dialects.cluster_checks import cluster_warnings, unbuilt_cluster
 from posttrain.dialects.placement_checks import placement_problems, placement_warnings
 from posttrain.dialects.profiling_checks import profiling_warnings
-from posttrain.dialects.run_checks import resuming_problems, retention_warnings
+from posttrain.dialects.run_checks import naming_problems, resuming_problems, retention_warnings, saving_warnings
 from posttrain.dialects.tracking_checks import tracking_warnings
 from posttrain.dialects.training_checks import frozen_warnings, precision_problems, role_warnings, schedule_problems
 from posttrain.errors import Problem
@@ -33,6 +33,7 @@ def check(config: SftConfig) -> list[Problem]:
     return [
         *_names(config),
         *_data_problems(config.data),
+        *naming_problems(config),
         *resuming_problems(config),
         *precision_problems(config.model),
         *schedule_problems("policy", config.policy.schedule),
@@ -52,6 +53,7 @@ def warnings_of(config: SftConfig) -> list[str]:
         *_data_warnings(config.data),
         *_validation_warnings(config),
         *retention_warnings(config.checkpoint),
+        *saving_warnings(config),
         *role_warnings("policy", policy.schedule, policy.optimizer, policy.lora),
         *frozen_warnings(config.model, policy.lora),
         *cluster_warnings(config.placement),

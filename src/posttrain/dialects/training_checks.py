@@ -80,6 +80,11 @@ def role_warnings(
             yield f"{at}.{name} has no effect: the schedule is {schedule.name} ({', '.join(readers)} would read it)"
     if schedule.warmup_updates is not None and schedule.warmup_ratio > 0:
         yield f"{at}.warmup_ratio has no effect: {at}.warmup_updates is given"
+    if schedule.warmup_rounding == "up" and (schedule.warmup_updates is not None or not schedule.warmup_ratio):
+        yield f"{at}.warmup_rounding has no effect: no warmup_ratio is rounded"
+    still = schedule.name == "constant" and not (schedule.warmup_updates or schedule.warmup_ratio)
+    if schedule.moves_every == "step" and still:
+        yield f"{at}.moves_every has no effect: the learning rate does not move"
     if schedule.warmup_start_ratio and not (schedule.warmup_updates or schedule.warmup_ratio):
         yield f"{at}.warmup_start_ratio has no effect: there is no warm-up"
     if optimizer.weight_decay_end is None and optimizer.weight_decay_shape != "linear":

@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from posttrain.config.model import ModelConfig
 from posttrain.errors import ModelError, Problem, did_you_mean
+from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
 
@@ -243,16 +244,6 @@ def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "mode
 def _no_tokenizer(path: str, reason: str, field: str) -> Problem:
     fix = "a folder needs tokenizer.json and tokenizer_config.json; or set model.tokenizer_path"
     return Problem(f"no tokenizer could be loaded from {path}: {reason}", fix=fix, field=field)
-
-
-def without_git_lfs(path: str) -> str:
-    """What to do where a folder holds git-lfs's pointers in the place of its weights; empty where it does not."""
-    folder = Path(expanded(path))
-    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
-        with file.open("rb") as stream:
-            if stream.read(40).startswith(b"version https://git-lfs"):
-                return f"{file.name} is a pointer of git-lfs: fetch the weights with git lfs pull"
-    return ""
 
 
 def first_line(error: Exception) -> str:

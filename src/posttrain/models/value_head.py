@@ -20,9 +20,10 @@ from transformers.modeling_layers import GenericForTokenClassification
 from transformers.utils import logging
 
 from posttrain.errors import ModelError, Problem
+from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.head import states_at
-from posttrain.models.loading import expanded, first_line, load_model_config, refuse_unsupported, without_git_lfs
+from posttrain.models.loading import expanded, first_line, load_model_config, refuse_unsupported
 
 CLASSIFIERS = ("ForTokenClassification", "ForSequenceClassification")  # ends of the class names that have a head
 HEADS = ("score", "classifier")  # what transformers' token classification models call their last layer
@@ -63,7 +64,7 @@ def load_value_model(
     config.num_labels = 1
     try:
         with _quiet():
-            loaded: Any = _token_classifier(config, path, field).from_pretrained(
+            loaded: Any = token_classifier(config, path, field).from_pretrained(
                 path,
                 config=config,
                 dtype=dtype,
@@ -132,7 +133,7 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _token_classifier(config: PretrainedConfig, path: str, field: str) -> type[PreTrainedModel]:
+def token_classifier(config: PretrainedConfig, path: str, field: str) -> type[PreTrainedModel]:
     """transformers' token classification class of an architecture, or one made like it from the causal model's parts."""
     known: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
     if known is not None:

@@ -11,10 +11,24 @@ from pathlib import Path
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.model import ModelConfig
 from posttrain.errors import Problem
+from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.remote import is_url, plain, problem_of
 from posttrain.placement.batch import needs_values
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+# What a run writes into its folder: files, and folders with a file for every so many steps.
+OF_A_RUN = (
+    "batches",
+    "checkpoints",
+    "config.yaml",
+    "exports",
+    "metrics.jsonl",
+    "profiles",
+    "run.json",
+    "samples",
+    "timeline.jsonl",
+    "validation",
+)
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -35,7 +49,44 @@ def check_run_folders(config: TrainingConfig) -> list[Problem]:
     problems = list(_check_folder(Path(config.folder), "run.folder"))
     if config.checkpoint.folder is not None:
         problems += _check_folder(Path(config.checkpoint.folder), "checkpoint.folder")
-    return [*problems, *_check_urls(config)]
+    return [*problems, *_among_models(config), *_among_data(config), *_check_urls(config)]
+
+
+def _among_models(config: TrainingConfig) -> Iterator[Problem]:
+    """Places that lie in the folder of a model that is read: what is written would be taken for parts of it."""
+    models = [config.model.path, config.model.tokenizer_path]
+    if isinstance(config, RunConfig):
+        models += [config.reference.path, config.critic.path]
+        models += [config.reward.model.path] if config.reward.model is not None else []
+    read = {Path(path).resolve(): path for path in models if path is not None and Path(path).is_dir()}
+    places = {
+        "run.folder": config.folder,
+        "checkpoint.folder": config.checkpoint.folder,
+        "checkpoint.export_folder": config.checkpoint.export_folder,
+    }
+    for field, place in places.items():
+        if place is None:
+            continue
+        written = Path(place).resolve()
+        for folder in [written, *written.parents]:
+            if folder in read:
+                where = "is" if folder == written else "lies in"
+                what = (
+                    f"{place} {where} the folder of the model {read[folder]}, and the run would write among its files"
+                )
+                yield Problem(what, fix=f"name another {field}", field=field)
+
+
+def _among_data(config: TrainingConfig) -> Iterator[Problem]:
+    """Data files that have the place or the name of what the run writes."""
+    folder = Path(config.folder).resolve()
+    for field in ("train_files", "validation_files"):
+        for file in getattr(config.data, field):
+            if is_url(file) or not (path := Path(file).resolve()).is_relative_to(folder):
+                continue
+            if path.relative_to(folder).parts[:1] in [(name,) for name in OF_A_RUN]:
+                what = f"the run writes into {config.folder}, and {file} lies among what it writes there"
+                yield Problem(what, fix=f"name another run.folder, or move {file}", field="run.folder")
 
 
 def _check_urls(config: TrainingConfig) -> Iterator[Problem]:
@@ -124,6 +175,9 @@ def _check_config(folder: Path, field: str) -> Iterator[Problem]:
 
 
 def _check_weights(folder: Path, field: str) -> Iterator[Problem]:
+    if fix := without_git_lfs(str(folder)):
+        yield Problem(f"no model could be loaded from {folder}", fix=fix, field=field)
+        return
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -135,6 +189,10 @@ def _check_weights(folder: Path, field: str) -> Iterator[Problem]:
         if missing:
             what = f"{folder} lacks {len(missing)} of {len(shards)} weight files ({missing[0]} is the first)"
             yield Problem(what, fix="copy the model again", field=field)
+    elif any(folder.glob("weights/shard-*.safetensors")):
+        what = f"the weights in {folder} are in the parts that the processes of a run have written"
+        fix = f"posttrain export {folder.parent} OUT_DIR puts them together; then {field}=OUT_DIR"
+        yield Problem(what, fix=fix, field=field)
     elif not any(folder.glob("*.safetensors")):
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
         what = f"{folder} holds no weights (*.safetensors)"

@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from posttrain.errors import Problem, RequestError
+from posttrain.libraries.folders import make_folder
 from posttrain.report.read import Run, read_run
 
 PANEL_WIDTH, PANEL_HEIGHT = 400, 250  # px of one panel's plotting area
@@ -55,7 +56,7 @@ def write_curves_svg(
     if len(labels) != len(runs):
         raise RequestError(Problem(f"{len(labels)} labels for {len(runs)} runs", fix="give one label per run"))
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     out.write_text(_picture(runs, list(metrics), labels), encoding="utf-8")
     return out
 

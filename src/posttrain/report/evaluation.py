@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import Problem, RequestError
+from posttrain.libraries.folders import make_folder
 from posttrain.report.harmless import source_hash
 from posttrain.report.read import json_rows
 
@@ -66,7 +67,7 @@ def write_evaluation_report(folders: Sequence[Path], out: Path | None = None) ->
         raise RequestError(
             Problem(f"{out} is a folder, and a report is a file", fix="name a file, such as report.html")
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     beside = out.with_name(out.name + ".new")
     beside.write_text(page(evaluations), encoding="utf-8", errors="xmlcharrefreplace")
     beside.replace(out)

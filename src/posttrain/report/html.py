@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import Problem, RequestError
+from posttrain.libraries.folders import make_folder
 from posttrain.report.contents import page_data
 from posttrain.report.evaluation import is_evaluation
 from posttrain.report.harmless import embed, source_hash
@@ -34,7 +35,7 @@ def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
         raise RequestError(
             Problem(f"{out} is a folder, and a report is a file", fix="name a file, such as report.html")
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     beside = out.with_name(out.name + ".new")
     beside.write_text(page, encoding="utf-8")
     beside.replace(out)

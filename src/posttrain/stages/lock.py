@@ -13,9 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from posttrain.errors import Problem, RequestError
+from posttrain.libraries.folders import make_folder
 
 LOCK = "lock"
 PATIENCE_S = 2.0  # a worker of a run that was killed has the lock's file open until it is gone, too
+
+
+class InUse(RequestError):
+    """Another process holds the lock of a folder."""
 
 
 @contextmanager
@@ -23,7 +28,7 @@ def only_trainer(*folders: Path) -> Iterator[list[str]]:
     """Hold the lock of every folder, each once. Yields what a person should know (locks left by processes that died).
 
     Folders are made, and removed at the end if nothing was put into them: a refused request leaves no trace.
-    Raises: RequestError when another process trains in one of them.
+    Raises: InUse when another process trains in one of them; RequestError when one cannot be written into.
     """
     with ExitStack() as stack:
         notes: list[str] = []
@@ -36,7 +41,7 @@ def only_trainer(*folders: Path) -> Iterator[list[str]]:
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
     missing = [path for path in [folder, *folder.parents] if not path.exists()]  # the deepest first
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         yield
     finally:
@@ -80,7 +85,7 @@ def _open_locked(path: Path) -> int:
                 continue
             what = f"another run is training in {path.parent} ({_holder(path) or 'it has just begun'})"
             fix = "wait for it, stop it, or name another run.folder"
-            raise RequestError(Problem(what, fix=fix, field="run.folder")) from None
+            raise InUse(Problem(what, fix=fix, field="run.folder")) from None
         except BaseException:
             os.close(descriptor)
             raise

@@ -55,7 +55,7 @@ class Selection:
         elif self._plan.strategy == "refill":
             self.groups = [*self.groups, *kept][: self._wanted]
             self.complete = len(self.groups) == self._wanted
-        elif kept and len(kept) >= self._plan.min_kept_share * len(batch):  # replace
+        elif kept and len(kept) / len(batch) >= self._plan.min_kept_share:  # replace
             copies = 0
             for group, passed in zip(batch, passing, strict=True):
                 self.groups.append(group if passed else kept[copies % len(kept)])

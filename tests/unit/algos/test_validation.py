@@ -108,6 +108,8 @@ def test_bootstrap_intervals() -> None:
     assert found["b"] == (2.0, 2.0)  # draws without any of the three do not count
     assert "c" not in found  # one prompt tells nothing about the others
     assert bootstrap_intervals(prompts, draws=1000, confidence=0.95, seed=1) == found
+    many = bootstrap_intervals(prompts, draws=100_000, confidence=0.95, seed=1)  # in three parts of at most 40,000
+    assert many["a"] == (0.4, 0.6) and many["b"] == (2.0, 2.0)
     narrower = bootstrap_intervals(prompts, draws=1000, confidence=0.5, seed=1)["a"]
     assert narrower == pytest.approx((0.466, 0.534), abs=0.015)  # 0.6745 x 0.05
     assert bootstrap_intervals(prompts, draws=0, confidence=0.95, seed=1) == {}

@@ -135,6 +135,8 @@ def test_plans_of_both(posttrain: Run, job: list[str]) -> None:
     write_rows(Path("said.parquet"), [row | {"responses": ["#### 1"]} for row in rows()])
     code, out, _ = posttrain("plan", "data.files=said.parquet", "metrics.bootstrap_draws=10")
     assert code == 0 and "sources    openai/gsm8k" in out and "6 rows" in out
+    code, _, err = posttrain("plan", "data.files=said.parquet", "metrics.bootstrap_draws=100000000")
+    assert code == 2 and "bootstrap_draws must be at most 1000000, not 100000000" in err
 
 
 def no_prompt() -> list[dict[str, Any]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import RunConfig
+import pytest
+
+from posttrain.config import RunConfig, SftConfig
 from posttrain.dialects.checks import check, warnings_of
+from posttrain.dialects.sft_checks import check as check_sft
 from posttrain.placement.files import check_run_files
 
 
@@ -19,6 +22,21 @@ def test_the_best_by_no_metric() -> None:
     assert problem.field == "checkpoint.keep_best"
     assert "such as checkpoint.best_metric=reward/mean" in str(problem)
     assert check(config(checkpoint={"keep_last": 1, "keep_best": 1, "best_metric": "reward/mean"})) == []
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "a/..", "/", "."])
+def test_a_name_that_leads_elsewhere(name: str) -> None:
+    (problem,) = check(config(run={"name": name}))
+    assert problem.field == "run.name"
+    assert str(problem).endswith("use a name without .., and run.folder for another place")
+    sft = SftConfig.model_validate({"model": {"path": "x"}, "data": {"train_files": ["x"]}, "run": {"name": name}})
+    assert check_sft(sft) == [problem]
+
+
+@pytest.mark.parametrize("name", ["a", "team/a", "a..b", "/a", "./a", "..."])
+def test_a_name_may_have_parts(name: str) -> None:
+    assert check(config(run={"name": name})) == []
+    assert Path(config(run={"name": name}).folder).resolve().is_relative_to(Path("runs").resolve())
 
 
 def test_never_resuming_from_a_path() -> None:
@@ -35,6 +53,24 @@ def test_rules_without_effect_are_told() -> None:
     ]
     (line,) = [line for line in warnings_of(config(checkpoint={"best_metric": "m"})) if line.startswith("checkpoint.")]
     assert line == "checkpoint.best_metric has no effect: checkpoint.keep_best is null"
+
+
+def test_parts_that_an_engine_does_not_write() -> None:
+    sharded = {"checkpoint": {"sharded": True}, "placement": {"devices": 2}}
+    (problem,) = check(config(policy={"engine": "deepspeed"}, **sharded))
+    assert problem.field == "checkpoint.sharded" and "policy.engine=fsdp" in str(problem)
+    critic = {"engine": "deepspeed"}
+    assert check(config(critic=critic, policy={"engine": "fsdp"}, **sharded)) == []  # there is none
+    (problem,) = check(config(advantage={"name": "gae"}, critic=critic, policy={"engine": "fsdp"}, **sharded))
+    assert "critic.engine=fsdp" in str(problem)
+
+
+def test_parts_of_an_adapter_are_told() -> None:
+    said = warnings_of(config(checkpoint={"sharded": True}, policy={"lora": {"rank": 2}}))
+    assert (
+        "checkpoint.sharded has no effect on the policy: its adapter is small, and the first process writes it" in said
+    )
+    assert not any("sharded" in line for line in warnings_of(config(checkpoint={"sharded": True})))
 
 
 def test_settings_of_uploads_and_exports_that_do_nothing_are_told() -> None:

@@ -270,6 +270,7 @@ def trained(role: str) -> list[Case]:
              "my/adapter", lora),
         Case("training_args.warmup_steps", "training_args.warmup_steps=20", f"{role}.schedule.warmup_updates", 20),
         Case("training_args.warmup_ratio", "training_args.warmup_ratio=0.1", f"{role}.schedule.warmup_ratio", 0.1),
+        Case("training_args.warmup_ratio", "training_args.warmup_ratio=0.1", f"{role}.schedule.warmup_rounding", "up"),
         # 4 x 1 x 1 device, and 8 x 4 x 1 device
         Case("training_args.per_device_train_batch_size", "training_args.per_device_train_batch_size=4",
              f"{role}.sequences_per_mini_batch", 4),

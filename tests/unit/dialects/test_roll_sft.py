@@ -61,6 +61,7 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     (f"{ARGS}.lr_scheduler_type=constant", "policy.schedule.name", "constant", ()),
     (f"{ARGS}.warmup_steps=5", "policy.schedule.warmup_updates", 5, ()),
     (f"{ARGS}.warmup_ratio=0.2", "policy.schedule.warmup_ratio", 0.2, ()),
+    (f"{ARGS}.warmup_ratio=0.2", "policy.schedule.warmup_rounding", "up", ()),
     (f"{ARGS}.per_device_train_batch_size=2", "policy.sequences_per_micro_batch_per_device", 2, ()),
     (f"{ARGS}.per_device_train_batch_size=2", "data.sequences_per_step", 2, ()),
     # 4 per micro-batch x 3 x 2 devices = 24

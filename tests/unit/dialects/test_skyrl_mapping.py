@@ -254,7 +254,7 @@ ALGORITHM: list[Case] = [
     ),
     case(
         f"{AL}.dynamic_sampling.min_replace_ratio", "0.5", (f"{AL}.dynamic_sampling.type=replace",),
-        "group_filter.min_kept_share", 0.5,
+        "group_filter.min_kept_share", 5 / 8,  # more than 4 of 8
     ),
     case(f"{AL}.zero_variance_filter", "true", (), "group_filter.strategy", "mask"),
     case(f"{AL}.overlong_buffer.len", "64", (), "reward.overlong_buffer_tokens", 64, plus="+"),

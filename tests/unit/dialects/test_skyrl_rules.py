@@ -405,6 +405,15 @@ CHECKS: list[Bad] = [
         "must be one of filter, replace | null, not 'drop'",
         "",
     ),
+    *(
+        (
+            (f"{AL}.dynamic_sampling.type=replace", f"{AL}.dynamic_sampling.min_replace_ratio={share}"),
+            f"{AL}.dynamic_sampling.min_replace_ratio",
+            f"must be a share from 0 to below 1, not {share}: replace needs more good prompts than that",
+            f"use {AL}.dynamic_sampling.min_replace_ratio=0.3, or another share below 1",
+        )
+        for share in (1, -0.5)
+    ),
     (
         (f"{T}.resume_mode=newest",),
         f"{T}.resume_mode",
@@ -652,6 +661,29 @@ def test_later_names_say_the_same() -> None:
     assert early.problems == late.problems == ()
     assert early.config == late.config
     assert late.key("rollout.max_concurrent_sequences") == f"{E}.max_num_seqs"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "share", "enough"),
+    [(10, 0.3, 4), (8, 0.5, 5), (8, 0.0, 1), (10, 0.25, 3), (100, 0.29, 29), (100, 0.07, 8)],
+)
+def test_replace_goes_on_when_more_than_the_share_is_good(prompts: int, share: float, enough: int) -> None:
+    """SkyRL: good > prompts x share, computed in floating point: 100 x 0.29 is 28.999999999999996, and 29 are more; 100 x 0.07
+    is 7.000000000000001, and 7 are not."""
+    assert enough > prompts * share >= enough - 1
+    loaded = read(
+        *NO_KL,
+        f"{T}.train_batch_size={prompts}",
+        f"{T}.policy_mini_batch_size={prompts}",
+        f"{T}.critic_mini_batch_size={prompts}",
+        *(f"{T}.placement.{role}_num_gpus_per_node=1" for role in ("policy", "critic", "ref")),
+        f"{G}.inference_engine_tensor_parallel_size=1",
+        f"{AL}.dynamic_sampling.type=replace",
+        f"{AL}.dynamic_sampling.min_replace_ratio={share}",
+    )
+    assert loaded.problems == ()
+    asked = loaded.config.group_filter.min_kept_share
+    assert enough / prompts >= asked > (enough - 1) / prompts
 
 
 def test_settings_that_nothing_reads_are_told() -> None:

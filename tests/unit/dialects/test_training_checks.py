@@ -68,6 +68,14 @@ def test_what_cannot_be_run(sections: dict[str, Any], field: str, words: str) ->
             "policy.schedule.warmup_ratio has no effect: policy.schedule.warmup_updates is given",
         ),
         (
+            {"policy": {"schedule": {"warmup_updates": 3, "warmup_rounding": "up"}}},
+            "policy.schedule.warmup_rounding has no effect: no warmup_ratio is rounded",
+        ),
+        (
+            {"policy": {"schedule": {"moves_every": "step"}}},
+            "policy.schedule.moves_every has no effect: the learning rate does not move",
+        ),
+        (
             {"policy": {"schedule": {"warmup_start_ratio": 0.1}}},
             "policy.schedule.warmup_start_ratio has no effect: there is no warm-up",
         ),

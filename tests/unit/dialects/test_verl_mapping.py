@@ -168,6 +168,11 @@ def _optimizer(section: str, ours: str, around: tuple[str, ...]) -> Iterator[Cas
     # 5 iterations x 2 updates = 10
     yield f"{at}.lr_warmup_steps", f"{at}.lr_warmup_steps=5", around, f"{ours}.schedule.warmup_updates", 10
     yield f"{at}.lr_warmup_steps_ratio", f"{at}.lr_warmup_steps_ratio=0.1", around, f"{ours}.schedule.warmup_ratio", 0.1
+    yield f"{at}.lr_warmup_steps", f"{at}.lr_warmup_steps=5", around, f"{ours}.schedule.moves_every", "step"
+    yield f"{at}.warmup_style", f"{at}.warmup_style=cosine", around, f"{ours}.schedule.moves_every", "step"
+    # Megatron: 0.1 of the 55 iterations of the decay are 5, x 2 updates = 10
+    decay = (*megatron, f"{at}.lr_decay_style=linear", f"{at}.lr_decay_steps=55")
+    yield f"{at}.lr_warmup_steps_ratio", f"{at}.lr_warmup_steps_ratio=0.1", decay, f"{ours}.schedule.warmup_updates", 10
     yield f"{at}.min_lr_ratio", f"{at}.min_lr_ratio=0.2", cosine, f"{ours}.schedule.min_lr_ratio", 0.2
     yield f"{at}.num_cycles", f"{plus}{at}.num_cycles=1.5", cosine, f"{ours}.schedule.cycles", 1.5
     yield f"{at}.warmup_style", f"{at}.warmup_style=cosine", around, f"{ours}.schedule.name", "cosine"

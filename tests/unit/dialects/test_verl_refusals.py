@@ -558,6 +558,12 @@ def test_0_2_refuses_what_it_does_not_have() -> None:
     assert f"there is no key {A}.clip_ratio_c in verl 0.2" in problem.what
 
 
+@pytest.mark.parametrize("kl", [(), ("algorithm.kl_ctrl.kl_coef=0",), (f"{A}.use_kl_loss=True",)])
+def test_0_2_always_has_a_reference_and_asks_for_its_sizes(kl: tuple[str, ...]) -> None:
+    [problem] = read("data.val_batch_size=8", *kl, version="0.2").problems
+    assert problem.field == f"{F}.log_prob_micro_batch_size_per_gpu"
+
+
 # What is told and not refused: overrides, and words of a warning or of an ignored key's reason.
 TOLD: list[tuple[tuple[str, ...], str]] = [
     (
@@ -629,6 +635,34 @@ def test_a_reference_that_is_not_there_is_told_key_by_key() -> None:
     assert all(one.asks and one.reason == "there is no reference: no KL is asked for" for one in told)
     assert {one.key: one.where for one in told}[f"{F}.model.path"] == f"override +{F}.model.path=other"
     assert not [one for one in read(*overrides, KL).ignored if one.reason.startswith("there is no reference")]
+
+
+@pytest.mark.parametrize("kl", ["true", "false"])
+def test_a_section_that_is_referred_to_asks_for_nothing_of_its_own(kl: str, tmp_path: Path) -> None:
+    """The actor's has keys that the reference's has not: verl does not look at them there, and has all of them in its file."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "data: {train_files: [t.parquet], val_files: [v.parquet], train_batch_size: 64}\n"
+        "actor_rollout_ref:\n"
+        "  actor:\n"
+        f"    use_kl_loss: {kl}\n"
+        "    ppo_mini_batch_size: 64\n"
+        "    ppo_micro_batch_size_per_gpu: 8\n"
+        "    fsdp_config: {param_offload: true, optimizer_offload: true}\n"
+        "  ref:\n"
+        f"    log_prob_micro_batch_size_per_gpu: {8 if kl == 'true' else 'null'}\n"
+        f"    fsdp_config: ${{{A}.fsdp_config}}\n"
+        "  rollout: {name: hf, log_prob_micro_batch_size_per_gpu: 8}\n"
+        "algorithm: {adv_estimator: grpo}\n"
+        "trainer: {n_gpus_per_node: 2, logger: [console]}\n"
+    )
+    loaded = read_dialect(DIALECT, str(file), [])
+    assert loaded.problems == ()
+    assert [one.key for one in loaded.ignored if one.asks] == []
+    assert {one.key for one in loaded.ignored if one.key.endswith("offload")} >= {f"{F}.fsdp_config.optimizer_offload"}
+    assert not [one.key for one in loaded.ignored if "mixed_precision" in one.key]  # is not in the actor's, either
+    assert loaded.config.policy.engine_options["optimizer_offload"] is True
+    assert loaded.config.reference.engine_options.get("param_offload", False) is (kl == "true")
 
 
 def test_what_follows_the_actor_without_a_reference_is_not_told(tmp_path: Path) -> None:

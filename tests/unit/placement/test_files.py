@@ -66,6 +66,14 @@ def test_a_file_is_not_a_model(model: Path) -> None:
     assert "is a file, and a model is a folder" in message
 
 
+def test_weights_in_the_parts_of_processes(model: Path) -> None:
+    (model / "weights").mkdir()
+    (model / "model.safetensors").rename(model / "weights/shard-00001-model-00001-of-00001.safetensors")
+    ((field, found),) = problems(model)
+    assert field == "model.path"
+    assert f"posttrain export {model.parent} OUT_DIR puts them together; then model.path=OUT_DIR" in found
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
@@ -139,7 +147,50 @@ def test_a_chat_template_that_is_not_there(model: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("folder", ["runs/new", "runs", "models/small"])
+def test_pointers_of_git_lfs_in_the_place_of_weights(model: Path) -> None:
+    """What git clone leaves without git-lfs, for a model in one file and in shards."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+    (model / "model.safetensors").write_text(pointer)
+    text = "no model could be loaded from models/small; {} is a pointer of git-lfs: fetch the weights with git lfs pull"
+    assert problems("models/small") == [("model.path", text.format("model.safetensors"))]
+    (model / "model.safetensors").rename(model / "two.safetensors")
+    (model / "one.safetensors").write_bytes(b"")
+    (model / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}'
+    )
+    assert problems("models/small") == [("model.path", text.format("two.safetensors"))]
+
+
+@pytest.mark.parametrize("place", ["models/small", "models/small/runs/x", "models/other/../small/"])
+@pytest.mark.parametrize("field", ["run.folder", "checkpoint.folder", "checkpoint.export_folder"])
+def test_nothing_is_written_among_the_files_of_a_model(field: str, place: str, model: Path) -> None:
+    section, key = field.split(".")
+    where = "lies in" if place.endswith("x") else "is"
+    assert problems("models/small", **{section: {key: place}}) == [
+        (
+            field,
+            f"{place} {where} the folder of the model models/small, and the run would write among its files; name another "
+            f"{field}",
+        )
+    ]
+
+
+def test_other_models_are_read_too(model: Path) -> None:
+    Path("critic").symlink_to(model)
+    found = problems("org/name", run={"folder": "models/small/x"}, critic={"path": "critic"})
+    assert [field for field, _ in found] == ["run.folder"]
+    assert problems("models/small", run={"folder": "models"}) == []  # the model lies in a folder of its own
+
+
+@pytest.mark.parametrize("file", ["runs/a/metrics.jsonl", "runs/a/validation/test.parquet"])
+def test_data_do_not_lie_among_what_a_run_writes(file: str, model: Path) -> None:
+    data = {"train_files": ["runs/a/train.parquet"], "validation_files": [file]}
+    text = f"the run writes into runs/a, and {file} lies among what it writes there; name another run.folder, or move {file}"
+    assert problems(model, data=data, run={"folder": "runs/a"}) == [("run.folder", text)]
+    assert problems(model, data=data, run={"folder": "runs/b"}) == []
+
+
+@pytest.mark.parametrize("folder", ["runs/new", "runs"])
 def test_a_run_folder_that_can_be_written_is_not_made(folder: str, model: Path) -> None:
     assert problems(model, run={"folder": folder}) == []
     assert not Path("runs").exists()

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from posttrain.placement.experts import ExpertSettings
-from posttrain.placement.megatron import (
-    MegatronSettings,
-    megatron_settings,
+from posttrain.placement.megatron import MegatronSettings, megatron_settings, virtual_stages
+from posttrain.placement.megatron_models import (
     model_problems,
     options_without_experts,
     planned_options,
     unsupported,
-    virtual_stages,
 )
 
 LLAMA = {

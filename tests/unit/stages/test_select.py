@@ -97,6 +97,16 @@ def test_replace_repeats_the_groups_that_pass_in_the_places_of_the_others() -> N
     assert selection.metrics()["rollout/groups_passed"] == 3.0
 
 
+@pytest.mark.parametrize(("passing", "groups"), [(7, 100), (5, 59), (508, 599)])
+def test_a_share_that_is_just_reached_is_reached(passing: int, groups: int) -> None:
+    """0.07 x 100 is 7.000000000000001 in floating point: products are above the count, quotients are what was written."""
+    selection = Selection(
+        GroupFilterPlan(strategy="replace", above_std=0.0, min_kept_share=passing / groups), wanted=groups
+    )
+    selection.add([*(good(f"g{i}") for i in range(passing)), *(flat(f"f{i}") for i in range(groups - passing))])
+    assert selection.complete
+
+
 def test_replace_has_nothing_to_repeat_when_no_group_passes() -> None:
     selection = Selection(GroupFilterPlan(strategy="replace", above_std=0.0, max_batches=1), wanted=2)
     with pytest.raises(RunStopped, match=r"0 of 2 sampled groups passed .* no batch had the share of 0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -120,7 +121,9 @@ def start_policy(
         model,
         tokenizer,
         optimizer=config.policy.optimizer,
-        learning_rate_factor=learning_rate_factor(config.policy.schedule, batches.schedule_updates),
+        learning_rate_factor=learning_rate_factor(
+            config.policy.schedule, batches.schedule_updates, batches.updates_per_step
+        ),
         sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
         sequences_per_scoring_batch=config.reference.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
@@ -267,7 +270,7 @@ def start_critic(
         model,
         tokenizer,
         optimizer=critic.optimizer,
-        learning_rate_factor=learning_rate_factor(critic.schedule, plan.total_updates),
+        learning_rate_factor=learning_rate_factor(critic.schedule, plan.total_updates, plan.updates_per_step),
         sequences_per_micro_batch=plan.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=critic.max_tokens_per_micro_batch,
         gradient_checkpointing=critic.gradient_checkpointing,
@@ -306,23 +309,30 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
 
 
-def learning_rate_factor(schedule: ScheduleConfig, total_updates: int) -> Callable[[int], float]:
-    """The schedule as a function of the update number."""
-    warmup = schedule.warmup_updates
-    if warmup is None:
-        warmup = int(schedule.warmup_ratio * total_updates)
+def learning_rate_factor(
+    schedule: ScheduleConfig, total_updates: int, updates_per_step: int = 1
+) -> Callable[[int], float]:
+    """The schedule as a function of the update number. Where it moves once per step, it is that of the steps."""
+    shared_by = updates_per_step if schedule.moves_every == "step" else 1
+    total = total_updates // shared_by
+    if schedule.warmup_updates is None:
+        warmup = schedule.warmup_ratio * total
+        warmup = math.ceil(warmup) if schedule.warmup_rounding == "up" else int(warmup)
+    else:
+        warmup = math.ceil(schedule.warmup_updates / shared_by)
     shape = schedules.SCHEDULES[schedule.name]
     known = {
         "warmup_updates": warmup,
-        "total_updates": schedule.decay_updates or total_updates,
+        "total_updates": math.ceil(schedule.decay_updates / shared_by) if schedule.decay_updates else total,
         "warmup_start_ratio": schedule.warmup_start_ratio,
         "min_lr_ratio": schedule.min_lr_ratio,
         "cycles": schedule.cycles,
         "stable_ratio": schedule.stable_ratio,
         "decay": schedule.decay,
-        "timescale_updates": schedule.timescale_updates,
+        "timescale_updates": schedule.timescale_updates / shared_by if schedule.timescale_updates else None,
     }
-    return partial(shape, **{name: value for name, value in known.items() if name in signature(shape).parameters})
+    factor = partial(shape, **{name: value for name, value in known.items() if name in signature(shape).parameters})
+    return lambda update: factor(update // shared_by)
 
 
 def weight_decay_at(optimizer: OptimizerConfig, total_updates: int) -> Callable[[int], float]:

@@ -34,13 +34,17 @@ EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "dict_type": lambda _: "a section of key: value lines",
     "model_type": lambda _: "a section of key: value lines",
     "literal_error": lambda context: str(context["expected"]).replace("'", ""),
-    "greater_than": lambda context: f"above {context['gt']:g}",
-    "greater_than_equal": lambda context: f"at least {context['ge']:g}",
-    "less_than": lambda context: f"below {context['lt']:g}",
-    "less_than_equal": lambda context: f"at most {context['le']:g}",
+    "greater_than": lambda context: f"above {_number(context['gt'])}",
+    "greater_than_equal": lambda context: f"at least {_number(context['ge'])}",
+    "less_than": lambda context: f"below {_number(context['lt'])}",
+    "less_than_equal": lambda context: f"at most {_number(context['le'])}",
     "too_short": lambda context: f"a list of at least {context['min_length']}",
     "too_long": lambda context: f"a list of at most {context['max_length']}",
 }
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def validate(values: dict[str, Any], sources: SourceMap, root: type[C]) -> tuple[C, list[Problem]]:

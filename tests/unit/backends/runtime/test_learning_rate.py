@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -53,6 +54,52 @@ from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 )
 def test_schedule_gets_its_settings(schedule: dict[str, Any], update: int, factor: float) -> None:
     assert learning_rate_factor(ScheduleConfig(**schedule), total_updates=10)(update) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "total", "warmup"),
+    [("down", 25, 2), ("up", 25, 3), ("up", 30, 3), ("down", 9, 0), ("up", 9, 1)],
+)
+def test_a_share_of_the_run_is_rounded_as_asked(rounding: str, total: int, warmup: int) -> None:
+    """0.1 x 25 = 2.5 updates: 2 or 3. transformers takes math.ceil, as ROLL does with it; verl int."""
+    factor = learning_rate_factor(ScheduleConfig(warmup_ratio=0.1, warmup_rounding=rounding), total_updates=total)
+    assert [factor(update) for update in range(4)] == [
+        min(1.0, t / max(1, warmup)) if warmup else 1.0 for t in range(4)
+    ]
+
+
+def verls(iteration: int, total: int, ratio: float) -> float:
+    """verl's cosine with warm-up, by iteration: int(ratio x total) of them warm up."""
+    warmup = int(ratio * total)
+    if iteration < warmup:
+        return iteration / warmup
+    return 0.5 * (1 + math.cos(math.pi * (iteration - warmup) / (total - warmup)))
+
+
+@pytest.mark.parametrize("updates_per_step", [1, 3, 4])
+def test_a_rate_that_moves_every_step_is_verls_update_for_update(updates_per_step: int) -> None:
+    """15 iterations, 0.1 of them warm up: 1 iteration, not int(0.1 x 60) = 6 of 60 updates."""
+    schedule = ScheduleConfig(name="cosine", warmup_ratio=0.1, moves_every="step")
+    factor = learning_rate_factor(schedule, 15 * updates_per_step, updates_per_step)
+    expected = [verls(iteration, 15, 0.1) for iteration in range(15) for _ in range(updates_per_step)]
+    assert [factor(update) for update in range(15 * updates_per_step)] == pytest.approx(expected)
+
+
+def test_warmup_and_decay_in_updates_are_whole_steps_where_the_rate_moves_every_step() -> None:
+    schedule = ScheduleConfig(name="linear", warmup_updates=4, decay_updates=12, moves_every="step")
+    factor = learning_rate_factor(schedule, 40, 2)  # 2 steps of warm-up, the floor at step 6
+    course = [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert [factor(update) for update in range(16)] == [rate for rate in course for _ in range(2)]
+
+
+@pytest.mark.parametrize("total", [5, 6, 10, 22, 59])
+def test_a_decay_of_so_many_updates_has_so_many(total: int) -> None:
+    """Megatron counts its updates, lr_wsd_decay_steps; a share of the others says the same."""
+    for decay in range(1, total + 1):
+        schedule = ScheduleConfig(name="warmup_stable_decay", stable_ratio=1 - decay / total, decay="linear")
+        factor = learning_rate_factor(schedule, total)
+        course = [min(1.0, (total - update) / decay) for update in range(total + 1)]
+        assert [factor(update) for update in range(total + 1)] == pytest.approx(course)
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear", "exponential", "minus_sqrt"])

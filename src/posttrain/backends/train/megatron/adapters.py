@@ -26,6 +26,7 @@ from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.weights import ADAPTABLE, ADAPTERS, LAYER, Cut, Heads
 from posttrain.errors import ModelError, Problem
 from posttrain.models.lora import ADAPTER, adapter_layers
+from posttrain.models.value_head import HEADS
 
 
 def put_adapters(
@@ -38,6 +39,7 @@ def put_adapters(
     adapted = dict(adapter_layers(source))
     if not adapted:
         return
+    section = "critic.lora" if any(hasattr(source, name) for name in HEADS) else "policy.lora"
     tables = {
         within: row
         for within, row in LAYER.items()
@@ -50,12 +52,10 @@ def put_adapters(
         what = f"megatron has no adapter for {unknown[0]}"
         leaves = ", ".join(sorted({name.rpartition(".")[2] for name in known}))
         fix = f"name target_modules among {leaves}, or use the engine fsdp"
-        raise ModelError(Problem(what, fix=fix, field="policy.lora.target_modules"))
+        raise ModelError(Problem(what, fix=fix, field=f"{section}.target_modules"))
     if any(isinstance(layer.lora_dropout[ADAPTER], nn.Dropout) for layer in adapted.values()):
         what = "the adapter drops out inputs, and megatron's ranks would not drop out the same ones"
-        raise ModelError(
-            Problem(what, fix="use policy.lora.dropout=0, or the engine fsdp", field="policy.lora.dropout")
-        )
+        raise ModelError(Problem(what, fix=f"use {section}.dropout=0, or the engine fsdp", field=f"{section}.dropout"))
     for stretch in stretches:
         for layer in stretch.decoder.layers:
             for within, (cut, names) in tables.items():

@@ -64,7 +64,7 @@ def build(
 ) -> list[GPTModel]:
     """This rank's part of the model, its weights not yet filled in: a stretch of layers, or one for each virtual stage.
 
-    Args: source: the Hugging Face model, of a kind that placement.megatron.unsupported has nothing against; recompute the
+    Args: source: the Hugging Face model, of a kind that placement.megatron_models.unsupported has nothing against; recompute the
         activations of whole layers in the backward pass where the settings do not say which; tied: the output layer has the
         embedding's weight; value_head: the name of the last layer of a critic.
     """

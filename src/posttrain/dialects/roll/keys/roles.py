@@ -124,7 +124,9 @@ def updates(role: str) -> dict[str, Here]:
         "training_args.warmup_steps": Here(
             f"{role}.schedule.warmup_updates", "0: null, warmup_ratio counts", lambda value: value or None
         ),
-        "training_args.warmup_ratio": Here(f"{role}.schedule.warmup_ratio"),
+        "training_args.warmup_ratio": by_rule(
+            f"{role}.schedule.warmup_ratio {role}.schedule.warmup_rounding", "rounded up to whole updates"
+        ),
         "training_args.per_device_train_batch_size": by_rule(
             f"{role}.sequences_per_micro_batch_per_device {role}.sequences_per_mini_batch",
             "x gradient_accumulation_steps x data-parallel ranks = sequences per update",

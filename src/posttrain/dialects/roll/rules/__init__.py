@@ -9,7 +9,7 @@ from posttrain.dialects.roll.keys.roles import CRITIC
 from posttrain.dialects.roll.rules.agentic import advantage as agentic_advantage
 from posttrain.dialects.roll.rules.agentic import agentic
 from posttrain.dialects.roll.rules.batches import batches
-from posttrain.dialects.roll.rules.look import is_agentic, plain, timescale, uses_critic, uses_reference
+from posttrain.dialects.roll.rules.look import is_agentic, plain, uses_critic, uses_reference, warmup
 from posttrain.dialects.roll.rules.lora import lora
 from posttrain.dialects.roll.rules.objective import advantage, correction, critic, kl, loss, template
 from posttrain.dialects.roll.rules.placement import layout
@@ -25,9 +25,9 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= agentic_advantage(keys) if is_agentic(keys) else advantage(keys) | lengths(keys)
     fields |= kl(keys) | loss(keys) | correction(keys) | critic(keys)
     fields["policy.optimizer.betas"] = _betas(keys, "actor_train")
-    fields |= timescale(keys, "actor_train", "policy") | lora(keys, "actor_train", "policy")
+    fields |= warmup(keys, "actor_train", "policy") | lora(keys, "actor_train", "policy")
     if has_critic:
-        fields |= timescale(keys, "critic", "critic") | lora(keys, "critic", "critic")
+        fields |= warmup(keys, "critic", "critic") | lora(keys, "critic", "critic")
         fields |= plain(keys, CRITIC) | {"critic.optimizer.betas": _betas(keys, "critic")}
     else:
         keys.ignore("critic", f"there is no critic: adv_estimator is {keys['adv_estimator']}")

@@ -36,16 +36,17 @@ def plain(keys: Reader, role: Role) -> dict[str, Any]:
     return {field: value for field, value in fields.items() if value is not None or field.endswith("warmup_updates")}
 
 
-def timescale(keys: Reader, section: str, role: str) -> dict[str, Any]:
-    """How slowly transformers' inverse_sqrt falls where there is no warm-up: it takes the warm-up's steps otherwise."""
+def warmup(keys: Reader, section: str, role: str) -> dict[str, Any]:
+    """The share of warm-up, rounded up as transformers does; and how slowly its inverse_sqrt falls where there is no warm-up: it
+    takes the warm-up's steps otherwise."""
     args = f"{section}.training_args"
-    if (
-        keys[f"{args}.lr_scheduler_type"] != "inverse_sqrt"
-        or keys[f"{args}.warmup_steps"]
-        or keys[f"{args}.warmup_ratio"]
-    ):
-        return {}
-    return {f"{role}.schedule.timescale_updates": 10_000}
+    steps, ratio = keys[f"{args}.warmup_steps"], keys[f"{args}.warmup_ratio"]
+    fields: dict[str, Any] = {f"{role}.schedule.warmup_ratio": ratio}
+    if ratio and not steps:
+        fields[f"{role}.schedule.warmup_rounding"] = "up"
+    elif not steps and keys[f"{args}.lr_scheduler_type"] == "inverse_sqrt":
+        fields[f"{role}.schedule.timescale_updates"] = 10_000
+    return fields
 
 
 def text_none(value: Any) -> Any:

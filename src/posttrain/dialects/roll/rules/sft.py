@@ -6,7 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.keys.sft import SECTION
-from posttrain.dialects.roll.rules.look import count, timescale
+from posttrain.dialects.roll.rules.look import count, warmup
 from posttrain.dialects.roll.rules.lora import lora
 from posttrain.dialects.roll.rules.objective import template
 from posttrain.dialects.roll.rules.placement import Copies, device_ids, trained
@@ -22,7 +22,7 @@ def sft_rules(keys: Reader) -> dict[str, Any]:
     betas = [keys[f"{_ARGS}.adam_beta1"], keys[f"{_ARGS}.adam_beta2"]]
     clip = keys["max_grad_norm"]
     fields |= {"policy.optimizer.betas": betas, "policy.optimizer.max_grad_norm": clip if clip > 0 else None}
-    fields |= timescale(keys, SECTION, "policy") | lora(keys, SECTION, "policy")
+    fields |= warmup(keys, SECTION, "policy") | lora(keys, SECTION, "policy")
     return fields | records(keys) | template(keys, SECTION)
 
 

@@ -186,9 +186,10 @@ _SAMPLING: tuple[Key, ...] = (
         float,
         0.3,
         "group_filter.min_kept_share",
-        "replace: sample again while a smaller share of the prompts is kept",
+        "replace: sample again until more than this share of the prompts is good",
         by_rule=True,
         since=_A,
+        change="(floor(share x prompts) + 1) / prompts: the smallest share that is more",
     ),
     mapped(
         "trainer.algorithm.zero_variance_filter",

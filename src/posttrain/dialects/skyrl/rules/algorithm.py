@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from posttrain.dialects.reading import Reader
@@ -117,9 +118,7 @@ def _estimator(keys: Reader, *, in_loss: bool) -> str:
 def dynamic_sampling(keys: Reader) -> dict[str, Any]:
     """What happens to prompts without a signal; empty when nothing does."""
     section = f"{_ALGORITHM}.dynamic_sampling"
-    kind, batches, share = (
-        get(keys, f"{section}.{name}") for name in ("type", "max_sample_batches", "min_replace_ratio")
-    )
+    kind, batches = get(keys, f"{section}.type"), get(keys, f"{section}.max_sample_batches")
     drop = f"{_ALGORITHM}.zero_variance_filter"
     if kind != "replace":
         keys.ignore(f"{section}.min_replace_ratio", "dynamic_sampling.type is not replace")
@@ -131,4 +130,17 @@ def dynamic_sampling(keys: Reader) -> dict[str, Any]:
         "group_filter.strategy": "refill" if kind == "filter" else "replace",
         "group_filter.max_batches": batches if batches > 0 else None,
     }
-    return fields | ({"group_filter.min_kept_share": share} if kind == "replace" else {})
+    return fields | (_replacing(keys, f"{section}.min_replace_ratio") if kind == "replace" else {})
+
+
+def _replacing(keys: Reader, key: str) -> dict[str, Any]:
+    """SkyRL goes on with more than a share of the prompts, we with a share or more: the next number of prompts is asked for."""
+    share, prompts = keys[key], keys["trainer.train_batch_size"]
+    if prompts < 1:  # refused as a RunConfig
+        return {}
+    needed = math.floor(share * prompts) + 1
+    if not 0 < needed <= prompts:
+        what = f"{key} must be a share from 0 to below 1, not {share:g}: replace needs more good prompts than that"
+        keys.problem(what, key=key, fix=f"use {key}=0.3, or another share below 1")
+        return {}
+    return {"group_filter.min_kept_share": needed / prompts}

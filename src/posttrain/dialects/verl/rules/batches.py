@@ -224,8 +224,7 @@ def _forward_only(keys: Reader, layout: Layout, *, has_reference: bool) -> dict[
     They share one size here, the smaller of the two, since it changes memory and speed only."""
     by_tokens = keys[f"{ACTOR}.use_dynamic_bsz"]
     sizes, budgets = [], []
-    # verl 0.2 asks for the reference's sizes in any case.
-    sections = [ROLLOUT] + ([REF] if has_reference or keys.ledger.version == "0.2" else [])
+    sections = [ROLLOUT, REF] if has_reference else [ROLLOUT]
     for section in sections:
         own = keys[f"{section}.log_prob_use_dynamic_bsz"]
         size = per_device(

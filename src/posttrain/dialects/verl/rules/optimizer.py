@@ -71,9 +71,11 @@ def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
         other = "the strategies fsdp and fsdp2" if megatron else "the strategy megatron"
         keys.ignore(f"{optim}.{name}", f"read by {other} only")
     if megatron:
-        return fields | _decay(keys, section, ours) | _ends(keys, section, ours)
+        fields |= _decay(keys, section, ours) | _ends(keys, section, ours)
+        return fields | _pace(keys, section, ours, fields)
     name = _style(keys, optim)
     fields[f"{ours}.name"] = name
+    fields |= _pace(keys, section, ours, fields)
     if name == "cosine":
         fields[f"{ours}.min_lr_ratio"] = get(keys, f"{optim}.min_lr_ratio", 0.0)
         fields[f"{ours}.cycles"] = get(keys, f"{optim}.num_cycles", 0.5)
@@ -81,6 +83,16 @@ def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
         for setting in ("min_lr_ratio", "num_cycles"):
             keys.ignore(f"{optim}.{setting}", "the learning rate is constant after warm-up")
     return fields
+
+
+def _pace(keys: Reader, section: str, ours: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """verl's learning rate moves once per iteration; nothing is said of one that does not move, or an iteration of one update."""
+    moves = (
+        fields[f"{ours}.name"] != "constant"
+        or fields.get(f"{ours}.warmup_updates")
+        or fields.get(f"{ours}.warmup_ratio")
+    )
+    return {f"{ours}.moves_every": "step"} if moves and updates_per_step(keys, section) > 1 else {}
 
 
 def _style(keys: Reader, optim: str) -> str:
@@ -95,14 +107,18 @@ def _style(keys: Reader, optim: str) -> str:
 
 
 def _warmup(keys: Reader, section: str, ours: str, *, zero_counts: bool) -> dict[str, Any]:
-    """Iterations of warm-up become updates. Megatron takes 0 for not given."""
+    """Iterations of warm-up become updates. Megatron takes 0 for not given, and a share of the iterations of the decay."""
     optim = f"{section}.optim"
     steps = get(keys, f"{optim}.lr_warmup_steps", -1)
     if steps > 0 or (steps == 0 and zero_counts):
         if keys[f"{optim}.lr_warmup_steps_ratio"]:
             keys.ignore(f"{optim}.lr_warmup_steps_ratio", "lr_warmup_steps is given, and counts")
         return {f"{ours}.warmup_updates": steps * updates_per_step(keys, section)}
-    return {f"{ours}.warmup_ratio": keys[f"{optim}.lr_warmup_steps_ratio"]}
+    ratio = keys[f"{optim}.lr_warmup_steps_ratio"]
+    decay = None if zero_counts else keys[f"{optim}.lr_decay_steps"]
+    if ratio and decay is not None:
+        return {f"{ours}.warmup_updates": int(ratio * decay) * updates_per_step(keys, section)}
+    return {f"{ours}.warmup_ratio": ratio}
 
 
 def _decay(keys: Reader, section: str, ours: str) -> dict[str, Any]:
@@ -132,7 +148,8 @@ def _ends(keys: Reader, section: str, ours: str) -> dict[str, Any]:
     elif start:
         fields[f"{ours}.warmup_start_ratio"] = start / lr
     if end is not None and keys[f"{optim}.lr_decay_style"] == "constant":
-        keys.ignore(f"{optim}.lr_decay_steps", "the learning rate is constant after warm-up")
+        if not keys[f"{optim}.lr_warmup_steps_ratio"]:
+            keys.ignore(f"{optim}.lr_decay_steps", "the learning rate is constant after warm-up")
     elif end is not None:
         fields[f"{ours}.decay_updates"] = end * updates_per_step(keys, section)
     return fields
