@@ -115,7 +115,7 @@ def test_local_is_fsdp_with_one_process(tiny_qwen: Path, alone: None) -> None:
             batch = make_batch(seed)
             losses.append(engine.forward_backward(batch, CROSS_ENTROPY, batch.counts()).loss)
             engine.optimizer_step()
-        found.append((losses, engine._masters.whole(engine._sharding)))
+        found.append((losses, dict(engine._masters.whole(engine._sharding))))
     (mine, my_weights), (theirs, their_weights) = found
     assert mine == pytest.approx(theirs, rel=1e-5)
     for name, weight in my_weights.items():

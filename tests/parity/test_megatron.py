@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from ray_runs import assert_same, config
 from safetensors.torch import load_file, save_file
-from test_update_paths import PLAN, Outcome, assert_alike, make_engine
+from test_update_paths import PLAN, Outcome, assert_alike, assert_chunks_hold, make_engine
 from test_update_paths import make_batch as batch_of_bytes
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -264,7 +264,8 @@ def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
         if split.ranks != ranks:
             continue
         place = out / name
-        (place / "saved").mkdir(parents=True, exist_ok=True)
+        for each in ("saved", "parts"):
+            (place / each).mkdir(parents=True, exist_ok=True)
         # They meet anew every time: groups of ended splits would keep their threads, hundreds for each split.
         dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=ranks)
         try:
@@ -299,11 +300,14 @@ def updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
         return
     engine.save(out / "saved")
     assert_sent_as_saved(engine, sharding, out / "saved", rank)
-    again = make()
+    again, from_parts = make(), make()
     again.load(out / "saved")
+    engine.writer(sharded=True)(out / "parts")  # every rank writes its own
+    dist.barrier()
+    from_parts.load(out / "parts")
     batch = make_batch(7)
     following = []
-    for each in (engine, again):
+    for each in (engine, again, from_parts):
         stats = each.forward_backward(batch, PLAN, batch.counts())
         following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
     (out / f"{rank}.json").write_text(json.dumps(following))
@@ -336,8 +340,10 @@ def value_updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
     if not split.resumes:
         return
     engine.save(out / "saved")
+    engine.writer(sharded=True)(out / "parts")
+    dist.barrier()
     again = critic_of(model, MegatronValueEngine, adapter=split.adapter, sharding=sharding)
-    again.load(out / "saved")
+    again.load(out / "parts")
     (out / f"{rank}.json").write_text(json.dumps([learn_values(engine, 7), learn_values(again, 7)]))
 
 
@@ -394,8 +400,10 @@ def test_updates_are_those_of_one_process(models: Path, split_up: Callable[[int]
     if not split.resumes:
         return
     for rank in range(split.ranks):
-        straight, resumed = json.loads((folder / f"{rank}.json").read_text())
-        assert straight == resumed and straight[2] == 3
+        straight, *resumed = json.loads((folder / f"{rank}.json").read_text())
+        assert all(each == straight for each in resumed) and straight[2] == 3
+    weights = {name: weight for name, weight in outcome.weights.items() if not split.adapter}
+    assert_chunks_hold(folder / "parts", folder / "saved", weights)
     everything = load_file(folder / "everything.safetensors")
     # The folder is every engine's: one process goes on from it, with weights and averages.
     again = make_engine(models / split.model, adapter=split.adapter)
@@ -405,6 +413,10 @@ def test_updates_are_those_of_one_process(models: Path, split_up: Callable[[int]
     assert all(
         torch.allclose(everything[name], tensor.to(split.dtype), rtol=0, atol=1e-6) for name, tensor in merged.items()
     )
+    from_parts = make_engine(models / split.model, adapter=split.adapter)
+    from_parts.load(folder / "parts")
+    same = zip(from_parts._masters.parameters.values(), again._masters.parameters.values(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in same)
     if frozen:
         keep_routers(again)
     batch = make_batch(7)
@@ -428,9 +440,11 @@ def test_a_critic_learns_as_in_one_process(models: Path, split_up: Callable[[int
     for rank in range(split.ranks):
         straight, resumed = json.loads((folder / f"{rank}.json").read_text())
         assert straight == resumed and straight == pytest.approx(following, rel=1e-5)
-    again = critic_of(model, adapter=split.adapter)
-    again.load(folder / "saved")  # the folder is every engine's
-    assert learn_values(again, 7) == pytest.approx(following, rel=1e-5)
+    assert_chunks_hold(folder / "parts", folder / "saved", torch.load(folder / "0.pt")["weights"])
+    for place in ("saved", "parts"):
+        again = critic_of(model, adapter=split.adapter)
+        again.load(folder / place)  # the folder is every engine's
+        assert learn_values(again, 7) == pytest.approx(following, rel=1e-5)
 
 
 RUNS: dict[str, dict[str, dict[str, Any]]] = {

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -28,10 +29,11 @@ from posttrain.backends.torch_training.policy import PolicyModel
 from posttrain.backends.torch_training.ranks import RanksSharding
 from posttrain.backends.train.deepspeed import DeepspeedTrainEngine
 from posttrain.backends.train.fsdp import FsdpTrainEngine, FsdpValueEngine
-from posttrain.backends.train.fsdp.sharding import FsdpSharding, load_parts, save_parts
+from posttrain.backends.train.fsdp.sharding import FsdpSharding
 from posttrain.backends.train.local import LocalTrainEngine, LocalValueEngine
 from posttrain.config.lora import LoraConfig
 from posttrain.config.policy import OptimizerConfig
+from posttrain.models.chunks import ChunkedTensors
 from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.lora import add_adapter, merged_weights
@@ -124,7 +126,7 @@ def run(engine: PolicyModel) -> Outcome:
         norms.append(engine.optimizer_step().grad_norm)
         logprobs.append(stats.policy_logprobs)
     weights = engine._masters.whole(engine._sharding)
-    return Outcome(losses, norms, logprobs[0], scored, {name: weight.clone() for name, weight in weights.items()})
+    return Outcome(losses, norms, logprobs[0], scored, {name: weight.clone() for name, weight in weights})
 
 
 def assert_alike(found: Outcome, wanted: Outcome, tolerance: float) -> None:
@@ -243,7 +245,7 @@ SHARED = {
     ),  # a stretch without a response token: a prompt of 13 to 3
     "sequence 2, checkpointing": Shared(sequence=2, checkpointing=True),
     "sequence 2, bfloat16": Shared(sequence=2, dtype=torch.bfloat16),
-    "hybrid 2x2, sequence 2": Shared(4, settings={"shard": 2, "replicas": 2}, sequence=2),
+    "hybrid 2x2, sequence 2": Shared(4, settings={"shard": 2, "replicas": 2}, sequence=2, resumes=True),
     "sequence 4": Shared(4, sequence=4),  # 2 key/value heads: each on two processes
     "4, regathered from 2": Shared(4, settings={"reshard_after_forward": 2}),
     "zero 1, 1": Shared(1, zero={"stage": 1}, resumes=True),
@@ -282,6 +284,7 @@ def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
             place = out / name
             if rank == 0:
                 (place / "saved").mkdir(parents=True)
+                (place / "parts").mkdir()
             dist.barrier()
             updates_of(way, folder, place, rank)
         values = value_updates(folder, FsdpValueEngine, sharding=FsdpSharding("cpu", param_dtype=torch.float32))
@@ -313,17 +316,23 @@ def updates_of(way: Shared, folder: Path, out: Path, rank: int) -> None:
     torch.save(run(engine)._asdict(), out / f"{rank}.pt")
     if not way.resumes:
         return
-    same = way.zero is not None or parts_come_back(engine, out / "parts")
     engine.save(out / "saved")
     again = make()
     again.load(out / "saved")
+    engines = [engine, again]
+    if way.zero is None:
+        engine.writer(sharded=True)(out / "parts")  # every process writes its own
+        dist.barrier()
+        engines.append(make())
+        engines[-1].load(out / "parts")
     batch = make_batch(7)
     following = []
-    for each in (engine, again):
+    for each in engines:
         stats = each.forward_backward(batch, PLAN, batch.counts())
         following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
     dropped = leaves_no_trace(engine, again)
-    (out / f"{rank}.json").write_text(json.dumps({"parts": same, "following": following, "dropped": dropped}))
+    taken = way.zero is None or way.adapter or takes_chunks(again, out.parent / f"{way.ranks}" / "parts")
+    (out / f"{rank}.json").write_text(json.dumps({"following": following, "dropped": dropped, "taken": taken}))
 
 
 def leaves_no_trace(engine: PolicyModel, equal: PolicyModel) -> bool:
@@ -341,13 +350,17 @@ def leaves_no_trace(engine: PolicyModel, equal: PolicyModel) -> bool:
     return skipped and following[0] == following[1]
 
 
-def parts_come_back(engine: PolicyModel, folder: Path) -> bool:
-    """Whether every process reads the parts that it wrote."""
-    parts = {name: weight.detach() for name, weight in engine._masters.parameters.items()}
-    save_parts(parts, folder)
-    empty = {name: torch.zeros_like(part) for name, part in parts.items()}
-    load_parts(empty, folder)
-    return all(torch.equal(empty[name].to_local(), parts[name].to_local()) for name in parts)
+def takes_chunks(engine: PolicyModel, folder: Path) -> bool:
+    """Whether DeepSpeed has the weights and averages of another engine's chunks, once it has loaded them."""
+    if not folder.is_dir():
+        return True  # so many processes wrote none
+    engine.load(folder)
+    whole = {
+        "weights": dict(engine._masters.whole(engine._sharding)),
+        "optimizer": dict(engine._masters.averages(engine._optimizer, engine._sharding)),
+    }
+    chunks = {kind: ChunkedTensors(folder / kind) for kind in whole}
+    return all(torch.equal(found, chunks[kind][name]) for kind in whole for name, found in whole[kind].items())
 
 
 def value_updates(folder: Path, kind: type[ValueModel], **how: Any) -> tuple[list[float], list[float], Tensor]:
@@ -417,16 +430,40 @@ def test_shared_out_over_processes(
         return
     for rank in range(way.ranks):
         told = json.loads((folder / f"{rank}.json").read_text())
-        assert told["parts"], "a part read back differs from what was written"
-        straight, resumed = told["following"]
-        assert straight == resumed and straight[2] == 3
-        assert told["dropped"]
+        straight, *resumed = told["following"]
+        assert all(each == straight for each in resumed) and straight[2] == 3
+        assert told["dropped"] and told["taken"]
     # The gathered folder is the local engine's: it goes on from there.
     local = make_engine(tiny_qwen, dtype=way.dtype, adapter=way.adapter)
     local.load(folder / "saved")
     batch = make_batch(7)
     stats = local.forward_backward(batch, PLAN, batch.counts())
     assert stats.loss == pytest.approx(straight[0], rel=tolerance)
+    if way.zero is None:
+        assert_chunks_hold(folder / "parts", folder / "saved")
+        from_parts = make_engine(tiny_qwen, dtype=way.dtype, adapter=way.adapter)
+        from_parts.load(folder / "parts")
+        assert from_parts.forward_backward(batch, PLAN, batch.counts()).loss == stats.loss
+
+
+def assert_chunks_hold(parts: Path, saved: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """What every process has written itself is what they have gathered, number for number; of an adapter, which is small, the
+    first has written all. ``weights`` by the model's own names, where its files call them otherwise."""
+    if (saved / "adapter_model.safetensors").exists():
+        for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+            assert (parts / name).read_bytes() == (saved / name).read_bytes()
+        return
+    whole = {
+        "weights": weights or load_file(saved / "model.safetensors"),
+        "optimizer": load_file(saved / "optimizer.safetensors"),
+    }
+    for kind, tensors in whole.items():
+        chunks = ChunkedTensors(parts / kind)
+        assert chunks.keys() == tensors.keys()
+        assert all(torch.equal(chunks[name], tensor) for name, tensor in tensors.items())
+    for name in ("config.json", "generation_config.json", "engine.json", "tokenizer.json"):
+        assert (parts / name).exists() == (saved / name).exists()
+        assert not (saved / name).exists() or (parts / name).read_bytes() == (saved / name).read_bytes()
 
 
 @pytest.mark.slow

@@ -56,10 +56,14 @@ class OptimizedEngine(Protocol):
         existing, empty folder."""
         ...
 
-    def writer(self, *, optimizer: bool = True) -> Callable[[Path], None]:
+    def writer(self, *, optimizer: bool = True, sharded: bool = False) -> Callable[[Path], None]:
         """``save`` in two parts, the second of which is the function returned: it may run in another thread, beside anything
         that leaves the weights as they are, and must be done before they change. How much is left to it is the engine's
-        choice; what needs every process, or a device that others use, is done here."""
+        choice; what needs every process, or a device that others use, is done here.
+
+        With ``sharded`` every process writes its own part of weights and averages (models.chunks) instead of all being
+        gathered, unless an adapter is trained; ``load`` reads either, whatever the number of processes.
+        """
         ...
 
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:

@@ -33,7 +33,10 @@ def retention(rules: CheckpointConfig) -> Retention:
 
 def contents(rules: CheckpointConfig) -> Contents:
     return Contents(
-        save_optimizer=rules.save_optimizer, load_optimizer=rules.load_optimizer, load_schedule=rules.load_schedule
+        save_optimizer=rules.save_optimizer,
+        sharded=rules.sharded,
+        load_optimizer=rules.load_optimizer,
+        load_schedule=rules.load_schedule,
     )
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils.import_utils import is_accelerate_available
 
 _lock = threading.Lock()
@@ -18,6 +20,18 @@ def save_model(model: PreTrainedModel, folder: Path, state_dict: Mapping[str, Te
     """``model.save_pretrained``: configuration, generation settings and weights, those of ``state_dict`` where it is given."""
     with _not_asking_for_deepspeed():
         model.save_pretrained(folder, state_dict=None if state_dict is None else dict(state_dict))
+
+
+def save_config(model: PreTrainedModel, folder: Path) -> None:
+    """Configuration and generation settings alone: of float32 weights, whatever precision the model computes in, to which
+    loading would round them."""
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = torch.float32
+    if model.is_remote_code():
+        custom_object_save(model, folder, config=model.config)  # type: ignore[arg-type]  # its annotation is of a dict
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
 
 
 @contextmanager

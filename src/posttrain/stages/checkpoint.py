@@ -52,6 +52,7 @@ class Contents:
     """What is saved and restored of an engine besides its weights."""
 
     save_optimizer: bool = True
+    sharded: bool = False  # every process writes its own part
     load_optimizer: bool = True
     load_schedule: bool = True
 
@@ -98,7 +99,7 @@ class Checkpoints:
             deleted before it is whole.
         """
         self.wait()
-        kept = self.contents.save_optimizer
+        kept, sharded = self.contents.save_optimizer, self.contents.sharded
         state = {
             "step": step,
             "loader": dict(loader.state()),
@@ -116,8 +117,8 @@ class Checkpoints:
             self._check_room(step, needed if kept else needed // 3)  # two of three numbers are averages
             for role, engine in engines.items():
                 (beside / role).mkdir(parents=True)
-                if background:
-                    unfinished.append(partial(engine.writer(optimizer=kept), beside / role))
+                if background or sharded:
+                    unfinished.append(partial(engine.writer(optimizer=kept, sharded=sharded), beside / role))
                 else:
                     engine.save(beside / role, optimizer=kept)
             (beside / RUN_STATE).write_text(json.dumps(state))

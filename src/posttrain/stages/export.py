@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForTokenClassification, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.logging import disable_progress_bar
 
 from posttrain.errors import ModelError, Problem, RequestError
+from posttrain.libraries.folders import make_folder
+from posttrain.models.chunks import WEIGHT_CHUNKS, ChunkedTensors
 from posttrain.models.loading import auto_class, first_line, load_model_config
 from posttrain.models.lora import CONFIG as ADAPTER
 from posttrain.models.lora import merge_saved_adapter
 from posttrain.models.saving import save_model
 from posttrain.models.shards import has_shards, merge_shards
+from posttrain.models.value_head import token_classifier
 from posttrain.stages.checkpoint_folders import COUNTERS, OPTIMIZER, PREFIX, resolve_checkpoint
 from posttrain.stages.durable import different
 
@@ -35,22 +40,26 @@ def export_checkpoint(checkpoint: Path, out: Path, role: Role = "policy") -> Pat
     causal language model, the critic as a token classification model with one label.
 
     Our checkpoints hold such a folder with the float32 masters, which is copied and compared by hash, or an adapter, which is
-    merged into its base model. Shards of verl and SkyRL
-    are merged in the precision they were saved in, and the folder's logits are compared with those of the merged model.
+    merged into its base model, or what every process has written of the masters, which is put together. Shards of verl and
+    SkyRL are merged in the precision they were saved in. A merged folder's logits are compared with those of the merged model.
     Returns the folder that was taken.
 
     Raises: RequestError when there is no valid checkpoint, it has no such model, or ``out`` exists and is not an empty folder.
     """
+    disable_progress_bar()
     shards = find_shards(checkpoint, role)
     source = shards or resolve_checkpoint(checkpoint)
     if not shards and not (source / role).is_dir():
         raise RequestError(Problem(f"{source} holds no {role}: its run had none", fix="leave --role out"))
     with _written_beside(out) as beside:
         if shards:
-            _write_merged(shards, beside, role)
+            _write_merged(_home_of(shards), merge_shards(shards), beside, role)
         elif (source / role / ADAPTER).is_file():
             beside.mkdir()
             merge_saved_adapter(source / role, beside)
+        elif (source / role / WEIGHT_CHUNKS).is_dir():
+            weights = dict(ChunkedTensors(source / role / WEIGHT_CHUNKS))
+            _write_merged(source / role, weights, beside, role, dtype=torch.float32)
         else:
             shutil.copytree(source / role, beside, ignore=shutil.ignore_patterns(*ENGINE_FILES))
             if changed := different(beside, source, role):
@@ -74,33 +83,44 @@ def find_shards(path: Path, role: Role = "policy") -> Path | None:
     return None
 
 
-def _write_merged(shards: Path, out: Path, role: Role) -> None:
+def _home_of(shards: Path) -> Path:
+    """Where the configuration and the tokenizer of another trainer's shards are."""
     home = next((place for place in (shards / "huggingface", shards) if (place / "config.json").is_file()), None)
     if home is None:
         what = f"there is no config.json in {shards} or its folder huggingface"
         raise ModelError(Problem(what, fix="copy the model's config and tokenizer files there"))
-    weights = merge_shards(shards)
-    model = _model_of(home, weights, role)
+    return home
+
+
+def _write_merged(
+    home: Path, weights: Mapping[str, Tensor], out: Path, role: Role, *, dtype: torch.dtype | None = None
+) -> None:
+    """Whole weights with the configuration and the tokenizer in ``home``, in their own precision or another."""
+    model = _model_of(home, weights, role, dtype)
     save_model(model, out)
+    (out / GENERATION_CONFIG_NAME).unlink(
+        missing_ok=True
+    )  # made up from the configuration; what ``home`` has is copied
     for path in home.iterdir():  # tokenizer, template, generation config
-        if path.is_file() and not (out / path.name).exists() and path.suffix in (".json", ".jinja", ".txt", ".model"):
+        kept = path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in ENGINE_FILES
+        if path.is_file() and kept and not (out / path.name).exists():
             shutil.copy(path, out / path.name)
     _compare_logits(model, out)
 
 
-def _model_of(home: Path, weights: dict[str, Tensor], role: Role) -> PreTrainedModel:
+def _model_of(home: Path, weights: Mapping[str, Tensor], role: Role, dtype: torch.dtype | None) -> PreTrainedModel:
     """The model with these weights.
 
     Raises: ModelError when transformers does not know it, or names and shapes are not its own.
     """
     config = load_model_config(str(home))
-    kind = auto_class(config)
+    make: Callable[..., PreTrainedModel] = auto_class(config).from_config
     if role == "critic":
-        kind, config.num_labels = AutoModelForTokenClassification, 1
+        make, config.num_labels = token_classifier(config, str(home), "")._from_config, 1
     config.architectures = None  # FSDP1 puts its own name before the class's
-    dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+    dtype = dtype or next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
     try:
-        model: PreTrainedModel = kind.from_config(config, dtype=dtype)
+        model = make(config, dtype=dtype)
         missing, unexpected = model.load_state_dict(weights, strict=False)
     except (ValueError, RuntimeError) as error:
         raise ModelError(Problem(f"the shards are not of the model in {home}: {first_line(error)}")) from error
@@ -131,7 +151,7 @@ def _written_beside(out: Path) -> Iterator[Path]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         fix = "name a folder that does not exist yet"
         raise RequestError(Problem(f"{out} exists and is not an empty folder", fix=fix))
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     beside = out.with_name(out.name + ".tmp")
     shutil.rmtree(beside, ignore_errors=True)
     try:

@@ -39,7 +39,7 @@ class Engine:
     def save(self, folder: Path, *, optimizer: bool) -> None:
         (folder / "weights").write_text("at once")
 
-    def writer(self, *, optimizer: bool) -> Callable[[Path], None]:
+    def writer(self, *, optimizer: bool, sharded: bool) -> Callable[[Path], None]:
         def write(folder: Path) -> None:
             assert self.go_on.wait(20)
             if self.error:

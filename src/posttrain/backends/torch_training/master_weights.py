@@ -8,7 +8,7 @@ masters are the weights themselves and nothing is copied; so they are where bflo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -106,15 +106,21 @@ class MasterWeights:
             master.copy_(sharding.part(tensors[name].to(master.dtype), like=master))
         self.publish()
 
-    def whole(self, sharding: Sharding) -> dict[str, Tensor]:
-        """The values, whole and float32, on the CPU."""
-        return {name: sharding.whole(master).float() for name, master in self.parameters.items()}
+    def whole(self, sharding: Sharding) -> Iterator[tuple[str, Tensor]]:
+        """Names and values, whole and float32, on the CPU. All processes must go through it together."""
+        for name, master in self.parameters.items():
+            yield name, sharding.whole(master).float()
 
-    def averages(self, optimizer: torch.optim.Optimizer, sharding: Sharding) -> dict[str, Tensor]:
-        """The optimizer's averages and step counters, whole, by "kind:name of the weight"; none for a weight that never had a
-        gradient."""
+    def averages(self, optimizer: torch.optim.Optimizer, sharding: Sharding) -> Iterator[tuple[str, Tensor]]:
+        """The optimizer's averages and step counters, whole, with "kind:name of the weight"; none for a weight that never had a
+        gradient. All processes must go through it together."""
+        for name, value in self.states(optimizer).items():
+            yield name, sharding.whole(value)
+
+    def states(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """The same as they are here: in parts, on any device."""
         return {
-            f"{kind}:{name}": sharding.whole(value)
+            f"{kind}:{name}": value
             for name, master in self.parameters.items()
             for kind, value in optimizer.state.get(master, {}).items()
         }

@@ -9,7 +9,7 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +26,9 @@ from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError, Problem, RunStopped
 from posttrain.models import lora
+from posttrain.models.chunks import OPTIMIZER_CHUNKS, WEIGHT_CHUNKS, ChunkedTensors, shapes_of, write_chunks
 from posttrain.models.compiled import compile_layers
-from posttrain.models.saving import save_model
+from posttrain.models.saving import save_config, save_model
 from posttrain.models.vision import copy_processor, has_vision
 from posttrain.records.batches import TrainBatch
 from posttrain.records.notices import Notices
@@ -235,14 +236,17 @@ class OptimizedModel:
         self.writer(optimizer=optimizer)(folder)
         self._sharding.wait()
 
-    def writer(self, *, optimizer: bool = True) -> Callable[[Path], None]:
+    def writer(self, *, optimizer: bool = True, sharded: bool = False) -> Callable[[Path], None]:
         """A Hugging Face folder (float32 weights, tokenizer), or a folder of peft's with the adapter alone, plus the
         optimizer's averages; all without pickle. Over several processes the first one writes what all gather: they do so
-        here, and what is on a device is copied to the CPU here, so that writing needs neither."""
-        masters = self._masters.whole(self._sharding)
+        here, and what is on a device is copied to the CPU here, so that writing needs neither. Sharded, the folder has no
+        weights but chunks of them, and every process writes its own."""
+        if sharded and not self._adapted:
+            return self._chunk_writer(optimizer=optimizer)
+        masters = self._kept(self._masters.whole(self._sharding))
         state = {} if self._adapted else self._whole_state(masters)
-        averages = self._masters.averages(self._optimizer, self._sharding) if optimizer else {}
-        counters = json.dumps({"updates": self._updates})
+        averages = self._kept(self._masters.averages(self._optimizer, self._sharding)) if optimizer else {}
+        updates = self._updates
         shell = self._shell()
 
         def write(folder: Path) -> None:
@@ -252,16 +256,40 @@ class OptimizedModel:
                 lora.write_adapter(self.model, masters, folder, head=self._head())
             else:
                 save_model(shell, folder, state)
-                shell.config.dtype = torch.float32  # it wrote the dtype to compute in, and loading would round to it
-                shell.config.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-            if has_vision(self.model.config):
-                copy_processor(str(self.model.name_or_path), folder)
+                save_config(shell, folder)
             if optimizer:
                 save_file(averages, folder / OPTIMIZER)
-            (folder / COUNTERS).write_text(counters)
+            self._write_beside(folder, updates)
 
         return write
+
+    def _kept(self, gathered: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """For the first process, which writes; the others gather with it and keep nothing."""
+        return {name: tensor for name, tensor in gathered if self._sharding.rank == 0}
+
+    def _chunk_writer(self, *, optimizer: bool) -> Callable[[Path], None]:
+        names = self.model.state_dict().keys()
+        tensors = {name: buffer for name, buffer in self.model.named_buffers() if name in names}
+        tensors |= {name: self._masters.parameters.get(name, held) for name, held in self.model.named_parameters()}
+        weights = self._sharding.chunks(tensors)
+        averages = self._sharding.chunks(self._masters.states(self._optimizer)) if optimizer else []
+        updates, shell = self._updates, self._shell()
+
+        def write(folder: Path) -> None:
+            write_chunks(folder / WEIGHT_CHUNKS, self._sharding.rank, weights)
+            write_chunks(folder / OPTIMIZER_CHUNKS, self._sharding.rank, averages)
+            if self._sharding.rank == 0:
+                save_config(shell, folder)
+                self._write_beside(folder, updates)
+
+        return write
+
+    def _write_beside(self, folder: Path, updates: int) -> None:
+        """What is beside weights and averages."""
+        self.tokenizer.save_pretrained(folder)
+        if has_vision(self.model.config):
+            copy_processor(str(self.model.name_or_path), folder)
+        (folder / COUNTERS).write_text(json.dumps({"updates": updates}))
 
     def _shell(self) -> Any:
         """The model with a configuration of its own: transformers changes that of what it saves, and samplers that of what
@@ -277,35 +305,19 @@ class OptimizedModel:
         """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""
         saved = self._saved_weights(folder)
         self._masters.load(saved, self._sharding)
-        averages = load_file(folder / OPTIMIZER) if optimizer else {}
+        averages = saved_averages(folder) if optimizer else {}
         self._masters.load_averages(self._optimizer, averages, self._sharding, offload=self._offload_optimizer)
         self._updates = json.loads((folder / COUNTERS).read_text())["updates"] if schedule else 0
         self._passes = 0
 
-    def _saved_weights(self, folder: Path) -> dict[str, Tensor]:
+    def _saved_weights(self, folder: Path) -> Mapping[str, Tensor]:
         """The trained weights in a folder that ``save`` wrote, by name."""
-        check_kind(folder, adapted=self._adapted, path_field=self.path_field)
         masters = {name: tuple(self._sharding.shape(weight)) for name, weight in self._masters.parameters.items()}
-        damaged = False
-        if self._adapted:
-            saved = lora.adapter_tensors(folder, field=self.path_field)
-        else:
-            # By transformers, not by name: what it writes for a mixture of experts is laid out differently in memory.
-            loaded: Any = self._model_class.from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-            )
-            model, report = loaded
-            saved = dict(model.named_parameters())
-            damaged = any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        fits = all(name in saved and tuple(saved[name].shape) == shape for name, shape in masters.items())
-        if damaged or not fits or (self._adapted and len(saved) != len(masters)):
-            raise ModelError(
-                Problem(
-                    f"the checkpoint {folder} is of another model than {self.model.name_or_path}",
-                    fix=f"set {self.path_field} back, or name another run.folder",
-                    field=self.path_field,
-                )
-            )
+        saved = saved_weights(folder, self.model, self._model_class, adapted=self._adapted, path_field=self.path_field)
+        shapes = shapes_of(saved)
+        fits = all(shapes.get(name) == shape for name, shape in masters.items())
+        if not fits or (self._adapted and len(saved) != len(masters)):
+            raise of_another_model(folder, self.model, self.path_field)
         return saved
 
     def _head(self) -> str | None:
@@ -313,15 +325,60 @@ class OptimizedModel:
         return None
 
     def _whole_state(self, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model's state dict with the masters in place of the rounded weights (buffers and tied names kept)."""
+        """The model's state dict with the masters in place of the rounded weights (buffers and tied names kept); empty where
+        nothing is written."""
+        names, trained = self.model.state_dict().keys(), self._masters.parameters
+        others: dict[str, Tensor] = {name: held for name, held in self.model.named_parameters() if name not in trained}
+        others |= {name: buffer for name, buffer in self.model.named_buffers() if name in names}
+        state = dict(masters) | self._kept((name, self._sharding.whole(tensor)) for name, tensor in others.items())
         first_name: dict[int, str] = {}
-        state: dict[str, Tensor] = {}
         for name, weight in self.model.named_parameters(remove_duplicate=False):
             first = first_name.setdefault(id(weight), name)
-            state[name] = masters[first] if first in masters else state.get(first, self._sharding.whole(weight))
-        names = self.model.state_dict().keys()
-        buffers = {name: self._sharding.whole(buffer) for name, buffer in self.model.named_buffers() if name in names}
-        return {name: tensor for name, tensor in (state | buffers).items() if name in names}
+            if name in names and first in state:
+                state[name] = state[first]
+        return {name: state[name] for name in names if name in state}
+
+
+def saved_weights(
+    folder: Path, model: PreTrainedModel, model_class: Any, *, adapted: bool, path_field: str
+) -> Mapping[str, Tensor]:
+    """The whole weights, or those of the adapter, in a folder that an engine wrote, by the model's own names.
+
+    Args: path_field, the setting that names the starting weights.
+    Raises: ModelError when the folder holds another model, or another kind of weights.
+    """
+    check_kind(folder, adapted=adapted, path_field=path_field)
+    if adapted:
+        return lora.adapter_tensors(folder, field=path_field)
+    if (folder / WEIGHT_CHUNKS).is_dir():
+        saved = ChunkedTensors(folder / WEIGHT_CHUNKS)
+        names = {name for name, _ in model.named_parameters()}
+        if names <= saved.keys() and saved.keys() - names <= model.state_dict().keys():
+            return saved
+        raise of_another_model(folder, model, path_field)
+    # By transformers, not by name: what it writes for a mixture of experts is laid out differently in memory.
+    loaded: Any = model_class.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    whole, report = loaded
+    if any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        raise of_another_model(folder, model, path_field)
+    return dict(whole.named_parameters())
+
+
+def saved_averages(folder: Path) -> Mapping[str, Tensor]:
+    """The optimizer's averages in a folder that an engine wrote, by "kind:name of the weight"."""
+    if (folder / OPTIMIZER_CHUNKS).is_dir():
+        return ChunkedTensors(folder / OPTIMIZER_CHUNKS)
+    if (folder / WEIGHT_CHUNKS).is_dir():
+        return {}  # saved before the first update
+    return load_file(folder / OPTIMIZER)
+
+
+def of_another_model(folder: Path, model: PreTrainedModel, path_field: str) -> ModelError:
+    what = f"the checkpoint {folder} is of another model than {model.name_or_path}"
+    fix = f"set {path_field} back, or name another run.folder"
+    return ModelError(Problem(what, fix=fix, field=path_field))
 
 
 def check_kind(folder: Path, *, adapted: bool, path_field: str) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.torch_training.master_weights import MasterWeights
 from posttrain.data.packing import PackedSequences
+from posttrain.models.chunks import Chunk, whole_chunk
 from posttrain.models.packed_attention import shared_layout
 from posttrain.records.images import PlacedImages
 
@@ -105,6 +106,10 @@ class Sharding:
     def whole(self, tensor: Tensor) -> Tensor:
         """All of a tensor, on the CPU, from the part that is here."""
         return tensor.detach().cpu().contiguous()
+
+    def chunks(self, tensors: Mapping[str, Tensor]) -> list[Chunk]:
+        """What this process writes of these tensors where each writes its own part: every number is written once."""
+        return [whole_chunk(name, tensor.detach().cpu()) for name, tensor in tensors.items()] if self.rank == 0 else []
 
     def shape(self, tensor: Tensor) -> torch.Size:
         """Of all of it."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("megatron.core")
 
-from posttrain.backends.train.megatron.weights import Heads, cut_piece, join_piece, piece_of
+from posttrain.backends.train.megatron.weights import Heads, Piece, chunks_of_piece, cut_piece, join_piece, piece_of
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import Family, write_tiny_model
 
@@ -58,6 +58,24 @@ def test_experts_are_cut_one_by_one() -> None:
     assert torch.equal(join_piece("column experts", parts, ONE, [down.shape])[0], down)
 
 
+def test_where_the_rows_of_a_rank_lie() -> None:
+    # As above, q1 q2 k1 v1 | q3 q4 k2 v2: the second of two ranks has rows 2 and 3 of the queries, 1 of keys and of values.
+    heads = Heads(key_value=2, per_group=2, dim=1)
+    piece = Piece("qkv", "heads", ("q", "k", "v"))
+    chunks = chunks_of_piece(piece, column(3, 4, 6, 8), heads, [(4, 1), (2, 1), (2, 1)], 1, 2)
+    assert [(each.name, each.offsets, each.tensor.flatten().tolist()) for each in chunks] == [
+        ("q", (2, 0), [3, 4]), ("k", (1, 0), [6]), ("v", (1, 0), [8])
+    ]  # fmt: skip
+    # 3 rows over 4 ranks: the last has filling alone.
+    assert chunks_of_piece(Piece("vocabulary", "rows", ("rows",)), column(0), heads, [(3, 1)], 3, 4) == []
+    # Experts 4 and 5, width 4: the second of two ranks has half of every gate and of every up projection.
+    part = torch.arange(8.0).view(2, 4, 1)
+    found = chunks_of_piece(
+        Piece("experts", "stacked experts", ("both",)), part, ONE, [(8, 8, 1)], 1, 2, first_expert=4
+    )
+    assert [each.offsets for each in found] == [(4, 2, 0), (4, 6, 0)]
+
+
 def test_a_parameter_that_is_in_no_table() -> None:
     with pytest.raises(KeyError, match="expert_bias"):
         piece_of("decoder.layers.0.mlp.router.expert_bias")
@@ -85,11 +103,22 @@ def test_there_and_back(tmp_path: Path, family: Family, ranks: int) -> None:
     names += ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]
     names += ["output_layer.weight"] if family != "llama" else []  # tied in llama
     back: dict[str, Tensor] = {}
+    chunked = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    written = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for name in names:
         piece = piece_of(name)
         sources = [weights[source] for source in piece.sources]
         parts = [cut_piece(piece.cut, sources, heads, rank, ranks) for rank in range(ranks)]
         assert len({part.shape for part in parts}) == 1
-        back |= zip(piece.sources, join_piece(piece.cut, parts, heads, [one.shape for one in sources]), strict=True)
+        shapes = [tuple(one.shape) for one in sources]
+        back |= zip(piece.sources, join_piece(piece.cut, parts, heads, shapes), strict=True)
+        for rank, part in enumerate(parts[:1] if piece.cut == "whole" else parts):
+            for chunk in chunks_of_piece(piece, part, heads, shapes, rank, ranks):
+                sizes = zip(chunk.offsets, chunk.tensor.shape, strict=True)
+                box = tuple(slice(first, first + size) for first, size in sizes)
+                chunked[chunk.name][box] = chunk.tensor
+                written[chunk.name][box] += 1
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weight) for name, weight in weights.items())
+    assert all(torch.equal(chunked[name], weight) for name, weight in weights.items())
+    assert all((times == 1).all() for times in written.values())

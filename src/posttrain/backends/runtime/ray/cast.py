@@ -139,10 +139,10 @@ class Cast:
         self.turns.take(role)
         self.roles[role].save(folder, optimizer=optimizer)
 
-    def gather(self, role: str, optimizer: bool) -> None:
+    def gather(self, role: str, optimizer: bool, sharded: bool) -> None:
         """The first part of saving; ``write`` is the second, beside other work."""
         self.turns.take(role)
-        self._writers[role] = self.roles[role].writer(optimizer=optimizer)
+        self._writers[role] = self.roles[role].writer(optimizer=optimizer, sharded=sharded)
 
     def write(self, role: str, folder: Path) -> None:
         self._writers.pop(role)(folder)

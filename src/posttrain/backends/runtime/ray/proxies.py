@@ -78,9 +78,9 @@ class RemoteOptimized:
     def save(self, folder: Path, *, optimizer: bool = True) -> None:
         self.crew.call("save", self.role, folder.resolve(), optimizer, what=f"saving the {self.role}")
 
-    def writer(self, *, optimizer: bool = True) -> Callable[[Path], None]:
+    def writer(self, *, optimizer: bool = True, sharded: bool = False) -> Callable[[Path], None]:
         what = f"saving the {self.role}"
-        self.crew.call("gather", self.role, optimizer, what=what)
+        self.crew.call("gather", self.role, optimizer, sharded, what=what)
         return lambda folder: self.crew.each_aside("write", self.role, folder.resolve(), what=what)
 
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:

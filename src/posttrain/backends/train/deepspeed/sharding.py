@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from posttrain.backends.torch_training.ranks import RanksSharding, checked
 from posttrain.backends.train.deepspeed import library
 from posttrain.backends.train.deepspeed.weights import ZeroWeights
+from posttrain.models.chunks import Chunk
 from posttrain.placement.zero import ZeroSettings, zero_settings
 
 T = TypeVar("T")
@@ -52,6 +53,9 @@ class DeepspeedSharding(RanksSharding):
         """A frozen model is spread by stage 3 alone; one that is trained, when its optimizer is there."""
         if self.settings.stage == 3 and not any(weight.requires_grad for weight in model.parameters()):
             self._engine = self._start(model)
+
+    def chunks(self, tensors: Mapping[str, Tensor]) -> list[Chunk]:
+        raise NotImplementedError("its parts are stretches of all weights in a row; dialects.run_checks refuses it")
 
     def masters(self, model: PreTrainedModel, dtype: torch.dtype) -> ZeroWeights:
         def begin(optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> Any:

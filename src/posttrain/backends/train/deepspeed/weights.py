@@ -76,21 +76,20 @@ class ZeroWeights(MasterWeights):
             self._engine.step()
         self._held = False
 
-    def whole(self, sharding: Sharding) -> dict[str, Tensor]:
+    def whole(self, sharding: Sharding) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        return {name: _own(safe_get_full_fp32_param(weight)) for name, weight in self.parameters.items()}
+        for name, weight in self.parameters.items():
+            yield name, _own(safe_get_full_fp32_param(weight))
 
-    def averages(self, optimizer: torch.optim.Optimizer, sharding: Sharding) -> dict[str, Tensor]:
+    def averages(self, optimizer: torch.optim.Optimizer, sharding: Sharding) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         step = next(iter(optimizer.state.values()))["step"].detach().cpu()
-        found = {}
         for name, weight in self.parameters.items():
-            found[f"step:{name}"] = step.clone()
+            yield f"step:{name}", step.clone()
             for kind in AVERAGES:
-                found[f"{kind}:{name}"] = _own(safe_get_full_optimizer_state(weight, kind))
-        return found
+                yield f"{kind}:{name}", _own(safe_get_full_optimizer_state(weight, kind))
 
     def load(self, tensors: Mapping[str, Tensor], sharding: Sharding) -> None:
         self._load(tensors)
@@ -110,10 +109,9 @@ class ZeroWeights(MasterWeights):
         *,
         offload: bool = False,
     ) -> None:
+        step = max((float(saved[name]) for name in saved if name.startswith("step:")), default=0.0)
         for state in optimizer.state.values():
-            state["step"].fill_(
-                max((float(value) for name, value in saved.items() if name.startswith("step:")), default=0.0)
-            )
+            state["step"].fill_(step)
             for kind in AVERAGES:
                 state[kind].zero_()
         for kind_and_name, value in saved.items():

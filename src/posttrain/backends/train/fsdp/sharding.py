@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -32,6 +29,7 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.torch_training.ranks import RanksSharding, checked
 from posttrain.backends.train.fsdp.units import units
+from posttrain.models.chunks import Chunk
 from posttrain.placement.sharding import FsdpSettings, fsdp_settings
 
 T = TypeVar("T")
@@ -115,17 +113,21 @@ class FsdpSharding(RanksSharding):
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
         if not isinstance(like, DTensor):
             return super().part(tensor, like)
-        return distribute_tensor(tensor.to(like.to_local().device), like.device_mesh, like.placements)
+        # Everyone has the whole, so that nothing needs to be sent.
+        here = tensor.to(like.to_local().device)
+        return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
+
+    def chunks(self, tensors: Mapping[str, Tensor]) -> list[Chunk]:
+        plain = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+        found = super().chunks(plain)
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor) and _first_copy(tensor) and tensor.to_local().numel():
+                place = tensor.__create_chunk_list__()[0]
+                found.append(Chunk(name, tuple(place.offsets), tensor.to_local().detach().cpu()))
+        return found
 
 
-def save_parts(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Every process writes its part of every tensor: safetensors with the places of the parts, by torch.distributed.checkpoint.
-    Any number of processes can read them."""
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    state_dict_saver.save(dict(tensors), storage_writer=writer)
-
-
-def load_parts(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Fill these tensors, each process its part, from what ``save_parts`` wrote."""
-    into: dict[str, Any] = dict(tensors)
-    state_dict_loader.load(into, storage_reader=HuggingFaceStorageReader(str(folder)))
+def _first_copy(tensor: DTensor) -> bool:
+    """Whether the processes that hold the same part of a tensor name this one first."""
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    return all(place == 0 for place, how in zip(coordinate, tensor.placements, strict=True) if how.is_replicate())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,7 +30,9 @@ from posttrain.backends.torch_training.optimized_model import (
     Factor,
     How,
     MicroBatch,
-    check_kind,
+    of_another_model,
+    saved_averages,
+    saved_weights,
 )
 from posttrain.backends.torch_training.optimizers import build_optimizer, move_state, set_rates
 from posttrain.backends.torch_training.sharding import Sharding
@@ -39,9 +41,9 @@ from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.stretches import Stretches
 from posttrain.config.policy import OptimizerConfig
-from posttrain.errors import ModelError, Problem
 from posttrain.models import lora
-from posttrain.models.saving import save_model
+from posttrain.models.chunks import OPTIMIZER_CHUNKS, WEIGHT_CHUNKS, Chunk, shapes_of, whole_chunk, write_chunks
+from posttrain.models.saving import save_config, save_model
 from posttrain.records.batches import TrainBatch
 from posttrain.records.statistics import OptimizerStats
 
@@ -88,7 +90,7 @@ class MegatronLearner:
         if sharding.settings.experts.freeze_router:
             self._updated = {name: weight for name, weight in self._trained.items() if ".router." not in name}
         # What the optimizer sees of it: all, or a stretch of every weight where copies share out its averages.
-        self._stretches = Stretches(self._updated, self._copies_of) if sharding.settings.distributed_optimizer else None
+        self._stretches = Stretches(self._updated, parts.copies_of) if sharding.settings.distributed_optimizer else None
         self._stepped = self._stretches.mine if self._stretches else self._updated
         self._settings = optimizer
         self._learning_rate_factor = learning_rate_factor
@@ -180,11 +182,6 @@ class MegatronLearner:
         for of_experts, group in ((False, sharding.copies_group), (True, sharding.expert_copies_group)):
             _add([w for name, w in self._updated.items() if self.parts.of_experts(name) == of_experts], group)
 
-    def _copies_of(self, name: str) -> dist.ProcessGroup:
-        """The ranks that hold the same part of the same weight."""
-        of_experts = self.parts.of_experts(name)
-        return self._sharding.expert_copies_group if of_experts else self._sharding.copies_group
-
     def _gradient_norm(self) -> Tensor:
         """Of the whole model's gradient, every weight counted once; [] float32."""
         squares = torch.zeros(2, device=self._sharding.device)  # of experts, and of the rest
@@ -207,25 +204,19 @@ class MegatronLearner:
         self.writer(optimizer=optimizer)(folder)
         self._sharding.wait()
 
-    def writer(self, *, optimizer: bool = True) -> Callable[[Path], None]:
+    def writer(self, *, optimizer: bool = True, sharded: bool = False) -> Callable[[Path], None]:
         """As every engine's: a Hugging Face folder, or peft's with the adapter alone, and the optimizer's averages, by the first
-        rank, from what all gather here."""
+        rank, from what all gather here. Sharded: chunks of weights and averages, by every rank."""
+        if sharded and not self._adapted:
+            return self._chunk_writer(optimizer=optimizer)
         masters = self._kept(self._trained)
         averages: dict[str, Tensor] = {}
-        states = {name: self._optimizer.state.get(weight) for name, weight in self._stepped.items()}
-        if optimizer and all(states.values()):
-            for key in AVERAGES:
-                frozen = self._trained.keys() - states.keys()
-                held = {name: torch.zeros_like(self._trained[name]) for name in frozen}
-                mine = {name: state[key].to(self._sharding.device) for name, state in states.items() if state}
-                held |= self._stretches.whole(mine) if self._stretches else mine
-                averages |= {f"{key}:{name}": value for name, value in self._kept(held).items()}
-            step = next(state["step"] for state in states.values() if state).cpu()
-            averages |= {f"step:{name}": step.clone() for name in masters}
+        if optimizer:
+            for key, parts in self._averages():
+                averages |= {f"{key}:{name}": value for name, value in self._kept(parts).items()}
+            averages |= {f"step:{name}": step.clone() for step in self._steps() for name in masters}
         state = {} if self._adapted else self._whole_state(masters)
-        counters = json.dumps({"updates": self._updates})
-        shell = copy.copy(self.parts.shell)
-        shell.config = copy.deepcopy(shell.config)  # transformers changes that of what it saves
+        updates, shell = self._updates, self._shell()
 
         def write(folder: Path) -> None:
             if self._sharding.rank != 0:
@@ -234,14 +225,57 @@ class MegatronLearner:
                 lora.write_adapter(shell, masters, folder, head=self.parts.value_head)
             else:
                 save_model(shell, folder, state)
-                shell.config.dtype = torch.float32  # it wrote the dtype to compute in, and loading would round to it
-                shell.config.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+                save_config(shell, folder)
             if optimizer:
                 save_file(averages, folder / OPTIMIZER)
-            (folder / COUNTERS).write_text(counters)
+            self._write_beside(folder, updates)
 
         return write
+
+    def _chunk_writer(self, *, optimizer: bool) -> Callable[[Path], None]:
+        weights = self.parts.chunks(self._trained)
+        averages: list[Chunk] = []
+        if optimizer:
+            for key, parts in self._averages():
+                averages += self.parts.chunks(parts, prefix=f"{key}:")
+            if self._sharding.rank == 0:
+                names = self.parts.trained
+                averages += [whole_chunk(f"step:{name}", step.clone()) for step in self._steps() for name in names]
+        updates, shell = self._updates, self._shell()
+
+        def write(folder: Path) -> None:
+            write_chunks(folder / WEIGHT_CHUNKS, self._sharding.rank, weights)
+            write_chunks(folder / OPTIMIZER_CHUNKS, self._sharding.rank, averages)
+            if self._sharding.rank == 0:
+                save_config(shell, folder)
+                self._write_beside(folder, updates)
+
+        return write
+
+    def _averages(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Kind, and this rank's parts by piece: nothing before the first update. All ranks must go through it together."""
+        states = {name: self._optimizer.state.get(weight) for name, weight in self._stepped.items()}
+        if not all(states.values()):
+            return
+        for key in AVERAGES:
+            frozen = self._trained.keys() - states.keys()
+            held = {name: torch.zeros_like(self._trained[name]) for name in frozen}
+            mine = {name: state[key].to(self._sharding.device) for name, state in states.items() if state}
+            yield key, held | (self._stretches.whole(mine) if self._stretches else mine)
+
+    def _steps(self) -> list[Tensor]:
+        """The optimizer's count of its updates, which is the same for every weight; none before the first."""
+        return [state["step"].cpu() for state in list(self._optimizer.state.values())[:1] if state]
+
+    def _shell(self) -> PreTrainedModel:
+        shell = copy.copy(self.parts.shell)
+        shell.config = copy.deepcopy(shell.config)  # transformers changes that of what it saves
+        return shell
+
+    def _write_beside(self, folder: Path, updates: int) -> None:
+        """What is beside weights and averages."""
+        self.tokenizer.save_pretrained(folder)
+        (folder / COUNTERS).write_text(json.dumps({"updates": updates}))
 
     def _kept(self, parts: dict[str, Any]) -> dict[str, Tensor]:
         """Whole float32 tensors on the CPU of the first rank, which writes; the others gather with it and keep nothing."""
@@ -260,47 +294,51 @@ class MegatronLearner:
 
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
         """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""
-        saved = self.parts.cut(self._saved(folder), self._trained)
-        self._masters.load(self.parts.by_parameter(saved), Sharding())
+        saved = self._saved(folder)
+        parts = {name: self.parts.cut(saved, [name])[name].clone() for name in self._trained}
+        self._masters.load(self.parts.by_parameter(parts), Sharding())
         self._optimizer.state.clear()
-        found = load_file(folder / OPTIMIZER) if optimizer else {}
+        found = saved_averages(folder) if optimizer else {}
         for key in AVERAGES if found else ():
-            of_key = {  # another engine saves none for a weight that never had a gradient
-                name: found.get(f"{key}:{name}", torch.zeros(shape)) for name, shape in self.parts.whole_shapes.items()
-            }
-            parts = self.parts.cut(of_key, self._trained)
+            of_key = _OfKind(found, key, self.parts.whole_shapes)
             for name, weight in self._stepped.items():
-                part = parts[name].contiguous()
-                mine = self._stretches.cut(name, part).clone() if self._stretches else part
-                self._optimizer.state[weight][key] = mine.to(weight.device)
+                part = self.parts.cut(of_key, [name])[name].contiguous()
+                mine = self._stretches.cut(name, part) if self._stretches else part
+                self._optimizer.state[weight][key] = mine.to(weight.device, copy=True)
         if found:
-            step = next(value for name, value in found.items() if name.startswith("step:"))
+            step = next(found[name] for name in found if name.startswith("step:"))
             for weight in self._stepped.values():
                 self._optimizer.state[weight]["step"] = step.to(weight.device).clone()
         if self._offload_optimizer:
             move_state(self._optimizer, lambda parameter: torch.device("cpu"))
         self._updates = json.loads((folder / COUNTERS).read_text())["updates"] if schedule else 0
 
-    def _saved(self, folder: Path) -> dict[str, Tensor]:
+    def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         """The whole trained weights in a folder that an engine wrote, by name."""
         shell = self.parts.shell
-        check_kind(folder, adapted=self._adapted, path_field=self.path_field)
-        damaged = False
-        if self._adapted:
-            saved = lora.adapter_tensors(folder, field=self.path_field)
-        else:
-            loaded: Any = type(shell).from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-            )
-            model, report = loaded
-            saved = dict(model.named_parameters())
-            damaged = any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        shapes = {name: tuple(weight.shape) for name, weight in saved.items()}
-        if damaged or shapes != {name: self.parts.whole_shapes[name] for name in self.parts.trained}:
-            what = f"the checkpoint {folder} is of another model than {shell.name_or_path}"
-            fix = f"set {self.path_field} back, or name another run.folder"
-            raise ModelError(Problem(what, fix=fix, field=self.path_field))
+        saved = saved_weights(folder, shell, type(shell), adapted=self._adapted, path_field=self.path_field)
+        shapes = shapes_of(saved)
+        trained = {name: self.parts.whole_shapes[name] for name in self.parts.trained}
+        if {name: shapes.get(name) for name in trained} != trained or (self._adapted and len(saved) != len(trained)):
+            raise of_another_model(folder, shell, self.path_field)
         return saved
+
+
+class _OfKind(Mapping[str, Tensor]):
+    """One kind of averages by weight: 0 where another engine has saved none, for a weight that never had a gradient."""
+
+    def __init__(self, saved: Mapping[str, Tensor], kind: str, shapes: Mapping[str, tuple[int, ...]]):
+        self._saved, self._kind, self._shapes = saved, kind, shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        saved = self._saved.get(f"{self._kind}:{name}")
+        return torch.zeros(self._shapes[name]) if saved is None else saved
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
 
 
 def _add(weights: list[Any], group: dist.ProcessGroup) -> None:

@@ -19,14 +19,16 @@ from posttrain.backends.train.megatron.weights import (
     OF_EXPERTS,
     Heads,
     Piece,
+    chunks_of_piece,
     cut_piece,
     join_piece,
     piece_of,
 )
 from posttrain.backends.train.megatron.without_cuda import on_this_machine
 from posttrain.errors import ModelError, Problem
+from posttrain.models.chunks import Chunk
 from posttrain.models.value_head import HEADS
-from posttrain.placement.megatron import unsupported
+from posttrain.placement.megatron_models import unsupported
 
 T = TypeVar("T")
 
@@ -116,6 +118,31 @@ class ModelParts:
                 piece = self._owners[name][0]
                 waiting |= zip(piece.sources, self._gathered(piece, parts.get(piece.name), dtype), strict=True)
             yield name, waiting.pop(name)
+
+    def chunks(self, parts: Mapping[str, Tensor], *, prefix: str = "") -> list[Chunk]:
+        """What this rank writes where each writes its own: every number of the whole tensors is written by one rank.
+
+        Args: parts by the names of ``pieces``; prefix of the names in the files.
+        """
+        found = []
+        experts = self.sharding.settings.experts
+        for name, part in parts.items():
+            if not self.holds_alone(name) or self.copies_of(name).rank() != 0:
+                continue
+            piece, first = self._piece(name), 0
+            shapes = [self.whole_shapes[source] for source in piece.sources]
+            rank, ranks = self.sharding.tensor_group.rank(), self.sharding.tensor
+            if piece.cut in OF_EXPERTS:
+                ranks = self._share_one_expert
+                which, rank = divmod(self.sharding.experts_group.rank(), ranks)
+                first = which * (shapes[0][0] // experts.parallel)
+            for chunk in chunks_of_piece(piece, part.detach(), self.heads, shapes, rank, ranks, first_expert=first):
+                found.append(Chunk(prefix + chunk.name, chunk.offsets, chunk.tensor.cpu()))
+        return found
+
+    def copies_of(self, name: str) -> dist.ProcessGroup:
+        """The ranks that hold the same part of the same weight."""
+        return self.sharding.expert_copies_group if self.of_experts(name) else self.sharding.copies_group
 
     def by_piece(self, values: Mapping[str, T]) -> dict[str, T]:
         """What stands under names of ``gpt``'s parameters, under those of ``pieces``."""

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posttrain.models.chunks import Chunk, whole_chunk
 from posttrain.models.lora import ADAPTER
 
 Cut = Literal["whole", "rows", "columns", "stacked", "heads", "stacked experts", "column experts"]
@@ -120,6 +121,45 @@ def cut_piece(cut: Cut, sources: Sequence[Tensor], heads: Heads, rank: int, rank
         return sources[0].chunk(ranks, dim=2)[rank]
     grouped = [source.view(heads.key_value, -1, *source.shape[1:]) for source in sources]
     return torch.cat(grouped, dim=1).flatten(0, 1).chunk(ranks)[rank]
+
+
+def chunks_of_piece(
+    piece: Piece,
+    part: Tensor,
+    heads: Heads,
+    shapes: Sequence[tuple[int, ...]],
+    rank: int,
+    ranks: int,
+    *,
+    first_expert: int = 0,
+) -> list[Chunk]:
+    """Where the part that ``cut_piece`` gives rank ``rank`` lies in the Hugging Face tensors of a piece, of these shapes.
+
+    Args: first_expert of the part, of experts.
+    """
+    name = piece.sources[0]
+    if piece.cut == "whole":
+        return [whole_chunk(name, part)]
+    if piece.cut == "columns":
+        return [Chunk(name, (0, rank * part.shape[1]), part)]
+    if piece.cut == "column experts":
+        return [Chunk(name, (first_expert, 0, rank * part.shape[2]), part)]
+    if piece.cut == "stacked experts":
+        rows = part.shape[1] // 2
+        begins = (rank * rows, shapes[0][1] // 2 + rank * rows)
+        halves = zip(begins, part.chunk(2, dim=1), strict=True)
+        return [Chunk(name, (first_expert, begin, 0), half) for begin, half in halves]
+    # The others are cut by rows. Cutting the rows' numbers tells where each has gone; filling is 0.
+    numbers = torch.arange(1, 1 + sum(shape[0] for shape in shapes)).split([shape[0] for shape in shapes])
+    here = cut_piece(piece.cut, numbers, heads, rank, ranks).to(part.device)
+    found = []
+    for source, of_source in zip(piece.sources, numbers, strict=True):
+        first, last = int(of_source[0]), int(of_source[-1])
+        mine = (here >= first) & (here <= last)
+        if mine.any():
+            offsets = (int(here[mine][0]) - first, *[0] * (part.dim() - 1))
+            found.append(Chunk(source, offsets, part[mine]))
+    return found
 
 
 def join_piece(

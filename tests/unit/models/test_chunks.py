@@ -1,0 +1,87 @@
+"""Chunks of tensors in the files of several processes: by hand, and as torch's own reader sees them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+from posttrain.errors import ModelError
+from posttrain.models.chunks import Chunk, ChunkedTensors, shapes_of, whole_chunk, write_chunks
+
+
+@pytest.fixture
+def wanted() -> dict[str, Tensor]:
+    return {
+        "columns": torch.arange(6.0).view(2, 3),
+        "rows": torch.arange(5.0)[:, None],
+        "step": torch.tensor(7.0),
+        "twice": torch.arange(8.0).view(4, 2),
+        "whole": torch.tensor([1.5, 2.5], dtype=torch.bfloat16),
+    }
+
+
+@pytest.fixture
+def written(tmp_path: Path, wanted: dict[str, Tensor]) -> Path:
+    """By three processes; the third holds nothing."""
+    rows, columns, twice = wanted["rows"], wanted["columns"], wanted["twice"]
+    first = [
+        Chunk("rows", (0, 0), rows[:3]),
+        Chunk("columns", (0, 0), columns[:, :2]),
+        Chunk("twice", (0, 0), twice[:1]),
+        Chunk("twice", (2, 0), twice[2:3]),
+        whole_chunk("step", wanted["step"]),
+        whole_chunk("whole", wanted["whole"]),
+    ]
+    second = [
+        Chunk("rows", (3, 0), rows[3:]),
+        Chunk("columns", (0, 2), columns[:, 2:]),
+        Chunk("twice", (1, 0), twice[1:2]),
+        Chunk("twice", (3, 0), twice[3:]),
+    ]
+    for rank, chunks in enumerate((first, second, [])):
+        write_chunks(tmp_path / "weights", rank, chunks)
+    return tmp_path / "weights"
+
+
+def test_whole_tensors_come_back(written: Path, wanted: dict[str, Tensor]) -> None:
+    found = ChunkedTensors(written)
+    assert list(found) == sorted(wanted) and len(found) == 5
+    assert shapes_of(found) == shapes_of(wanted) == {name: tuple(tensor.shape) for name, tensor in wanted.items()}
+    assert all(
+        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor) for name, tensor in wanted.items()
+    )
+    assert found.get("other") is None and "other" not in found
+    # Two boxes of one tensor are two files.
+    assert len(list(written.iterdir())) == 4
+
+
+def test_torch_reads_the_same(written: Path, wanted: dict[str, Tensor]) -> None:
+    empty = {name: torch.zeros_like(tensor) for name, tensor in wanted.items() if tensor.dim()}
+    state_dict_loader.load(empty, storage_reader=HuggingFaceStorageReader(str(written)), no_dist=True)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in empty.items())
+
+
+@pytest.mark.parametrize("lost", ["shard-00001-model-00002-of-00002", "shard-00002-model-00001-of-00002"])
+def test_a_file_that_is_missing(written: Path, lost: str) -> None:
+    (written / f"{lost}.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"does not hold all of (columns|twice)") as told:
+        ChunkedTensors(written)
+    assert "files of all processes" in str(told.value)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "of others"])
+def test_a_file_that_cannot_be_read(written: Path, damage: str) -> None:
+    path = sorted(written.iterdir())[0]
+    if damage == "cut off":
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        save_file({"whole": torch.zeros(2)}, path)  # without the places
+    with pytest.raises(ModelError, match=f"{re.escape(path.name)} cannot be read"):
+        ChunkedTensors(written)
