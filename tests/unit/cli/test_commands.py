@@ -338,6 +338,8 @@ class TestOthers:
         assert re.search(r"^  (on |off)  landlock  ", out, re.MULTILINE)
         assert "math_verify    not installed: pip install 'posttrain[math]'" in out
         assert "langdetect     installed" in out
+        monkeypatch.setenv("PATH", "")
+        assert "C++ compiler: not found: sampling on the CPU takes up to 1.8 times as long" in posttrain("doctor")[1]
 
     def test_steps_are_pushed_to_services_only(self, posttrain: Run, tmp_path: Path) -> None:
         for name in ("jsonl", "console"):

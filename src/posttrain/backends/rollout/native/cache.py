@@ -140,18 +140,19 @@ class KeyValueCache:
         self.responses.trim(longest)
         device = self.responses.keys[0].device
         self._parts = None
-        self._places = torch.tensor(response_lens, device=device)
+        self.places = torch.tensor(response_lens, device=device)
         # Where these places are when keys count as one line of numbers, and values as one line of vectors.
         kv_dim, room = self.kv_heads * self.responses.keys[0].shape[2], self.responses.length
         self._row_numbers = torch.arange(rows, device=device)
         firsts = torch.arange(rows * kv_dim, device=device).view(rows, kv_dim) * room
-        self._key_places = (firsts + self._places[:, None]).view(-1)
+        self._key_places = (firsts + self.places[:, None]).view(-1)
         firsts = torch.arange(rows * self.kv_heads, device=device).view(rows, self.kv_heads) * room
-        self._value_places = (firsts + self._places[:, None]).view(-1)
+        self._value_places = (firsts + self.places[:, None]).view(-1)
         # The prompt slots are not trimmed: there may be longer ones, whose responses have yet to begin.
         seen, room = _round_up(max(prompt_lens)), self.prompts.length
         self._visible = (seen if seen < (1 - LENGTH_UNUSED) * room else room, self.responses.length)
-        self._prompt_lens = torch.tensor(prompt_lens, device=device)
+        self.prompt_slots = torch.tensor(prompt_slots, device=device)
+        self.prompt_lens = torch.tensor(prompt_lens, device=device)
         self._masks: dict[int | None, Tensor] = {}
         # Rows by prompt: one line per prompt, filled up with row 0 where it has fewer samples than another.
         self._prompts = max(prompt_slots) + 1
@@ -190,8 +191,8 @@ class KeyValueCache:
         """Store the new token of every row. key, value [rows, kv_heads, head_dim]"""
         keys, values = self.responses.keys[layer], self.responses.values[layer]
         if key.numel() > FEW_NUMBERS:
-            keys.permute(0, 3, 1, 2).index_put_((self._row_numbers, self._places), key)
-            values.transpose(1, 2).index_put_((self._row_numbers, self._places), value)
+            keys.permute(0, 3, 1, 2).index_put_((self._row_numbers, self.places), key)
+            values.transpose(1, 2).index_put_((self._row_numbers, self.places), value)
             return
         keys.view(-1).index_copy_(0, self._key_places, key.reshape(-1))
         values.view(-1, values.shape[3]).index_copy_(0, self._value_places, value.reshape(-1, values.shape[3]))
@@ -256,14 +257,14 @@ class KeyValueCache:
         """0 where a row may look and -inf elsewhere, [rows, 1, visible prompt + visible response] float32."""
         if window not in self._masks:
             prompt_len, response_len = self._visible
-            device = self._places.device
+            device = self.places.device
             positions = torch.arange(prompt_len, device=device)
-            in_prompt = positions < self._prompt_lens[:, None]
+            in_prompt = positions < self.prompt_lens[:, None]
             places = torch.arange(response_len, device=device)
-            in_response = places <= self._places[:, None]
+            in_response = places <= self.places[:, None]
             if window is not None:
-                oldest = self._places[:, None] - window + 1  # counted from the start of the response
-                in_prompt = in_prompt & (positions - self._prompt_lens[:, None] >= oldest)
+                oldest = self.places[:, None] - window + 1  # counted from the start of the response
+                in_prompt = in_prompt & (positions - self.prompt_lens[:, None] >= oldest)
                 in_response = in_response & (places >= oldest)
             visible = torch.cat([in_prompt, in_response], dim=1)
             self._masks[window] = torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)[

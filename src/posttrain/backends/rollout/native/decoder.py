@@ -1,21 +1,27 @@
 """One token further for every row, with the layers of a Hugging Face model read as plain weights.
 
 The pass that transformers' modules make is written for any use; for one token per sequence most of its time is not in the
-products. This pass makes the same calculation with the model's own norms, activations and position embeddings, fewer and larger
-products, and the cache's attention. Which models it holds for is not a list of names: it is tried against the model itself.
+products. This pass makes the same calculation with fewer and larger products. Between them stand compiled kernels, and for parts
+that these do not know the model's own modules and operations of torch. Which models it holds for is not a list of names: it is
+tried against the model itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.kernels import LANES, Kernels
 from posttrain.backends.rollout.native.products import Product, stacked_product
+from posttrain.models.fused_layers import GEMMA_NORMS, LLAMA_NORMS
 from posttrain.models.lora import effective_weight
 
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -24,18 +30,21 @@ ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 NORMED_ATTENTION_PARTS = ATTENTION_PARTS | {"q_norm", "k_norm"}
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
+SILU = (nn.SiLU, SiLUActivation)
 
 Turn = tuple[Tensor, Tensor]
+Rows = Callable[[Tensor], Tensor]  # from rows to rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
     """What one layer computes, its weights as they are now."""
 
-    module: Any
+    norms: dict[str, Rows]  # by the names of their modules
     query_key_value: Product
     output: Product
     gate_up: Product
+    activation: Rows  # of gate and up, side by side
     down: Product
 
 
@@ -77,8 +86,9 @@ def _not_read(hidden: Tensor) -> Tensor:
 class Decoder:
     """The pass, for one model. An adapter on the model is applied."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, kernels: Kernels | None = None):
         self.model = model
+        self.kernels = kernels
         self.body: Any = model.get_decoder()
         config = model.config.get_text_config()
         self.heads: int = config.num_attention_heads
@@ -89,32 +99,57 @@ class Decoder:
         self.sandwich = any(hasattr(layer, "pre_feedforward_layernorm") for layer in self.body.layers)
         self.kinds = _kinds(model)
         self.layers: list[_Layer] = []
+        self.norm: Rows = _not_read
         self.head: Product = _not_read
 
     def read_weights(self) -> None:
         """Take the model's weights as they are now."""
         self.layers = []  # what was packed before goes first: there is never room for two
         self.layers = [self._read(layer) for layer in self.body.layers]
+        self.norm = self._norm(self.body.norm)
         self.head = self._product(self.model.get_output_embeddings())
 
     def drop_weights(self) -> None:
         """Give up the copies that were made of them."""
         self.layers = []
-        self.head = _not_read
+        self.norm = self.head = _not_read
 
     def _read(self, module: Any) -> _Layer:
         attention, mlp = module.self_attn, module.mlp
+        found = [*module.named_children(), *attention.named_children()]
         return _Layer(
-            module,
+            norms={name: self._norm(one) for name, one in found if name.endswith("norm")},
             query_key_value=self._product(attention.q_proj, attention.k_proj, attention.v_proj),
             output=self._product(attention.o_proj),
             gate_up=self._product(mlp.gate_proj, mlp.up_proj),
+            activation=self._activation(mlp),
             down=self._product(mlp.down_proj),
         )
 
     def _product(self, *modules: nn.Module) -> Product:
         biases: list[Tensor | None] = [cast(Any, getattr(module, "base_layer", module)).bias for module in modules]
         return stacked_product([effective_weight(module) for module in modules], biases)
+
+    def _norm(self, module: Any) -> Rows:
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        if self.kernels is None or kind not in LLAMA_NORMS | GEMMA_NORMS:
+            return cast(Rows, module)
+        weight, one_more = module.weight.detach(), kind in GEMMA_NORMS
+        if weight.dtype != self.kernels.dtype or len(weight) % LANES:
+            return cast(Rows, module)
+        eps = module.eps if one_more else module.variance_epsilon
+        return partial(self.kernels.norm, weight=weight, eps=eps, one_more=one_more)
+
+    def _activation(self, mlp: Any) -> Rows:
+        if self.kernels is not None and isinstance(mlp.act_fn, SILU) and mlp.gate_proj.out_features % LANES == 0:
+            return self.kernels.swiglu
+
+        def gated(gate_up: Tensor) -> Tensor:
+            gate, up = gate_up.chunk(2, dim=1)
+            activated: Tensor = mlp.act_fn(gate)
+            return activated.mul_(up)
+
+        return gated
 
     def step(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
         """The last hidden states, [rows, hidden], after the newest token of every row; its keys and values are stored.
@@ -125,8 +160,7 @@ class Decoder:
         turns = self.rotation(hidden, positions)
         for number in range(len(self.layers)):
             hidden = self.layer_step(number, hidden, turns, cache)
-        normed: Tensor = self.body.norm(hidden)
-        return normed
+        return self.norm(hidden)
 
     def rotation(self, hidden: Tensor, positions: Tensor) -> dict[str | None, Turn]:
         """Cosines and signed sines of the position embedding, [rows, 1, head_dim] each, for every kind of layer.
@@ -139,34 +173,35 @@ class Decoder:
             kinds = () if kind is None else (kind,)
             cos, sin = self.body.rotary_emb(hidden[:, None], positions[:, None], *kinds)
             first, second = sin.chunk(2, dim=-1)
-            found[kind] = (cos, torch.cat([-first, second], dim=-1))
+            found[kind] = (cos.contiguous(), torch.cat([-first, second], dim=-1))
         return found
 
     def layer_step(self, number: int, hidden: Tensor, turns: dict[str | None, Turn], cache: KeyValueCache) -> Tensor:
         """What layer ``number`` makes of its input, [rows, hidden]."""
         layer = self.layers[number]
-        module = layer.module
-        mixed = self._attend(number, layer, module.input_layernorm(hidden), turns[self.kinds[number]], cache)
+        mixed = self._attend(number, layer, layer.norms["input_layernorm"](hidden), turns[self.kinds[number]], cache)
         if self.sandwich:
-            hidden = hidden + module.post_attention_layernorm(mixed)
-            gate, up = layer.gate_up(module.pre_feedforward_layernorm(hidden)).chunk(2, dim=1)
-            after: Tensor = hidden + module.post_feedforward_layernorm(layer.down(module.mlp.act_fn(gate).mul_(up)))
-            return after
+            hidden = layer.norms["post_attention_layernorm"](mixed).add_(hidden)
+            changed = self._mlp(layer, layer.norms["pre_feedforward_layernorm"](hidden))
+            return layer.norms["post_feedforward_layernorm"](changed).add_(hidden)
         hidden = mixed.add_(hidden)
-        gate, up = layer.gate_up(module.post_attention_layernorm(hidden)).chunk(2, dim=1)
-        return layer.down(module.mlp.act_fn(gate).mul_(up)).add_(hidden)
+        return self._mlp(layer, layer.norms["post_attention_layernorm"](hidden)).add_(hidden)
+
+    def _mlp(self, layer: _Layer, normed: Tensor) -> Tensor:
+        return layer.down(layer.activation(layer.gate_up(normed)))
 
     def _attend(self, number: int, layer: _Layer, normed: Tensor, turn: Turn, cache: KeyValueCache) -> Tensor:
-        attention = layer.module.self_attn
         turned = self.heads + self.kv_heads
         projected = layer.query_key_value(normed).view(len(normed), turned + self.kv_heads, self.head_dim)
         query_key, value = projected[:, :turned], projected[:, turned:]
-        if hasattr(attention, "q_norm"):
+        if "q_norm" in layer.norms:
             query, key = query_key.split([self.heads, self.kv_heads], dim=1)
-            query_key = torch.cat([attention.q_norm(query), attention.k_norm(key)], dim=1)
+            query_key = torch.cat([layer.norms["q_norm"](query), layer.norms["k_norm"](key)], dim=1)
+        settings = self.attention_settings[number]
+        if self.kernels is not None and self.head_dim % LANES == 0:
+            return layer.output(self.kernels.attend(cache, number, query_key, value, turn, *settings))
         cos, sin = turn
         query_key = torch.addcmul(query_key * cos, query_key.roll(self.head_dim // 2, dims=-1), sin)
         query, key = query_key.split([self.heads, self.kv_heads], dim=1)
         cache.write(number, key, value)
-        mixed = cache.attend(number, query, *self.attention_settings[number])
-        return layer.output(mixed.reshape(len(mixed), -1))
+        return layer.output(cache.attend(number, query, *settings).flatten(1))

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from posttrain.algos.fused_scoring import score_tokens
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Decoder
+from posttrain.backends.rollout.native.kernels import DTYPES, Kernels, load_kernels
 from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, logprob_of
 from posttrain.backends.rollout.native.trial import fast_pass, logits_by_modules
 from posttrain.models.attention import CachedRows
@@ -25,13 +26,20 @@ class TokenPass:
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.decoder: Decoder | None = None  # the fast pass
-        self.note = ""  # for people: that it is the slow one, and why
+        self.note = ""  # for people: what makes it slower than it could be, and why
         self._form = HeadForm()
-        found = fast_pass(model)
+        on_cpu = model.device.type == "cpu" and model.dtype in DTYPES
+        loaded = load_kernels(model.dtype) if on_cpu else None
+        kernels = loaded if isinstance(loaded, Kernels) else None
+        found = fast_pass(model, kernels)
         if isinstance(found, str):
             self.note = f"sampling goes through transformers' own modules, which is slower: {found}"
-        else:
-            self.decoder, self._form = found
+            return
+        self.decoder, self._form = found
+        if isinstance(loaded, str):
+            self.note = f"sampling goes without compiled kernels, which is slower: {loaded}"
+        elif self.decoder.kernels is not kernels:
+            self.note = "sampling goes without compiled kernels, which is slower: here they compute something else"
 
     @contextmanager
     def holding_weights(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Decoder, unknown_parts
+from posttrain.backends.rollout.native.kernels import Kernels
 from posttrain.models.attention import CachedRows
 from posttrain.models.head import HeadForm, head_form
 from posttrain.models.packed_attention import packed_layout
@@ -18,20 +19,24 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
 @torch.inference_mode()
-def fast_pass(model: PreTrainedModel) -> tuple[Decoder, HeadForm] | str:
-    """The fast pass for ``model``, without weights yet, and how its head makes logits; or why there is none."""
+def fast_pass(model: PreTrainedModel, kernels: Kernels | None = None) -> tuple[Decoder, HeadForm] | str:
+    """The fast pass for ``model``, without weights yet, and how its head makes logits; or why there is none. The pass does
+    without the kernels where it is right without them only."""
     reason = unknown_parts(model)
     if reason:
         return reason
     form = head_form(model)
     if isinstance(form, str):
         return form
-    decoder = Decoder(model)
-    try:
-        reason = _difference(model, decoder)
-    finally:
-        decoder.drop_weights()
-    return reason or (decoder, form)
+    for chosen in dict.fromkeys((kernels, None)):
+        decoder = Decoder(model, chosen)
+        try:
+            reason = _difference(model, decoder)
+        finally:
+            decoder.drop_weights()
+        if not reason:
+            return decoder, form
+    return reason
 
 
 def _difference(model: PreTrainedModel, decoder: Decoder) -> str:

@@ -192,11 +192,11 @@ def test_the_cache_grows_with_what_is_sampled_and_not_with_what_may_be(tiny_llam
         for _ in range(66):  # a prefill, and 65 passes
             keys.append(stream._cache.responses.keys[0])
             assert stream.wait(0.0) == []
-        assert keys[-1].shape == (8, 2, 8, 64)  # rows are filled up to 8
-        assert stream._cache.responses.keys[0].shape == (8, 2, 8, 80)
-        assert stream._cache.responses.values[0].shape == (8, 2, 80, 8)
+        assert keys[-1].shape == (4, 2, 8, 64)
+        assert stream._cache.responses.keys[0].shape == (4, 2, 8, 80)
+        assert stream._cache.responses.values[0].shape == (4, 2, 80, 8)
         assert stream._cache.prompts.keys[0].shape == (1, 2, 8, 16)  # 11 tokens
         stream.submit([Request(f"more {n}", tuple(b"some number"), 5) for n in range(50)])
         assert len(stream.wait(60.0)) == 50
-        assert stream._cache.responses.keys[0].shape == (56, 2, 8, 80)
+        assert stream._cache.responses.keys[0].shape == (56, 2, 8, 80)  # rows above 8 are filled up to a multiple of it
     assert stream._cache.responses.keys[0].numel() == 0  # given back

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from posttrain.backends.rollout.native import token_pass as token_pass_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.kernels import Kernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.packed_attention import packed_layout
@@ -18,14 +22,14 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
+    "head_dim": 16,
     "pad_token_id": 0,
 }
 SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 FAST = {
     "llama": {},
     "qwen2": {},
-    "qwen3": {"head_dim": 16},
+    "qwen3": {"head_dim": 8},
     "mistral": {"sliding_window": 6},
     "gemma": {},
     "gemma3_text": SLIDING | {"query_pre_attn_scalar": 20, "rope_local_base_freq": 100.0},
@@ -84,16 +88,43 @@ def test_every_family_gives_the_models_own_logits(family: str) -> None:
     token_pass = TokenPass(model)
     assert (token_pass.decoder is None) == (family in BY_MODULES), token_pass.note
     assert BY_MODULES.get(family, "") in token_pass.note
-    assert bool(token_pass.note) == (family in BY_MODULES)
+    assert ("own modules" in token_pass.note) == (family in BY_MODULES)
     tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(follow(model, token_pass, tokens), packed_logits(model, tokens), rtol=1e-4, atol=2e-5)
+
+
+def test_kernels_and_torch_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that kernels are for: norms, attention, SwiGLU."""
+    model = build("llama")
+    tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
+    token_pass = TokenPass(model)
+    assert token_pass.decoder is not None
+    if token_pass.decoder.kernels is None:
+        pytest.skip(token_pass.note)
+    asked: set[str] = set()
+    for name in ("norm", "swiglu", "attend"):
+        monkeypatch.setattr(Kernels, name, noting(asked, getattr(Kernels, name), name))
+    got = follow(model, token_pass, tokens)
+    assert asked == {"norm", "swiglu", "attend"}
+    monkeypatch.setattr(token_pass_module, "load_kernels", lambda dtype: "not today")
+    without = TokenPass(model)
+    assert without.note == "sampling goes without compiled kernels, which is slower: not today"
+    torch.testing.assert_close(got, follow(model, without, tokens), rtol=1e-4, atol=2e-5)
+
+
+def noting(asked: set[str], method: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
+    def noted(*args: object, **named: object) -> torch.Tensor:
+        asked.add(name)
+        return method(*args, **named)
+
+    return noted
 
 
 @pytest.mark.parametrize("family", FAST)
 def test_bfloat16_takes_the_fast_pass_and_is_as_near_as_rounding_allows(family: str) -> None:
     model = build(family, torch.bfloat16, **FAST[family])
     token_pass = TokenPass(model)
-    assert not token_pass.note
+    assert token_pass.decoder is not None, token_pass.note
     tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
     got, expected = follow(model, token_pass, tokens), packed_logits(model, tokens)
     assert (got - expected).norm() < 0.05 * expected.norm()
@@ -138,7 +169,7 @@ def test_adapter_is_applied() -> None:
             if "lora_B" in name:
                 weight.normal_()
     token_pass = TokenPass(model)
-    assert not token_pass.note
+    assert token_pass.decoder is not None, token_pass.note
     got = follow(model, token_pass, tokens)
     torch.testing.assert_close(got, packed_logits(model, tokens), rtol=1e-3, atol=1e-4)
     assert not torch.allclose(got, plain, atol=0.1)

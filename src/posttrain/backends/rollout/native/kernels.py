@@ -1,0 +1,176 @@
+"""The small parts of a decode pass, compiled for this processor (kernels.cpp): one call each instead of ten operations of torch.
+
+They need a C++ compiler, once: what it makes is kept in the user's cache folder. Nothing depends on them but speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posttrain.backends.rollout.native.cache import LENGTH_STEP, KeyValueCache
+from posttrain.libraries.compilers import find_compiler
+from posttrain.models.smollm2 import user_cache
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+# The processor's own instructions; floating-point numbers as the standard has them, but for errno and traps, which nobody reads.
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fopenmp")
+COMPILE_TIMEOUT_S = 120
+LANES = 16  # as kernels.cpp has it: every width is a multiple of it
+DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+class _Attention(ctypes.Structure):
+    """As kernels.cpp has it."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "dim", "window")),
+        *((name, ctypes.c_int64) for name in ("prompt_room", "response_room", "query_key_stride", "value_stride")),
+        *((name, ctypes.c_void_p) for name in ("prompt_slots", "prompt_lens", "places")),
+        *((name, ctypes.c_void_p) for name in ("query_key", "value", "cos", "sin", "prompt_keys", "prompt_values")),
+        *((name, ctypes.c_void_p) for name in ("response_keys", "response_values", "output")),
+        ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int),
+    )
+
+
+class Kernels:
+    """For tensors of one dtype on the CPU, whose widths are multiples of LANES."""
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
+        assert LENGTH_STEP % LANES == 0  # the room of a slot
+        self.dtype = dtype
+        pointer, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        self._norm = getattr(library, f"norm_{DTYPES[dtype]}")
+        self._norm.argtypes = (pointer, pointer, ctypes.c_float, ctypes.c_bool, number, number, pointer, threads)
+        self._swiglu = getattr(library, f"swiglu_{DTYPES[dtype]}")
+        self._swiglu.argtypes = (pointer, number, number, pointer, threads)
+        self._attend = getattr(library, f"attend_{DTYPES[dtype]}")
+        self._attend.argtypes = (ctypes.POINTER(_Attention),)
+        for function in (self._norm, self._swiglu, self._attend):
+            function.restype = None
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, *, one_more: bool) -> Tensor:
+        """x / sqrt(mean(x^2) + eps), times the weight after rounding (Llama), or times 1 + the weight before it (Gemma).
+
+        Args: x [..., width]; weight [width]. Returns: [..., width], contiguous.
+        """
+        x = x.contiguous()
+        width = len(weight)
+        rows, threads = x.numel() // width, torch.get_num_threads()
+        output = torch.empty_like(x)
+        self._norm(x.data_ptr(), weight.data_ptr(), eps, one_more, rows, width, output.data_ptr(), threads)
+        return output
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu of the first half of a row, times the second. [rows, 2 * width] contiguous -> [rows, width]"""
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        output = gate_up.new_empty(rows, width)
+        self._swiglu(gate_up.data_ptr(), rows, width, output.data_ptr(), torch.get_num_threads())
+        return output
+
+    def attend(
+        self,
+        cache: KeyValueCache,
+        layer: int,
+        query_key: Tensor,
+        value: Tensor,
+        turn: tuple[Tensor, Tensor],
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        """Turn queries and keys by their positions, store keys and values, and let every row attend to what it has.
+
+        Args: query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
+            turn: see Decoder.rotation; scaling, window: see KeyValueCache.attend.
+        Returns: [rows, heads * head_dim].
+        """
+        rows, turned, dim = query_key.shape
+        heads = turned - cache.kv_heads
+        cos, sin = turn
+        prompts, responses = cache.prompts, cache.responses
+        output = query_key.new_empty(rows, heads * dim)
+        self._attend(
+            _Attention(
+                rows=rows,
+                heads=heads,
+                kv_heads=cache.kv_heads,
+                dim=dim,
+                window=window or 0,
+                prompt_room=prompts.length,
+                response_room=responses.length,
+                query_key_stride=query_key.stride(0),
+                value_stride=value.stride(0),
+                prompt_slots=cache.prompt_slots.data_ptr(),
+                prompt_lens=cache.prompt_lens.data_ptr(),
+                places=cache.places.data_ptr(),
+                query_key=query_key.data_ptr(),
+                value=value.data_ptr(),
+                cos=cos.data_ptr(),
+                sin=sin.data_ptr(),
+                prompt_keys=prompts.keys[layer].data_ptr(),
+                prompt_values=prompts.values[layer].data_ptr(),
+                response_keys=responses.keys[layer].data_ptr(),
+                response_values=responses.values[layer].data_ptr(),
+                output=output.data_ptr(),
+                scaling=scaling,
+                threads=torch.get_num_threads(),
+            )
+        )
+        return output
+
+
+def load_kernels(dtype: torch.dtype) -> Kernels | str:
+    """The kernels for tensors of ``dtype``, one of DTYPES, compiled if need be; or why there are none."""
+    library = _library()
+    return library if isinstance(library, str) else Kernels(library, dtype)
+
+
+@cache
+def _library() -> ctypes.CDLL | str:
+    compiler = find_compiler()
+    if compiler is None:
+        return "no C++ compiler was found (install g++)"
+    try:
+        return ctypes.CDLL(str(_compiled(compiler, user_cache() / "kernels")))
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines()
+        return f"{compiler} does not compile {SOURCE.name}: {lines[0] if lines else f'status {error.returncode}'}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{SOURCE.name} cannot be compiled by {compiler}: {error}"
+
+
+def _compiled(compiler: str, folder: Path) -> Path:
+    """The shared library, made by the first process that needs it for this source, compiler and processor."""
+    version = _run([compiler, "--version"])
+    key = hashlib.sha256(SOURCE.read_bytes() + "\n".join([*FLAGS, version, _processor()]).encode())
+    path = folder / f"{key.hexdigest()[:32]}.so"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as beside:
+        made = Path(beside) / path.name
+        _run([compiler, *FLAGS, "-shared", "-fPIC", str(SOURCE), "-o", str(made)])
+        os.replace(made, path)  # others may be doing the same
+    return path
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_TIMEOUT_S).stdout
+
+
+def _processor() -> str:
+    """What tells processors with other instructions apart: a home folder may be shared by machines."""
+    file = Path("/proc/cpuinfo")
+    if not file.exists():
+        return " ".join(os.uname())
+    lines = set(file.read_text().splitlines())
+    return "\n".join(sorted(line for line in lines if line.startswith(("flags", "Features", "model name"))))

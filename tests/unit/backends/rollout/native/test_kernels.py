@@ -1,0 +1,223 @@
+"""The compiled kernels compute what torch's operations compute, and sampling goes on where they cannot be made."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import silu
+
+from posttrain.backends.rollout.native import kernels as kernels_module
+from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.kernels import Kernels, load_kernels
+from posttrain.backends.rollout.native.token_pass import TokenPass
+from posttrain.models.loading import load_causal_lm
+from posttrain.models.tiny import write_tiny_model
+
+CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.02, "atol": 0.02}}
+DTYPES = pytest.mark.parametrize("dtype", list(CLOSE))
+
+
+def tiny_pass(folder: Path) -> TokenPass:
+    return TokenPass(load_causal_lm(str(write_tiny_model(folder / "tiny")), dtype=torch.float32))
+
+
+def compiled(dtype: torch.dtype) -> Kernels:
+    found = load_kernels(dtype)
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("one_more", [False, True])
+def test_norm(dtype: torch.dtype, rows: int, one_more: bool) -> None:
+    x, weight = torch.randn(rows, 48).to(dtype), torch.randn(48).to(dtype)
+    got = compiled(dtype).norm(x, weight, 1e-3, one_more=one_more)
+    scaled = x.float() / (x.float().square().mean(dim=1, keepdim=True) + 1e-3).sqrt()
+    expected = scaled * (1 + weight.float()) if one_more else scaled.to(dtype) * weight
+    torch.testing.assert_close(got, expected.to(dtype), **CLOSE[dtype])
+
+
+def test_norm_by_hand() -> None:
+    """Half 3 and half 4: the mean square is 12.5, eps 12.5 makes it 25; 3 / 5 * 2 and 4 / 5 * 2. Heads of a view, too."""
+    x = torch.tensor([3.0, 4.0]).repeat_interleave(8).expand(2, 3, 16)[:, :2]
+    got = compiled(torch.float32).norm(x, torch.full((16,), 2.0), 12.5, one_more=False)
+    torch.testing.assert_close(got, torch.tensor([1.2, 1.6]).repeat_interleave(8).expand(2, 2, 16))
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 40])
+def test_swiglu(dtype: torch.dtype, rows: int) -> None:
+    gate, up = 20 * torch.randn(rows, 32).to(dtype), torch.randn(rows, 32).to(dtype)
+    gate[0, :6] = torch.tensor([0.0, -0.0, 90.0, -90.0, 1e30, -1e30])
+    got = compiled(dtype).swiglu(torch.cat([gate, up], dim=1))
+    torch.testing.assert_close(got, silu(gate) * up, **CLOSE[dtype])
+
+
+@DTYPES
+def test_what_is_not_a_number_stays_in_its_place(dtype: torch.dtype) -> None:
+    x = torch.ones(2, 64).to(dtype)
+    x[0, 3] = torch.nan
+    kernels = compiled(dtype)
+    assert kernels.swiglu(x).isnan().nonzero().tolist() == [[0, 3]]
+    normed = kernels.norm(x, torch.ones(64, dtype=dtype), 1e-5, one_more=False)
+    assert normed[0].isnan().all() and not normed[1].isnan().any()
+
+
+def ragged_cache(
+    rows: list[tuple[int, int]], prompt_lens: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> KeyValueCache:
+    """Rows of (prompt, tokens of the response so far), full of random numbers where tokens are and of NaN elsewhere."""
+    cpu = torch.device("cpu")
+    cache = KeyValueCache(layers=1, kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=cpu)
+    cache.prefilling([(0, length, slot, 0) for slot, length in enumerate(prompt_lens)])
+    cache.decoding([p for p, _ in rows], [prompt_lens[p] for p, _ in rows], [cached for _, cached in rows])
+    parts = ((cache.prompts, prompt_lens), (cache.responses, [cached for _, cached in rows]))
+    for slots, lengths in parts:
+        for stored in (slots.keys[0], slots.values[0].transpose(2, 3)):
+            stored.fill_(torch.nan)
+            for slot, length in enumerate(lengths):
+                stored[slot, :, :, :length] = torch.randn(kv_heads, dim, length).to(dtype)
+    return cache
+
+
+def without_nan(cache: KeyValueCache) -> KeyValueCache:
+    """A cache with the same content and 0 where no token is, which torch's operations need."""
+    rows = (cache.prompt_slots.tolist(), cache.prompt_lens.tolist(), cache.places.tolist())
+    other = KeyValueCache(
+        layers=1,
+        kv_heads=cache.kv_heads,
+        head_dim=cache.prompts.keys[0].shape[2],
+        dtype=cache.prompts.keys[0].dtype,
+        device=torch.device("cpu"),
+    )
+    other.prefilling([(0, cache.prompts.length, len(cache.prompts.keys[0]) - 1, 0)])
+    other.decoding(*rows)
+    for ours, theirs in ((other.prompts, cache.prompts), (other.responses, cache.responses)):
+        ours.keys[0].copy_(theirs.keys[0].nan_to_num(0.0))
+        ours.values[0].copy_(theirs.values[0].nan_to_num(0.0))
+    return other
+
+
+def by_torch(
+    cache: KeyValueCache, query_key: Tensor, value: Tensor, turn: tuple[Tensor, Tensor], window: int | None
+) -> Tensor:
+    """As Decoder has it."""
+    dim, heads = query_key.shape[2], query_key.shape[1] - cache.kv_heads
+    turned = query_key * turn[0] + query_key.roll(dim // 2, dims=-1) * turn[1]
+    cache.write(0, turned[:, heads:], value)
+    return cache.attend(0, turned[:, :heads], 0.3, window).flatten(1)
+
+
+@DTYPES
+@given(
+    prompt_lens=st.lists(st.integers(1, 90), min_size=1, max_size=3),
+    rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 100)), min_size=1, max_size=5),
+    shared=st.sampled_from([1, 2, 3, 4, 7]),
+    dim=st.sampled_from([16, 64, 80]),
+    window=st.sampled_from([None, 1, 20, 100]),
+)
+@settings(max_examples=40)
+def test_attention(
+    dtype: torch.dtype, prompt_lens: list[int], rows: list[tuple[int, int]], shared: int, dim: int, window: int | None
+) -> None:
+    """Of ragged groups: what comes out, and what is stored. Numbers behind the end of a row are never looked at."""
+    kernels = compiled(dtype)
+    torch.manual_seed(len(rows))
+    kv_heads, heads = 2, 2 * shared
+    rows = [(prompt % len(prompt_lens), cached) for prompt, cached in rows]
+    cache = ragged_cache(rows, prompt_lens, heads, kv_heads, dim, dtype)
+    expected_cache = without_nan(cache)
+    projected = torch.randn(len(rows), heads + 2 * kv_heads, dim).to(dtype)
+    query_key, value = projected.split([heads + kv_heads, kv_heads], dim=1)
+    turn = (torch.randn(len(rows), 1, dim).to(dtype), torch.randn(len(rows), 1, dim).to(dtype))
+    got = kernels.attend(cache, 0, query_key, value, turn, 0.3, window)
+    expected = by_torch(expected_cache, query_key, value, turn, window)
+    assert (got - expected).norm() <= CLOSE[dtype]["rtol"] * expected.norm()
+    after = without_nan(cache)
+    torch.testing.assert_close(after.responses.keys, expected_cache.responses.keys, **CLOSE[dtype])
+    assert torch.equal(after.responses.values[0], expected_cache.responses.values[0])
+
+
+@DTYPES
+def test_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
+    """To the bit: the last of three rows, and the same row alone."""
+    kernels = compiled(dtype)
+    rows, prompt_lens = [(0, 70), (1, 3), (1, 20)], [30, 17]
+    cache = ragged_cache(rows, prompt_lens, 6, 2, 16, dtype)
+    query_key, value = torch.randn(3, 8, 16).to(dtype), torch.randn(3, 2, 16).to(dtype)
+    turn = (torch.randn(3, 1, 16).to(dtype), torch.randn(3, 1, 16).to(dtype))
+    together = kernels.attend(cache, 0, query_key, value, turn, 0.3, None)
+    cache.responses.move(2, 0, 20)
+    cache.decoding([1], [17], [20])
+    alone = kernels.attend(cache, 0, query_key[2:], value[2:], (turn[0][2:], turn[1][2:]), 0.3, None)
+    assert torch.equal(alone[0], together[2])
+
+
+@pytest.fixture
+def not_compiled_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder in which nothing is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels_module._library.cache_clear()
+    yield tmp_path / "posttrain" / "kernels"
+    kernels_module._library.cache_clear()
+
+
+def test_compiled_once_for_all_processes(not_compiled_yet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(torch.float32)
+    (made,) = not_compiled_yet.iterdir()
+    kernels_module._library.cache_clear()
+    monkeypatch.setattr(
+        kernels_module, "_run", lambda command: subprocess.check_output([command[0], "--version"], text=True)
+    )
+    compiled(torch.float32)
+    assert [*not_compiled_yet.iterdir()] == [made]
+
+
+@pytest.mark.usefixtures("not_compiled_yet")
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_module, "find_compiler", lambda: None)
+    assert load_kernels(torch.float32) == "no C++ compiler was found (install g++)"
+    token_pass = tiny_pass(tmp_path)
+    assert token_pass.decoder is not None and token_pass.decoder.kernels is None
+    assert "without compiled kernels, which is slower: no C++ compiler" in token_pass.note
+
+
+def test_compiler_that_fails(not_compiled_yet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(torch.float32)
+    monkeypatch.setattr(kernels_module, "FLAGS", ("--no-such-flag",))
+    kernels_module._library.cache_clear()
+    reason = load_kernels(torch.float32)
+    assert isinstance(reason, str) and "does not compile kernels.cpp" in reason and "no-such-flag" in reason
+
+
+def test_folder_that_cannot_be_written(not_compiled_yet: Path) -> None:
+    compiled(torch.float32)
+    for made in not_compiled_yet.iterdir():
+        made.unlink()
+    not_compiled_yet.rmdir()
+    not_compiled_yet.write_text("a file")
+    kernels_module._library.cache_clear()
+    reason = load_kernels(torch.float32)
+    assert isinstance(reason, str) and "cannot be compiled" in reason and "kernels" in reason
+
+
+def test_kernels_that_are_wrong_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(torch.float32)
+
+    def wrong(self: Kernels, x: Tensor, weight: Tensor, eps: float, **unused: Any) -> Tensor:
+        return torch.zeros_like(x)
+
+    monkeypatch.setattr(Kernels, "norm", wrong)
+    token_pass = tiny_pass(tmp_path)
+    assert token_pass.decoder is not None and token_pass.decoder.kernels is None
+    assert "without compiled kernels, which is slower: here they compute something else" in token_pass.note
