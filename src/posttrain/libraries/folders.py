@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from posttrain.errors import Problem, RequestError
+
+
+def user_cache() -> Path:
+    """Where this package keeps what it can make again. Raises: RuntimeError for a user without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "posttrain"
 
 
 def make_folder(folder: Path) -> None:

@@ -8,7 +8,6 @@ dependencies (``llm`` and ``llama-cpp-python``, the latter minutes of C++ compil
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from contextlib import redirect_stderr
@@ -19,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from posttrain.errors import MissingDependency, ModelError, Problem
+from posttrain.libraries.folders import user_cache
 
 NAME = "SmolLM2-135M-Instruct"
 GGUF_FILE = f"{NAME}.Q4_1.gguf"
@@ -52,11 +52,6 @@ def smollm2_135m_instruct(cache: Path | None = None) -> Path:
                 shutil.rmtree(folder)
             beside.rename(folder)
     return folder
-
-
-def user_cache() -> Path:
-    """Where this package keeps what it can make again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "posttrain"
 
 
 def is_complete(folder: Path) -> bool:

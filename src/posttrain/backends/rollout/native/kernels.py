@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posttrain.backends.rollout.native.cache import LENGTH_STEP, KeyValueCache
 from posttrain.libraries.compilers import find_compiler
-from posttrain.models.smollm2 import user_cache
+from posttrain.libraries.folders import user_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 # The processor's own instructions; floating-point numbers as the standard has them, but for errno and traps, which nobody reads.
@@ -144,7 +144,7 @@ def _library() -> ctypes.CDLL | str:
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines()
         return f"{compiler} does not compile {SOURCE.name}: {lines[0] if lines else f'status {error.returncode}'}"
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         return f"{SOURCE.name} cannot be compiled by {compiler}: {error}"
 
 

@@ -200,6 +200,19 @@ def test_compiler_that_fails(not_compiled_yet: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(reason, str) and "does not compile kernels.cpp" in reason and "no-such-flag" in reason
 
 
+@pytest.mark.usefixtures("not_compiled_yet")
+def test_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(torch.float32)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(kernels_module, "user_cache", homeless)
+    kernels_module._library.cache_clear()
+    reason = load_kernels(torch.float32)
+    assert isinstance(reason, str) and "cannot be compiled" in reason and "home directory" in reason
+
+
 def test_folder_that_cannot_be_written(not_compiled_yet: Path) -> None:
     compiled(torch.float32)
     for made in not_compiled_yet.iterdir():
