@@ -90,8 +90,8 @@ def slow_writing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The weights of step 2 are not written until the event is set."""
     go_on, writer = threading.Event(), OptimizedModel.writer
 
-    def waiting(self: OptimizedModel, *, optimizer: bool = True) -> Callable[[Path], None]:
-        write = writer(self, optimizer=optimizer)
+    def waiting(self: OptimizedModel, **what: bool) -> Callable[[Path], None]:
+        write = writer(self, **what)
 
         def late(folder: Path) -> None:
             if "global_step_2." in str(folder):
