@@ -35,6 +35,9 @@ from posttrain.models.vision import model_inputs, position_shift
 from posttrain.records.images import PlacedImages
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
+# Of fewer rows the matrix library adds up in another order (bfloat16: of one, long sums; float32: of up to 3), and the last bits
+# of a response would depend on how many others there are.
+FEWEST_ROWS = 4
 ROW_STEP = 8  # more rows than this are rounded up to it, so that the matrix library meets few shapes
 PATIENCE = 4  # passes that a request with a free slot waits for others to be prefilled with
 
@@ -255,9 +258,10 @@ class NativeStream:
         active = self._active
         slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
         # Rows that fill up to a round number stand for the last one: computed in slots that are free, and not looked at.
-        rows = len(active)
+        rows = max(len(active), FEWEST_ROWS)
         if rows > ROW_STEP:
-            rows = min(-(-rows // ROW_STEP) * ROW_STEP, self.slots)
+            rows = -(-rows // ROW_STEP) * ROW_STEP
+        rows = min(rows, self.slots)
         filled = active + [active[-1]] * (rows - len(active))
         prompt_lens = [len(response.prompt.token_ids) for response in filled]
         response_lens = [response.cached for response in filled]
