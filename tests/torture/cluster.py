@@ -157,11 +157,13 @@ def left_behind(pids: list[int], folder: Path, before: set[str], timeout_s: floa
     Args: folder is the run's TMPDIR; ``before`` it began, these segments of shared memory were there.
     """
     until = time.monotonic() + timeout_s
-    while time.monotonic() < until and alive(pids):
+    while True:
+        # What is held is another run's; what such a run has just let go of is gone a moment later.
+        segments = [name for name in sorted(shared_memory() - before) if not held(name)]
+        left = alive(pids) + segments + sorted(str(path) for path in folder.iterdir())
+        if not left or time.monotonic() > until:
+            return left
         time.sleep(0.2)
-    segments = shared_memory() - before
-    used = {name for name in segments if held(name)}  # by another run on this machine
-    return alive(pids) + sorted(segments - used) + sorted(str(path) for path in folder.iterdir())
 
 
 def shared_memory() -> set[str]:
