@@ -12,30 +12,36 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NotRequired, TypedDict, Unpack
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory, offloaded_activations
 from posttrain.backends.torch_training.optimizers import set_rates
+from posttrain.backends.torch_training.saved import (
+    COUNTERS,
+    OPTIMIZER,
+    chunk_writer,
+    of_another_model,
+    saved_averages,
+    saved_weights,
+)
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config.policy import OptimizerConfig
-from posttrain.errors import ModelError, Problem, RunStopped
+from posttrain.errors import RunStopped
 from posttrain.models import lora
-from posttrain.models.chunks import OPTIMIZER_CHUNKS, WEIGHT_CHUNKS, ChunkedTensors, shapes_of, write_chunks
+from posttrain.models.chunks import shapes_of
 from posttrain.models.compiled import compile_layers
 from posttrain.models.saving import save_config, save_model
 from posttrain.models.vision import copy_processor, has_vision
 from posttrain.records.batches import TrainBatch
 from posttrain.records.notices import Notices
 from posttrain.records.statistics import OptimizerStats
-
-OPTIMIZER = "optimizer.safetensors"
-COUNTERS = "engine.json"
 
 Factor = Callable[[int], float]  # update number -> a number
 
@@ -273,16 +279,8 @@ class OptimizedModel:
         tensors |= {name: self._masters.parameters.get(name, held) for name, held in self.model.named_parameters()}
         weights = self._sharding.chunks(tensors)
         averages = self._sharding.chunks(self._masters.states(self._optimizer)) if optimizer else []
-        updates, shell = self._updates, self._shell()
-
-        def write(folder: Path) -> None:
-            write_chunks(folder / WEIGHT_CHUNKS, self._sharding.rank, weights)
-            write_chunks(folder / OPTIMIZER_CHUNKS, self._sharding.rank, averages)
-            if self._sharding.rank == 0:
-                save_config(shell, folder)
-                self._write_beside(folder, updates)
-
-        return write
+        beside = partial(self._write_beside, updates=self._updates)
+        return chunk_writer(self._sharding.rank, weights, averages, self._shell(), beside)
 
     def _write_beside(self, folder: Path, updates: int) -> None:
         """What is beside weights and averages."""
@@ -337,60 +335,3 @@ class OptimizedModel:
             if name in names and first in state:
                 state[name] = state[first]
         return {name: state[name] for name in names if name in state}
-
-
-def saved_weights(
-    folder: Path, model: PreTrainedModel, model_class: Any, *, adapted: bool, path_field: str
-) -> Mapping[str, Tensor]:
-    """The whole weights, or those of the adapter, in a folder that an engine wrote, by the model's own names.
-
-    Args: path_field, the setting that names the starting weights.
-    Raises: ModelError when the folder holds another model, or another kind of weights.
-    """
-    check_kind(folder, adapted=adapted, path_field=path_field)
-    if adapted:
-        return lora.adapter_tensors(folder, field=path_field)
-    if (folder / WEIGHT_CHUNKS).is_dir():
-        saved = ChunkedTensors(folder / WEIGHT_CHUNKS)
-        names = {name for name, _ in model.named_parameters()}
-        if names <= saved.keys() and saved.keys() - names <= model.state_dict().keys():
-            return saved
-        raise of_another_model(folder, model, path_field)
-    # By transformers, not by name: what it writes for a mixture of experts is laid out differently in memory.
-    loaded: Any = model_class.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-    )
-    whole, report = loaded
-    if any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
-        raise of_another_model(folder, model, path_field)
-    return dict(whole.named_parameters())
-
-
-def saved_averages(folder: Path) -> Mapping[str, Tensor]:
-    """The optimizer's averages in a folder that an engine wrote, by "kind:name of the weight"."""
-    if (folder / OPTIMIZER_CHUNKS).is_dir():
-        return ChunkedTensors(folder / OPTIMIZER_CHUNKS)
-    if (folder / WEIGHT_CHUNKS).is_dir():
-        return {}  # saved before the first update
-    return load_file(folder / OPTIMIZER)
-
-
-def of_another_model(folder: Path, model: PreTrainedModel, path_field: str) -> ModelError:
-    what = f"the checkpoint {folder} is of another model than {model.name_or_path}"
-    fix = f"set {path_field} back, or name another run.folder"
-    return ModelError(Problem(what, fix=fix, field=path_field))
-
-
-def check_kind(folder: Path, *, adapted: bool, path_field: str) -> None:
-    """Whether a folder that an engine wrote holds what this run trains, an adapter or a whole model.
-
-    Args: path_field, the setting that names the starting weights.
-    Raises: ModelError when it does not.
-    """
-    holds_adapter = (folder / lora.WEIGHTS).is_file()
-    if holds_adapter != adapted:
-        kinds = "the weights of a whole model", "an adapter"
-        held, wanted = kinds[holds_adapter], kinds[adapted]
-        field = f"{path_field.rpartition('.')[0].replace('model', 'policy')}.lora"
-        what = f"the checkpoint {folder} holds {held}, and this run trains {wanted}"
-        raise ModelError(Problem(what, fix=f"set {field} back, or name another run.folder", field=field))

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,17 +25,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.torch_training.master_weights import MasterWeights
 from posttrain.backends.torch_training.memory import Cutter
-from posttrain.backends.torch_training.optimized_model import (
+from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch
+from posttrain.backends.torch_training.optimizers import build_optimizer, move_state, set_rates
+from posttrain.backends.torch_training.saved import (
     COUNTERS,
     OPTIMIZER,
-    Factor,
-    How,
-    MicroBatch,
+    chunk_writer,
     of_another_model,
     saved_averages,
     saved_weights,
 )
-from posttrain.backends.torch_training.optimizers import build_optimizer, move_state, set_rates
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.train.megatron.parts import ModelParts
 from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
@@ -42,7 +42,7 @@ from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.stretches import Stretches
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models import lora
-from posttrain.models.chunks import OPTIMIZER_CHUNKS, WEIGHT_CHUNKS, Chunk, shapes_of, whole_chunk, write_chunks
+from posttrain.models.chunks import Chunk, shapes_of, whole_chunk
 from posttrain.models.saving import save_config, save_model
 from posttrain.records.batches import TrainBatch
 from posttrain.records.statistics import OptimizerStats
@@ -241,16 +241,8 @@ class MegatronLearner:
             if self._sharding.rank == 0:
                 names = self.parts.trained
                 averages += [whole_chunk(f"step:{name}", step.clone()) for step in self._steps() for name in names]
-        updates, shell = self._updates, self._shell()
-
-        def write(folder: Path) -> None:
-            write_chunks(folder / WEIGHT_CHUNKS, self._sharding.rank, weights)
-            write_chunks(folder / OPTIMIZER_CHUNKS, self._sharding.rank, averages)
-            if self._sharding.rank == 0:
-                save_config(shell, folder)
-                self._write_beside(folder, updates)
-
-        return write
+        beside = partial(self._write_beside, updates=self._updates)
+        return chunk_writer(self._sharding.rank, weights, averages, self._shell(), beside)
 
     def _averages(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Kind, and this rank's parts by piece: nothing before the first update. All ranks must go through it together."""

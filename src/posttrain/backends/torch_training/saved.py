@@ -1,0 +1,96 @@
+"""The folder that an engine writes and reads: which files are in it, and whether they are of the model at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from posttrain.errors import ModelError, Problem
+from posttrain.models import lora
+from posttrain.models.chunks import OPTIMIZER_CHUNKS, WEIGHT_CHUNKS, Chunk, ChunkedTensors, write_chunks
+from posttrain.models.saving import save_config
+
+OPTIMIZER = "optimizer.safetensors"
+COUNTERS = "engine.json"
+
+
+def chunk_writer(
+    rank: int,
+    weights: Sequence[Chunk],
+    averages: Sequence[Chunk],
+    shell: PreTrainedModel,
+    beside: Callable[[Path], None],
+) -> Callable[[Path], None]:
+    """What writes the chunks of process ``rank`` into a folder, and the first of them the configuration and what is beside."""
+
+    def write(folder: Path) -> None:
+        write_chunks(folder / WEIGHT_CHUNKS, rank, weights)
+        write_chunks(folder / OPTIMIZER_CHUNKS, rank, averages)
+        if rank == 0:
+            save_config(shell, folder)
+            beside(folder)
+
+    return write
+
+
+def saved_weights(
+    folder: Path, model: PreTrainedModel, model_class: Any, *, adapted: bool, path_field: str
+) -> Mapping[str, Tensor]:
+    """The whole weights, or those of the adapter, in a folder that an engine wrote, by the model's own names.
+
+    Args: path_field, the setting that names the starting weights.
+    Raises: ModelError when the folder holds another model, or another kind of weights.
+    """
+    check_kind(folder, adapted=adapted, path_field=path_field)
+    if adapted:
+        return lora.adapter_tensors(folder, field=path_field)
+    if (folder / WEIGHT_CHUNKS).is_dir():
+        saved = ChunkedTensors(folder / WEIGHT_CHUNKS)
+        names = {name for name, _ in model.named_parameters()}
+        if names <= saved.keys() and saved.keys() - names <= model.state_dict().keys():
+            return saved
+        raise of_another_model(folder, model, path_field)
+    # By transformers, not by name: what it writes for a mixture of experts is laid out differently in memory.
+    loaded: Any = model_class.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    whole, report = loaded
+    if any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        raise of_another_model(folder, model, path_field)
+    return dict(whole.named_parameters())
+
+
+def saved_averages(folder: Path) -> Mapping[str, Tensor]:
+    """The optimizer's averages in a folder that an engine wrote, by "kind:name of the weight"."""
+    if (folder / OPTIMIZER_CHUNKS).is_dir():
+        return ChunkedTensors(folder / OPTIMIZER_CHUNKS)
+    if (folder / WEIGHT_CHUNKS).is_dir():
+        return {}  # saved before the first update
+    return load_file(folder / OPTIMIZER)
+
+
+def of_another_model(folder: Path, model: PreTrainedModel, path_field: str) -> ModelError:
+    what = f"the checkpoint {folder} is of another model than {model.name_or_path}"
+    fix = f"set {path_field} back, or name another run.folder"
+    return ModelError(Problem(what, fix=fix, field=path_field))
+
+
+def check_kind(folder: Path, *, adapted: bool, path_field: str) -> None:
+    """Whether a folder that an engine wrote holds what this run trains, an adapter or a whole model.
+
+    Args: path_field, the setting that names the starting weights.
+    Raises: ModelError when it does not.
+    """
+    holds_adapter = (folder / lora.WEIGHTS).is_file()
+    if holds_adapter != adapted:
+        kinds = "the weights of a whole model", "an adapter"
+        held, wanted = kinds[holds_adapter], kinds[adapted]
+        field = f"{path_field.rpartition('.')[0].replace('model', 'policy')}.lora"
+        what = f"the checkpoint {folder} holds {held}, and this run trains {wanted}"
+        raise ModelError(Problem(what, fix=f"set {field} back, or name another run.folder", field=field))
