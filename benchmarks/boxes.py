@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from common import median, print_table
 
-from posttrain.rewards.sandbox.boxes import Program, run
-from posttrain.rewards.sandbox.layers import probe
-from posttrain.rewards.sandbox.walls import Limits
+from posttrain.sandbox.boxes import Program, run
+from posttrain.sandbox.layers import probe
+from posttrain.sandbox.walls import Limits
 
 SOURCE = "a, b = map(int, input().split())\nprint(a + b)"
 

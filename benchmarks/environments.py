@@ -27,7 +27,7 @@ from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
-from posttrain.stages.play import play
+from posttrain.steps.play import play
 
 TOKEN_S = 0.002
 MEDIAN_S, SPREAD = 0.04, 1.2  # of an environment's answer: log-normal, so a few take a second

@@ -179,10 +179,10 @@ def watching() -> list[tuple[Any, str, Any]]:
     from rich.live import Live
 
     from posttrain.loops import rl_sync
-    from posttrain.loops.clock import Clock
-    from posttrain.loops.timeline import Timeline
-    from posttrain.loops.trackers import Trackers
-    from posttrain.stages.health import Health
+    from posttrain.run.clock import Clock
+    from posttrain.run.health import Health
+    from posttrain.run.timeline import Timeline
+    from posttrain.run.trackers import Trackers
 
     return [
         (rl_sync, "write_samples", None),

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import RunConfig
-from posttrain.placement.batch import plan_batches
-from posttrain.placement.heads import head_problems
-from posttrain.placement.memory import estimate, peak
-from posttrain.placement.model_shape import read_shape
-from posttrain.placement.plan import PlacementPlan
-from posttrain.placement.roles import place
-from posttrain.placement.traffic import Traffic, step_traffic
+from posttrain.plan.batch import plan_batches
+from posttrain.plan.heads import head_problems
+from posttrain.plan.memory import estimate, peak
+from posttrain.plan.model_shape import read_shape
+from posttrain.plan.placement import PlacementPlan
+from posttrain.plan.roles import place
+from posttrain.plan.traffic import Traffic, step_traffic
 
 GIB, GB = 1024**3, 10**9
 DEVICES = (1, 8, 64, 512)

@@ -131,7 +131,7 @@ def ours(path: str, folder: Path, given: list[Any], micro: int) -> None:
         }
     )
     prepare(config)
-    from posttrain import build_sft
+    from posttrain.build import sft as build_sft
 
     class Turns:
         """A tracker that holds the run until it is its turn."""

@@ -34,7 +34,7 @@ def main() -> None:
     from posttrain.models.loading import load_tokenizer
     from posttrain.models.smollm2 import smollm2_135m_instruct
     from posttrain.models.weight_transfer import Manifest
-    from posttrain.placement.batch import plan_batches
+    from posttrain.plan.batch import plan_batches
     from posttrain.registry import RUNTIMES
 
     samplers = list(range(1, 1 + arguments.samplers))

@@ -129,18 +129,26 @@ class Registry:
 
 @cache  # a request asks for them a hundred times
 def _files_of(package: str) -> frozenset[str]:
-    """The names of a package's modules."""
+    """The names of a package's modules that register something under their own name, and of its folders."""
     spec = find_spec(package)
     folders = spec.submodule_search_locations if spec else None
-    return frozenset(module.name for module in pkgutil.iter_modules(folders or []))
+    modules = list(pkgutil.iter_modules(folders or []))
+    return frozenset(
+        name for _, name, folder in modules if folder or f'.register("{name}")' in _source(f"{package}.{name}")
+    )
+
+
+@cache
+def _source(module: str) -> str:
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
 @cache
 def _registered_in(module: str) -> Sequence[ast.FunctionDef]:
     """The functions of a module that are registered, from its source."""
-    spec = find_spec(module)
-    assert spec is not None and spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    tree = ast.parse(_source(module))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [function for function in functions if any("register" in ast.dump(d) for d in function.decorator_list)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 
 pytestmark = pytest.mark.gpu

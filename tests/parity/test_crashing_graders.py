@@ -17,9 +17,9 @@ from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, ScoredGroup, StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.scorer import ScorerInWorkers
-from posttrain.stages.advantage import estimate_advantages
-from posttrain.stages.assemble import assemble
-from posttrain.stages.score import score
+from posttrain.steps.advantage import estimate_advantages
+from posttrain.steps.assemble import assemble
+from posttrain.steps.score import score
 
 GRADER = """
 import os, signal, zlib

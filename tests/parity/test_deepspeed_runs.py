@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray_runs import assert_same, config
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.registry import is_installed
 
 pytest.importorskip("ray")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 
 WORLDS = '''

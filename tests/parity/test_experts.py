@@ -15,7 +15,7 @@ from test_update_paths import PLAN, assert_alike, make_batch, make_engine, run
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.models.tiny import Family, write_tiny_model
 from posttrain.records.batches import SequenceBatch
 

@@ -25,10 +25,10 @@ from posttrain.records.plans import AdvantagePlan, LossPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory, TrajectoryGroup
-from posttrain.stages.advantage import estimate_advantages
-from posttrain.stages.assemble import assemble
-from posttrain.stages.logprobs import add_logprobs
-from posttrain.stages.update import update
+from posttrain.steps.advantage import estimate_advantages
+from posttrain.steps.assemble import assemble
+from posttrain.steps.logprobs import add_logprobs
+from posttrain.steps.update import update
 
 TEMPERATURE = 0.8
 CLIP_LOW, CLIP_HIGH = 0.2, 0.3

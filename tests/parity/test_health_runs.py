@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from posttrain import build, build_sft
 from posttrain.backends.runtime import inprocess
-from posttrain.build import train_run
-from posttrain.build_sft import sft_run
+from posttrain.build import sft as build_sft
+from posttrain.build import train as build_train
+from posttrain.build.sft import sft_run
+from posttrain.build.train import train_run
 from posttrain.config import RunConfig, SftConfig
 
 # The share of digits: something that the tiny model can learn to write more of, in many ways.
@@ -44,7 +45,7 @@ class Noting:
 @pytest.fixture
 def noting(monkeypatch: pytest.MonkeyPatch) -> Noting:
     found = Noting()
-    for module in (build, build_sft):
+    for module in (build_train, build_sft):
         monkeypatch.setattr(module, "tracker", lambda name, folder: found)
     return found
 

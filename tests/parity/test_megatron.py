@@ -27,15 +27,15 @@ from transformers import AutoTokenizer
 
 from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.train.local import LocalValueEngine
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.config.lora import LoraConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.lora import add_adapter
 from posttrain.models.tiny import draw_weights, write_tiny_model
 from posttrain.models.value_head import head_name, load_value_model, value_head
-from posttrain.placement.experts import ExpertSettings
-from posttrain.placement.megatron import MegatronSettings
+from posttrain.plan.experts import ExpertSettings
+from posttrain.plan.megatron import MegatronSettings
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import ValueLossPlan
 from posttrain.registry import is_installed

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -25,12 +25,12 @@ from posttrain.records.plans import AdvantagePlan, CriticUpdatePlan, LossPlan, U
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory, TrajectoryGroup
-from posttrain.stages.advantage import estimate_advantages
-from posttrain.stages.assemble import assemble
-from posttrain.stages.logprobs import add_logprobs
-from posttrain.stages.measure import critic_metrics
-from posttrain.stages.update import merged, update, update_critic
-from posttrain.stages.values import add_values
+from posttrain.steps.advantage import estimate_advantages
+from posttrain.steps.assemble import assemble
+from posttrain.steps.logprobs import add_logprobs
+from posttrain.steps.measure import critic_metrics
+from posttrain.steps.update import merged, update, update_critic
+from posttrain.steps.values import add_values
 
 GAMMA, LAMBDA = 0.95, 0.8
 CLIP, VALUE_CLIP = 0.2, 0.02

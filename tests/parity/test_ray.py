@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray_runs import assert_same, config
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

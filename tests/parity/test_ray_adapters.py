@@ -13,7 +13,7 @@ import pytest
 from ray_runs import assert_same, config, lines_of
 from safetensors.torch import load_file
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 
 pytest.importorskip("ray")
 pytest.importorskip("peft")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray_runs import config
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ import pytest
 from ray_runs import assert_same, config, metrics_of
 
 from posttrain.backends.serving.launch import free_port
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

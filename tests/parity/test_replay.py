@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.build import train_run
-from posttrain.build_replay import replay_rewards, replay_rollout, replay_train
+from posttrain.build.replay import replay_rewards, replay_rollout, replay_train
+from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import RequestError
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import ModelError, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync

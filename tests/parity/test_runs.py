@@ -20,11 +20,11 @@ import yaml
 
 from posttrain.backends.torch_training import critic as local_critic
 from posttrain.backends.torch_training import policy as local_engine
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import RequestError, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
-from posttrain.stages.checkpoint import Checkpoints
+from posttrain.run.checkpoint import Checkpoints
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
 

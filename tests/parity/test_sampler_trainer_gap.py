@@ -21,13 +21,13 @@ from posttrain.models.tiny import FAMILIES, draw_weights, tiny_tokenizer, write_
 from posttrain.records.plans import AdvantagePlan, LossPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Outcome, Reward, SamplingParams, TrajectoryGroup
-from posttrain.stages.advantage import estimate_advantages
-from posttrain.stages.assemble import assemble
-from posttrain.stages.collect import collect
-from posttrain.stages.logprobs import add_logprobs
-from posttrain.stages.measure import gap_metrics
-from posttrain.stages.score import score
-from posttrain.stages.update import update
+from posttrain.steps.advantage import estimate_advantages
+from posttrain.steps.assemble import assemble
+from posttrain.steps.collect import collect
+from posttrain.steps.logprobs import add_logprobs
+from posttrain.steps.measure import gap_metrics
+from posttrain.steps.score import score
+from posttrain.steps.update import update
 
 TOKENIZER = tiny_tokenizer()
 SAMPLING = SamplingParams(samples_per_prompt=4, max_response_tokens=24, seed=5)

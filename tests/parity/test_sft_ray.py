@@ -20,7 +20,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from posttrain.build_sft import sft_run
+from posttrain.build.sft import sft_run
 from posttrain.config import SftConfig
 
 pytest.importorskip("ray")

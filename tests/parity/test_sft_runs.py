@@ -20,7 +20,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from posttrain.build_sft import sft_run
+from posttrain.build.sft import sft_run
 from posttrain.config.sft import SftConfig
 from posttrain.models.tiny import write_tiny_model
 

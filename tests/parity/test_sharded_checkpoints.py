@@ -10,9 +10,9 @@ import torch
 from ray_runs import assert_same, config
 from safetensors.torch import load_file
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.models.tiny import write_tiny_model
-from posttrain.stages.export import Role, export_checkpoint
+from posttrain.run.export import Role, export_checkpoint
 
 Changes = dict[str, dict[str, Any]]
 SHARDED = {"every_steps": 1, "sharded": True, "export_every_steps": 1}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.dialects.detect import read_config
 
 pytest.importorskip("skyrl_gym")

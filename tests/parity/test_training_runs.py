@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from posttrain.backends.torch_training.scoring import Scorer
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.config import RunConfig
-from posttrain.loops.trackers import Trackers
-from posttrain.stages.export import export_checkpoint
+from posttrain.run.export import export_checkpoint
+from posttrain.run.trackers import Trackers
 
 NEEDS_PEFT = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 REWARD = """

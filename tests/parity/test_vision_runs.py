@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from posttrain.build import train_run
-from posttrain.build_generate import generate_run
+from posttrain.build.generate import generate_run
+from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.config.generate import GenerateConfig
 from posttrain.data.shapes import Difficulty, write_shapes
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.tiny_vision import write_tiny_vision_model
-from posttrain.stages.export import export_checkpoint
+from posttrain.run.export import export_checkpoint
 
 Make = Callable[..., RunConfig]
 
@@ -125,7 +125,7 @@ def test_an_exported_run_is_a_plain_folder(make: Make, tmp_path: Path) -> None:
 def test_what_reads_text_only_is_refused_before_a_model_is_loaded(
     make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], fields: list[str]
 ) -> None:
-    monkeypatch.setattr("posttrain.build.RUNTIMES.get", None)  # nobody gets that far
+    monkeypatch.setattr("posttrain.build.train.RUNTIMES.get", None)  # nobody gets that far
     with pytest.raises(ConfigError, match="images") as refused:
         train_run(make("run", **changes))
     assert [problem.field for problem in refused.value.problems] == fields

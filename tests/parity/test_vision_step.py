@@ -49,13 +49,13 @@ from posttrain.records.trajectories import (
     Trajectory,
     TrajectoryGroup,
 )
-from posttrain.stages.advantage import estimate_advantages
-from posttrain.stages.assemble import assemble
-from posttrain.stages.collect import collect
-from posttrain.stages.logprobs import add_logprobs
-from posttrain.stages.measure import gap_metrics
-from posttrain.stages.score import score
-from posttrain.stages.update import update
+from posttrain.steps.advantage import estimate_advantages
+from posttrain.steps.assemble import assemble
+from posttrain.steps.collect import collect
+from posttrain.steps.logprobs import add_logprobs
+from posttrain.steps.measure import gap_metrics
+from posttrain.steps.score import score
+from posttrain.steps.update import update
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "smolvlm"]
 TEMPERATURE, KL_COEF = 0.8, 0.05

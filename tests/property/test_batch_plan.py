@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.config import RunConfig
-from posttrain.placement.batch import plan_batches
+from posttrain.plan.batch import plan_batches
 from posttrain.records.plans import BatchPlan
 
 Sizes = dict[str, int | None]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posttrain.algos.objective import policy_objective
-from posttrain.build import chosen_parameters
+from posttrain.build.train import chosen_parameters
 from posttrain.config.algorithm import LossConfig
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES
-from posttrain.stages.advantage import estimate_advantages
+from posttrain.steps.advantage import estimate_advantages
 
 BY_STEP = ("gigpo", "step_reinforce")  # they look at rows, which are steps
 BY_TURN = ("agentic_reinforce",)  # a gap ends a turn, which is what it discounts by

@@ -20,7 +20,7 @@ from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, TurnWriter
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import StopReason, Trajectory
-from posttrain.stages.episode import Episode, EpisodeLost
+from posttrain.steps.episode import Episode, EpisodeLost
 
 CONVERSATIONS_EACH = 100
 ROUND = "{% for m in messages %}"

@@ -39,7 +39,7 @@ LAYOUTS: dict[str, Sections] = {
 
 PROGRAM = """
 import sys
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.cli.errors import run_guarded
 from posttrain.config import RunConfig
 sys.exit(run_guarded(lambda: train_run(RunConfig.model_validate_json(open(sys.argv[1]).read()))))

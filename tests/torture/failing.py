@@ -16,7 +16,7 @@ import killing
 from killing import Child, Tally, Work
 
 from posttrain.errors import RequestError, RunStopped
-from posttrain.stages import lock
+from posttrain.run import lock
 
 # The calls in which a file system fails that cannot be written to.
 WRITING = ("openat", "write", "pwrite64", "fsync", "rename", "mkdir", "ftruncate", "unlinkat", "rmdir")

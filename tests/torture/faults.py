@@ -128,8 +128,8 @@ KINDS: dict[str, Kind] = {
     "server": Kind("rollout", below("vllm_stand_in.py"), name=LOST.format("rollout"), exact=True, extra=served),
     "critic": Kind("scored", named("critic"), code=3, name=LOST.format("critic"), exact=True, extra=scored),
     "reward model": Kind("scored", named("reward model"), code=3, name=LOST.format("reward model"), extra=scored),
-    "reward worker": Kind("one", below("rewards.workers.keeper", children=True)),
-    "reward keeper": Kind("one", below("rewards.workers.keeper")),
+    "reward worker": Kind("one", below("processes.keeper", children=True)),
+    "reward keeper": Kind("one", below("processes.keeper")),
     "environment": Kind("one", below("environments.server", children=True), extra=games),
     "environment host": Kind(
         "one",

@@ -32,8 +32,8 @@ from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import RunStopped
 from posttrain.models.loading import load_causal_lm, load_tokenizer
-from posttrain.stages.checkpoint import Checkpoints
-from posttrain.stages.retention import Retention
+from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.retention import Retention
 
 
 class Position:

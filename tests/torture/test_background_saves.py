@@ -13,11 +13,11 @@ import pytest
 from runs import PPO, result, tiny_run
 
 from posttrain.backends.torch_training.optimized_model import OptimizedModel
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.errors import RunInterrupted, RunStopped
-from posttrain.loops.trackers import Trackers
-from posttrain.stages import checkpoint
-from posttrain.stages.saving import BackgroundSave
+from posttrain.run import checkpoint
+from posttrain.run.saving import BackgroundSave
+from posttrain.run.trackers import Trackers
 
 Changes = dict[str, dict[str, Any]]
 LORA: Changes = {

@@ -13,11 +13,11 @@ import killing
 import pytest
 from runs import PPO, result, tiny_run
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
-from posttrain.loops.trackers import Trackers
-from posttrain.stages import checkpoint
+from posttrain.run import checkpoint
+from posttrain.run.trackers import Trackers
 
 
 @pytest.mark.slow

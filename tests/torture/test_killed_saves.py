@@ -12,7 +12,7 @@ import killing
 import pytest
 from killing import Work
 
-from posttrain.stages.checkpoint import Checkpoints
+from posttrain.run.checkpoint import Checkpoints
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["at once", "in the background"])

@@ -22,8 +22,8 @@ from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm, load_tokenizer
-from posttrain.stages.checkpoint import Checkpoints
-from posttrain.stages.checkpoint_folders import steps_in
+from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.checkpoint_folders import steps_in
 
 FILES = ("model.safetensors", "optimizer.safetensors", "engine.json", "config.json")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from runs import tiny_run
 
-from posttrain.build import train_run
-from posttrain.loops.trackers import Trackers
+from posttrain.build.train import train_run
+from posttrain.run.trackers import Trackers
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ import torch
 from runs import PPO, result, tiny_run
 from transformers.utils.logging import disable_progress_bar
 
-from posttrain.build import train_run
+from posttrain.build.train import train_run
 from posttrain.models.tiny import write_tiny_model
 
 

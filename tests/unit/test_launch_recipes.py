@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from posttrain.cli.request import read_request
 from posttrain.config import RunConfig
-from posttrain.placement.roles import place
+from posttrain.plan.roles import place
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["cluster.md", "launch-ray.md", "launch-slurm.md", "launch-kubernetes.md"]

@@ -14,8 +14,8 @@ import posttrain
 
 SOURCES = sorted(Path(posttrain.__file__).parent.rglob("*.py"))
 PACKAGE = Path(posttrain.__file__).parent
-BOXED = PACKAGE / "rewards/sandbox/inside.py"
-WARDEN = PACKAGE / "rewards/sandbox/warden.py"
+BOXED = PACKAGE / "sandbox/inside.py"
+WARDEN = PACKAGE / "sandbox/warden.py"
 # By the last name of what is called: eval, builtins.eval, pickle.loads, sympy.sympify, …
 NAMES = {"eval", "exec", "parse_expr", "sympify", "unsafe_load", "full_load"}
 PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
@@ -69,7 +69,7 @@ def imported(path: Path) -> set[str]:
 def test_one_file_executes_and_only_in_a_box() -> None:
     [call] = findings(BOXED.read_text(encoding="utf-8"))
     assert call.endswith(": exec(program, names)")
-    names = {"inside": "posttrain.rewards.sandbox.inside", "warden": "posttrain.rewards.sandbox.warden"}
+    names = {"inside": "posttrain.sandbox.inside", "warden": "posttrain.sandbox.warden"}
     importers = {name: {path for path in SOURCES if module in imported(path)} for name, module in names.items()}
     assert importers == {"inside": {WARDEN}, "warden": set()}  # a warden is started as a process
 

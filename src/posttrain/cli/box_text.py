@@ -9,7 +9,7 @@ from posttrain.dialects.reward_checks import CODE_REWARDS
 
 def box_text(config: RunConfig | EvaluateConfig) -> list[str]:
     """Lines for a person; none when no term runs code, or the rewards have not been checked (which looks for a box)."""
-    from posttrain.rewards.sandbox.layers import describe, probed
+    from posttrain.sandbox.layers import describe, probed
 
     layers = probed()
     if layers is None or not any(term.name in CODE_REWARDS and term.path is None for term in config.reward.terms):

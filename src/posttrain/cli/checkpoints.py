@@ -32,7 +32,7 @@ def _elsewhere(url: str) -> list[tuple[str, int, str]]:
     back."""
     from posttrain.errors import Problem, RequestError
     from posttrain.libraries.remote import RemoteFolder, problem_of
-    from posttrain.stages.remote import checkpoints_in, reason
+    from posttrain.run.remote import checkpoints_in, reason
 
     if problem := problem_of(url, ""):
         raise RequestError(problem)
@@ -46,7 +46,7 @@ def _elsewhere(url: str) -> list[tuple[str, int, str]]:
 
 def _here(place: Path) -> list[tuple[str, int, str]]:
     from posttrain.errors import Problem, RequestError
-    from posttrain.stages.checkpoint_folders import PREFIX, damage_of, steps_in
+    from posttrain.run.checkpoint_folders import PREFIX, damage_of, steps_in
 
     if not place.exists():
         raise RequestError(Problem(f"{place} does not exist", fix="name a run folder, or the URL of its checkpoints"))

@@ -36,8 +36,8 @@ def reasoning_gym(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
 ) -> None:
     """Write train and validation prompts of a reasoning-gym task, with verifiable answers."""
+    from posttrain.config.reading.overrides import parse_overrides
     from posttrain.data.reasoning_gym import write_dataset
-    from posttrain.dialects.overrides import parse_overrides
 
     _refuse_present(out, ("train", "validation"), overwrite)
     files = write_dataset(

@@ -49,7 +49,7 @@ def run_demo(folder: Path, seed: int) -> None:
     prepare(config)
 
     # From here on torch is imported, so the environment that prepare() sets comes first.
-    from posttrain.build import train_run
+    from posttrain.build.train import train_run
     from posttrain.data.reasoning_gym import write_dataset
     from posttrain.models.smollm2 import smollm2_135m_instruct
     from posttrain.report.html import write_report

@@ -13,7 +13,7 @@ def doctor() -> None:
     """Say what this machine can run, and how to install what is missing."""
     from posttrain.libraries.compilers import find_compiler
     from posttrain.registry import EXTRAS
-    from posttrain.rewards.sandbox.layers import describe, probe
+    from posttrain.sandbox.layers import describe, probe
 
     typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {platform.machine()}")
     typer.echo(f"{os.cpu_count()} processors\n")

@@ -10,7 +10,7 @@ from posttrain.cli.options import Arguments, Dialect
 from posttrain.errors import RequestError, RunStopped
 
 if TYPE_CHECKING:
-    from posttrain.stages.evaluation import SourceResult
+    from posttrain.run.evaluation import SourceResult
 
 WIDTH = 80  # columns of the table
 
@@ -43,7 +43,7 @@ def _evaluate(arguments: list[str], dialect: str | None, *, as_json: bool) -> No
     config = loaded.config
     for line in [*remarks(loaded), *box_text(config)]:
         typer.echo(line, err=True)
-    from posttrain.build_evaluate import evaluate_run
+    from posttrain.build.evaluate import evaluate_run
 
     with WorkProgress("evaluate", unit="prompts", stream=sys.stderr if as_json else None) as progress:
         try:

@@ -23,7 +23,7 @@ def export(
     ] = "policy",
 ) -> None:
     """Write a checkpoint's model as a folder that transformers loads."""
-    from posttrain.stages.export import export_checkpoint
+    from posttrain.run.export import export_checkpoint
 
     source = export_checkpoint(checkpoint, out, role)
     typer.echo(f"wrote {out} from {source}")

@@ -40,7 +40,7 @@ def _generate(arguments: list[str], dialect: str | None, *, here: bool, overwrit
     for line in remarks(loaded):
         typer.echo(line, err=True)
     prepare(loaded.config)
-    from posttrain.build_generate import (
+    from posttrain.build.generate import (
         generate_run,
     )  # imports torch, which reads the environment that prepare() has set
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from posttrain.placement.memory import RoleMemory, peak
-from posttrain.placement.plan import PlacementPlan, RolePlacement
-from posttrain.placement.traffic import Traffic
+from posttrain.plan.memory import RoleMemory, peak
+from posttrain.plan.placement import PlacementPlan, RolePlacement
+from posttrain.plan.traffic import Traffic
 
 GIB = 1024**3
 # What makes up a copy, in words; the order in which neighbours share.

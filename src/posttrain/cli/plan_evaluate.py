@@ -10,7 +10,7 @@ from posttrain.cli.plan_plain import closing, document
 from posttrain.config.evaluate import EvaluateConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import DataError, Problem, RequestError
-from posttrain.placement.files import check_output_folder
+from posttrain.plan.files import check_output_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

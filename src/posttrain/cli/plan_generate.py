@@ -9,7 +9,7 @@ from posttrain.cli.plan_plain import closing, document
 from posttrain.config.generate import GenerateConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import DataError, Problem, RequestError
-from posttrain.placement.files import check_model_files, check_output_file
+from posttrain.plan.files import check_model_files, check_output_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import typer
 from posttrain.errors import Problem, RequestError
 
 if TYPE_CHECKING:
-    from posttrain.build_replay import Difference
+    from posttrain.build.replay import Difference
     from posttrain.config import RunConfig
 
 SHOWN = 20  # differences that are printed
@@ -41,7 +41,7 @@ def train(
 ) -> None:
     """Learn from recorded batches again (tracking.batches_every_steps), and compare the metrics of the update."""
     config = _config(run_folder, changes)
-    from posttrain.build_replay import replay_train
+    from posttrain.build.replay import replay_train
 
     number, differences = replay_train(run_folder, config, step)
     _tell(differences, f"metrics of the update of step {number}", out)
@@ -56,7 +56,7 @@ def rollout(
 ) -> None:
     """Sample the prompts of a step again, with the weights of then, and compare the responses."""
     config = _config(run_folder, changes)
-    from posttrain.build_replay import replay_rollout
+    from posttrain.build.replay import replay_rollout
 
     _tell(replay_rollout(run_folder, config, step), f"responses of step {step}", out)
 
@@ -71,7 +71,7 @@ def rewards(
 ) -> None:
     """Score the recorded responses of a step again, and compare the rewards. No model is loaded."""
     config = _config(run_folder, changes)
-    from posttrain.build_replay import replay_rewards
+    from posttrain.build.replay import replay_rewards
 
     found = replay_rewards(run_folder, config, step, validation=validation)
     _tell(found, f"rewards of {'the validation at ' if validation else ''}step {step}", out)

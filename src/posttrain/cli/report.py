@@ -65,10 +65,10 @@ def _check(folders: list[Path], out: Path | None, live: bool, port: int, push: s
 
 def _push(name: str, folder: Path) -> int:
     from posttrain.dialects.metric_names import SERVICES
-    from posttrain.loops import relay
     from posttrain.registry import TRACKERS
     from posttrain.report.read import read_run
-    from posttrain.stages.lock import only_trainer
+    from posttrain.run import relay
+    from posttrain.run.lock import only_trainer
 
     if name in TRACKERS.names() and name not in SERVICES:
         raise RequestError(

@@ -13,12 +13,12 @@ from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.image_checks import image_problems
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, DataError, Problem, RequestError
-from posttrain.placement.batch import plan_batches
-from posttrain.placement.files import check_reads_images, check_run_files
-from posttrain.placement.heads import head_problems
-from posttrain.placement.plan import PlacementPlan
-from posttrain.placement.positions import check_positions, positions_warnings
-from posttrain.placement.roles import place
+from posttrain.plan.batch import plan_batches
+from posttrain.plan.files import check_reads_images, check_run_files
+from posttrain.plan.heads import head_problems
+from posttrain.plan.placement import PlacementPlan
+from posttrain.plan.positions import check_positions, positions_warnings
+from posttrain.plan.roles import place
 from posttrain.records.plans import BatchPlan
 
 

@@ -22,7 +22,7 @@ def _serve(arguments: list[str]) -> None:
     from posttrain.cli.process import prepare
     from posttrain.cli.request import load_request
     from posttrain.dialects.entries import SERVE
-    from posttrain.placement.files import check_model_files
+    from posttrain.plan.files import check_model_files
 
     loaded = check_request(load_request(arguments, "native", SERVE), look_at_files=True, to_run=True)
     if problems := loaded.locate(check_model_files(loaded.config.model)):
@@ -30,7 +30,7 @@ def _serve(arguments: list[str]) -> None:
     for line in remarks(loaded):
         typer.echo(line, err=True)
     prepare(loaded.config)
-    from posttrain.build_serve import serve_run  # imports torch, which reads the environment that prepare() has set
+    from posttrain.build.serve import serve_run  # imports torch, which reads the environment that prepare() has set
 
     def on_ready(address: str, token: str, notes: list[str]) -> None:
         for note in notes:

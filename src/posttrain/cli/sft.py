@@ -33,7 +33,7 @@ def _sft(arguments: list[str], dialect: str | None, *, here: bool, allow_config_
     for line in remarks(loaded):
         typer.echo(line, err=True)
     prepare(loaded.config)
-    from posttrain.build_sft import sft_run  # imports torch, which reads the environment that prepare() has set
+    from posttrain.build.sft import sft_run  # imports torch, which reads the environment that prepare() has set
 
     try:
         sft_run(loaded.config, allow_config_change=allow_config_change)

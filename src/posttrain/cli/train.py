@@ -32,7 +32,7 @@ def _train(arguments: list[str], dialect: str | None, *, here: bool, allow_confi
     for line in [*remarks(request.loaded), *box_text(request.loaded.config)]:
         typer.echo(line, err=True)
     prepare(request.loaded.config)
-    from posttrain.build import train_run  # imports torch, which reads the environment that prepare() has set
+    from posttrain.build.train import train_run  # imports torch, which reads the environment that prepare() has set
 
     try:
         train_run(request.loaded.config, allow_config_change=allow_config_change)

@@ -20,7 +20,7 @@ from posttrain.dialects.run_checks import naming_problems, resuming_problems, re
 from posttrain.dialects.tracking_checks import tracking_problems, tracking_warnings
 from posttrain.dialects.training_checks import training_problems, training_warnings
 from posttrain.errors import Problem
-from posttrain.placement.batch import needs_values
+from posttrain.plan.batch import needs_values
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
 SEQUENCE_MEAN_LOSSES = ("geo_mean", "gspo", "sapo")  # losses defined as a mean over responses

@@ -10,8 +10,8 @@ from posttrain.config.placement import PlacementConfig
 from posttrain.config.rollout import RolloutConfig
 from posttrain.dialects.megatron_checks import unbuilt_megatron
 from posttrain.errors import Problem
-from posttrain.placement.plan import PlacementPlan
-from posttrain.placement.roles import SHARING, learner_of, place, runtime_of
+from posttrain.plan.placement import PlacementPlan
+from posttrain.plan.roles import SHARING, learner_of, place, runtime_of
 from posttrain.registry import is_installed, missing_library
 
 

@@ -7,11 +7,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from posttrain.dialects.compose import read_yaml
+from posttrain.config.reading.compose import read_yaml
+from posttrain.config.reading.overrides import parse_overrides
 from posttrain.dialects.entries import ENTRIES, Entry, entry_of
 from posttrain.dialects.ledger import Ledger
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.dialects.overrides import parse_overrides
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
 NAMES = ("native", "verl", "verl@0.2", "skyrl", "skyrl@2025-06", "skyrl@2025-08", "roll")

@@ -9,8 +9,8 @@ from posttrain.config import RunConfig
 from posttrain.config.base import Section
 from posttrain.config.environment import SINGLE_TURN, EnvironmentConfig
 from posttrain.dialects.rollout_checks import SERVERS
+from posttrain.envs.text_game import Wording
 from posttrain.errors import Problem, did_you_mean
-from posttrain.games.text_game import Wording
 from posttrain.registry import ENVS
 
 TEXT_GAMES = ("frozen_lake", "gymnasium", "guess_number", "sokoban")  # environments that have all settings of Wording

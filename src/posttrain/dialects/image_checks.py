@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from posttrain.config import RunConfig
 from posttrain.errors import Problem
-from posttrain.placement.batch import needs_values
+from posttrain.plan.batch import needs_values
 
 ROLLOUT_ENGINES = ("native", "hf")
 TRAIN_ENGINES = ("local",)

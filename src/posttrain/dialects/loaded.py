@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from posttrain.config.base import Section
-from posttrain.dialects.sources import SourceMap, same_branch
+from posttrain.config.reading.sources import SourceMap, same_branch
 from posttrain.errors import ConfigError, Problem
 
 C = TypeVar("C", bound=Section)

@@ -9,15 +9,15 @@ from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.errors import Problem
-from posttrain.placement.experts import EXPERTS_OVER, ONE_EXPERT_OVER
-from posttrain.placement.megatron import DISTRIBUTED, megatron_settings, virtual_options
-from posttrain.placement.megatron_models import (
+from posttrain.plan.experts import EXPERTS_OVER, ONE_EXPERT_OVER
+from posttrain.plan.megatron import DISTRIBUTED, megatron_settings, virtual_options
+from posttrain.plan.megatron_models import (
     has_no_experts,
     model_problems,
     options_without_experts,
     planned_options,
 )
-from posttrain.placement.roles import learner_of
+from posttrain.plan.roles import learner_of
 from posttrain.registry import is_installed, missing_library
 
 ENGINE = "megatron"

@@ -9,10 +9,10 @@ from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.dialects.megatron_checks import megatron_problems, megatron_warnings
 from posttrain.errors import Problem
-from posttrain.placement.batch import needs_values
-from posttrain.placement.roles import sharing_options
-from posttrain.placement.sharding import fsdp_settings
-from posttrain.placement.zero import zero_settings
+from posttrain.plan.batch import needs_values
+from posttrain.plan.roles import sharing_options
+from posttrain.plan.sharding import fsdp_settings
+from posttrain.plan.zero import zero_settings
 
 SPLIT_LAYERS = ("megatron",)  # engines that share layers' matrices, or the layers
 SPLIT_SEQUENCES = ("fsdp", "deepspeed", "megatron")  # engines that share a sequence

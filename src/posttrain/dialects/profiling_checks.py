@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 
 from posttrain.config import SftConfig, TrainingConfig
 from posttrain.config.profiling import ProfilingConfig
-from posttrain.placement.batch import needs_values
-from posttrain.placement.roles import runtime_of
+from posttrain.plan.batch import needs_values
+from posttrain.plan.roles import runtime_of
 from posttrain.registry import ADVANTAGES
 
 SFT_PHASES = ("update", "validation_loss")

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from posttrain.dialects.compose import Composed, compose
-from posttrain.dialects.defaults import read_with_defaults
+from posttrain.config.reading.compose import Composed, compose
+from posttrain.config.reading.defaults import read_with_defaults
+from posttrain.config.reading.sources import same_branch
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.ledger import ABSENT, Key, Ledger, choices, fits, leaves, type_text
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
 from posttrain.dialects.native.validate import show, validate
-from posttrain.dialects.sources import same_branch
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import Problem, nearest
 

@@ -10,7 +10,7 @@ from posttrain.config import RunConfig
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.dialects.cluster_checks import sampler_is_apart
 from posttrain.errors import Problem
-from posttrain.placement.roles import VLLM_LARGEST_RANK, place, runtime_of, sends_adapter
+from posttrain.plan.roles import VLLM_LARGEST_RANK, place, runtime_of, sends_adapter
 from posttrain.registry import is_installed, missing_library
 
 SHARING = ("native", "hf")  # samplers that read the trainer's own weights

@@ -10,7 +10,7 @@ from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.errors import Problem
-from posttrain.placement.batch import needs_values
+from posttrain.plan.batch import needs_values
 
 
 def naming_problems(config: TrainingConfig) -> Iterator[Problem]:

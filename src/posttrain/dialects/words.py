@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from posttrain.config.base import Section
+from posttrain.config.reading.sources import SourceMap
 from posttrain.dialects.ledger import Ledger
-from posttrain.dialects.sources import SourceMap
 from posttrain.errors import Problem
 
 if TYPE_CHECKING:

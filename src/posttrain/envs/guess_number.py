@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Unpack
 
+from posttrain.envs.text_game import Played, TextGame, Wording
 from posttrain.errors import ConfigError, Problem
-from posttrain.games.text_game import Played, TextGame, Wording
 from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
 

@@ -8,8 +8,8 @@ from typing import Any, Unpack
 
 import gymnasium as library
 
+from posttrain.envs.text_game import Played, TextGame, Wording
 from posttrain.errors import ConfigError, Problem
-from posttrain.games.text_game import Played, TextGame, Wording
 from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Unpack
 
+from posttrain.envs.text_game import Played, TextGame, Wording
 from posttrain.errors import ConfigError, Problem
-from posttrain.games.text_game import Played, TextGame, Wording
 from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
 

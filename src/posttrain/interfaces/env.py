@@ -4,7 +4,7 @@ An environment is used for one episode and lives in the process that steps it, m
 border is an ``EnvSpec`` on the way in and what ``reset``, ``step`` and ``close`` return on the way out, all of it plain values
 (numbers, texts, lists, mappings with texts as keys). A task of one turn is the case that is done after the first step.
 
-It speaks in messages. Token ids are not its business: ``stages.play`` keeps what was sampled, as it was sampled.
+It speaks in messages. Token ids are not its business: ``steps.play`` keeps what was sampled, as it was sampled.
 """
 
 from __future__ import annotations

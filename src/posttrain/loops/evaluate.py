@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from posttrain.errors import RunInterrupted
 from posttrain.interfaces.reward import GroupScorer
-from posttrain.loops.stopping import StopSignal
 from posttrain.records.trajectories import ScoredGroup, TrajectoryGroup
-from posttrain.stages.score import score
+from posttrain.run.stopping import StopSignal
+from posttrain.steps.score import score
 
 OnScored = Callable[[int], None]  # prompts that were scored since the last call
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.interfaces.rollout_engine import RolloutEngine
-from posttrain.loops.stopping import StepAbandoned, StopSignal
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
-from posttrain.stages.parts import Parts
+from posttrain.run.parts import Parts
+from posttrain.run.stopping import StepAbandoned, StopSignal
 
 MAX_FAILED_PARTS = 3  # in a row: whatever answers has gone
 

@@ -10,34 +10,34 @@ from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
-from posttrain.loops.clock import Clock
-from posttrain.loops.frame import before_updates, due, end_step, leave_step
 from posttrain.loops.rl_plan import RunPlan, StepPlan, mixed_seed
-from posttrain.loops.stopping import StepAbandoned, StopSignal
-from posttrain.loops.timeline import Timeline
-from posttrain.loops.trackers import Trackers
 from posttrain.loops.validation import most_tokens, validate
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import ScoredGroup
-from posttrain.stages.advantage import estimate_advantages, inputs_of
-from posttrain.stages.assemble import assemble
-from posttrain.stages.baseline import add_greedy_rewards
-from posttrain.stages.batch_files import batch_path, save_step
-from posttrain.stages.checkpoint import Checkpoints
-from posttrain.stages.collect import collect
-from posttrain.stages.exports import export_models
-from posttrain.stages.health import Health
-from posttrain.stages.logprobs import add_logprobs, add_sum_pi_squared
-from posttrain.stages.measure import measure, staleness_metrics
-from posttrain.stages.profile import Profiler
-from posttrain.stages.samples import write_samples
-from posttrain.stages.score import TooManyInvalid, score
-from posttrain.stages.select import Selection
-from posttrain.stages.shape_rewards import RewardState, shape_outcomes, shape_rewards
-from posttrain.stages.token_values import TokenTexts
-from posttrain.stages.update import merged, update, update_critic
-from posttrain.stages.values import add_values
+from posttrain.run.batch_files import batch_path, save_step
+from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.clock import Clock
+from posttrain.run.exports import export_models
+from posttrain.run.frame import before_updates, due, end_step, leave_step
+from posttrain.run.health import Health
+from posttrain.run.profile import Profiler
+from posttrain.run.samples import write_samples
+from posttrain.run.stopping import StepAbandoned, StopSignal
+from posttrain.run.timeline import Timeline
+from posttrain.run.token_values import TokenTexts
+from posttrain.run.trackers import Trackers
+from posttrain.steps.advantage import estimate_advantages, inputs_of
+from posttrain.steps.assemble import assemble
+from posttrain.steps.baseline import add_greedy_rewards
+from posttrain.steps.collect import collect
+from posttrain.steps.logprobs import add_logprobs, add_sum_pi_squared
+from posttrain.steps.measure import measure, staleness_metrics
+from posttrain.steps.score import TooManyInvalid, score
+from posttrain.steps.select import Selection
+from posttrain.steps.shape_rewards import RewardState, shape_outcomes, shape_rewards
+from posttrain.steps.update import merged, update, update_critic
+from posttrain.steps.values import add_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

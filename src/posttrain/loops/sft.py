@@ -11,22 +11,22 @@ from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.interfaces.loader import StepLoader
 from posttrain.interfaces.roles import WorkersProfiler
 from posttrain.interfaces.train_engine import TrainEngine
-from posttrain.loops.clock import Clock
-from posttrain.loops.frame import before_updates, due, end_step, leave_step
-from posttrain.loops.stopping import StepAbandoned, StopSignal
-from posttrain.loops.timeline import Timeline
-from posttrain.loops.trackers import Trackers
 from posttrain.records.batches import TrainBatch
 from posttrain.records.notices import Notices
 from posttrain.records.plans import LossPlan, ProfilePlan, UpdatePlan
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.texts import Text
-from posttrain.stages.checkpoint import Checkpoints
-from posttrain.stages.exports import export_models
-from posttrain.stages.health import WATCHED_SFT, Health
-from posttrain.stages.profile import Profiler
-from posttrain.stages.text_loss import mean_loss
-from posttrain.stages.update import update
+from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.clock import Clock
+from posttrain.run.exports import export_models
+from posttrain.run.frame import before_updates, due, end_step, leave_step
+from posttrain.run.health import WATCHED_SFT, Health
+from posttrain.run.profile import Profiler
+from posttrain.run.stopping import StepAbandoned, StopSignal
+from posttrain.run.timeline import Timeline
+from posttrain.run.trackers import Trackers
+from posttrain.steps.text_loss import mean_loss
+from posttrain.steps.update import update
 
 # The mean of -log pi over the learned tokens of the whole step, whatever the micro-batches are.
 LOSS = LossPlan(name="cross_entropy", aggregation="token_mean", temperature=1.0)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
-from posttrain.loops.clock import Clock
 from posttrain.loops.rl_plan import RunPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams
-from posttrain.stages.assemble import assemble
-from posttrain.stages.collect import collect
-from posttrain.stages.samples import write_samples
-from posttrain.stages.score import score
-from posttrain.stages.token_values import TokenTexts, first_groups
-from posttrain.stages.validate import validation_metrics
+from posttrain.run.clock import Clock
+from posttrain.run.samples import write_samples
+from posttrain.run.token_values import TokenTexts, first_groups
+from posttrain.steps.assemble import assemble
+from posttrain.steps.collect import collect
+from posttrain.steps.score import score
+from posttrain.steps.validate import validation_metrics
 
 
 def validate(

@@ -27,7 +27,7 @@ MAX_CHARS = 4000  # of one text
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     folder: Path
-    results: Mapping[str, Any]  # results.json, see stages.evaluation
+    results: Mapping[str, Any]  # results.json, see run.evaluation
 
     @property
     def name(self) -> str:

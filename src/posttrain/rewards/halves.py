@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from posttrain.processes.limits import TIMEOUT
 from posttrain.records.trajectories import Invalid
-from posttrain.rewards.workers.limits import TIMEOUT
 
 T = TypeVar("T")
 

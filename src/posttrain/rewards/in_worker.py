@@ -1,4 +1,4 @@
-"""Scoring inside a worker: what ``rewards.workers`` loads there, and what goes in and out."""
+"""Scoring inside a worker: what ``processes`` loads there, and what goes in and out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from posttrain.libraries import math_verify, reasoning_gym
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid
 from posttrain.rewards.load import load_rewards
-from posttrain.rewards.sandbox import boxes
 from posttrain.rewards.score import LARGEST, RewardTerms, TermAnswer, TermValue
+from posttrain.sandbox import boxes
 
 FACTORY = "posttrain.rewards.in_worker:make"
 

@@ -11,7 +11,7 @@ from posttrain.rewards.sources import NO_REWARD
 
 
 class NothingToScore:
-    """A Scorer without a term. What an environment gives takes the place of its outcomes (stages.score)."""
+    """A Scorer without a term. What an environment gives takes the place of its outcomes (steps.score)."""
 
     def begin(self, group: TrajectoryGroup) -> None:
         """Nothing."""

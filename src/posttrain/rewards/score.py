@@ -17,11 +17,11 @@ import numpy as np
 
 from posttrain.errors import PosttrainError
 from posttrain.interfaces.reward import BatchedRewardFn, NotScored, RewardFn
+from posttrain.processes.limits import EXCEPTION, MEMORY
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
 from posttrain.rewards.halves import ask_in_halves
 from posttrain.rewards.sources import NO_REWARD, NoRewardForSource
-from posttrain.rewards.workers.limits import EXCEPTION, MEMORY
 
 # The words of Invalid.reason, besides NO_REWARD and those of workers.limits.
 NOT_A_NUMBER = "not_a_number"  # a term returned nothing, a text, a list, …

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from posttrain.config.reward import RewardConfig
 from posttrain.interfaces.reward import GroupScorer
+from posttrain.processes.limits import CRASHED, Limits
+from posttrain.processes.pool import Answer, Reply, WorkerPool
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
 from posttrain.rewards.halves import ask_in_halves
@@ -19,8 +21,6 @@ from posttrain.rewards.in_worker import FACTORY, answer_of, plain_prompt
 from posttrain.rewards.load import load_rewards, terms_of
 from posttrain.rewards.score import RewardTerms, Term, TermAnswer, combine
 from posttrain.rewards.where import runs_here
-from posttrain.rewards.workers.limits import CRASHED, Limits
-from posttrain.rewards.workers.pool import Answer, Reply, WorkerPool
 
 MOST_WORKERS = 4  # unless the configuration says otherwise
 

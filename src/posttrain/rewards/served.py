@@ -16,6 +16,7 @@ from pathlib import Path
 from posttrain.config.reward import RewardConfig, RewardTerm
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.reward import NotScored
+from posttrain.processes.limits import CRASHED, EXCEPTION
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
 from posttrain.rewards.asking import AskingReward, Result
 from posttrain.rewards.background import background
@@ -23,7 +24,6 @@ from posttrain.rewards.built_in import built_in
 from posttrain.rewards.score import LARGEST, NOT_FINITE
 from posttrain.rewards.scorer import Scorer, start_rewards
 from posttrain.rewards.sources import ASK_A_SERVER
-from posttrain.rewards.workers.limits import CRASHED, EXCEPTION
 
 # What the server terms said of a response, by their place among them; those behind a failure are missing.
 Answers = dict[int, Result]

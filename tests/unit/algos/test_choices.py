@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from posttrain.algos.objective import policy_objective
-from posttrain.build import chosen_parameters
+from posttrain.build.train import chosen_parameters
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, Aggregation, LossConfig
 from posttrain.dialects.algorithm_checks import OF_STEPS
 from posttrain.dialects.checks import check, warnings_of
 from posttrain.errors import RequestError
-from posttrain.placement.batch import needs_values
+from posttrain.plan.batch import needs_values
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES
-from posttrain.stages.advantage import estimate_advantages, token_rewards
+from posttrain.steps.advantage import estimate_advantages, token_rewards
 
 
 def keywords(function: Any, section: Any) -> set[str]:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from posttrain.cli.app import app
 from posttrain.errors import RequestError
 from posttrain.libraries.remote import RemoteFolder
-from posttrain.stages.durable import write_manifest
+from posttrain.run.durable import write_manifest
 
 
 def listed(place: object) -> tuple[int, list[str]]:

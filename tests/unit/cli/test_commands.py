@@ -58,11 +58,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def train_run(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
-    """Stands in for posttrain.build: notes the configurations it is asked to run."""
+    """Stands in for posttrain.build.train: notes the configurations it is asked to run."""
     started: list[RunConfig] = []
-    build = types.ModuleType("posttrain.build")
+    build = types.ModuleType("posttrain.build.train")
     build.train_run = lambda config, **_: started.append(config)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "posttrain.build", build)
+    monkeypatch.setitem(sys.modules, "posttrain.build.train", build)
     for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"):
         monkeypatch.setenv(name, "")  # train sets what is absent; this way nothing outlives the test
     return started

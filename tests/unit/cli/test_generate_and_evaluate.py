@@ -225,10 +225,10 @@ def test_a_bad_request_is_one_clear_error(
 
 
 def test_a_changed_request_is_noticed(posttrain: Run, job: list[str]) -> None:
-    from posttrain.build_generate import request_of
+    from posttrain.build.generate import request_of
     from posttrain.cli.request import load_request
     from posttrain.dialects.entries import GENERATE
-    from posttrain.stages.parts import Parts
+    from posttrain.run.parts import Parts
 
     config = load_request(job, "native", GENERATE).config
     parts = Parts(Path("out.parquet"), request_of(config), column="responses", rows=6, rows_per_part=2)

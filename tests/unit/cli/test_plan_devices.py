@@ -6,10 +6,10 @@ from typing import Any
 
 from posttrain.cli.plan_devices import devices_text, memory_text, traffic_text
 from posttrain.config import RunConfig
-from posttrain.placement.memory import RoleMemory
-from posttrain.placement.plan import PlacementPlan
-from posttrain.placement.roles import place
-from posttrain.placement.traffic import Traffic
+from posttrain.plan.memory import RoleMemory
+from posttrain.plan.placement import PlacementPlan
+from posttrain.plan.roles import place
+from posttrain.plan.traffic import Traffic
 
 GIB = 1024**3
 

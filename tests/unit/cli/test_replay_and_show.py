@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from posttrain import build_replay
-from posttrain.build_replay import Difference
+from posttrain.build import replay as build_replay
+from posttrain.build.replay import Difference
 from posttrain.cli import replay
 from posttrain.cli.app import app
 from posttrain.cli.errors import run_guarded

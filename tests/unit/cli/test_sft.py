@@ -15,7 +15,7 @@ from posttrain.config import SftConfig
 from posttrain.dialects.entries import SFT
 from posttrain.dialects.sft_checks import warnings_of
 from posttrain.models.tiny import write_tiny_model
-from posttrain.placement.sft import plan_sft
+from posttrain.plan.sft import plan_sft
 
 Run = Callable[..., tuple[int, str, str]]
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]

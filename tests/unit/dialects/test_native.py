@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
+from posttrain.config.reading.sources import SourceMap
 from posttrain.dialects.native import load, read, schema
 from posttrain.dialects.native.validate import EXPECTED, validate
-from posttrain.dialects.sources import SourceMap
 from posttrain.errors import ConfigError
 
 SMALL = "model: {path: org/name}\ndata: {train_files: a.parquet}\n"

@@ -9,8 +9,8 @@ from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT as ROLL
 from posttrain.dialects.skyrl import DIALECT as SKYRL
 from posttrain.dialects.verl import DIALECT as VERL
-from posttrain.placement.plan import PlacementPlan
-from posttrain.placement.roles import place
+from posttrain.plan.placement import PlacementPlan
+from posttrain.plan.roles import place
 
 
 def roll(*overrides: str) -> LoadedConfig:

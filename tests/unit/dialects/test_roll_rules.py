@@ -16,7 +16,7 @@ from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT
 from posttrain.dialects.roll.devices import devices_of
 from posttrain.dialects.roll.rules.rewards import prompts_by_domain
-from posttrain.placement.batch import plan_batches
+from posttrain.plan.batch import plan_batches
 from posttrain.rewards.scorers.llm_judge import matched_verdict
 
 BASE = (

@@ -12,7 +12,7 @@ from posttrain.dialects.detect import read_config
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.skyrl import DIALECT
-from posttrain.placement.batch import plan_batches
+from posttrain.plan.batch import plan_batches
 from posttrain.rewards.scorers.llm_judge import matched_verdict
 
 T, P, AL, G, E = "trainer", "trainer.placement", "trainer.algorithm", "generator", "generator.inference_engine"

@@ -7,7 +7,7 @@ import pytest
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.verl import DIALECT
-from posttrain.placement.batch import plan_batches
+from posttrain.plan.batch import plan_batches
 from posttrain.records.plans import BatchPlan
 
 A, M, R = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"

@@ -13,10 +13,10 @@ import pytest
 from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.loops import generate
-from posttrain.loops.stopping import StopSignal
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
-from posttrain.stages.parts import Parts
+from posttrain.run.parts import Parts
+from posttrain.run.stopping import StopSignal
 
 PROMPTS = [Prompt(prompt_id=f"p:{row}", token_ids=(1,), text="q", data_source="t") for row in range(7)]
 SAMPLING = SamplingParams(samples_per_prompt=2, max_response_tokens=4, seed=3)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from posttrain.config.model import ModelConfig
 from posttrain.errors import ModelError
 from posttrain.models.loading import end_token_ids, expanded, load_causal_lm, load_tokenizer
-from posttrain.placement.model_shape import read_shape
+from posttrain.plan.model_shape import read_shape
 
 SMALL = {
     "vocab_size": 32,

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from posttrain.config.lora import LoraConfig
-from posttrain.loops.clock import Clock
-from posttrain.loops.trackers import Trackers
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.lora import add_adapter
 from posttrain.models.work import matrix_flops_per_s, work_of
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.work import Work
+from posttrain.run.clock import Clock
+from posttrain.run.trackers import Trackers
 
 LAYERS, HEAD = 1000, 50
 

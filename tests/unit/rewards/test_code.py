@@ -19,9 +19,9 @@ from posttrain.records.trajectories import Invalid, Reward, StopReason, Trajecto
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.code_tests import cases_of, code_of, returned, same_output, same_value
 from posttrain.rewards.load import check_data_sources, check_rewards, load_rewards
-from posttrain.rewards.sandbox import layers
-from posttrain.rewards.sandbox.walls import WALLS
 from posttrain.rewards.scorer import ScorerInWorkers
+from posttrain.sandbox import layers
+from posttrain.sandbox.walls import WALLS
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="boxes are made by Linux")
 

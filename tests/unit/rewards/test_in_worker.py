@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from posttrain.processes import wire
 from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 from posttrain.rewards.in_worker import plain_prompt, prompt_of
-from posttrain.rewards.workers import wire
 
 
 def test_a_prompt_crosses_without_its_images():

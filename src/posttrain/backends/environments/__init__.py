@@ -6,5 +6,5 @@
 
 The server is a fresh Python process without torch. It imports the environments' libraries once and forks the workers, so that
 the hundredth costs milliseconds. A worker that does not answer in time is killed with all that it has started, and so is what
-a worker leaves behind when it dies; nothing else notices. What crosses is JSON (rewards.workers.wire), never pickle.
+a worker leaves behind when it dies; nothing else notices. What crosses is JSON (processes.wire), never pickle.
 """

@@ -26,9 +26,9 @@ from posttrain.backends.environments.make import (
 )
 from posttrain.errors import RunStopped
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec
-from posttrain.rewards.workers import wire
-from posttrain.rewards.workers.pool import ENVIRONMENT
-from posttrain.rewards.workers.processes import is_stopped
+from posttrain.processes import wire
+from posttrain.processes.descendants import is_stopped
+from posttrain.processes.pool import ENVIRONMENT
 
 SILENCE_S = 2.0  # of the server, after which it is looked at
 LOAD_S = 120.0  # more time for the first answer of an environment: its libraries may have to be imported

@@ -17,14 +17,14 @@ import time
 
 from posttrain.backends.environments.make import builder_of
 from posttrain.backends.environments.worker import serve
-from posttrain.rewards.workers import processes
+from posttrain.processes import descendants
 
 GRACE_S = 0.5
 
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    processes.adopt_orphans()
+    descendants.adopt_orphans()
     for name in filter(None, sys.argv[2].split(",")):
         with contextlib.suppress(Exception):  # an episode that needs it says what is wrong with it
             builder_of(name)
@@ -49,28 +49,28 @@ def main() -> None:
             control.send(str(status).encode())
             continue
         control.send(str(pid).encode())
-    processes.kill_all_descendants()
+    descendants.kill_all_descendants()
     os._exit(0)
 
 
 def end(pid: int, workers: set[int], ended: dict[int, int], grace_s: float) -> int:
     """Kill a worker and what it has started; its wait status, its own where it has ended by itself within ``grace_s``."""
-    below = processes.descendants(pid)
+    below = descendants.descendants(pid)
     deadline = time.monotonic() + grace_s
     while not _reaped(pid, ended) and time.monotonic() < deadline:
         time.sleep(0.002)
     while not _reaped(pid, ended):
-        processes.kill_group(pid)
-        processes.kill([pid])
+        descendants.kill_group(pid)
+        descendants.kill([pid])
         time.sleep(0.001)
     workers.discard(pid)
     # What it had started is the server's now, unless it has been killed with the group.
-    processes.kill([each for each in (*below, *processes.children(os.getpid())) if each not in workers])
+    descendants.kill([each for each in (*below, *descendants.children(os.getpid())) if each not in workers])
     return ended.pop(pid)
 
 
 def _reaped(pid: int, ended: dict[int, int]) -> bool:
-    ended.update(processes.ended_children())
+    ended.update(descendants.ended_children())
     return pid in ended
 
 

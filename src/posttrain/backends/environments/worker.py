@@ -8,7 +8,7 @@ import sys
 from typing import Any, Never
 
 from posttrain.backends.environments.make import Episode, failure_of, spec_of
-from posttrain.rewards.workers import processes, wire
+from posttrain.processes import descendants, wire
 
 MOST_BYTES = 1 << 28  # of one command; of an answer the host's limit holds
 
@@ -17,8 +17,8 @@ def serve(fd: int, server: int) -> Never:
     """Answer commands until the socket ends. Commands: {"do": "start", "spec": …, "seed": …}, {"do": "step", "action": …,
     "cut": …}, {"do": "close"}. Answers: {"ok": what the environment returned}, or {"failed": [reason, detail]}."""
     os.setsid()  # a group of its own, to be killed at once
-    processes.die_with_parent(server)
-    processes.be_killed_first()
+    descendants.die_with_parent(server)
+    descendants.be_killed_first()
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.models.loading import positions_of
 from posttrain.models.packed_attention import packed_layout
 from posttrain.models.value_head import token_values
+from posttrain.processes.limits import EXCEPTION
 from posttrain.records.trajectories import Invalid, Outcome, Reward, Trajectory, TrajectoryGroup
 from posttrain.rewards.score import NOT_FINITE
-from posttrain.rewards.workers.limits import EXCEPTION
 
 TOO_LONG = "too_long"  # word of Invalid.reason: the conversation has more tokens than the model has positions
 

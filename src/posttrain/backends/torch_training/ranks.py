@@ -20,7 +20,7 @@ from posttrain.config import TrainingConfig
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.sequence_parallel import SplitRow, collect, stretch
-from posttrain.placement.roles import learner_of
+from posttrain.plan.roles import learner_of
 
 Settings = TypeVar("Settings")
 

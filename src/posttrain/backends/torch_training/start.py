@@ -32,7 +32,7 @@ from posttrain.models.lora import adapter_off, add_adapter
 from posttrain.models.reward_model import load_reward_model, load_reward_tokenizer
 from posttrain.models.value_head import head_name, load_value_model
 from posttrain.models.vision import freeze_vision
-from posttrain.placement.roles import sharing_options
+from posttrain.plan.roles import sharing_options
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES

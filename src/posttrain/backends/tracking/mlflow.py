@@ -15,7 +15,7 @@ from mlflow.entities import Metric, Param
 
 from posttrain.records.tracked_run import TrackedRun
 from posttrain.registry import TRACKERS
-from posttrain.stages.config_change import flat
+from posttrain.run.config_change import flat
 
 RUN_ID = "posttrain.run_id"  # the tag that a run is found by
 IN_EVERY_STEP = "time/step_s"  # a metric that tells which steps there are

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from posttrain.dialects.compose import compose
+from posttrain.config.reading.compose import compose
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.loaded import LoadedConfig, expand_home

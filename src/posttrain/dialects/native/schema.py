@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from posttrain.config import RunConfig
 from posttrain.config.base import Section
-from posttrain.dialects.sources import child
+from posttrain.config.reading.sources import child
 
 ITEM = "#"  # stands for any list index in a dotted key: reward.terms.#.name
 NAME = "*"  # stands for any name in a mapping of sections: environment.named.*.max_turns

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from posttrain.config.base import Section
+from posttrain.config.reading.sources import SourceMap, child, same_branch
 from posttrain.dialects.native import schema
-from posttrain.dialects.sources import SourceMap, child, same_branch
 from posttrain.errors import Problem
 
 C = TypeVar("C", bound=Section)

@@ -18,7 +18,7 @@ from typing import IO, Any, Never
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.envs.agent.listener import Listener
 from posttrain.libraries.own_code import Calls, load
-from posttrain.rewards.workers import processes
+from posttrain.processes import descendants
 
 LAST_WORDS_S = 1.0  # for what it has written to arrive, after it has ended
 LAST_LINES = 20  # of what a program writes to standard error, kept to tell why it failed
@@ -65,9 +65,9 @@ class AgentProcess:
 
     def kill(self) -> None:
         """Returns when it is gone, with all that it has started."""
-        below = processes.descendants(self._pid) if self._status is None else []
-        processes.kill_group(self._pid)
-        processes.kill(below)
+        below = descendants.descendants(self._pid) if self._status is None else []
+        descendants.kill_group(self._pid)
+        descendants.kill(below)
         for thread in self._threads:
             thread.join()
         self._output.close()
@@ -131,7 +131,7 @@ def _call(
     """In the fork: call it, write what it returned as a line of JSON, and end."""
     try:
         os.setsid()
-        processes.die_with_parent(parent)
+        descendants.die_with_parent(parent)
         os.environ.update(_addresses(episode))
         calls = Calls()
         try:

@@ -9,9 +9,9 @@ from typing import Any
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.tool import Tool, ToolFailed, parameters
 from posttrain.registry import TOOLS
-from posttrain.rewards.sandbox.boxes import BoxError, Program, run
-from posttrain.rewards.sandbox.layers import walls_for
-from posttrain.rewards.sandbox.walls import Limits
+from posttrain.sandbox.boxes import BoxError, Program, run
+from posttrain.sandbox.layers import walls_for
+from posttrain.sandbox.walls import Limits
 
 
 @TOOLS.register("python")

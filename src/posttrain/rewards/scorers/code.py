@@ -13,9 +13,9 @@ from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.code_tests import Block, Case, Form, cases_of, code_of, returned, same_output, same_value
 from posttrain.rewards.options import OWN_SHARE, RunWide, check_choice, too_large, too_slow
-from posttrain.rewards.sandbox.boxes import Program, Run, run
-from posttrain.rewards.sandbox.layers import walls_for
-from posttrain.rewards.sandbox.walls import Limits
+from posttrain.sandbox.boxes import Program, Run, run
+from posttrain.sandbox.layers import walls_for
+from posttrain.sandbox.walls import Limits
 
 # Where the options do not say: of one test, and of one program; less where the reward section allows no more.
 _TEST_S = 5.0

@@ -14,10 +14,10 @@ from posttrain.interfaces.reward import RewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.options import OWN_SHARE, RunWide, too_slow
-from posttrain.rewards.sandbox.boxes import Program, Run, run
-from posttrain.rewards.sandbox.layers import walls_for
-from posttrain.rewards.sandbox.walls import Limits
 from posttrain.rewards.spans import spans
+from posttrain.sandbox.boxes import Program, Run, run
+from posttrain.sandbox.layers import walls_for
+from posttrain.sandbox.walls import Limits
 
 # Where each collection keeps its databases, below db_path.
 FOLDERS = {"synsql": "SynSQL-2.5M/databases", "spider": "spider/database", "bird": "bird/train/train_databases"}

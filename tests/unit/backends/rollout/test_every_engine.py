@@ -30,7 +30,7 @@ from posttrain.models.loading import load_causal_lm
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.registry import ENVS
-from posttrain.stages.play import play
+from posttrain.steps.play import play
 
 PYTHON = os.environ.get("POSTTRAIN_VLLM_PYTHON", "")
 CPU = torch.device("cpu")

@@ -20,9 +20,9 @@ from posttrain.backends.runtime.ray.processes import WorkerProcess, last_lines, 
 from posttrain.backends.runtime.ray.wire import PlainRecord, from_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Failure
 from posttrain.errors import ConfigError, Problem, RunStopped
+from posttrain.processes.descendants import descendants
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import LossPlan
-from posttrain.rewards.workers.processes import descendants
 
 pytest.importorskip("ray")
 
@@ -83,14 +83,14 @@ class TestProcesses:
         while state(known) != "stopped":
             assert time.monotonic() < until
         (tmp_path / "log").write_text("x")
-        processes.end(known)  # SIGKILL also reaches what is stopped
+        descendants.end(known)  # SIGKILL also reaches what is stopped
         sleeper.wait(5)
         assert state(known) == "gone" and not (tmp_path / "log").exists()
 
     def test_a_number_used_again_is_another_process(self, sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
         other = WorkerProcess(pid=sleeper.pid, started=1, node="n", host="h", log=str(tmp_path / "log"))
         assert state(other) == "gone"
-        processes.end(other)
+        descendants.end(other)
         assert sleeper.poll() is None
 
     def test_a_log_is_read_by_whole_lines(self, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_workers_of_a_plan() -> None:
     """Policy and sampler on devices 0 and 1, critic on 2, and a sampler on 3: who shares a worker."""
     from posttrain.backends.runtime.ray.groups import groups_of
     from posttrain.config import RunConfig
-    from posttrain.placement.roles import place
+    from posttrain.plan.roles import place
 
     sections: dict[str, Any] = {
         "model": {"path": "m"},

@@ -17,8 +17,8 @@ import pytest
 
 from posttrain.backends.tracking.mlflow import name_of
 from posttrain.errors import RequestError
-from posttrain.loops.relay import push
 from posttrain.registry import TRACKERS
+from posttrain.run.relay import push
 
 Curves = dict[str, dict[int, float]]  # metric -> step -> value
 

@@ -17,7 +17,7 @@ import pytest
 from posttrain.envs.tools import tools
 from posttrain.errors import ConfigError
 from posttrain.interfaces.env import EnvSpec
-from posttrain.rewards.workers import processes
+from posttrain.processes import descendants
 
 pytest.importorskip("mcp")
 
@@ -72,9 +72,9 @@ def server(tmp_path: Path) -> Path:
 
 def gone(pids: list[int]) -> bool:
     deadline = time.monotonic() + 5
-    while processes.usage(pids).processes and time.monotonic() < deadline:
+    while descendants.usage(pids).processes and time.monotonic() < deadline:
         time.sleep(0.02)
-    return processes.usage(pids).processes == 0
+    return descendants.usage(pids).processes == 0
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_program(server: Path, tmp_path: Path) -> None:
     assert after["content"].startswith("Error: the tool's server")
     env.close()
     _, child = map(int, pids.read_text().split())
-    processes.kill([child])  # the server has left it behind by its own end; under a run, the worker's server ends it
+    descendants.kill([child])  # the server has left it behind by its own end; under a run, the worker's server ends it
 
 
 @pytest.mark.slow

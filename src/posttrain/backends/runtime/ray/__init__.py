@@ -34,8 +34,8 @@ from posttrain.errors import ConfigError
 from posttrain.interfaces.roles import Learner, Roles
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.weight_sync import WeightSync
-from posttrain.placement.plan import PlacementPlan, Rank
-from posttrain.placement.roles import place
+from posttrain.plan.placement import PlacementPlan, Rank
+from posttrain.plan.roles import place
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import RUNTIMES

@@ -41,13 +41,13 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import DTYPES, import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
-from posttrain.placement.roles import learner_of, leaves, sends_adapter
+from posttrain.plan.roles import learner_of, leaves, sends_adapter
 from posttrain.records.batches import LossCounts
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan, LossPlan, SftBatchPlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
-from posttrain.stages.profile import Recording
+from posttrain.run.profile import Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posttrain.placement.plan import PlacementPlan, Rank
-from posttrain.placement.roles import SHARING
+from posttrain.plan.placement import PlacementPlan, Rank
+from posttrain.plan.roles import SHARING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.models.value_head import HEADS
-from posttrain.placement.sharding import FsdpSettings
+from posttrain.plan.sharding import FsdpSettings
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold modules and have no forward pass, where gathering begins
 

@@ -25,8 +25,8 @@ from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError
 from posttrain.models.packed_attention import shared_layout
 from posttrain.models.sequence_parallel import SplitRow, collect
-from posttrain.placement.megatron import MegatronSettings, megatron_settings
-from posttrain.placement.roles import learner_of
+from posttrain.plan.megatron import MegatronSettings, megatron_settings
+from posttrain.plan.roles import learner_of
 
 if TYPE_CHECKING:
     from posttrain.backends.train.megatron.parts import ModelParts

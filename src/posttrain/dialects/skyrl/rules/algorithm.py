@@ -8,7 +8,7 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
-from posttrain.placement.batch import needs_values
+from posttrain.plan.batch import needs_values
 from posttrain.registry import ADVANTAGES
 
 _ALGORITHM = "trainer.algorithm"

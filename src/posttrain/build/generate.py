@@ -1,0 +1,116 @@
+"""From a GenerateConfig to its file of responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from posttrain.backends.runtime.inprocess import start_sampler
+from posttrain.build.train import sampling_params
+from posttrain.config.generate import GenerateConfig
+from posttrain.data.generation import GenerationRows, load_generation
+from posttrain.dialects.image_checks import sampler_problems
+from posttrain.errors import ConfigError, Problem, RunInterrupted
+from posttrain.loops import generate
+from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
+from posttrain.models.processors import load_processor
+from posttrain.run.lock import InUse, only_trainer
+from posttrain.run.parts import Parts, folder_hashes, hashes, parts_folder
+from posttrain.run.stopping import GraceOver, StopSignal
+
+OnPlan = Callable[[int, int, list[str]], None]  # rows, rows that are done already, and what a person should know
+
+
+def generate_run(config: GenerateConfig, *, overwrite: bool = False, on_plan: OnPlan, on_work: generate.OnWork) -> bool:
+    """Sample every row that is not done yet and write the file. Returns whether there was anything to do.
+
+    Args: ``overwrite`` begins anew, whatever is there.
+    Raises: RequestError for what can be seen before the first row; RunInterrupted when a signal asked to stop.
+    """
+    out = Path(config.output.file)
+    try:
+        return _generate(config, out, overwrite=overwrite, on_plan=on_plan, on_work=on_work)
+    finally:
+        with suppress(OSError):  # rows are kept in it
+            parts_folder(out).rmdir()
+
+
+def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: OnPlan, on_work: generate.OnWork) -> bool:
+    with ExitStack() as stack:
+        try:
+            notes = stack.enter_context(only_trainer(parts_folder(out)))
+        except InUse:
+            fix = "wait for it, or name another output.file"
+            problem = Problem(f"another process is writing {out}", fix=fix, field="output.file")
+            raise ConfigError(problem) from None
+        import_modules(config.model.external_modules)
+        tokenizer = load_tokenizer(config.model)
+        rows = load_generation(config.data, tokenizer, load_processor(config.model, tokenizer, config.data))
+        check_fits(config, rows)
+        parts = Parts(
+            out,
+            request_of(config),
+            column=config.output.column,
+            rows=len(rows.prompts),
+            rows_per_part=config.output.rows_per_part,
+        )
+        if overwrite:
+            parts.discard()
+        if parts.finished:
+            parts.tidy()
+            on_plan(len(rows.prompts), len(rows.prompts), [f"{out} is complete already; --overwrite makes it anew"])
+            return False
+        parts.check()
+        engine, device = start_sampler(config, tokenizer)
+        parts.begin()
+        missing = sum(len(parts.rows_of(part)) for part in parts.missing())
+        on_plan(len(rows.prompts), len(rows.prompts) - missing, [*notes, f"sampling on {device}", *rows.notes])
+        sampling = sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed)
+        try:
+            with StopSignal() as stop:
+                generate.run(engine, rows.prompts, sampling, parts, stop=stop, on_work=on_work)
+        except GraceOver:
+            raise RunInterrupted(
+                f"stopped in the middle of a part, which is sampled again; finished rows are kept in {parts.folder}"
+            ) from None
+        parts.finish(rows.table)
+    return True
+
+
+def request_of(config: GenerateConfig) -> dict[str, Any]:
+    """Everything that the responses depend on: the settings, and the content of the files and of the model's folder (of a
+    model of the hub, its name)."""
+    settings = config.model_dump(mode="json", exclude={"placement": True, "output": {"file"}})
+    folder = Path(config.model.path)
+    return {
+        "config": settings,
+        "data.files": hashes([Path(file) for file in config.data.files]),
+        "model.path": folder_hashes(folder) if folder.is_dir() else {},
+    }
+
+
+def check_fits(config: GenerateConfig, rows: GenerationRows) -> None:
+    """Whether the model can read the prompts and has positions for them and their responses. Raises: ConfigError."""
+    whole = load_model_config(config.model.path, config.model.trust_remote_code)
+    override_config(whole, config.model.config_overrides)
+    model = whole.get_text_config()
+    problems = []
+    highest = max(max(prompt.token_ids) for prompt in rows.prompts)
+    if highest >= model.vocab_size:
+        what = f"the tokenizer makes token id {highest}, and the model knows {model.vocab_size} tokens"
+        field = "model.tokenizer_path" if config.model.tokenizer_path else "model.path"
+        problems.append(Problem(what, fix="use the model's own tokenizer", field=field))
+    longest, tokens = max(len(prompt.token_ids) for prompt in rows.prompts), config.rollout.max_response_tokens
+    if longest + tokens > positions_of(model):
+        what = (
+            f"the longest prompt ({longest} tokens) and a response of up to {tokens} do not fit into the "
+            f"{positions_of(model):.0f} positions of the model"
+        )
+        fix = "lower rollout.max_response_tokens, or data.max_prompt_tokens with data.overlong_prompts"
+        problems.append(Problem(what, fix=fix, field="rollout.max_response_tokens"))
+    if any(prompt.images for prompt in rows.prompts):
+        problems += sampler_problems(config.rollout.engine)
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,151 @@
+"""A YAML file and overrides become one plain nested dict, and every key keeps the place where it was written.
+
+OmegaConf's reading of YAML (``1e-6`` is a number) and of ``${...}``, Hydra's grammar of overrides and its defaults lists.
+Knows no dialect.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
+from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml, yaml_problem
+from posttrain.errors import ConfigError, Problem, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What was asked for, in the words of whoever wrote it."""
+
+    values: dict[str, Any]  # nested, plain, every ${...} resolved
+    sources: SourceMap
+    problems: tuple[
+        Problem, ...
+    ] = ()  # overrides that could not be applied, where keys are known; else they are raised
+
+
+def compose(
+    path: str | None,
+    overrides: Sequence[str],
+    *,
+    struct: bool = False,
+    base: Mapping[str, Any] | None = None,
+    known: KnownKeys | None = None,
+    read: Callable[[str], tuple[dict[str, Any], dict[str, Place]]] | None = None,
+) -> Composed:
+    """Read ``path`` (None: nothing but overrides), apply the overrides in order, resolve interpolations.
+
+    Args: ``struct`` is Hydra's rule that an override of a key which is not there yet needs a ``+``, unless it is ``known``;
+        ``base`` holds the values of what nobody writes; ``read`` reads a file, and is read_yaml unless a dialect has
+        defaults lists.
+    Raises: ConfigError with file and line, or the override: a file that cannot be read, broken YAML, a key written twice,
+        an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` nobody replaced.
+    """
+    values, places = (read or read_yaml)(path) if path is not None else ({}, {})
+    problems = apply_overrides(values, places, parse_overrides(overrides), struct=struct, known=known)
+    if problems and known is None:
+        raise ConfigError(problems)
+    sources = SourceMap(path, places)
+    if base is not None:
+        values = merged(copy.deepcopy(dict(base)), values)
+    return Composed(_resolve(values, sources), sources, tuple(problems))
+
+
+def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid upon ``under``, which is changed: sections merge, everything else is replaced."""
+    for key, value in over.items():
+        below = under.get(key)
+        under[key] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return under
+
+
+def read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Place]]:
+    """The file's values, interpolations untouched, and the place of every key."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(Problem(f"there is no file {path}", fix=_nearby(path))) from None
+    except UnicodeDecodeError:
+        raise ConfigError(Problem(f"{path} is not a text file in UTF-8")) from None
+    except OSError as error:
+        raise ConfigError(Problem(f"{path} cannot be read: {error.strerror}")) from None
+    places = places_of_yaml(text, path)
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(yaml_problem(error, path)) from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(_omegaconf_problem(error, SourceMap(path, places))) from None
+    assert isinstance(values, dict)  # places_of_yaml has refused everything else
+    return values, places  # type: ignore[return-value]  # keys that are not text are for the dialect to refuse
+
+
+def _nearby(path: str) -> str:
+    folder = Path(path).expanduser().parent
+    files = [str(file) for file in sorted(folder.glob("*.y*ml"))] if folder.is_dir() else []
+    guess = nearest(path, files)
+    return f"did you mean {guess}?" if guess else ""
+
+
+def _resolve(values: dict[str, Any], sources: SourceMap) -> dict[str, Any]:
+    """Follow every ``${...}``. All that lead nowhere are reported together."""
+    try:
+        config = OmegaConf.create(values)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_omegaconf_problem(error, sources)) from None
+    try:
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:  # the first of them; looking for all takes as long again
+        raise ConfigError(list(_unresolvable(config, "", sources)) or _omegaconf_problem(error, sources)) from None
+    assert isinstance(resolved, dict)
+    return resolved  # type: ignore[return-value]
+
+
+def _unresolvable(node: Container, path: str, sources: SourceMap) -> Iterator[Problem]:
+    keys: Sequence[Any] = list(node.keys()) if isinstance(node, DictConfig) else range(len(node))  # type: ignore[arg-type]
+    for key in keys:
+        name = child(path, key)
+        if OmegaConf.is_interpolation(node, key):
+            try:
+                node[key]
+            except OmegaConfBaseException as error:
+                written = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index]
+                what, fix = _interpolation_error(str(written), error, sources)
+                yield Problem(what, where=sources.where(name), fix=fix)
+        elif OmegaConf.is_missing(node, key):
+            yield Problem(f"{name} must be given: ??? stands in its place", where=sources.where(name))
+        elif isinstance(node[key], DictConfig | ListConfig):
+            yield from _unresolvable(node[key], name, sources)
+
+
+def _interpolation_error(written: str, error: Exception, sources: SourceMap) -> tuple[str, str]:
+    """What is wrong with an interpolation, and what to do about it."""
+    reason = str(error).splitlines()[0]
+    if match := re.search(r"Environment variable '(.+?)' not found", reason):
+        name = match[1]
+        return (
+            f"the environment variable {name} is not set ({written})",
+            f"set it, or give a default: ${{oc.env:{name},...}}",
+        )
+    if match := re.search(r"Interpolation key '(.+?)' not found", reason):
+        guess = nearest(match[1], sources.places)
+        fix = f"did you mean ${{{guess}}}?" if guess else "only keys that are written can be referred to, not defaults"
+        return f"{written} refers to {match[1]}, which is not written anywhere", fix
+    if match := re.search(r"Unsupported interpolation type (\S+)", reason):
+        return f"{written} asks for a resolver {match[1]!r} that does not exist", "oc.env, oc.select and ${key} do"
+    return f"{written} cannot be resolved: {reason}", ""
+
+
+def _omegaconf_problem(error: OmegaConfBaseException, sources: SourceMap) -> Problem:
+    """For what OmegaConf refuses as soon as it sees it: a ``${`` that is not closed, a value of a strange type."""
+    key = re.sub(r"\[(\d+)\]", r".\1", error.full_key or "")
+    return Problem(str(error).splitlines()[0], where=sources.where(key) if key else sources.file or "")

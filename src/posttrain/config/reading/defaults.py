@@ -1,0 +1,135 @@
+"""Hydra's defaults lists: a file that names other files to start from.
+
+``defaults: [ppo_trainer, _self_, ../config/traj_envs@_here_, optimizer: adam]``. Later entries win over earlier ones; the
+file itself stands where ``_self_`` is, or last. Source: Hydra 1.3, "The Defaults List".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.reading.compose import merged, read_yaml
+from posttrain.config.reading.sources import Place
+from posttrain.errors import ConfigError, Problem, did_you_mean
+
+Tree = dict[str, Any]
+Places = dict[str, Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a defaults list."""
+
+    name: str  # a file without .yaml, or _self_
+    package: str  # dotted place below which it is put; "" is the top
+    optional: bool
+
+
+def read_with_defaults(path: str, built_in: Mapping[str, Callable[[], Tree]]) -> tuple[Tree, Places]:
+    """The file laid upon what its defaults list names.
+
+    Args: ``built_in`` holds, by name, what a peer ships and users refer to (``ppo_trainer``); it is used where no file of
+        that name lies beside the user's. Its keys have no place: they count as defaults.
+    Raises: ConfigError for files that cannot be read, an entry that names nothing, files that name each other in a circle.
+    """
+    return _read(Path(path), built_in, chain=())
+
+
+def _read(path: Path, built_in: Mapping[str, Callable[[], Tree]], chain: tuple[Path, ...]) -> tuple[Tree, Places]:
+    own, own_places = read_yaml(str(path))
+    if "defaults" not in own:
+        return own, own_places
+    where = own_places["defaults"].text
+    if path.resolve() in chain:
+        raise ConfigError(Problem(f"{path.name} leads back to itself through its defaults list", where=where))
+    chain = (*chain, path.resolve())
+    entries = _entries(own.pop("defaults"), own_places)
+    own_places = {key: place for key, place in own_places.items() if key.split(".")[0] != "defaults"}
+    if not any(entry.name == "_self_" for entry in entries):
+        entries.append(Entry("_self_", "", optional=False))
+    values: Tree = {}
+    places: Places = {}
+    for entry in entries:
+        if entry.name == "_self_":
+            more, more_places = own, own_places
+        else:
+            more, more_places = _named(entry, path, built_in, chain, where)
+        if not more:
+            continue
+        for part in reversed(entry.package.split(".") if entry.package else []):
+            more = {part: more}
+        prefix = f"{entry.package}." if entry.package else ""
+        merged(values, more)
+        places.update({f"{prefix}{key}": place for key, place in more_places.items()})
+    return values, places
+
+
+def _named(
+    entry: Entry, user: Path, built_in: Mapping[str, Callable[[], Tree]], chain: tuple[Path, ...], where: str
+) -> tuple[Tree, Places]:
+    file = user.parent / f"{entry.name.removesuffix('.yaml')}.yaml"
+    if file.is_file():
+        return _read(file, built_in, chain)
+    name = entry.name.rpartition("/")[2]
+    if name in built_in:
+        return built_in[name](), {}
+    if entry.optional:
+        return {}, {}
+    beside = [other.stem for other in file.parent.glob("*.yaml")] if file.parent.is_dir() else []
+    raise ConfigError(
+        Problem(
+            f"the defaults list names {entry.name}, and there is no file {file}",
+            fix=did_you_mean(name, [*beside, *built_in]),
+            where=where,
+        )
+    )
+
+
+def _entries(listed: Any, places: Places) -> list[Entry]:
+    """The entries in order; those about Hydra itself are left out."""
+    if not isinstance(listed, list):
+        raise ConfigError(Problem("defaults must be a list of file names", where=places["defaults"].text))
+    entries, problems = [], []
+    for index, item in enumerate(listed):
+        entry = _entry(item)
+        if entry is None:
+            where = places.get(f"defaults.{index}", places["defaults"]).text
+            problems.append(Problem(f"{item!r} is no entry of a defaults list", fix="write a file name", where=where))
+        elif not entry.name.startswith(("hydra/", "override hydra/")):
+            entries.append(entry)
+    if problems:
+        raise ConfigError(problems)
+    return entries
+
+
+def _entry(item: Any) -> Entry | None:
+    """``name``, ``path/name@package``, ``group: name``, ``optional group: name``."""
+    if isinstance(item, str):
+        text, package = _split_package(item)
+        optional = text.startswith("optional ")
+        name = text.removeprefix("optional ").strip()
+        group = "" if name.startswith((".", "/")) else name.rpartition("/")[0]
+        return Entry(name, _package(package, group), optional)
+    if isinstance(item, dict) and len(item) == 1:
+        [(key, value)] = item.items()
+        text, package = _split_package(str(key))
+        optional = text.startswith("optional ")
+        group = text.removeprefix("optional ").removeprefix("override ").strip()
+        if value is None:  # Hydra's way of naming nothing
+            return Entry("_nothing_", "", optional=True)
+        return Entry(f"{group}/{value}", _package(package, group), optional) if isinstance(value, str) else None
+    return None
+
+
+def _split_package(text: str) -> tuple[str, str | None]:
+    name, at, package = text.partition("@")
+    return name, package if at else None
+
+
+def _package(package: str | None, group: str) -> str:
+    if package in ("_here_", "_global_"):
+        return ""
+    return group.strip("/").replace("/", ".") if package is None else package

@@ -1,0 +1,199 @@
+"""Overrides from the command line, in Hydra's grammar: ``a.b=1``, ``+a.b=1``, ``++a.b=1``, ``~a.b``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from posttrain.config.reading.sources import Place, child, places_of_value
+from posttrain.errors import ConfigError, Problem, did_you_mean
+
+QUOTING = (
+    "write key=value; a value with =, ~, commas, brackets or spaces at its ends goes into quotes inside the "
+    "argument: \"key='value'\""
+)
+
+
+class KnownKeys(Protocol):
+    """The keys that a dialect's own files hold, although the user's file does not write them all."""
+
+    def has(self, key: str) -> bool: ...
+
+    def absent(self, key: str, override: str) -> tuple[str, str]:
+        """What to say about an override of a key that is not there, and the fix."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One parsed override."""
+
+    text: str  # as typed
+    key: str  # dotted
+    action: Literal["set", "add", "force", "delete"]  # =  +  ++  ~
+    value: Any  # plain; for delete, the value that must be there, or None
+
+    @property
+    def where(self) -> str:
+        return f"override {self.text}"
+
+
+def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
+    """What each argument says. Hydra's own parser does the reading, so quoting and types are Hydra's.
+
+    Raises: ConfigError with every argument that is not an override, or is a sweep.
+    """
+    if not texts:
+        return []
+    # Imported here: the parser takes longer to load than everything else that reads a configuration.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    assignments: list[Assignment] = []
+    problems: list[Problem] = []
+    for text in texts:
+        where = f"override {text}"
+        try:
+            parsed = parser.parse_overrides([text])[0]
+        except HydraException as error:
+            reason = _reason(error) if "=" in text else "there is no ="
+            problems.append(Problem(f"{text!r} is not an override ({reason})", fix=QUOTING))
+            continue
+        if parsed.is_sweep_override():
+            fix = f"run once per value, or, for a list, write {parsed.key_or_group}=[...]"
+            problems.append(Problem("a sweep over several values is not one run", where=where, fix=fix))
+        elif parsed.package is not None or not parsed.key_or_group:
+            problems.append(Problem("the key must be a dotted name such as data.train_files", where=where))
+        else:
+            value = parsed.value()
+            assignments.append(Assignment(text, parsed.key_or_group, _action(parsed), value))
+    if problems:
+        raise ConfigError(problems)
+    return assignments
+
+
+def _reason(error: Exception) -> str:
+    """Hydra's own words, without the part that repeats the argument and the link."""
+    lines = [line for line in str(error).splitlines() if line and not line.startswith(("Error parsing", "See http"))]
+    first = lines[0] if lines else ""
+    if first.startswith("LexerNoViableAlt"):
+        return "a character that needs quotes"
+    return first
+
+
+def _action(parsed: Any) -> Literal["set", "add", "force", "delete"]:
+    if parsed.is_delete():
+        return "delete"
+    return "add" if parsed.is_add() else "force" if parsed.is_force_add() else "set"
+
+
+def apply_overrides(
+    values: dict[str, Any],
+    places: dict[str, Place],
+    assignments: Sequence[Assignment],
+    *,
+    struct: bool,
+    known: KnownKeys | None = None,
+) -> list[Problem]:
+    """Change ``values`` and ``places`` in place, one assignment after the other. Mappings merge, lists are replaced.
+
+    Args: ``struct`` is Hydra's rule that a key which is not there yet needs a ``+``; ``known`` keys count as there, with
+        and without it. Deleting one of those sets it to null.
+    Returns: a problem for every assignment that cannot be done, and is left out.
+    """
+    problems = []
+    for assignment in assignments:
+        problem = _apply(values, places, assignment, struct, known)
+        if problem is not None:
+            problems.append(problem)
+    return problems
+
+
+def _apply(
+    values: dict[str, Any], places: dict[str, Place], this: Assignment, struct: bool, known: KnownKeys | None
+) -> Problem | None:
+    by_default = known is not None and known.has(this.key)
+    needed = not by_default and (this.action == "delete" or (struct and this.action == "set"))
+    *parents, last = this.key.split(".")
+    node: Any = values
+    path = ""
+    for part in parents:
+        step = _enter(node, part)
+        if step is None:
+            length = len(node)
+            return Problem(f"{path} is a list of {length}, it has no item {part}", where=this.where)
+        path = child(path, part)
+        there = isinstance(node, list) or (step in node and node[step] is not None)
+        if not there and needed:
+            return _absent(this, places, known)
+        if not there:
+            node[step] = {}
+            places[path] = Place(this.where, whole=False)
+        node = node[step]
+        if not isinstance(node, dict | list):
+            fix = f"override {path} as a whole"
+            return Problem(f"{path} is {node!r}, which has nothing below it", where=this.where, fix=fix)
+    step = _enter(node, last)
+    if step is None or (isinstance(node, list) and this.action == "delete"):
+        what = f"{path} is a list of {len(node)}; its items can be replaced, not added or deleted"
+        return Problem(what, where=this.where, fix=f"write the whole list: {path}=[...]")
+    exists = isinstance(node, list) or step in node
+
+    if this.action == "delete":
+        if not exists and not by_default:
+            return _absent(this, places, known)
+        if not exists:
+            node[step] = None
+            places[this.key] = Place(this.where, whole=True)
+            return None
+        if this.value is not None and node[step] != this.value:
+            return Problem(f"{this.key} is {node[step]!r}, so nothing was deleted", where=this.where)
+        del node[step]
+        _forget(places, this.key)
+        places[this.key] = Place(this.where, whole=False)
+        return None
+    if not exists and needed:
+        return _absent(this, places, known)
+    if this.action == "add" and exists and not isinstance(this.value, dict | list):
+        fix = f"without the + it is replaced: {this.text.lstrip('+')}"
+        return Problem(f"{this.key} is there already", where=this.where, fix=fix)
+    if exists and isinstance(node[step], dict) and isinstance(this.value, dict):
+        _merge(node[step], this.value)
+    else:
+        node[step] = this.value
+        _forget(places, this.key)
+    places.update(places_of_value(this.key, this.value, this.where))
+    return None
+
+
+def _enter(node: dict[str, Any] | list[Any], part: str) -> Any:
+    """The index that ``part`` is in ``node``; None when it is not one of a list's."""
+    if isinstance(node, dict):
+        return part
+    return int(part) if part.isdecimal() and int(part) < len(node) else None
+
+
+def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _forget(places: dict[str, Place], key: str) -> None:
+    """Drop the places of ``key`` and of all below it: that value is gone."""
+    for name in [name for name in places if name == key or name.startswith(f"{key}.")]:
+        del places[name]
+
+
+def _absent(this: Assignment, places: dict[str, Place], known: KnownKeys | None) -> Problem:
+    if known is not None:
+        what, fix = known.absent(this.key, this.text)
+        return Problem(what, where=this.where, fix=fix)
+    fix = did_you_mean(this.key, list(places))
+    if this.action == "set":
+        fix = f"{fix + ' ' if fix.startswith('did') else ''}A new key needs a +: +{this.text}"
+    return Problem(f"{this.key} is not there", where=this.where, fix=fix)

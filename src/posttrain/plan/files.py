@@ -1,0 +1,222 @@
+"""The files a run needs besides its data, looked at without loading them: model folders, the run folder, templates."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.model import ModelConfig
+from posttrain.errors import Problem
+from posttrain.libraries.git_lfs import without_git_lfs
+from posttrain.libraries.remote import is_url, plain, problem_of
+from posttrain.plan.batch import needs_values
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+# What a run writes into its folder: files, and folders with a file for every so many steps.
+OF_A_RUN = (
+    "batches",
+    "checkpoints",
+    "config.yaml",
+    "exports",
+    "metrics.jsonl",
+    "profiles",
+    "run.json",
+    "samples",
+    "timeline.jsonl",
+    "validation",
+)
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def check_run_files(config: RunConfig) -> list[Problem]:
+    """Everything wrong with the model, reference, critic, reward model, tokenizer and run folders and the chat template."""
+    problems = check_model_files(config.model)
+    if config.reference.path is not None and (config.loss.kl_coef > 0 or config.reward.kl.coef > 0):
+        problems += _check_model(config.reference.path, "reference.path", tokenizer=False)
+    if config.critic.path is not None and needs_values(config.advantage.name):
+        problems += _check_model(config.critic.path, "critic.path", tokenizer=False)
+    if config.reward.model is not None:
+        problems += _check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
+    return problems + check_run_folders(config)
+
+
+def check_run_folders(config: TrainingConfig) -> list[Problem]:
+    """Everything wrong with the places a run that trains writes to and goes on from."""
+    problems = list(_check_folder(Path(config.folder), "run.folder"))
+    if config.checkpoint.folder is not None:
+        problems += _check_folder(Path(config.checkpoint.folder), "checkpoint.folder")
+    return [*problems, *_among_models(config), *_among_data(config), *_check_urls(config)]
+
+
+def _among_models(config: TrainingConfig) -> Iterator[Problem]:
+    """Places that lie in the folder of a model that is read: what is written would be taken for parts of it."""
+    models = [config.model.path, config.model.tokenizer_path]
+    if isinstance(config, RunConfig):
+        models += [config.reference.path, config.critic.path]
+        models += [config.reward.model.path] if config.reward.model is not None else []
+    read = {Path(path).resolve(): path for path in models if path is not None and Path(path).is_dir()}
+    places = {
+        "run.folder": config.folder,
+        "checkpoint.folder": config.checkpoint.folder,
+        "checkpoint.export_folder": config.checkpoint.export_folder,
+    }
+    for field, place in places.items():
+        if place is None:
+            continue
+        written = Path(place).resolve()
+        for folder in [written, *written.parents]:
+            if folder in read:
+                where = "is" if folder == written else "lies in"
+                what = (
+                    f"{place} {where} the folder of the model {read[folder]}, and the run would write among its files"
+                )
+                yield Problem(what, fix=f"name another {field}", field=field)
+
+
+def _among_data(config: TrainingConfig) -> Iterator[Problem]:
+    """Data files that have the place or the name of what the run writes."""
+    folder = Path(config.folder).resolve()
+    for field in ("train_files", "validation_files"):
+        for file in getattr(config.data, field):
+            if is_url(file) or not (path := Path(file).resolve()).is_relative_to(folder):
+                continue
+            if path.relative_to(folder).parts[:1] in [(name,) for name in OF_A_RUN]:
+                what = f"the run writes into {config.folder}, and {file} lies among what it writes there"
+                yield Problem(what, fix=f"name another run.folder, or move {file}", field="run.folder")
+
+
+def _check_urls(config: TrainingConfig) -> Iterator[Problem]:
+    """Checkpoints elsewhere. Nothing is looked up over the network."""
+    start, target = config.run.resume_path, config.checkpoint.upload
+    if start is not None and is_url(start):
+        found: list[Problem | None] = [problem_of(start, "run.resume_path")]
+    else:
+        missing = start is not None and not Path(start).expanduser().is_dir()
+        found = [Problem(f"there is no folder {start}", field="run.resume_path")] if missing else []
+    if target is not None:
+        found.append(problem_of(target, "checkpoint.upload"))
+        own = config.checkpoint.folder or Path(config.folder) / "checkpoints"
+        if plain(target.removeprefix("file://")) == plain(str(own)):
+            what = f"{target} is where the run's own checkpoints are"
+            found.append(Problem(what, fix="name a folder on another disk", field="checkpoint.upload"))
+    yield from (problem for problem in found if problem is not None)
+
+
+def check_model_files(model: ModelConfig) -> list[Problem]:
+    """Everything wrong with a model's folder, its tokenizer and its chat template."""
+    problems = list(_check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
+    if model.tokenizer_path is not None and not is_hub_id(model.tokenizer_path):
+        problems += _check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")
+    if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
+        problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
+    return problems
+
+
+def check_reads_images(model: ModelConfig, readable: Collection[str], fix: str) -> list[Problem]:
+    """Whether a model folder is of one of the kinds (``model_type``) that read images; a hub id is not looked at."""
+    file = Path(model.path).expanduser() / "config.json"
+    if not file.is_file():
+        return []
+    kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    if kind in readable:
+        return []
+    what = f"the prompts have images, and the model at {model.path} ({kind}) reads text only"
+    return [Problem(what, fix=fix, field="model.path")]
+
+
+def check_output_file(path: str, field: str) -> list[Problem]:
+    """Whether a file can be written, or made. Nothing is made."""
+    if Path(path).is_dir():
+        return [
+            Problem(
+                f"{path} is a folder, and a file is to be written", fix=f"name a file in it with {field}", field=field
+            )
+        ]
+    return list(_check_folder(Path(path).absolute().parent, field))
+
+
+def check_output_folder(path: str, field: str) -> list[Problem]:
+    """Whether files can be written into a folder, or it can be made. Nothing is made."""
+    return list(_check_folder(Path(path), field))
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a model's name means the hub: it reads like ``name`` or ``org/name``, and is no folder here."""
+    return HUB_ID.fullmatch(path) is not None and not Path(path).exists()
+
+
+def _check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]:
+    if is_hub_id(path):
+        return
+    folder = Path(path)
+    if not folder.is_dir():
+        what = f"{path} is a file, and a model is a folder" if folder.exists() else f"there is no folder {path}"
+        yield Problem(what, fix="name a Hugging Face model folder, or a hub id such as org/name", field=field)
+        return
+    yield from _check_config(folder, field)
+    yield from _check_weights(folder, field)
+    if tokenizer:
+        yield from _check_tokenizer(folder, field)
+
+
+def _check_config(folder: Path, field: str) -> Iterator[Problem]:
+    file = folder / "config.json"
+    if not file.is_file():
+        yield Problem(f"{folder} holds no config.json, so it is not a Hugging Face model folder", field=field)
+        return
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        yield Problem(f"{file} is not valid JSON: {error}", fix="copy the model again", field=field)
+
+
+def _check_weights(folder: Path, field: str) -> Iterator[Problem]:
+    if fix := without_git_lfs(str(folder)):
+        yield Problem(f"no model could be loaded from {folder}", fix=fix, field=field)
+        return
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            yield Problem(f"{index} cannot be read: {error}", fix="copy the model again", field=field)
+            return
+        missing = sorted(name for name in shards if not (folder / name).is_file())
+        if missing:
+            what = f"{folder} lacks {len(missing)} of {len(shards)} weight files ({missing[0]} is the first)"
+            yield Problem(what, fix="copy the model again", field=field)
+    elif any(folder.glob("weights/shard-*.safetensors")):
+        what = f"the weights in {folder} are in the parts that the processes of a run have written"
+        fix = f"posttrain export {folder.parent} OUT_DIR puts them together; then {field}=OUT_DIR"
+        yield Problem(what, fix=fix, field=field)
+    elif not any(folder.glob("*.safetensors")):
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
+        what = f"{folder} holds no weights (*.safetensors)"
+        fix = "its pickled weights are not loaded; save them again as safetensors" if pickled else ""
+        yield Problem(what, fix=fix, field=field)
+
+
+def _check_tokenizer(folder: Path, field: str) -> Iterator[Problem]:
+    if not folder.is_dir():
+        yield Problem(f"there is no folder {folder}", field=field)
+    elif not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        fix = "add one"
+        if field == "model.path":
+            fix += ", or name another folder with model.tokenizer_path"
+        yield Problem(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER_FILES)})", fix=fix, field=field)
+
+
+def _check_folder(folder: Path, field: str) -> Iterator[Problem]:
+    """Whether the run can write into a folder, or make it. Nothing is made."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    fix = f"name another {field}"
+    if not there.is_dir():
+        yield Problem(f"{there} is a file, and a run writes into a folder", fix=fix, field=field)
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield Problem(f"nothing can be written into {there}: permission denied", fix=fix, field=field)

@@ -1,0 +1,107 @@
+"""What of a model decides its size, read from its config.json and the headers of its weights. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.plan.experts import ExpertLayers, expert_layers
+from posttrain.plan.placement import GroupSizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder of the Llama kind."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    query_width: int  # heads x their size
+    key_value_width: int  # key/value heads x their size
+    heads: int
+    key_value_heads: int
+    vocabulary: int
+    outer_parameters: int  # embeddings, head and last norm: what is in no layer
+    experts: ExpertLayers | None = None
+
+    @property
+    def layer_parameters(self) -> int:
+        return (self.parameters - self.outer_parameters) // self.layers
+
+    def parts(self, sizes: GroupSizes, parameters: int | None = None) -> list[tuple[int, int]]:
+        """What megatron gives a device of so many weights (None: all), each with the ranks that hold the same: of what is
+        shared out by matrices and layers; and of experts, which are besides shared out one by one."""
+        experts = self.expert_parameters
+        rest = (self.parameters if parameters is None else parameters) - experts
+        split, copies = sizes.tensor * sizes.pipeline, sizes.data * sizes.context
+        over = sizes.expert * sizes.expert_tensor
+        return [(rest // split, copies), (experts // (over * sizes.pipeline), max(1, copies * sizes.tensor // over))]
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of all experts of all layers, without routers and what all tokens go through."""
+        return self.experts.parameters(self.hidden) if self.experts else 0
+
+
+def read_shape(path: str) -> ModelShape | None:
+    """The shape of the model in a local folder; None when there is none, or its config.json does not say enough."""
+    folder = Path(path).expanduser()
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return shape_of(values.get("text_config", values), _stored(folder))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # an estimate that cannot be made; what is wrong with the folder is for check_run_files to say
+
+
+def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
+    """From the fields of a config.json. Args: parameters as stored; 0 counts them. Raises: KeyError for fields it lacks."""
+    layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
+    head = text.get("head_dim") or hidden // heads
+    kv_heads = text.get("num_key_value_heads") or heads
+    outer = text["vocab_size"] * hidden * (1 if text.get("tie_word_embeddings") else 2) + hidden
+    return ModelShape(
+        parameters=parameters or outer + _layers(text, hidden, heads, kv_heads, head),
+        layers=layers,
+        hidden=hidden,
+        query_width=heads * head,
+        key_value_width=kv_heads * head,
+        heads=heads,
+        key_value_heads=kv_heads,
+        vocabulary=text["vocab_size"],
+        outer_parameters=outer,
+        experts=expert_layers(text),
+    )
+
+
+def _layers(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head: int) -> int:
+    """Weights of all layers: attention, a gated MLP or experts with their router and an MLP that they share, two norms."""
+    attention = hidden * head * (heads + 2 * kv_heads) + heads * head * hidden
+    layers, experts = text["num_hidden_layers"], expert_layers(text)
+    each = layers * (attention + 2 * hidden)
+    if experts is None:
+        return int(each + layers * 3 * hidden * text["intermediate_size"])
+    mixed = sum(experts.layers)
+    beside = experts.experts * hidden + 3 * hidden * experts.shared_width + (hidden if experts.shared_width else 0)
+    plain = (layers - mixed) * 3 * hidden * text["intermediate_size"] if mixed < layers else 0
+    return int(each + experts.parameters(hidden) + mixed * beside + plain)
+
+
+def _stored(folder: Path) -> int:
+    """Weights in the safetensors files, read off their headers; 0 when there are none."""
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > file.stat().st_size:
+                raise ValueError(f"{file} is cut off, or no file of safetensors")
+            header = json.loads(stream.read(length))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                size = 1
+                for dimension in tensor["shape"]:
+                    size *= dimension
+                count += size
+    return count

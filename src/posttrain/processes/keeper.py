@@ -1,0 +1,388 @@
+"""The process between the trainer and a worker: it loads once, forks, watches, kills, and forks again.
+
+Started by ``pool.py`` as ``python -m posttrain.processes.keeper``. The first frame on stdin is the setup; then each
+frame is a call, answered by one frame on what was stdout. It ends, with everything below it, when its stdin does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.processes import descendants, fork_gate, wire
+from posttrain.processes.limits import CRASHED, MEMORY, OUTPUT_LIMIT, PROCESS_LIMIT, TIMEOUT, Limits
+from posttrain.processes.worker import (
+    CANNOT_FORK,
+    FAILURE,
+    MOST_REQUEST_BYTES,
+    NUMBER_BYTES,
+    PROBLEMS,
+    READY,
+    Handler,
+    load,
+    problems_of,
+    serve,
+)
+
+LOOK_EVERY_S = 0.02  # how often a call's processes and memory are counted
+SHOWN_CHARACTERS = 600  # of the last output, shown where a worker ends without an answer
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A forked worker, seen from its keeper."""
+
+    pid: int
+    requests: int  # file descriptor to write to
+    replies: int  # and to read from
+    output: int  # its stdout and stderr
+    gate: int | None = None  # where its forks ask for leave
+    measure_again_at: float = 0.0  # when its processes' memory is worth another exact look
+    most_processes: int = 1  # there are at most so many, itself counted
+    spared: frozenset[int] = (
+        frozenset()
+    )  # processes that loading has started: they end with the worker, not with a call
+    received: bytearray = field(default_factory=bytearray)
+    calls: int = 0
+    printed: int = 0  # bytes, in this call
+    tail: bytes = b""
+    ended: int | None = None  # wait status
+    cpu_before_s: float | None = None  # CPU time of it all when this call was first looked at
+
+
+class Passed(Exception):
+    """A limit was passed, or the worker has ended. ``args`` are reason and detail."""
+
+
+def main() -> None:
+    requests, replies = _own_pipes()
+    descendants.adopt_orphans()
+    setup = wire.from_bytes(wire.read_frame(requests, MOST_REQUEST_BYTES))
+    sys.path[:] = setup["sys_path"]
+    keeper = Keeper(setup["factory"], setup["setup"], Limits(**setup["limits"]), requests, replies)
+    with suppress(wire.Ended):
+        if keeper.begin(load_in_worker=setup["load_in_worker"]):
+            keeper.run()
+    descendants.kill_all_descendants()
+    os._exit(0)  # whatever the loaded modules want to do at exit is not wanted here
+
+
+def _own_pipes() -> tuple[int, int]:
+    """Take stdin and stdout away from whatever is loaded: it reads nothing and prints where errors go."""
+    requests, replies = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+class Keeper:
+    def __init__(self, factory: str, setup: Any, limits: Limits, requests: int, replies: int):
+        self._factory = factory
+        self._setup = setup
+        self._limits = limits
+        self._requests = requests
+        self._replies = replies
+        self._handler: Handler | None = None  # None: each worker loads its own
+        self._worker: Worker | None = None
+        self._trainer = os.getppid()
+
+    def begin(self, *, load_in_worker: bool) -> bool:
+        """Load, fork the first worker, and tell the trainer how that went. False: there is nothing to go on with.
+
+        A module may take for ever to be imported, and nobody looks for the trainer meanwhile. The thread that started this
+        process waits for the reply, so its end is the trainer's.
+        """
+        descendants.die_with_parent(self._trainer)
+        reply = READY
+        if not load_in_worker:
+            reply = self._load()
+        if reply == READY:
+            reply = self._fork()
+        descendants.live_on()
+        wire.write_frame(self._replies, reply)
+        return reply == READY
+
+    def run(self) -> None:
+        """Answer calls. Raises: Ended when the trainer is gone."""
+        poller = select.poll()
+        poller.register(self._requests, select.POLLIN)
+        while True:
+            if not poller.poll(1000):
+                if os.getppid() != self._trainer:  # stdin may be held open by a fork of the trainer
+                    raise wire.Ended
+                continue
+            request = wire.read_frame(self._requests, MOST_REQUEST_BYTES)
+            wire.write_frame(self._replies, self._call(request))
+
+    def _load(self) -> bytes:
+        try:
+            self._handler = load(self._factory, self._setup)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's file may fail in any way; it is reported
+            return problems_of(error)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+        return CANNOT_FORK if _threads() > 1 or descendants.has_children() else READY
+
+    def _fork(self) -> bytes:
+        """Start a worker; what it says when it has loaded."""
+        request_end, requests = os.pipe()
+        replies, reply_end = os.pipe()
+        output, output_end = os.pipe()
+        gate, gate_end = socket.socketpair()
+        keeper = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            for fd in (requests, replies, output, self._requests, self._replies):
+                os.close(fd)
+            gate.close()
+            serve(self._make, request_end, reply_end, output_end, gate_end, self._limits, keeper)
+        for fd in (request_end, reply_end, output_end):
+            os.close(fd)
+        gate_end.close()
+        for fd in (requests, replies, output):
+            os.set_blocking(fd, False)
+        worker = self._worker = Worker(pid, requests, replies, output)
+        try:
+            reply = self._exchange(worker, b"", self._limits.load_s, counted=False)
+        except Passed as passed:
+            self._end()
+            reason, detail = passed.args
+            return PROBLEMS + wire.to_bytes([[f"loading in a worker failed: {reason}: {detail}", "", "", ""]])
+        if reply == READY:
+            worker.gate = fork_gate.receive(gate)
+        worker.spared = frozenset(descendants.descendants(os.getpid())) - {pid}
+        worker.most_processes += len(worker.spared)
+        return reply
+
+    def _make(self) -> Handler:
+        return self._handler or load(self._factory, self._setup)
+
+    def _call(self, request: bytes) -> bytes:
+        """The answer to a request, or the failure that ended it."""
+        if self._worker is None and (reply := self._fork()) != READY:
+            self._end()
+            return FAILURE + wire.to_bytes([CRASHED, "a new worker could not be made: " + reply[1:].decode()[:500]])
+        worker = self._worker
+        assert worker is not None
+        worker.printed, worker.tail, worker.cpu_before_s = 0, b"", None
+        worker.calls += 1
+        number = worker.calls.to_bytes(NUMBER_BYTES)
+        try:
+            reply = self._exchange(worker, wire.frame(number + request), self._limits.wall_s, counted=True)
+            if reply[:NUMBER_BYTES] != number:
+                raise Passed(CRASHED, "something else wrote into the pipe of the worker's answers")
+        except Passed as passed:
+            self._end()
+            return FAILURE + wire.to_bytes(list(passed.args))
+        reply = reply[NUMBER_BYTES:]
+        if reply[:1].islower():
+            self._end()
+        elif descendants.children(worker.pid) or descendants.children(os.getpid()) != [worker.pid]:
+            self._end_what_was_left(worker)
+        if self._worker is worker and (worker.received or _has_more(worker.replies)):
+            self._end()  # a second answer to one call would be taken for the answer to the next
+        return reply[:1].upper() + reply[1:]
+
+    def _exchange(self, worker: Worker, request: bytes, wall_s: float, *, counted: bool) -> bytes:
+        """Send a frame, and wait for one. Raises: Passed."""
+        start = time.monotonic()
+        look = start + LOOK_EVERY_S
+        poller = select.poll()
+        poller.register(worker.replies, select.POLLIN)
+        poller.register(worker.output, select.POLLIN)
+        if worker.gate is not None:
+            poller.register(worker.gate, select.POLLIN)
+        if request:
+            poller.register(worker.requests, select.POLLOUT)
+        while True:
+            now = time.monotonic()
+            if now - start >= wall_s:
+                raise Passed(TIMEOUT, f"no answer within {wall_s:g} s{_with_output(worker)}")
+            ready = poller.poll(max(min(start + wall_s, look) - now, 0.0) * 1000 + 1)
+            for fd, _ in ready:
+                if fd == worker.output:
+                    if not self._drain(worker, counted):
+                        poller.unregister(fd)
+                elif fd == worker.replies:
+                    if (reply := self._receive(worker, poller)) is not None:
+                        self._drain(worker, False)  # what this call printed is not the next one's
+                        return reply
+                elif fd == worker.gate:
+                    self._ask_to_fork(worker)
+                elif fd == worker.requests:
+                    request = _send(fd, request)
+                    if not request:
+                        poller.unregister(fd)
+            if time.monotonic() >= look:
+                look = time.monotonic() + LOOK_EVERY_S
+                self._look(worker, counted)
+
+    def _drain(self, worker: Worker, counted: bool) -> bool:
+        """Read what was printed. False when nothing more will come. Raises: Passed when it is too much."""
+        with suppress(BlockingIOError):
+            got = os.read(worker.output, 1 << 16)
+            worker.printed += len(got)
+            worker.tail = (worker.tail + got)[-(1 << 14) :]
+            if counted and worker.printed > self._limits.output_bytes:
+                raise Passed(OUTPUT_LIMIT, f"printed more than {self._limits.output_bytes} bytes")
+            return bool(got)
+        return True
+
+    def _receive(self, worker: Worker, poller: select.poll) -> bytes | None:
+        """The reply, when it is whole. Raises: Passed."""
+        with suppress(BlockingIOError):
+            got = os.read(worker.replies, 1 << 16)
+            if not got:
+                poller.unregister(worker.replies)
+                self._wait_for_end(worker)
+                raise _ended(worker)
+            worker.received += got
+        try:
+            return wire.take_frame(worker.received, self._limits.answer_bytes)
+        except wire.TooLong as error:
+            raise Passed(OUTPUT_LIMIT, f"the answer is too long: {error}") from None
+
+    def _ask_to_fork(self, worker: Worker) -> None:
+        """Let a process pass that wants to fork. Raises: Passed when there are enough, which leaves it waiting to be killed."""
+        assert worker.gate is not None
+        number = fork_gate.waiting(worker.gate)
+        if number is None:
+            return
+        worker.most_processes += 1
+        if worker.most_processes > self._limits.processes:  # if none had ended; now they are counted
+            worker.most_processes = descendants.usage(descendants.descendants(os.getpid())).processes + 1
+            self._count(worker.most_processes)
+        fork_gate.let_pass(worker.gate, number)
+
+    def _count(self, count: int) -> None:
+        """Raises: Passed when these are too many processes."""
+        if count > self._limits.processes:
+            raise Passed(PROCESS_LIMIT, f"{count} processes, and {self._limits.processes} are allowed")
+
+    def _look(self, worker: Worker, counted: bool) -> None:
+        """Count what the call uses. Raises: Passed when it is too much, or the worker has ended."""
+        self._reap(worker)
+        if worker.ended is not None:
+            self._drain(worker, False)
+            raise _ended(worker)
+        if not counted:
+            return
+        limits, pids = self._limits, descendants.descendants(os.getpid())
+        used = descendants.usage(pids)
+        # What loading has started watches boxes, whose programs have limits of their own: a program that computes on many
+        # cores at once is late, and so wrong, by those, not without a score by this one.
+        own = descendants.descendants(os.getpid(), without=worker.spared) if worker.spared else pids
+        cpu_s = descendants.usage(own).cpu_s if worker.spared else used.cpu_s
+        if worker.cpu_before_s is None:
+            worker.cpu_before_s = cpu_s
+        self._count(used.processes)
+        if cpu_s - worker.cpu_before_s > limits.wall_s:
+            raise Passed(TIMEOUT, f"its processes used more than {limits.wall_s:g} s of CPU time")
+        start = time.monotonic()
+        if used.memory_bytes > limits.memory_bytes and start >= worker.measure_again_at:
+            if descendants.shared_out_bytes(pids) > limits.memory_bytes:
+                raise Passed(MEMORY, f"its processes hold more than {limits.memory_bytes / 2**30:g} GiB")
+            now = time.monotonic()
+            worker.measure_again_at = now + 10 * (now - start)  # it is slow: no more than a tenth of the time
+
+    def _reap(self, worker: Worker) -> None:
+        for pid, status in descendants.ended_children():
+            if pid == worker.pid:
+                worker.ended = status
+
+    def _wait_for_end(self, worker: Worker) -> None:
+        """A worker that has closed its pipe is ending, or has closed it on purpose: give it a moment to say how."""
+        deadline = time.monotonic() + 0.2
+        while worker.ended is None and time.monotonic() < deadline:
+            self._reap(worker)
+            time.sleep(0.001)
+        self._drain(worker, False)
+
+    def _end_what_was_left(self, worker: Worker) -> None:
+        """Kill what the call has started and not waited for; the worker stays."""
+        deadline = time.monotonic() + 5.0
+        while left := set(descendants.descendants(os.getpid())) - {worker.pid} - worker.spared:
+            alive = descendants.usage(left).processes
+            descendants.kill(left)
+            time.sleep(0.0005)
+            self._reap(worker)
+            if not alive and not left & set(descendants.children(os.getpid())):
+                return  # ended, and the worker has not waited for them yet
+            if worker.ended is not None or time.monotonic() > deadline:
+                self._end()
+                return
+
+    def _end(self) -> None:
+        """Kill the worker with all its descendants."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            descendants.kill_group(worker.pid)
+            descendants.kill([worker.pid])
+            descendants.kill_all_descendants()
+            for fd in (worker.requests, worker.replies, worker.output, worker.gate):
+                if fd is not None:
+                    os.close(fd)
+
+
+def _send(fd: int, data: bytes) -> bytes:
+    """What could not be sent yet. A worker that has gone shows at its reply pipe."""
+    try:
+        return data[os.write(fd, data) :]
+    except BlockingIOError:
+        return data
+    except BrokenPipeError:
+        return b""
+
+
+def _has_more(fd: int) -> bool:
+    """Whether something waits to be read; ``fd`` does not block."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return any(event & select.POLLIN for _, event in poller.poll(0))
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+def _ended(worker: Worker) -> Passed:
+    if worker.ended is not None and os.WIFSIGNALED(worker.ended) and os.WTERMSIG(worker.ended) == signal.SIGXCPU:
+        return Passed(TIMEOUT, "the kernel's limit of CPU time was reached")
+    return Passed(CRASHED, f"{_how(worker.ended)}{_with_output(worker)}")
+
+
+def _how(status: int | None) -> str:
+    """How a process ended, from its wait status."""
+    if status is None:
+        return "the process closed its pipe"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+        return f"the process was ended by {name}"
+    return f"the process ended with exit code {os.WEXITSTATUS(status)}"
+
+
+def _with_output(worker: Worker) -> str:
+    text = worker.tail.decode(errors="replace").strip()
+    fault = text.find("Fatal Python error")  # faulthandler's report: what was called last comes first
+    text = text[fault:][:SHOWN_CHARACTERS] if fault >= 0 else text[-SHOWN_CHARACTERS:]
+    return f"; it printed: {text}" if text else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""The trainer's side: calls go in, a future of an answer or a typed failure comes out."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+from posttrain.errors import ConfigError, Problem
+from posttrain.processes import descendants, wire
+from posttrain.processes.limits import CRASHED, EXCEPTION, OUTPUT_LIMIT, TIMEOUT, Limits
+from posttrain.processes.worker import ANSWER, CANNOT_FORK, FAILURE, PROBLEMS, READY
+
+MARK = "POSTTRAIN_WORKER"  # environment variable of a keeper and of all below it
+GRACE_S = 5.0  # how much later than the keeper's own deadline it is taken for dead
+
+# One thread per worker: the workers are what runs in parallel. The same order of sets in every run. Fewer malloc arenas,
+# each of which reserves address space.
+ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
+    "PYTHONHASHSEED": "0",
+    "MALLOC_ARENA_MAX": "2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    value: Any  # made of JSON's kinds and those of wire.py
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    reason: str  # a word of limits.py
+    detail: str
+
+
+Reply = Answer | Failure
+_CLOSED = Failure(CRASHED, "the workers were closed")
+
+
+class WorkerPool:
+    """Workers that answer calls, each behind a keeper.
+
+    Args: ``factory``, "package.module:function", makes the handler of calls in every keeper, of ``setup``; both the setup and
+    the calls are values that wire.py can write. ``environment`` is added to this process's own, less ``hidden``.
+
+    The constructor starts the processes and returns; ``check`` waits until one has loaded. ``close`` ends them all; so does
+    the end of this process, however it comes.
+
+    Raises: ConfigError where processes cannot be watched: on a Linux without /proc.
+    """
+
+    def __init__(
+        self,
+        factory: str,
+        setup: Any,
+        *,
+        workers: int,
+        limits: Limits,
+        environment: Mapping[str, str] | None = None,
+        hidden: Collection[str] = (),
+    ):
+        if descendants.LINUX and not descendants.has_proc():
+            what = "the processes that run rewards cannot be watched and ended here: /proc is not mounted"
+            raise ConfigError(Problem(what, fix="mount it: mount -t proc proc /proc"))
+        self._calls: queue.SimpleQueue[tuple[bytes, Future[Reply]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()
+        mark = uuid.uuid4().hex
+        self._lines = [
+            _Line(factory, setup, limits, f"{mark}.{number}", environment or {}, hidden) for number in range(workers)
+        ]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(line,), name=f"worker-{number}", daemon=True)
+            for number, line in enumerate(self._lines)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def check(self) -> None:
+        """Wait until the first worker has loaded.
+
+        Raises: ConfigError when it could not.
+        """
+        self._lines[0].loaded.result()
+
+    def submit(self, call: Any, *, seed: int = 0) -> Future[Reply]:
+        """Have a worker run the handler on ``call``, with Python's and NumPy's global generators at ``seed``.
+
+        The future never raises: what goes wrong is a Failure. Calls are begun in the order in which they are submitted.
+        """
+        future: Future[Reply] = Future()
+        try:
+            request = wire.to_bytes({"call": call, "seed": seed})
+        except (TypeError, ValueError, RecursionError) as error:
+            future.set_result(Failure(EXCEPTION, str(error)))
+            return future
+        with self._lock:
+            if not self._closed:
+                self._calls.put((request, future))
+                return future
+        future.set_result(_CLOSED)
+        return future
+
+    def close(self) -> None:
+        """End the workers, also in the middle of a call; calls that were not answered fail as crashed."""
+        with self._lock:
+            self._closed = True
+            for _ in self._threads:
+                self._calls.put(None)
+        for line in self._lines:
+            line.hang_up()
+        for thread in self._threads:
+            thread.join()
+        with suppress(queue.Empty):
+            while True:
+                if waiting := self._calls.get_nowait():
+                    waiting[1].set_result(_CLOSED)
+
+    def _serve(self, line: _Line) -> None:
+        """One thread per worker: it waits, and others run meanwhile."""
+        line.start()
+        while (item := self._calls.get()) is not None:
+            request, future = item
+            try:
+                reply: Reply = _CLOSED if self._closed else line.call(request)
+            except Exception as error:  # noqa: BLE001 - nobody waits for a future that a broken machine has left behind
+                reply = Failure(CRASHED, f"the worker cannot be reached: {type(error).__name__}: {error}"[:500])
+                with suppress(Exception):
+                    line.end()  # what it would still say is not the answer to the next call
+            future.set_result(reply)
+        line.end()
+
+
+class _Line:
+    """The connection to one keeper, which is started again when it is gone."""
+
+    def __init__(
+        self,
+        factory: str,
+        setup: Any,
+        limits: Limits,
+        mark: str,
+        environment: Mapping[str, str],
+        hidden: Collection[str],
+    ):
+        self._setup = {"factory": factory, "setup": setup, "limits": asdict(limits), "load_in_worker": False}
+        self._limits = limits
+        self._mark = mark
+        self._environment = {**ENVIRONMENT, **environment, MARK: mark}
+        self._hidden = frozenset(hidden)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
+        self._lock = threading.Lock()
+        self._hung_up = False
+        self.loaded: Future[None] = Future()  # raises ConfigError when loading failed
+
+    def start(self) -> None:
+        """Start the keeper and wait until it has loaded. What goes wrong is in ``loaded``."""
+        try:
+            self._start()
+        except Exception as error:  # noqa: BLE001 - ``check`` waits for it
+            if not isinstance(error, ConfigError):
+                error = ConfigError(f"a worker for rewards cannot be started: {type(error).__name__}: {error}")
+            if not self.loaded.done():
+                self.loaded.set_exception(error)
+        else:
+            if not self.loaded.done():
+                self.loaded.set_result(None)
+
+    def _start(self) -> None:
+        """Raises: ConfigError."""
+        reply = self._spawn()
+        if reply[:1] == CANNOT_FORK:
+            self._setup["load_in_worker"] = True
+            self.end()
+            reply = self._spawn()
+        if reply[:1] == READY:
+            return
+        self.end()
+        assert reply[:1] == PROBLEMS
+        raise ConfigError(
+            [Problem(what, fix=fix, where=where, field=field) for what, fix, where, field in wire.from_bytes(reply[1:])]
+        )
+
+    def _spawn(self) -> bytes:
+        """A new keeper; the first that it says. Raises: ConfigError when it says nothing."""
+        own = {name: value for name, value in os.environ.items() if name not in self._hidden}
+        with self._lock:
+            if self._hung_up:
+                raise ConfigError("the workers were closed")
+            try:
+                self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the keeper lives
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "posttrain.processes.keeper"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._said,
+                    env={**own, **self._environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    start_new_session=True,  # Ctrl-C is for the trainer, which ends its keepers itself
+                )
+            except OSError as error:
+                raise ConfigError(f"a worker for rewards cannot be started: {error}") from error
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # a stopped keeper reads nothing: writing has a deadline
+        try:
+            self._write(wire.to_bytes({**self._setup, "sys_path": sys.path}), self._limits.load_s + GRACE_S)
+            return self._read(self._limits.load_s + GRACE_S)
+        except (wire.Ended, wire.TooLong, TimeoutError) as error:
+            said = self._last_words()
+            self.end()
+            how = "did not load in time" if isinstance(error, TimeoutError) else "ended while it was loading"
+            raise ConfigError(f"a worker for rewards {how}{said}") from error
+
+    def call(self, request: bytes) -> Reply:
+        if self._process is None:
+            try:
+                self._start()
+            except ConfigError as error:
+                return Failure(CRASHED, f"a new worker could not be made: {error}"[:500])
+        load_s = (
+            self._limits.load_s if self._setup["load_in_worker"] else 0.0
+        )  # a killed worker loads before it answers
+        try:
+            self._write(request, self._limits.wall_s + GRACE_S)
+            reply = self._read(self._limits.wall_s + load_s + GRACE_S)
+        except (wire.Ended, wire.TooLong) as error:
+            said = self._last_words()
+            self.end()
+            return Failure(CRASHED, f"the process that watches the worker was ended ({type(error).__name__}){said}")
+        except TimeoutError:
+            self.end()
+            return Failure(TIMEOUT, "the process that watches the worker does not answer")
+        except OSError as error:
+            self.end()
+            return Failure(CRASHED, f"the process that watches the worker cannot be reached: {error}")
+        return _reply(reply)
+
+    def _write(self, data: bytes, timeout_s: float) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        wire.write_frame(self._process.stdin.fileno(), data, timeout_s)
+
+    def _read(self, timeout_s: float) -> bytes:
+        assert self._process is not None and self._process.stdout is not None
+        most = self._limits.answer_bytes + 4096
+        return wire.read_frame(self._process.stdout.fileno(), most, timeout_s)
+
+    def _last_words(self) -> str:
+        """What the keeper printed at last: the error of a module that ended it."""
+        assert self._said is not None
+        end = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(end - 1000, 0))
+        text = self._said.read().decode(errors="replace").strip()
+        return f"; it printed: {text}" if text else ""
+
+    def hang_up(self) -> None:
+        """From another thread: make a call that is under way end."""
+        with self._lock:
+            self._hung_up = True
+            if self._process is not None:
+                self._process.kill()
+
+    def end(self) -> None:
+        """Kill the keeper and everything below it."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            return
+        process.kill()
+        process.wait()
+        descendants.kill_marked(MARK, self._mark)
+        for stream in (process.stdin, process.stdout, self._said):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        with self._lock:
+            self._process = None
+
+
+def _reply(data: bytes) -> Reply:
+    """Raises nothing: what a worker sends is checked here, once more."""
+    try:
+        value = wire.from_bytes(data[1:])
+        if data[:1] == ANSWER:
+            return Answer(value)
+        if data[:1] == FAILURE:
+            reason, detail = value
+            return Failure(str(reason), str(detail))
+    except (ValueError, UnicodeDecodeError) as error:
+        return Failure(CRASHED, f"the worker's answer cannot be read: {error}"[:500])
+    return Failure(OUTPUT_LIMIT, "the worker's answer is of no known kind")

@@ -1,0 +1,141 @@
+"""The process that runs calls: forked by a keeper, killed and replaced by it when a limit is passed."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+from _thread import _count as thread_count  # also of threads that threading does not know
+from collections.abc import Callable
+from typing import Any, Never
+
+from posttrain.errors import RequestError
+from posttrain.processes import descendants, fork_gate, wire
+from posttrain.processes.limits import EXCEPTION, MEMORY, Limits, more_cpu, put_limits
+
+# From a call to an answer, both made of what wire.py can write. With a method after_fork(), that is called in each worker.
+Handler = Callable[[Any], Any]
+
+# First byte of what a worker sends, and of what its keeper passes on. The rest is JSON.
+ANSWER = b"A"
+FAILURE = b"F"  # [reason, detail]
+ANSWER_AND_REPLACE = b"a"  # the call left something behind that could disturb the next one
+FAILURE_AND_REPLACE = b"f"
+PROBLEMS = b"P"  # loading failed: [[what, fix, where, field], …]
+READY = b"R"
+CANNOT_FORK = b"N"  # loading has started threads or processes, which a fork would not take along
+
+MOST_REQUEST_BYTES = 1 << 30
+NUMBER_BYTES = 8  # of a call, before it and before its answer: whatever else is in the pipe answers nothing
+
+
+def load(factory: str, setup: Any) -> Handler:
+    """The handler made by ``factory``, "package.module:function", of ``setup``. Raises whatever it raises."""
+    module, _, name = factory.partition(":")
+    handler: Handler = getattr(importlib.import_module(module), name)(setup)
+    return handler
+
+
+def problems_of(error: BaseException) -> bytes:
+    """A frame that says why loading failed."""
+    if isinstance(error, RequestError):
+        problems = [[each.what, each.fix, each.where, each.field] for each in error.problems]
+    else:
+        problems = [[f"loading in a worker failed: {said(error)}", "", "", ""]]
+    return PROBLEMS + wire.to_bytes(problems)
+
+
+def said(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= 500 else f"{text[:500]}…"
+
+
+def serve(
+    make: Callable[[], Handler],
+    requests: int,
+    replies: int,
+    output: int,
+    gate: socket.socket,
+    limits: Limits,
+    keeper: int,
+) -> Never:
+    """Answer requests from one pipe into another until killed. ``make`` gives the handler: loaded already, or loaded now.
+
+    Does not return: the stack below belongs to the keeper.
+    """
+    try:
+        os.setsid()  # a group of its own, to be killed at once
+        descendants.die_with_parent(keeper)
+        descendants.be_killed_first()
+        _use_as_output(output)
+        faulthandler.enable()
+        try:
+            handler = make()
+            if begin := getattr(handler, "after_fork", None):  # what it starts stays until the worker ends
+                begin()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - reported; the keeper ends this process
+            wire.write_frame(replies, problems_of(error))
+        else:
+            put_limits(limits, descendants.address_space_bytes())
+            fork_gate.hand_over(gate, fork_gate.close_gate())
+            wire.write_frame(replies, READY)
+            _serve(handler, requests, replies, limits)
+    except wire.Ended:  # the keeper has gone
+        pass
+    except BaseException:  # noqa: BLE001 - nothing may get into the keeper's code below
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _serve(handler: Handler, requests: int, replies: int, limits: Limits) -> None:
+    home, threads, worker = os.getcwd(), thread_count(), os.getpid()
+    gc.freeze()  # what is loaded stays; the collector need not touch, and so copy, the pages shared with the keeper
+    while True:
+        data = wire.read_frame(requests, MOST_REQUEST_BYTES)
+        number, request = data[:NUMBER_BYTES], wire.from_bytes(data[NUMBER_BYTES:])
+        more_cpu(limits)
+        _seed(request["seed"])
+        reply = _answer(handler, request["call"])
+        if os.getpid() != worker:  # a call has forked, and its child came back too: only one of them may answer
+            os._exit(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that was set must not ring in a later call
+        os.chdir(home)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        if thread_count() > threads:
+            reply = reply[:1].lower() + reply[1:]
+        wire.write_frame(replies, number + reply)
+
+
+def _answer(handler: Handler, call: Any) -> bytes:
+    try:
+        return ANSWER + wire.to_bytes(handler(call))
+    except MemoryError as error:
+        return FAILURE_AND_REPLACE + wire.to_bytes([MEMORY, said(error)])
+    except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt raised by a call is the call's failure as well
+        return FAILURE_AND_REPLACE + wire.to_bytes([EXCEPTION, said(error)])
+
+
+def _seed(seed: int) -> None:
+    """A call that draws random numbers gets the same ones in every run and in every worker."""
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
+
+
+def _use_as_output(output: int) -> None:
+    """stdout and stderr go to the keeper, line by line, and there is nothing to read from stdin."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(fd, target)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - they stay open as long as the process lives
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

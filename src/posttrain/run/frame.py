@@ -1,0 +1,220 @@
+"""What stands around the steps of every run that trains: its beginning, told to people and trackers, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NoReturn
+
+from posttrain.config import TrainingConfig
+from posttrain.config.checkpoint import CheckpointConfig
+from posttrain.errors import RunInterrupted, RunStopped
+from posttrain.run.checkpoint import Checkpoints, Contents
+from posttrain.run.clock import Clock
+from posttrain.run.retention import Retention
+from posttrain.run.run_folder import RunFolder
+from posttrain.run.stopping import GraceOver, StopSignal
+from posttrain.run.timeline import Timeline
+from posttrain.run.trackers import Trackers
+from posttrain.run.uploads import Uploads
+
+
+def retention(rules: CheckpointConfig) -> Retention:
+    return Retention(
+        last=rules.keep_last,
+        best=rules.keep_best,
+        metric=rules.best_metric,
+        mode=rules.best_mode,
+        every=rules.keep_every,
+    )
+
+
+def contents(rules: CheckpointConfig) -> Contents:
+    return Contents(
+        save_optimizer=rules.save_optimizer,
+        sharded=rules.sharded,
+        load_optimizer=rules.load_optimizer,
+        load_schedule=rules.load_schedule,
+    )
+
+
+def begin_run(
+    config: TrainingConfig,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    trackers: Trackers,
+    *,
+    first_step: int,
+    total_steps: int,
+    device: str,
+    notes: Sequence[str],
+) -> None:
+    """Write what the run is, claim where its checkpoints are copied to, open the trackers and say ``notes``.
+
+    Raises: RequestError when another run's checkpoints are copied to the same place.
+    """
+    start_uploads(config.checkpoint, folder, checkpoints, first_step, trackers.message)
+    changes = folder.begin(
+        first_step=first_step, total_steps=total_steps, device=device, passed_over=checkpoints.passed_over
+    )
+    trackers.begin(config, total_steps, first_step)
+    if first_step > total_steps:
+        done = f"step {first_step - 1} is done and {total_steps} are asked for"
+        trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to go on")
+    elif first_step > 1:
+        trackers.message(f"going on after step {first_step - 1}")
+    for text in [*(f"changed since this run was started: {change}" for change in changes), *notes]:
+        trackers.message(text)
+
+
+def start_uploads(
+    rules: CheckpointConfig, folder: RunFolder, checkpoints: Checkpoints, first_step: int, say: Callable[[str], None]
+) -> None:
+    """Copy checkpoints to checkpoint.upload while the run goes on. Raises: RequestError when another run writes there."""
+    url, kept = rules.upload, rules.upload_keep_last
+    if url is not None:
+        there = retention(rules)
+        there = replace(there, last=kept) if kept is not None else there
+        uploads = Uploads(url, folder.checkpoints, there, folder.id_from(first_step), say)
+        checkpoints.upload_with(uploads, first_step - 1)
+
+
+@contextmanager
+def under_way(
+    config: TrainingConfig, folder: RunFolder, checkpoints: Checkpoints, trackers: Trackers
+) -> Iterator[StopSignal]:
+    """The steps are made inside. However they end, run.json says so, uploads get their time and the trackers are closed.
+
+    Raises: what the steps raise; where a run was cut short, with the last good checkpoint named.
+    """
+    wait_s = config.checkpoint.upload_wait_s
+    try:
+        with StopSignal(config.run.grace_s) as stop, save_finished(checkpoints, trackers, stop):
+            yield stop
+        folder.end("done")
+    except RunInterrupted:
+        folder.end("interrupted")
+        wait_s = min(wait_s, config.run.grace_s)
+        raise
+    except RunStopped as error:
+        folder.end("stopped")
+        raise RunStopped(f"{error}\nLast good checkpoint: {checkpoints.newest_name() or 'none was saved'}") from error
+    except GraceOver:
+        folder.end("interrupted")
+        wait_s = min(wait_s, config.run.grace_s)
+        last_good = checkpoints.newest_name()
+        raise RunInterrupted(
+            f"stopped after the {config.run.grace_s:g} s of run.grace_s, in the middle of a step, which is done again when "
+            f"the run is started again. Last good checkpoint: {last_good or 'none was saved'}"
+        ) from None
+    except KeyboardInterrupt:
+        folder.end("interrupted")
+        wait_s = 0.0
+        last_good = checkpoints.newest_name() or "none was saved"
+        trackers.message(f"stopped at once, in the middle of a step. Last good checkpoint: {last_good}")
+        raise
+    except BaseException:
+        folder.end("failed")
+        raise
+    finally:
+        checkpoints.finish_uploads(wait_s)
+        trackers.close()
+
+
+@contextmanager
+def save_finished(checkpoints: Checkpoints, trackers: Trackers, stop: StopSignal) -> Iterator[None]:
+    """However what happens inside ends, a checkpoint that is being written is finished; unless the process has to end at
+    once."""
+    try:
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            try:
+                finish_save(checkpoints, trackers, stop)
+            except Exception as error:  # noqa: BLE001  # the run ends by what came first, and this is said beside it
+                trackers.message(str(error))
+            raise
+        finish_save(checkpoints, trackers, stop)
+    except KeyboardInterrupt:
+        checkpoints.give_up()
+        raise
+
+
+def finish_save(checkpoints: Checkpoints, trackers: Trackers, stop: StopSignal) -> None:
+    """Wait for a checkpoint that is being written. Raises: RunStopped when it cannot be."""
+    with stop.saving():
+        saved = checkpoints.wait()
+    if saved:
+        trackers.message(f"saved {saved}")
+
+
+def before_updates(checkpoints: Checkpoints, trackers: Trackers, stop: StopSignal) -> Callable[[Clock], None]:
+    """What a step has to do before it changes weights: what is being written reads them."""
+
+    def wait(clock: Clock) -> None:
+        if checkpoints.saving:
+            with clock.phase("checkpoint_wait"):
+                finish_save(checkpoints, trackers, stop)
+
+    return wait
+
+
+def leave_step(
+    step: int, save: Callable[[int], object], checkpoints: Checkpoints, trackers: Trackers, stop: StopSignal
+) -> NoReturn:
+    """End the run in the middle of a step that has changed nothing yet, with the step before saved.
+
+    Raises: RunInterrupted, always; RunStopped when the step before cannot be saved.
+    """
+    if step == 1:
+        raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
+    finish_save(checkpoints, trackers, stop)
+    if not checkpoints.holds(step - 1):
+        with stop.saving():
+            save(step - 1)
+    raise RunInterrupted(
+        f"stopped by {stop.name} in step {step}, which begins anew when the run is started again; what was done "
+        f"before is saved as global_step_{step - 1}"
+    ) from None
+
+
+def end_step(
+    step: int,
+    save: Callable[[int, bool], str],
+    trackers: Trackers,
+    stop: StopSignal,
+    *,
+    save_due: bool,
+    last: bool,
+    background: bool = False,
+    timeline: Timeline | None = None,
+) -> None:
+    """Save what a step has brought, where it is due or a signal asked to stop. With ``background`` it is written while the
+    next step begins: the loop gives the clocks of its steps ``before_updates``.
+
+    Args: save writes the state after a step, in the background or not, and returns the checkpoint's name.
+    Raises: RunInterrupted after saving, when a signal asked to stop and steps are left.
+    """
+    stopping = stop.requested  # read once: a signal may come between the save and the end of the step
+    if not save_due and not stopping:
+        return
+    background = background and not stopping and not last
+    trackers.phase("checkpoint", step)
+    began = time.time()
+    with stop.saving():
+        saved = save(step, background)
+    if timeline:
+        timeline.add(step, "checkpoint", began, time.time())
+    if not background:
+        trackers.message(f"saved {saved}")
+    if stopping and not last:
+        raise RunInterrupted(f"stopped by {stop.name} after step {step}, saved as {saved}; start it again to go on")
+
+
+def due(step: int, every: int | None) -> bool:
+    """Whether something that is done every so many steps is done after this one; None is never."""
+    return every is not None and step % every == 0

@@ -1,0 +1,128 @@
+"""Every sample of every step, one JSON object per line; what is known about their tokens beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, Trajectory
+from posttrain.run.sample_images import SampleImages
+from posttrain.run.token_values import TokenTexts, token_lines, token_values_path
+
+
+def write_samples(
+    path: Path,
+    step: int,
+    groups: Sequence[ScoredGroup],
+    batch: TrainBatch | SequenceBatch | None = None,
+    *,
+    trainer_logprobs: Tensor | None = None,
+    token_texts: TokenTexts | None = None,
+) -> None:
+    """Write the samples of a step (with the advantages of those in the loss) or of a validation, whole or not at all. With a
+    batch and ``token_texts``, the values of single tokens go into a file beside (run.token_values). Images go into
+    the run folder, which ``path`` is in a folder of.
+
+    Args: batch: of all the groups; of a validation a SequenceBatch, which may be of the first groups alone. trainer_logprobs
+        [n, T] nats, of the first n rows of the batch; None: the trainer computed none.
+    """
+    places = [(group, number) for group in groups for number in range(len(group.outcomes))]
+    # The rows of the batch: a trajectory whose history was edited between turns has several, the last one last.
+    line_of = [
+        line
+        for line, (group, number) in enumerate(places)
+        for _ in range(len(group.group.trajectories[number].samples))
+    ]
+    last_row = {line: row for row, line in enumerate(line_of)}
+    advantages: Sequence[float | None] = [None] * len(places)
+    if isinstance(batch, TrainBatch):
+        first = batch.advantages.gather(1, batch.sequences.response_mask.int().argmax(dim=1, keepdim=True)).squeeze(1)
+        in_loss, values = batch.loss_mask.any(dim=1).tolist(), first.tolist()
+        advantages = [values[row] if in_loss[row] else None for row in last_row.values()]
+    images = SampleImages(path.parent.parent)
+    lines = [
+        json.dumps(_sample(step, group, number, advantage, images), ensure_ascii=False, allow_nan=False, default=str)
+        for (group, number), advantage in zip(places, advantages, strict=True)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tokens = token_values_path(path)
+    tokens.unlink(missing_ok=True)  # of samples that these replace
+    _write(path, lines)
+    if batch is not None and token_texts is not None:
+        _write(tokens, token_lines(batch, trainer_logprobs, token_texts, line_of))
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    beside = path.with_suffix(".tmp")
+    # A lone surrogate (half a character, in someone's error text) has no UTF-8; its escape is valid JSON.
+    beside.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+    os.replace(beside, path)
+
+
+def _sample(
+    step: int, group: ScoredGroup, number: int, advantage: float | None, images: SampleImages
+) -> dict[str, object]:
+    prompt, trajectory, outcome = group.group.prompt, group.group.trajectories[number], group.outcomes[number]
+    return {
+        "step": step,
+        "sample_id": trajectory.sample_id,
+        "prompt_id": prompt.prompt_id,
+        "data_source": prompt.data_source,
+        "prompt": trajectory.samples[0].prompt_text or prompt.text,
+        **({"images": images.of(prompt.images)} if prompt.images else {}),
+        "response": trajectory.text,
+        "ground_truth": as_json(prompt.ground_truth),
+        "reward": outcome.value if isinstance(outcome, Reward) else None,
+        "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
+        "reward_texts": dict(outcome.texts) if isinstance(outcome, Reward) else {},
+        "invalid": {"reason": outcome.reason, "detail": outcome.detail} if isinstance(outcome, Invalid) else None,
+        "advantage": advantage,
+        "stop_reason": str(trajectory.stop_reason),
+        "policy_version": trajectory.policy_version,
+        "prompt_tokens": len(group.group.first_prompt),
+        "response_tokens": trajectory.sampled_tokens,
+        **({"turns": _turns(trajectory), "environment": _environment(trajectory)} if trajectory.turn_texts else {}),
+    }
+
+
+def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
+    """The turns of all samples of a trajectory, oldest first; ``sample`` numbers the samples, whose tokens start and end
+    count."""
+    return [
+        {
+            "sample": number,
+            "start": turn.start,
+            "end": turn.end,
+            "text": turn.text,
+            "observation": turn.observation,
+            "reward": turn.reward,
+            "stop_reason": str(turn.stop_reason),
+            "policy_version": turn.policy_version,
+        }
+        for number, sample in enumerate(trajectory.samples)
+        for turn in sample.turns
+    ]
+
+
+def _environment(trajectory: Trajectory) -> dict[str, object]:
+    """What the environment said of the episode as a whole."""
+    return {
+        "reward": trajectory.env_reward,
+        "stop": trajectory.env_stop,
+        "metrics": {name: as_json(value) for name, value in trajectory.env_metrics},
+    }
+
+
+def as_json(value: Any) -> Any:
+    """The value, or its text where JSON has no form for it (NaN in a dataset, keys that are not strings)."""
+    try:
+        json.dumps(value, allow_nan=False, default=str)
+    except (ValueError, TypeError):
+        return str(value)
+    return value

@@ -1,0 +1,142 @@
+"""Let the policy act in environments: many episodes at once, each at its own pace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from posttrain.errors import DataError
+from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvStart
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request, RequestStream, RolloutEngine
+from posttrain.interfaces.worlds import Worlds
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
+from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
+
+SAMPLE_S = 0.02  # how long the sampler may go on before environments are looked at again
+WAIT_S = 0.5  # how long to wait for environments when nothing is being sampled, before looking whether to go on
+
+
+def play(
+    engine: RolloutEngine,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    worlds: Worlds,
+    on_tokens: OnTokens | None = None,
+    on_group: OnGroup | None = None,
+) -> list[TrajectoryGroup]:
+    """``sampling.samples_per_prompt`` episodes per prompt. One group per prompt, in the order given; ``on_group`` gets each as
+    soon as its last episode is over.
+
+    While some environments answer, the sampler goes on with the turns of others; a turn joins what is being sampled. An
+    episode depends on the prompt, its number, the seed and the policy, and not on which of them is quicker. One that fails (its
+    environment, its template, its request) is a trajectory with the stop reason ``failed``; the others do not notice.
+    """
+    playing = _Playing(prompts, sampling, worlds, on_group)
+    with engine.open_stream(sampling, on_tokens) as stream:
+        try:
+            playing.begin()
+            while not playing.over:
+                if on_tokens:
+                    on_tokens(0)  # the caller may want to leave while only environments are at work
+                for name, event in worlds.host.wait(0.0 if playing.asked else WAIT_S):
+                    playing.take_event(name, event, stream)
+                if playing.asked:
+                    for response in stream.wait(SAMPLE_S):
+                        playing.take_response(response)
+        finally:
+            if not playing.over:
+                worlds.host.abandon()
+    return playing.groups()
+
+
+class _Playing:
+    """All episodes of a call, and where each of them stands."""
+
+    def __init__(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, worlds: Worlds, on_group: OnGroup | None
+    ) -> None:
+        self._prompts = prompts
+        self._sampling = sampling
+        self._worlds = worlds
+        self._rules = replace(worlds.rules, max_response_tokens=sampling.max_response_tokens)
+        self._on_group = on_group
+        self._names = [
+            [f"{prompt.prompt_id}/{number}" for number in range(sampling.samples_per_prompt)] for prompt in prompts
+        ]
+        self._group_of = {name: index for index, names in enumerate(self._names) for name in names}
+        self._episodes: dict[str, Episode] = {}
+        self._done: dict[str, Trajectory] = {}
+        self._groups: dict[int, TrajectoryGroup] = {}
+        self.asked: dict[str, str] = {}  # request -> episode, of what is being sampled
+
+    @property
+    def over(self) -> bool:
+        return len(self._done) == len(self._group_of)
+
+    def begin(self) -> None:
+        for prompt, names in zip(self._prompts, self._names, strict=True):
+            spec, seed = self._worlds.spec_of(prompt), seed_of(prompt, self._sampling)
+            for name in names:
+                self._episodes[name] = Episode(prompt, name, self._worlds.writer, self._rules)
+                self._worlds.host.start(name, spec, seed)
+
+    def take_event(self, name: str, event: EnvEvent, stream: RequestStream) -> None:
+        """An environment has answered."""
+        episode = self._episodes[name]
+        try:
+            if isinstance(event, EnvFailed):
+                self._end(name, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)))
+            elif isinstance(event, Mapping):
+                self._end(name, episode.trajectory(event))
+            else:
+                request = episode.begin(event) if isinstance(event, EnvStart) else episode.answered(event)
+                self._ask(name, request, stream)
+        except EpisodeLost as lost:
+            self._lose(name, lost)
+        except DataError as error:
+            self._lose(name, EpisodeLost(TEMPLATE, str(error)))
+
+    def take_response(self, response: Trajectory) -> None:
+        """The policy has acted."""
+        name = self.asked.pop(response.sample_id)
+        try:
+            action = self._episodes[name].sampled(response)
+        except EpisodeLost as lost:
+            self._lose(name, lost)
+        else:
+            self._worlds.host.step(name, action, response.stop_reason is StopReason.LENGTH)
+
+    def groups(self) -> list[TrajectoryGroup]:
+        return [self._groups[index] for index in range(len(self._prompts))]
+
+    def _ask(self, name: str, request: Request | None, stream: RequestStream) -> None:
+        if request is None:
+            self._worlds.host.finish(name)
+            return
+        self.asked[request.sample_id] = name
+        stream.submit([request])
+
+    def _lose(self, name: str, lost: EpisodeLost) -> None:
+        """The environment has nothing to do with it, and is closed; what it says to that changes nothing any more."""
+        self._end(name, self._episodes[name].trajectory(lost=lost))
+        self._worlds.host.drop(name)
+
+    def _end(self, name: str, trajectory: Trajectory) -> None:
+        self._done[name] = trajectory
+        index = self._group_of[name]
+        names = self._names[index]
+        if all(each in self._done for each in names):
+            group = TrajectoryGroup(prompt=self._prompts[index], trajectories=tuple(self._done[each] for each in names))
+            self._groups[index] = group
+            if self._on_group:
+                self._on_group(group)
+
+
+def seed_of(prompt: Prompt, sampling: SamplingParams) -> int:
+    """The seed of an environment, 0 to 2^31 - 1, the same for all episodes of a prompt: what the row says under ``seed``, or
+    else one of the step and the prompt."""
+    given = prompt.extra_info.get("seed")
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given % 2**31
+    return sampling.request_seed(prompt.prompt_id)

@@ -1,0 +1,140 @@
+"""What is made of the scores before advantages are estimated, in this order (docs/rewards.md):
+
+outcomes:  overlong penalty, zero for what did not stop    (shape_outcomes; here the group filter looks)
+rewards:   mean and std, clip                              (shape_rewards)
+tokens:    KL to the reference                             (shape_rewards)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posttrain.algos.kl_control import next_kl_coef
+from posttrain.algos.kl_reward import penalize_kl
+from posttrain.algos.overlong import overlong_penalty
+from posttrain.algos.reward_normalization import RunningMoments, normalize_rewards
+from posttrain.records.batches import SequenceBatch
+from posttrain.records.plans import KlRewardPlan, RewardPlan
+from posttrain.records.trajectories import Outcome, Reward, ScoredGroup, StopReason, Trajectory
+from posttrain.steps.advantage import last_tokens, token_rewards
+
+
+class RewardState:
+    """What the rewards of a run remember from step to step; checkpoints hold it."""
+
+    def __init__(self, kl: KlRewardPlan):
+        self._kl = kl
+        self.kl_coef = kl.coef  # for the next step
+        self.moments = RunningMoments()
+        self.metrics: dict[str, float] = {}  # of the step at hand
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which ``restore`` goes on exactly here."""
+        return {"moments": asdict(self.moments), "kl_coef": self.kl_coef, "kl_coef_at_start": self._kl.coef}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken. The coefficient begins anew when the configured start has changed, or it is no
+        longer steered."""
+        self.moments = RunningMoments(**state["moments"])
+        if self._kl.target is not None and state["kl_coef_at_start"] == self._kl.coef:
+            self.kl_coef = float(state["kl_coef"])
+
+
+def shape_outcomes(groups: Sequence[ScoredGroup], plan: RewardPlan) -> list[ScoredGroup]:
+    """Rewards after the rules about a response's end. What the overlong rule takes is kept beside the terms, by its name."""
+    return [
+        replace(
+            group,
+            outcomes=tuple(
+                _shaped(outcome, trajectory, plan)
+                for outcome, trajectory in zip(group.outcomes, group.group.trajectories, strict=True)
+            ),
+        )
+        for group in groups
+    ]
+
+
+def _shaped(outcome: Outcome, trajectory: Trajectory, plan: RewardPlan) -> Outcome:
+    if not isinstance(outcome, Reward):
+        return outcome
+    if plan.overlong_buffer_tokens is not None:
+        change = overlong_penalty(
+            len(trajectory.token_ids),
+            max_response_tokens=plan.max_response_tokens,
+            buffer_tokens=plan.overlong_buffer_tokens,
+            penalty=plan.overlong_penalty,
+        )
+        outcome = Reward(outcome.value + change, (*outcome.terms, ("overlong", change)), outcome.texts)
+    if plan.zero_unless_stopped and trajectory.stop_reason is StopReason.LENGTH:
+        outcome = replace(outcome, value=0.0, by_turn=False)
+    return outcome if plan.by_turn else replace(outcome, by_turn=False)
+
+
+def shape_rewards(batch: SequenceBatch, plan: RewardPlan, state: RewardState) -> SequenceBatch:
+    """The batch with normalised and clipped rewards, and with the KL penalty on its tokens when there is one (which needs old
+    and reference log-probs). Responses without a valid reward have no part in any of it. What was measured is in
+    ``state.metrics``."""
+    state.metrics = {}
+    last = batch.last_rows  # a trajectory counts once, however many rows it has
+    rewards, valid = batch.rewards[last], batch.valid[last]
+    shaped = _clipped(_normalized(rewards, valid, batch.group_index[last], plan, state), valid, plan, state)
+    batch = _with_rewards(batch, shaped[last.long().cumsum(0) - last.long()])
+    return _less_divergence(batch, plan.kl, state) if plan.kl.coef else batch
+
+
+def _with_rewards(batch: SequenceBatch, rewards: Tensor) -> SequenceBatch:
+    """The batch with other rewards [B]. Where rewards stand on tokens, the change is put on the last token of the trajectory:
+    turns keep what they were given."""
+    if batch.token_rewards is None:
+        return replace(batch, rewards=rewards)
+    change = torch.where(batch.last_rows, rewards - batch.rewards, 0.0)
+    placed = batch.token_rewards + torch.where(last_tokens(batch), change[:, None], 0.0)
+    return replace(batch, rewards=rewards, token_rewards=placed)
+
+
+def _normalized(rewards: Tensor, valid: Tensor, groups: Tensor, plan: RewardPlan, state: RewardState) -> Tensor:
+    """The run's moments take the step's rewards in first, so that the first step has something to be measured by."""
+    if plan.normalize_mean == plan.normalize_std == "none":
+        return rewards
+    if "running" in (plan.normalize_mean, plan.normalize_std):
+        state.moments = state.moments.with_rewards(rewards[valid])
+        state.metrics["reward/running_mean"] = state.moments.mean
+        state.metrics["reward/running_std"] = state.moments.std
+    return normalize_rewards(rewards, valid, groups, state.moments, mean=plan.normalize_mean, std=plan.normalize_std)
+
+
+def _clipped(rewards: Tensor, valid: Tensor, plan: RewardPlan, state: RewardState) -> Tensor:
+    if plan.clip is None:
+        return rewards
+    beyond = (rewards.abs() > plan.clip) & valid
+    state.metrics["reward/clip_fraction"] = int(beyond.sum()) / max(int(valid.sum()), 1)
+    return rewards.clamp(-plan.clip, plan.clip)
+
+
+def _less_divergence(batch: SequenceBatch, plan: KlRewardPlan, state: RewardState) -> SequenceBatch:
+    """coef x KL(old || reference) is taken from every token's reward; then the coefficient is steered for the next step."""
+    assert batch.old_logprobs is not None and batch.ref_logprobs is not None
+    mask = batch.response_mask & batch.valid[:, None]
+    rewards, measured = penalize_kl(
+        token_rewards(batch),
+        batch.old_logprobs,
+        batch.ref_logprobs,
+        mask,
+        kl_coef=state.kl_coef,
+        estimator=plan.estimator,
+    )
+    state.metrics |= {"reward/kl": measured, "reward/kl_coef": state.kl_coef}
+    if math.isfinite(measured):  # otherwise the step's loss is not finite either, and the step is skipped
+        sequences = int(batch.valid.sum())
+        state.kl_coef = next_kl_coef(
+            state.kl_coef, measured, sequences, target_kl=plan.target, horizon=plan.horizon_sequences
+        )
+    # What a trajectory is worth, on each of its rows: the sum over them.
+    whole = torch.zeros_like(batch.rewards).index_add(0, batch.trajectories, rewards.sum(dim=1))
+    return replace(batch, token_rewards=rewards, rewards=whole[batch.trajectories])

@@ -1,0 +1,205 @@
+"""Batch arithmetic by hand, and what a refusal says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from posttrain.config import RunConfig
+from posttrain.plan.batch import plan_batches
+
+
+def config(**changes: Any) -> RunConfig:
+    """8 prompts x 8 samples, micro-batches of 8, one device, unless changed: ``data__prompts_per_step=4``."""
+    values: dict[str, Any] = {"model": {"path": "x"}, "data": {"train_files": ["x"]}}
+    for name, value in changes.items():
+        section, key = name.split("__")
+        values.setdefault(section, {})[key] = value
+    return RunConfig.model_validate(values)
+
+
+def test_the_defaults_are_one_update_of_everything() -> None:
+    plan, problems = plan_batches(config(), training_prompts=100)
+    assert problems == [] and plan is not None
+    assert plan.sequences_per_step == 64  # 8 x 8
+    assert (plan.sequences_per_update, plan.updates_per_step) == (64, 1)
+    assert plan.gradient_accumulation_steps == 8  # 64 / 8
+    assert plan.steps_per_epoch == 12  # 100 / 8 = 12.5; the last 4 prompts wait for the next epoch's order
+    assert (plan.total_steps, plan.total_updates) == (12, 12)
+    assert plan.on_policy
+
+
+def test_mini_batches_epochs_and_a_micro_batch_that_does_not_divide() -> None:
+    plan, _ = plan_batches(
+        config(
+            policy__sequences_per_mini_batch=16,
+            policy__epochs_per_step=3,
+            policy__sequences_per_micro_batch_per_device=6,
+            run__total_epochs=2,
+        ),
+        training_prompts=80,
+    )
+    assert plan is not None
+    assert plan.updates_per_step == 12  # 3 x 64 / 16
+    assert plan.gradient_accumulation_steps == 3  # 16 = 6 + 6 + 4
+    assert plan.total_steps == 20  # 2 x 80 / 8
+    assert plan.total_updates == 240
+    assert not plan.on_policy
+
+
+def test_a_micro_batch_larger_than_the_mini_batch_is_cut_to_it() -> None:
+    plan, _ = plan_batches(
+        config(policy__sequences_per_mini_batch=4, policy__sequences_per_micro_batch_per_device=32), None
+    )
+    assert plan is not None
+    assert (plan.sequences_per_micro_batch_per_device, plan.gradient_accumulation_steps) == (4, 1)
+
+
+def test_devices_share_a_mini_batch() -> None:
+    plan, _ = plan_batches(config(placement__devices=4, policy__sequences_per_micro_batch_per_device=3), None)
+    assert plan is not None
+    assert plan.gradient_accumulation_steps == 6  # 64 / (4 x 3) = 5.33
+
+
+def test_a_budget_of_tokens_leaves_the_number_of_micro_batches_open() -> None:
+    plan, _ = plan_batches(config(policy__max_tokens_per_micro_batch=1000), None)
+    assert plan is not None and plan.max_tokens_per_micro_batch == 1000
+    assert (plan.sequences_per_micro_batch_per_device, plan.gradient_accumulation_steps) == (None, None)
+    assert (plan.sequences_per_update, plan.updates_per_step) == (64, 1)
+    by_count, _ = plan_batches(config(), None)
+    assert by_count is not None and by_count.max_tokens_per_micro_batch is None
+
+
+def test_a_mini_batch_may_split_a_group() -> None:
+    plan, _ = plan_batches(config(rollout__samples_per_prompt=8, policy__sequences_per_mini_batch=4), None)
+    assert plan is not None and plan.updates_per_step == 16
+
+
+def test_steps_without_data() -> None:
+    plan, _ = plan_batches(config(run__total_steps=7), None)
+    assert plan is not None
+    assert (plan.steps_per_epoch, plan.total_steps, plan.total_updates) == (None, 7, 7)
+    plan, _ = plan_batches(config(), None)
+    assert plan is not None
+    assert (plan.total_steps, plan.total_updates) == (None, None)
+
+
+def test_total_steps_beats_epochs() -> None:
+    plan, _ = plan_batches(config(run__total_steps=7, run__total_epochs=3), 800)
+    assert plan is not None and (plan.steps_per_epoch, plan.total_steps) == (100, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompts", "field", "text"),
+    [
+        (
+            {"policy__sequences_per_mini_batch": 48},
+            None,
+            "policy.sequences_per_mini_batch",
+            "8 prompts x 8 samples = 64 sequences do not split into mini-batches of 48 (64 / 48 = 1.333); "
+            "use policy.sequences_per_mini_batch=64 or policy.sequences_per_mini_batch=32",
+        ),
+        (
+            {"policy__sequences_per_mini_batch": 128},
+            None,
+            "policy.sequences_per_mini_batch",
+            "8 prompts x 8 samples = 64 sequences in a step, which do not fill one mini-batch of 128; "
+            "use policy.sequences_per_mini_batch=64, or fewer",
+        ),
+        (
+            {},
+            5,
+            "data.prompts_per_step",
+            "the training files hold 5 prompts, fewer than the 8 of one step (0 steps per epoch); "
+            "use data.prompts_per_step=5, or add data",
+        ),
+        (  # 5 x 8 = 40 does not split into 32; 4 x 8 does
+            {"policy__sequences_per_mini_batch": 32},
+            5,
+            "data.prompts_per_step",
+            "the training files hold 5 prompts, fewer than the 8 of one step (0 steps per epoch); "
+            "use data.prompts_per_step=4, or add data",
+        ),
+        (  # at most 3 x 8 = 24 sequences, never 64
+            {"policy__sequences_per_mini_batch": 64},
+            3,
+            "data.prompts_per_step",
+            "the training files hold 3 prompts, fewer than the 8 of one step (0 steps per epoch); "
+            "use data.prompts_per_step=3 with policy.sequences_per_mini_batch=24, or add data",
+        ),
+        (
+            {},
+            0,
+            "data.train_files",
+            "the training files hold no prompts, and a step draws 8; name files with rows in them",
+        ),
+    ],
+)
+def test_refusals_show_the_arithmetic_and_a_fix(
+    changes: dict[str, int], prompts: int | None, field: str, text: str
+) -> None:
+    plan, problems = plan_batches(config(**changes), prompts)
+    assert plan is None
+    assert [(str(problem), problem.field) for problem in problems] == [(text, field)]
+
+
+# ------------------------------------------------------------------------------------------------------- the critic
+
+
+def test_the_critic_cuts_a_step_in_its_own_way() -> None:
+    plan, problems = plan_batches(
+        config(
+            advantage__name="gae",
+            policy__sequences_per_mini_batch=32,
+            policy__epochs_per_step=2,
+            critic__sequences_per_mini_batch=16,
+            critic__epochs_per_step=3,
+            critic__sequences_per_micro_batch_per_device=6,
+            critic__warmup_steps=4,
+            run__total_steps=10,
+        ),
+        None,
+    )
+    assert problems == [] and plan is not None and plan.critic is not None
+    assert plan.total_updates == 24  # (10 - 4) steps x 2 x 64 / 32: the policy waits for the critic
+    assert plan.schedule_updates == 40  # 10 x 2 x 64 / 32: the learning rate is planned over all steps, and waits, too
+    assert plan.critic.updates_per_step == 12  # 3 x 64 / 16
+    assert plan.critic.total_updates == 120
+    assert plan.critic.gradient_accumulation_steps == 3  # 16 = 6 + 6 + 4
+
+
+def test_the_critic_does_as_the_policy_unless_told() -> None:
+    changes = {"policy__sequences_per_mini_batch": 16, "policy__epochs_per_step": 2}
+    plan, _ = plan_batches(config(advantage__name="gae", **changes), None)
+    assert plan is not None and plan.critic is not None
+    assert (plan.critic.sequences_per_update, plan.critic.epochs_per_step, plan.critic.updates_per_step) == (16, 2, 8)
+    plan, _ = plan_batches(config(critic__sequences_per_mini_batch=48, critic__warmup_steps=9, **changes), None)
+    assert plan is not None and plan.critic is None  # grpo asks for no values
+
+
+def test_micro_batches_of_the_critic_by_tokens_are_not_counted() -> None:
+    plan, _ = plan_batches(config(advantage__name="gae", critic__max_tokens_per_micro_batch=512), None)
+    assert plan is not None and plan.critic is not None
+    assert plan.critic.sequences_per_micro_batch_per_device is None
+    assert plan.critic.gradient_accumulation_steps is None
+
+
+def test_mini_batches_of_both_are_refused_together() -> None:
+    sizes = {"policy__sequences_per_mini_batch": 48, "critic__sequences_per_mini_batch": 10}
+    plan, problems = plan_batches(config(advantage__name="gae", **sizes), None)
+    assert plan is None
+    assert [problem.field for problem in problems] == [
+        "policy.sequences_per_mini_batch",
+        "critic.sequences_per_mini_batch",
+    ]
+    assert problems[1].fix == "use critic.sequences_per_mini_batch=16 or critic.sequences_per_mini_batch=8"
+
+
+def test_a_run_that_is_all_warmup_is_refused() -> None:
+    plan, (problem,) = plan_batches(config(advantage__name="gae", critic__warmup_steps=7, run__total_steps=7), None)
+    assert plan is None
+    assert str(problem) == (
+        "the critic warms up for 7 steps, and the run has 7: the policy would never be updated; "
+        "use critic.warmup_steps=6 or less, or a longer run"
+    )

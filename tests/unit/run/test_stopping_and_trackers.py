@@ -1,0 +1,103 @@
+"""Signals, trackers that fail, and the clock."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from posttrain.run.clock import Clock
+from posttrain.run.stopping import StopSignal
+from posttrain.run.trackers import Trackers
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_first_signal_asks_and_second_leaves(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with StopSignal() as stop:
+        assert not stop.requested
+        signal.raise_signal(number)
+        assert stop.requested and stop.name == number.name
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        assert stop.name == number.name
+    assert signal.getsignal(number) is before
+
+
+def test_the_first_signal_says_what_happens_next(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignal():
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == "\nSIGINT: saving and stopping, in at most 60 s; again to stop at once, unsaved\n"
+
+
+def test_handlers_are_put_back_after_an_error() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ValueError, match="inside"), StopSignal():
+        raise ValueError("inside")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Noting:
+    """Notes what it is told; fails from the given call on."""
+
+    def __init__(self, fail_from: int = 1000) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.fail_from = fail_from
+
+    def _note(self, *what: Any) -> None:
+        if len(self.told) + 1 >= self.fail_from:
+            raise ConnectionError("no network")
+        self.told.append(what)
+
+    def begin(self, config: Any, total_steps: int, first_step: int) -> None:
+        self._note("begin", total_steps, first_step)
+
+    def phase(self, name: str, step: int, total: int | None = None) -> None:
+        self._note("phase", name, step, total)
+
+    def advance(self, units: int) -> None:
+        self._note("advance", units)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._note("log", step)
+
+    def message(self, text: str) -> None:
+        self._note("message", text)
+
+    def close(self) -> None:
+        self._note("close")
+
+
+def test_failing_optional_tracker_is_switched_off_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    required, failing, fine = Noting(), Noting(fail_from=2), Noting()
+    trackers = Trackers([required], [failing, fine])
+    trackers.begin(None, 5, 1)  # type: ignore[arg-type]
+    trackers.log(1, {})
+    trackers.log(2, {})
+    trackers.close()
+    everything = [("begin", 5, 1), ("log", 1), ("log", 2), ("close",)]
+    assert required.told == fine.told == everything
+    assert failing.told == [("begin", 5, 1)]
+    assert capsys.readouterr().err == "tracker Noting failed and is switched off: ConnectionError: no network\n"
+
+
+def test_failing_required_tracker_stops_the_run() -> None:
+    with pytest.raises(ConnectionError):
+        Trackers([Noting(fail_from=1)], []).log(1, {})
+
+
+def test_clock_adds_up_phases_and_tells_the_trackers() -> None:
+    tracker = Noting()
+    clock = Clock(Trackers([], [tracker]), step=3)
+    for _ in range(2):
+        with clock.phase("rollout", total=10):
+            clock.advance(4)
+    with pytest.raises(ValueError, match="inside"), clock.phase("reward"):
+        raise ValueError("inside")
+    told = [("phase", "rollout", 3, 10), ("advance", 4)] * 2 + [("phase", "reward", 3, None)]
+    assert tracker.told == told
+    metrics = clock.metrics()
+    assert set(metrics) == {"time/rollout_s", "time/reward_s", "time/step_s"}
+    assert 0 < metrics["time/rollout_s"] + metrics["time/reward_s"] <= metrics["time/step_s"]

@@ -1,0 +1,89 @@
+"""The greedy response to each prompt, with a scripted sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from posttrain.records.plans import RewardPlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import (
+    Invalid,
+    Outcome,
+    Reward,
+    SamplingParams,
+    ScoredGroup,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+)
+from posttrain.steps.assemble import assemble
+from posttrain.steps.baseline import add_greedy_rewards
+
+SAMPLING = SamplingParams(samples_per_prompt=2, max_response_tokens=4, temperature=0.8, top_p=0.9, top_k=7, stop=("x",))
+
+
+def group(name: str, samples: int = 2, stop: StopReason = StopReason.EOS) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        prompt=Prompt(prompt_id=name, token_ids=(1,), text=name, data_source="t"),
+        trajectories=tuple(
+            Trajectory(
+                sample_id=f"{name}/{number}",
+                token_ids=(5, 6),
+                logprobs=(-1.0, -1.0),
+                text=name,
+                stop_reason=stop,
+                policy_version=0,
+            )
+            for number in range(samples)
+        ),
+    )
+
+
+class Sampler:
+    version = 0
+
+    def __init__(self, stop: StopReason = StopReason.EOS) -> None:
+        self.asked: list[tuple[list[str], SamplingParams]] = []
+        self.stop = stop
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, *on: Any) -> list[TrajectoryGroup]:
+        self.asked.append(([prompt.prompt_id for prompt in prompts], sampling))
+        return [group(prompt.prompt_id, 1, self.stop) for prompt in prompts]
+
+
+class Scorer:
+    """a: 3, b: none, everything else 1."""
+
+    def begin(self, group: TrajectoryGroup) -> None:
+        pass
+
+    def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
+        outcomes: dict[str, Outcome] = {"a": Reward(3.0), "b": Invalid("exception")}
+        return [(outcomes.get(group.prompt.prompt_id, Reward(1.0)),) for group in groups]
+
+
+def baseline(sampler: Sampler, plan: RewardPlan) -> list[float]:
+    # the group of a stands in two places (a filter that replaces), and is one prompt
+    groups = [ScoredGroup(group=group(name), outcomes=(Reward(0.0), Reward(0.0))) for name in ("a", "b", "c", "a")]
+    roles: Any = SimpleNamespace(policy=SimpleNamespace(version=0), rollout=sampler, reward_model=None, worlds=None)
+    batch = add_greedy_rewards(assemble(groups), roles, Scorer(), groups, SAMPLING, plan)
+    assert batch.greedy_rewards is not None
+    return [str(value) if math.isnan(value) else value for value in batch.greedy_rewards.tolist()]  # type: ignore[misc]
+
+
+def test_one_greedy_response_per_prompt_for_all_its_rows() -> None:
+    sampler = Sampler()
+    assert baseline(sampler, RewardPlan()) == [3, 3, "nan", "nan", 1, 1, 3, 3]
+    ((prompts, sampling),) = sampler.asked
+    assert prompts == ["a", "b", "c"]
+    greedy = replace(SAMPLING, samples_per_prompt=1, temperature=0.0, top_p=1.0, top_k=0)
+    assert sampling == greedy
+
+
+def test_the_baseline_is_shaped_as_the_samples_are() -> None:
+    assert baseline(Sampler(), RewardPlan(clip=2.0))[0] == 2
+    assert baseline(Sampler(StopReason.LENGTH), RewardPlan(zero_unless_stopped=True))[0] == 0

@@ -1,0 +1,178 @@
+"""Mini-batches, epochs and what is logged about them, with a scripted engine."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
+from posttrain.records.plans import CriticUpdatePlan, LossPlan, UpdatePlan, ValueLossPlan
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
+from posttrain.steps.update import merged, update, update_critic
+
+LOSS = LossPlan(name="ppo_clip", aggregation="token_mean", temperature=1.0)
+
+
+class ScriptedEngine:
+    """Losses and skipped steps as told; notes what it is given. Log-probs are minus the number of the call."""
+
+    def __init__(self, losses: list[float] | None = None, skip: set[int] | None = None) -> None:
+        self.losses, self.skip = losses, skip or set()
+        self.seen: list[tuple[tuple[str, ...], LossCounts]] = []
+        self.steps = self.zeroed = 0
+
+    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
+        self.seen.append((batch.sequences.sample_ids, counts))
+        number = len(self.seen)
+        return ForwardBackwardStats(
+            loss=self.losses[number - 1] if self.losses else float(number),
+            sums={"policy/entropy": 10.0 * number},
+            tokens=counts.tokens,
+            policy_logprobs=torch.full(batch.loss_mask.shape, -float(number)),
+        )
+
+    def optimizer_step(self) -> OptimizerStats:
+        self.steps += 1
+        return OptimizerStats(grad_norm=2.0 * self.steps, lr=0.1 * self.steps, skipped=self.steps in self.skip)
+
+    def zero_grad(self) -> None:
+        self.zeroed += 1
+
+
+def make_batch(loss_tokens: list[int], old: bool = False) -> TrainBatch:
+    rows, length = len(loss_tokens), 4
+    mask = torch.arange(length) < torch.tensor(loss_tokens)[:, None]
+    sequences = SequenceBatch(
+        tokens=torch.zeros(rows, 1 + length, dtype=torch.int64),
+        prompt_lengths=torch.ones(rows, dtype=torch.int64),
+        response_mask=torch.ones(rows, length, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(rows, length),
+        rewards=torch.zeros(rows),
+        valid=mask.any(dim=1),
+        group_index=torch.zeros(rows, dtype=torch.int64),
+        sample_ids=tuple("abcdefgh"[:rows]),
+        old_logprobs=torch.full((rows, length), -0.5) if old else None,
+    )
+    return TrainBatch(sequences=sequences, advantages=torch.zeros(rows, length), loss_mask=mask)
+
+
+def plan(epochs: int = 1, sequences: int = 2) -> UpdatePlan:
+    return UpdatePlan(loss=LOSS, epochs=epochs, sequences_per_update=sequences, on_policy=False)
+
+
+def test_every_epoch_visits_every_mini_batch_with_its_own_counts() -> None:
+    engine, ticks = ScriptedEngine(), []
+    stats = update(engine, make_batch([4, 1, 0, 2], old=True), plan(epochs=2), ticks.append)
+    first, second = ("a", "b"), ("c", "d")
+    counts = [
+        LossCounts(tokens=5, sequences=2, prompt_tokens={0: 5}),
+        LossCounts(tokens=2, sequences=1, prompt_tokens={0: 2}),
+    ]
+    assert engine.seen == [(first, counts[0]), (second, counts[1])] * 2
+    assert ticks == [2, 2, 2, 2]
+    assert (stats.updates, stats.skipped_updates) == (4, 0)
+
+
+def test_metrics_are_token_means_and_update_means() -> None:
+    stats = update(ScriptedEngine(), make_batch([4, 1, 0, 2], old=True), plan())
+    assert stats.metrics == pytest.approx(
+        {
+            "policy/entropy": (10 + 20) / (5 + 2),
+            "policy/loss": (1 + 2) / 2,
+            "policy/grad_norm": (2 + 4) / 2,
+            "policy/lr": (0.1 + 0.2) / 2,
+            "policy/skipped_updates": 0.0,
+        }
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_loss_that_is_not_finite_is_dropped_and_counted(bad: float) -> None:
+    engine = ScriptedEngine(losses=[bad, 3.0])
+    stats = update(engine, make_batch([1, 1, 1, 1], old=True), plan())
+    assert (engine.steps, engine.zeroed) == (1, 1)
+    assert (stats.updates, stats.skipped_updates) == (1, 1)
+    assert stats.metrics["policy/loss"] == 3.0
+    assert stats.metrics["policy/entropy"] == 20 / 2  # the dropped mini-batch is not part of the means
+
+
+def test_mini_batch_without_a_loss_token_makes_no_update() -> None:
+    """Weight decay and momentum would move the weights even without a gradient."""
+    engine = ScriptedEngine()
+    stats = update(engine, make_batch([0, 0, 3, 3], old=True), plan())
+    assert (engine.steps, engine.zeroed) == (1, 1)
+    assert (stats.updates, stats.skipped_updates) == (1, 1)
+
+
+def test_step_without_any_update_has_no_numbers_about_updates() -> None:
+    stats = update(ScriptedEngine(skip={1, 2}), make_batch([1, 1, 1, 1], old=True), plan())
+    assert stats.metrics == {"policy/skipped_updates": 2.0}
+    assert (stats.updates, stats.skipped_updates) == (0, 2)
+
+
+def test_trainer_logprobs_are_the_old_ones_or_those_of_the_first_epoch() -> None:
+    assert update(ScriptedEngine(), make_batch([1, 1], old=True), plan()).trainer_logprobs.unique().tolist() == [-0.5]
+    stats = update(ScriptedEngine(), make_batch([1, 1, 1]), plan(epochs=2, sequences=3))
+    assert stats.trainer_logprobs.shape == (3, 4)
+    assert stats.trainer_logprobs.unique().tolist() == [-1.0]
+
+
+# ------------------------------------------------------------------------------------------------------- the critic
+
+
+class ScriptedCritic(ScriptedEngine):
+    def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:  # type: ignore[override]
+        assert loss == CRITIC.loss
+        stats = super().forward_backward(batch, LOSS, counts)
+        return LossStats(loss=stats.loss, sums={"critic/value_clip_fraction": 1.0}, tokens=stats.tokens)
+
+
+CRITIC = CriticUpdatePlan(
+    loss=ValueLossPlan(value_clip=0.5, aggregation="token_mean"), epochs=2, sequences_per_update=3
+)
+
+
+def test_the_critic_has_epochs_mini_batches_and_metrics_of_its_own() -> None:
+    critic, ticks = ScriptedCritic(skip={2}), []
+    stats = update_critic(critic, make_batch([4, 1, 0, 0]), CRITIC, ticks.append)
+    # Twice (a, b, c), made and made, the second refused by the optimizer; twice (d), which has no loss token.
+    assert [ids for ids, _ in critic.seen] == [("a", "b", "c"), ("d",)] * 2
+    assert ticks == [3, 1, 3, 1]
+    assert (stats.updates, stats.skipped_updates, stats.trainer_logprobs) == (1, 3, None)
+    assert stats.metrics == pytest.approx(
+        {
+            "critic/value_clip_fraction": 1 / 5,
+            "critic/loss": 1.0,
+            "critic/grad_norm": 2.0,
+            "critic/lr": 0.1,
+            "critic/skipped_updates": 3.0,
+        }
+    )
+
+
+def test_both_models_in_one() -> None:
+    batch = make_batch([1, 1, 1, 1], old=True)
+    policy, critic = update(ScriptedEngine(), batch, plan()), update_critic(ScriptedCritic(), batch, CRITIC)
+    both = merged(batch, policy, critic)
+    assert (both.updates, both.skipped_updates) == (2, 0)  # the policy made 2, the critic 4
+    assert both.metrics == {**policy.metrics, **critic.metrics}
+    assert both.trainer_logprobs is policy.trainer_logprobs
+
+
+def test_a_model_that_cannot_learn_makes_a_step_without_an_update() -> None:
+    batch = make_batch([1, 1, 1, 1], old=True)
+    broken = update_critic(ScriptedCritic(losses=[math.nan] * 4), batch, CRITIC)
+    both = merged(batch, update(ScriptedEngine(), batch, plan()), broken)
+    assert (both.updates, both.skipped_updates) == (0, 4)
+
+
+def test_a_warmup_step_counts_by_its_critic() -> None:
+    """The policy is not due: its log-probs are known only where they were computed before."""
+    for old in (True, False):
+        batch = make_batch([1, 1, 1, 1], old=old)
+        stats = merged(batch, None, update_critic(ScriptedCritic(), batch, CRITIC))
+        assert (stats.updates, stats.skipped_updates) == (4, 0)
+        assert not any(name.startswith("policy/") for name in stats.metrics)
+        assert stats.trainer_logprobs is batch.sequences.old_logprobs
