@@ -83,14 +83,14 @@ class TestProcesses:
         while state(known) != "stopped":
             assert time.monotonic() < until
         (tmp_path / "log").write_text("x")
-        descendants.end(known)  # SIGKILL also reaches what is stopped
+        processes.end(known)  # SIGKILL also reaches what is stopped
         sleeper.wait(5)
         assert state(known) == "gone" and not (tmp_path / "log").exists()
 
     def test_a_number_used_again_is_another_process(self, sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
         other = WorkerProcess(pid=sleeper.pid, started=1, node="n", host="h", log=str(tmp_path / "log"))
         assert state(other) == "gone"
-        descendants.end(other)
+        processes.end(other)
         assert sleeper.poll() is None
 
     def test_a_log_is_read_by_whole_lines(self, tmp_path: Path) -> None:
