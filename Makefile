@@ -40,8 +40,8 @@ torture: $(VENV)/.dev-installed  ## kill saves and runs at every instant and see
 soak: $(VENV)/.dev-installed  ## 300 steps on a tiny model: memory, open files and threads stay as they are
 	@$(BIN)/python -m pytest -m slow tests/torture/test_soak.py $(ARGS)
 
-lint: $(VENV)/.dev-installed  ## check style, types and the floors
-	@failed=0; for check in "ruff check" "ruff format --check" mypy "lint-imports --no-logo"; do \
+lint: $(VENV)/.dev-installed  ## check style, types, the floors and plain English
+	@failed=0; for check in "ruff check" "ruff format --check" mypy "lint-imports --no-logo" "python tools/plain_english.py"; do \
 		echo "-- $$check"; $(BIN)/$$check || failed=1; \
 	done; exit $$failed
 
