@@ -11,11 +11,11 @@ from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.build.train import sampling_params
 from posttrain.config.generate import GenerateConfig
 from posttrain.data.generation import GenerationRows, load_generation
-from posttrain.dialects.image_checks import sampler_problems
 from posttrain.errors import ConfigError, Problem, RunInterrupted
 from posttrain.loops import generate
 from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
 from posttrain.models.processors import load_processor
+from posttrain.plan.checks.images import sampler_problems
 from posttrain.run.lock import InUse, only_trainer
 from posttrain.run.parts import Parts, folder_hashes, hashes, parts_folder
 from posttrain.run.stopping import GraceOver, StopSignal

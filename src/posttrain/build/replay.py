@@ -11,6 +11,7 @@ from typing import Any
 
 from posttrain.build.train import reward_plan, run_plan, run_scorer
 from posttrain.config import RunConfig
+from posttrain.config.roles import runtime_of
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import What, load_prompts
 from posttrain.errors import ConfigError, Problem, RequestError
@@ -20,7 +21,6 @@ from posttrain.loops.rl_sync import learn
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.processors import load_processor
 from posttrain.plan.batch import plan_batches
-from posttrain.plan.roles import runtime_of
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, StopReason, Trajectory, TrajectoryGroup
 from posttrain.registry import RUNTIMES

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.tracking.jsonl import Jsonl
 from posttrain.build.train import profile_plan, tracker
+from posttrain.config.roles import runtime_of
 from posttrain.config.sft import SftConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.own_dataset import load_own_texts
@@ -17,7 +18,6 @@ from posttrain.data.sft import TextSet, What, load_texts
 from posttrain.errors import ConfigError, Problem
 from posttrain.loops import sft
 from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
-from posttrain.plan.roles import runtime_of
 from posttrain.plan.sft import plan_sft
 from posttrain.records.plans import SftBatchPlan
 from posttrain.records.texts import Text

@@ -16,12 +16,12 @@ from posttrain.backends.tracking.jsonl import Jsonl
 from posttrain.config import RunConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.profiling import ProfilingConfig
+from posttrain.config.roles import needs_old_logprobs, runtime_of
 from posttrain.config.rollout import SamplingConfig
 from posttrain.data.episodes import training_episodes, validation_episodes
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import PromptSet, load_prompts, unread_image_settings
 from posttrain.data.token_texts import token_texts_of
-from posttrain.dialects.image_checks import image_problems
 from posttrain.errors import ConfigError, ModelError, Problem
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.tracker import Tracker, Uploader
@@ -29,8 +29,8 @@ from posttrain.loops import rl_sync
 from posttrain.loops.rl_plan import RunPlan, StepPlan
 from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
 from posttrain.models.processors import load_processor
-from posttrain.plan.batch import needs_old_logprobs, plan_batches
-from posttrain.plan.roles import runtime_of
+from posttrain.plan.batch import plan_batches
+from posttrain.plan.checks.images import image_problems
 from posttrain.records.plans import (
     AdvantagePlan,
     BatchPlan,

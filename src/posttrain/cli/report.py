@@ -64,7 +64,7 @@ def _check(folders: list[Path], out: Path | None, live: bool, port: int, push: s
 
 
 def _push(name: str, folder: Path) -> int:
-    from posttrain.dialects.metric_names import SERVICES
+    from posttrain.config.tracking import SERVICES
     from posttrain.registry import TRACKERS
     from posttrain.report.read import read_run
     from posttrain.run import relay

@@ -10,10 +10,10 @@ from typing import Any
 from posttrain.config import RunConfig
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.entries import TRAIN, Entry
-from posttrain.dialects.image_checks import image_problems
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, DataError, Problem, RequestError
 from posttrain.plan.batch import plan_batches
+from posttrain.plan.checks.images import image_problems
 from posttrain.plan.files import check_reads_images, check_run_files
 from posttrain.plan.heads import head_problems
 from posttrain.plan.placement import PlacementPlan

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
 
 from pydantic import Field
 
 from posttrain.config.base import Section
 
 SINGLE_TURN = "single_turn"  # the environment that gives no reward: the terms score its episodes
+
+
+class TextGameWording(TypedDict, total=False):
+    """Settings that every text game has (see envs.text_game.TextGame)."""
+
+    max_turns: int | None
+    instruction: str | None
+    template: str
+    system: str | None
+    action_pattern: str
+    action_words: Mapping[str, str]
+    format_penalty: float
+    max_response_tokens: int | None
 
 
 class NamedEnvironment(Section):

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from posttrain.config.base import Section
 
+# Trackers whose pages others read later, so that they get a dialect's names and tables.
+SERVICES = ("tensorboard", "wandb", "mlflow", "swanlab")
+
 
 class TrackingConfig(Section):
     trackers: list[str] = ["console"]

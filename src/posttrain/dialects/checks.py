@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
 from posttrain.config.base import Section
+from posttrain.config.checks.batches import batch_problems, batch_warnings
+from posttrain.config.checks.environment import environment_problems, environment_warnings
+from posttrain.config.checks.profiling import profiling_warnings
+from posttrain.config.checks.rollout import missing_sampler, training_sampler_warnings
+from posttrain.config.checks.run import naming_problems, resuming_problems, retention_warnings, saving_warnings
+from posttrain.config.checks.tracking import tracking_problems, tracking_warnings
+from posttrain.config.checks.training import training_problems, training_warnings
 from posttrain.config.critic import CriticConfig
+from posttrain.config.roles import needs_values
 from posttrain.dialects.algorithm_checks import algorithm_problems, algorithm_warnings
-from posttrain.dialects.batch_checks import batch_problems, batch_warnings
-from posttrain.dialects.cluster_checks import cluster_problems, cluster_warnings, unbuilt_cluster
-from posttrain.dialects.environment_checks import environment_problems, environment_warnings
-from posttrain.dialects.placement_checks import placement_problems, placement_warnings
-from posttrain.dialects.profiling_checks import profiling_warnings
 from posttrain.dialects.reward_checks import reward_problems, reward_warnings
-from posttrain.dialects.rollout_checks import missing_sampler, rollout_problems, training_sampler_warnings
-from posttrain.dialects.run_checks import naming_problems, resuming_problems, retention_warnings, saving_warnings
-from posttrain.dialects.tracking_checks import tracking_problems, tracking_warnings
-from posttrain.dialects.training_checks import training_problems, training_warnings
 from posttrain.errors import Problem
-from posttrain.plan.batch import needs_values
+from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, unbuilt_cluster
+from posttrain.plan.checks.engines import placement_problems, placement_warnings
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
 SEQUENCE_MEAN_LOSSES = ("geo_mean", "gspo", "sapo")  # losses defined as a mean over responses
@@ -68,7 +68,6 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from _algorithm_rules(config)
     yield from algorithm_problems(config)
     yield from batch_problems(config)
-    yield from rollout_problems(config)
     yield from cluster_problems(config)
     yield from environment_problems(config)
     yield from placement_problems(config)

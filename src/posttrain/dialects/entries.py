@@ -8,12 +8,14 @@ from typing import Any, Generic, TypeVar
 
 from posttrain.config import RunConfig, SftConfig
 from posttrain.config.base import Section
+from posttrain.config.checks import generate, serve
 from posttrain.config.evaluate import EvaluateConfig
 from posttrain.config.generate import GenerateConfig
 from posttrain.config.serve import ServeConfig
-from posttrain.dialects import evaluate_checks, generate_checks, serve_checks, sft_checks
+from posttrain.dialects import evaluate_checks
 from posttrain.dialects.checks import check, unbuilt, warnings_of
 from posttrain.errors import Problem
+from posttrain.plan.checks import sft
 
 C = TypeVar("C", bound=Section)
 
@@ -50,17 +52,17 @@ SFT = Entry(
     name="sft",
     title="an SFT configuration",
     root=SftConfig,
-    check=sft_checks.check,
-    warnings_of=sft_checks.warnings_of,
-    unbuilt=sft_checks.unbuilt,
+    check=sft.check,
+    warnings_of=sft.warnings_of,
+    unbuilt=sft.unbuilt,
 )
 GENERATE = Entry(
     name="generate",
     title="a generation configuration",
     root=GenerateConfig,
-    check=generate_checks.check,
-    warnings_of=generate_checks.warnings_of,
-    unbuilt=generate_checks.unbuilt,
+    check=generate.check,
+    warnings_of=generate.warnings_of,
+    unbuilt=generate.unbuilt,
 )
 EVALUATE = Entry(
     name="evaluate",
@@ -74,9 +76,9 @@ SERVE = Entry(
     name="serve",
     title="an endpoint's configuration",
     root=ServeConfig,
-    check=serve_checks.check,
-    warnings_of=serve_checks.warnings_of,
-    unbuilt=serve_checks.unbuilt,
+    check=serve.check,
+    warnings_of=serve.warnings_of,
+    unbuilt=serve.unbuilt,
 )
 
 # In the order in which a configuration that could be of several is taken for one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from posttrain.config.base import Section
-from posttrain.dialects.metric_names import SERVICES
+from posttrain.config.tracking import SERVICES
 from posttrain.registry import is_installed
 
 C = TypeVar("C", bound=Section)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-SERVICES = ("tensorboard", "wandb", "mlflow", "swanlab")  # trackers that others look at later
+from posttrain.config.tracking import SERVICES
+
 VALIDATION = re.compile(r"validation/(.+)/(\w+)(?:@(\d+))?")
 
 

@@ -6,7 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Unpack
 
-from posttrain.envs.text_game import Played, TextGame, Wording
+from posttrain.config.environment import TextGameWording
+from posttrain.envs.text_game import Played, TextGame
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
@@ -27,7 +28,7 @@ def frozen_lake(
     slippery: bool = True,
     map_seed: int | None = None,
     symbols: Mapping[str, str] | None = None,
-    **wording: Unpack[Wording],
+    **wording: Unpack[TextGameWording],
 ) -> Env:
     """A lake of ``size`` x ``size`` cells, in which the goal can be reached: reward 1 there, else 0; a hole ends the episode.
 

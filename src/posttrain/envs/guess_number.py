@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from typing import Unpack
 
-from posttrain.envs.text_game import Played, TextGame, Wording
+from posttrain.config.environment import TextGameWording
+from posttrain.envs.text_game import Played, TextGame
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
@@ -13,7 +14,7 @@ from posttrain.registry import ENVS
 
 @ENVS.register("guess_number")
 def guess_number(
-    spec: EnvSpec, *, low: int = 1, high: int = 10, consistent_reward: float = 0.0, **wording: Unpack[Wording]
+    spec: EnvSpec, *, low: int = 1, high: int = 10, consistent_reward: float = 0.0, **wording: Unpack[TextGameWording]
 ) -> Env:
     r"""A secret number from ``low`` to ``high``: reward 1 for the guess that finds it.
 
@@ -23,7 +24,7 @@ def guess_number(
     """
     if low >= high:
         raise ConfigError(Problem(f"there is nothing to guess from {low} to {high}", fix="use a high above low"))
-    usual: Wording = {"action_pattern": r"(\d+)"}
+    usual: TextGameWording = {"action_pattern": r"(\d+)"}
     return TextGame(spec, GuessNumber(low, high, consistent_reward), usual_turns=5, **(usual | wording))
 
 

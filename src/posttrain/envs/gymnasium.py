@@ -8,7 +8,8 @@ from typing import Any, Unpack
 
 import gymnasium as library
 
-from posttrain.envs.text_game import Played, TextGame, Wording
+from posttrain.config.environment import TextGameWording
+from posttrain.envs.text_game import Played, TextGame
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
@@ -24,7 +25,7 @@ def gymnasium(
     actions: Sequence[str],
     options: Mapping[str, Any] | None = None,
     reward_for_success: float = 1.0,
-    **wording: Unpack[Wording],
+    **wording: Unpack[TextGameWording],
 ) -> Env:
     """The environment that gymnasium knows by ``id``, with its own rewards.
 

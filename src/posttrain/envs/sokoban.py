@@ -6,7 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Unpack
 
-from posttrain.envs.text_game import Played, TextGame, Wording
+from posttrain.config.environment import TextGameWording
+from posttrain.envs.text_game import Played, TextGame
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
@@ -37,7 +38,7 @@ def sokoban(
     boxes: int = 1,
     pulls: int = 10,
     symbols: Mapping[str, str] | None = None,
-    **wording: Unpack[Wording],
+    **wording: Unpack[TextGameWording],
 ) -> Env:
     """A room of ``rows`` x ``columns`` cells, its walls included, that can be solved.
 

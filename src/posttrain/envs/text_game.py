@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep
@@ -57,19 +57,6 @@ class Game(Protocol):
     def state(self) -> str:
         """Equal texts for equal states (GiGPO compares the actions taken in one)."""
         ...
-
-
-class Wording(TypedDict, total=False):
-    """Settings that every text game has; see TextGame."""
-
-    max_turns: int | None
-    instruction: str | None
-    template: str
-    system: str | None
-    action_pattern: str
-    action_words: Mapping[str, str]
-    format_penalty: float
-    max_response_tokens: int | None
 
 
 class TextGame:

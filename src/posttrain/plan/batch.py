@@ -7,9 +7,9 @@ import math
 from posttrain.config import RunConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
+from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
 from posttrain.records.plans import BatchPlan, CriticBatchPlan
-from posttrain.registry import ADVANTAGES
 
 
 def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[BatchPlan | None, list[Problem]]:
@@ -114,18 +114,6 @@ def _step_over_copies(
     if not changes:
         return [Problem(what, fix="use placement.devices=1, or more data", field="placement.devices")]
     return [Problem(what, fix=f"use {' or '.join(changes)}", field=field)]
-
-
-def needs_old_logprobs(config: RunConfig) -> bool:
-    """Whether something reads the trainer's log-probs of a step before its first update, however many updates it makes."""
-    correction, name = config.loss.rollout_correction, config.advantage.name
-    estimator = name in ADVANTAGES.names() and "old_logprobs" in ADVANTAGES.inputs(name)
-    return estimator or config.reward.kl.coef > 0 or correction.weights != "none" or bool(correction.reject)
-
-
-def needs_values(estimator: str) -> bool:
-    """Whether an advantage estimator asks for values, so that a run with it has a critic. Unknown names ask for nothing."""
-    return estimator in ADVANTAGES.names() and "values" in ADVANTAGES.inputs(estimator)
 
 
 def _critic_plan(config: RunConfig, sequences: int, mini: int, total_steps: int | None) -> CriticBatchPlan:

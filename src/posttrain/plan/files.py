@@ -10,10 +10,10 @@ from pathlib import Path
 
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.model import ModelConfig
+from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
 from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.remote import is_url, plain, problem_of
-from posttrain.plan.batch import needs_values
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # What a run writes into its folder: files, and folders with a file for every so many steps.

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
+from posttrain.config.roles import learner_of
 from posttrain.plan.megatron import megatron_settings
 from posttrain.plan.model_shape import ModelShape, read_shape
 from posttrain.plan.placement import PHASES, Phase, PlacementPlan, RolePlacement
-from posttrain.plan.roles import learner_of, sharing_options
+from posttrain.plan.roles import sharing_options
 from posttrain.plan.sharding import FsdpSettings, fsdp_settings
 from posttrain.plan.zero import zero_bytes, zero_settings
 from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
-from posttrain.config.lora import LoraConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
-from posttrain.config.rollout import RolloutConfig
+from posttrain.config.roles import learner_of, needs_values, runtime_of
 from posttrain.errors import Problem
-from posttrain.plan.batch import needs_values
 from posttrain.plan.experts import EXPERTS_OVER, ONE_EXPERT_OVER
 from posttrain.plan.megatron import megatron_settings
 from posttrain.plan.placement import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
@@ -21,7 +19,6 @@ from posttrain.plan.sharding import fsdp_settings
 from posttrain.plan.zero import zero_settings
 
 SHARING = ("native", "hf")  # samplers that read the trainer's own weights
-VLLM_LARGEST_RANK = 512  # of adapters
 ZERO_REST = {"offload_param": {"device": "cpu"}}  # in DeepSpeed's words: weights that rest on the CPU
 
 
@@ -91,25 +88,6 @@ def sharing_options(config: TrainingConfig, role: str) -> dict[str, Any]:
             return given | {"zero_optimization": (given.get("zero_optimization") or {}) | ZERO_REST}
         return given | {"cpu_offload": True}
     return learner_of(config, role).engine_options
-
-
-def learner_of(config: TrainingConfig, role: str) -> LearnerConfig | CriticConfig:
-    """What is said about a role that is trained; the reference is computed like the policy."""
-    return config.critic if role == "critic" and isinstance(config, RunConfig) else config.policy
-
-
-def runtime_of(place: PlacementConfig) -> Literal["inprocess", "ray"]:
-    """inprocess or ray."""
-    if place.runtime != "auto":
-        return place.runtime
-    return "inprocess" if place.devices == 1 else "ray"
-
-
-def sends_adapter(rollout: RolloutConfig, lora: LoraConfig | None) -> bool:
-    """Whether this sampler is sent the policy's adapter, and not all weights with the adapter merged into them."""
-    if lora is None or rollout.engine != "vllm" or lora.rank > VLLM_LARGEST_RANK:
-        return False
-    return rollout.weight_sync == "adapter" or (rollout.weight_sync == "auto" and not rollout.endpoints)
 
 
 def _of_the_run(place: PlacementConfig) -> list[Problem]:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
-from posttrain.plan.batch import needs_old_logprobs
+from posttrain.config.roles import learner_of, needs_old_logprobs, sends_adapter
 from posttrain.plan.megatron import megatron_settings, virtual_stages
 from posttrain.plan.memory import BYTES, recomputes, trained_parameters
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.placement import PlacementPlan, RolePlacement
-from posttrain.plan.roles import SHARING, learner_of, sends_adapter, sharing_options
+from posttrain.plan.roles import SHARING, sharing_options
 from posttrain.plan.sharding import FsdpSettings, fsdp_settings
 from posttrain.plan.zero import zero_settings
 from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan

@@ -18,10 +18,10 @@ import yaml
 
 from posttrain import __version__
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config.roles import needs_values
 from posttrain.dialects.native.write import to_yaml
 from posttrain.errors import ConfigError, Problem
 from posttrain.libraries.remote import is_url
-from posttrain.plan.batch import needs_values
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.config_change import Change, changes, flat
 from posttrain.run.durable import write_durably

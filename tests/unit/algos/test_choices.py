@@ -15,10 +15,10 @@ from posttrain.algos.objective import policy_objective
 from posttrain.build.train import chosen_parameters
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, Aggregation, LossConfig
+from posttrain.config.roles import needs_values
 from posttrain.dialects.algorithm_checks import OF_STEPS
 from posttrain.dialects.checks import check, warnings_of
 from posttrain.errors import RequestError
-from posttrain.plan.batch import needs_values
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES

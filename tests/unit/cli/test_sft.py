@@ -13,8 +13,8 @@ import pytest
 from posttrain.cli.app import main
 from posttrain.config import SftConfig
 from posttrain.dialects.entries import SFT
-from posttrain.dialects.sft_checks import warnings_of
 from posttrain.models.tiny import write_tiny_model
+from posttrain.plan.checks.sft import warnings_of
 from posttrain.plan.sft import plan_sft
 
 Run = Callable[..., tuple[int, str, str]]

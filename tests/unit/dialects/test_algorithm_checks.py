@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.dialects.batch_checks import batch_warnings
+from posttrain.config.checks.batches import batch_warnings
+from posttrain.config.roles import needs_old_logprobs
 from posttrain.dialects.checks import check, warnings_of
-from posttrain.plan.batch import needs_old_logprobs
 
 AT = "loss.rollout_correction"
 

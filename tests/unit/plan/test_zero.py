@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.dialects.placement_checks import placement_warnings
+from posttrain.plan.checks.engines import placement_warnings
 from posttrain.plan.memory import role_memory
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.placement import PlacementPlan

@@ -16,13 +16,13 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
+from posttrain.config.roles import sends_adapter
 from posttrain.config.rollout import RolloutConfig
 from posttrain.interfaces.rollout_engine import RolloutEngine, SamplerPlan
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.loading import expanded, load_model_config
 from posttrain.models.lora import adapter_rank, write_own_adapter
-from posttrain.plan.roles import sends_adapter
 from posttrain.registry import ROLLOUT_ENGINES, WEIGHT_SYNCS
 
 SHARING = ("native", "hf")  # engines that read the trainer's own module

@@ -17,10 +17,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.torch_training.sharding import Row, Sharding
 from posttrain.config import TrainingConfig
+from posttrain.config.roles import learner_of
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.sequence_parallel import SplitRow, collect, stretch
-from posttrain.plan.roles import learner_of
 
 Settings = TypeVar("Settings")
 

@@ -37,11 +37,12 @@ from posttrain.backends.torch_training.start import (
     start_sft_policy,
 )
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config.roles import learner_of, sends_adapter
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import DTYPES, import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
-from posttrain.plan.roles import learner_of, leaves, sends_adapter
+from posttrain.plan.roles import leaves
 from posttrain.records.batches import LossCounts
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan, LossPlan, SftBatchPlan, ValueLossPlan

@@ -21,12 +21,12 @@ from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.torch_training.sharding import Row, Sharding
 from posttrain.backends.train.megatron.without_cuda import on_this_machine
 from posttrain.config import TrainingConfig
+from posttrain.config.roles import learner_of
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError
 from posttrain.models.packed_attention import shared_layout
 from posttrain.models.sequence_parallel import SplitRow, collect
 from posttrain.plan.megatron import MegatronSettings, megatron_settings
-from posttrain.plan.roles import learner_of
 
 if TYPE_CHECKING:
     from posttrain.backends.train.megatron.parts import ModelParts

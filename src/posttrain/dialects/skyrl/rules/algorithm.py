@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from posttrain.config.roles import needs_values
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
-from posttrain.plan.batch import needs_values
 from posttrain.registry import ADVANTAGES
 
 _ALGORITHM = "trainer.algorithm"

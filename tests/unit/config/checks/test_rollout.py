@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.config.lora import LoraConfig
-from posttrain.config.rollout import RolloutConfig
-from posttrain.dialects import rollout_checks
-from posttrain.dialects.rollout_checks import (
+from posttrain.config.checks import rollout
+from posttrain.config.checks.rollout import (
     missing_sampler,
     rollout_problems,
     rollout_warnings,
     sampler_problems,
     training_sampler_warnings,
 )
+from posttrain.config.lora import LoraConfig
+from posttrain.config.rollout import RolloutConfig
 
 
 def problems(**settings: Any) -> list[str]:
@@ -131,7 +131,7 @@ def test_what_sglang_does_otherwise() -> None:
 
 def test_missing_libraries_are_told_with_every_way_to_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
     here: set[str] = set()
-    monkeypatch.setattr(rollout_checks, "is_installed", here.__contains__)
+    monkeypatch.setattr(rollout, "is_installed", here.__contains__)
 
     def missing(**settings: Any) -> list[str]:
         return [problem.what for problem in missing_sampler(RolloutConfig(**settings))]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
+from posttrain.config.roles import learner_of, starts_from
 from posttrain.errors import Problem
 from posttrain.plan.experts import EXPERTS_OVER, ONE_EXPERT_OVER
 from posttrain.plan.megatron import DISTRIBUTED, megatron_settings, virtual_options
@@ -17,7 +18,6 @@ from posttrain.plan.megatron_models import (
     options_without_experts,
     planned_options,
 )
-from posttrain.plan.roles import learner_of
 from posttrain.registry import is_installed, missing_library
 
 ENGINE = "megatron"
@@ -32,7 +32,7 @@ def megatron_problems(config: TrainingConfig, trained: Trained) -> Iterator[Prob
         settings, problems, _ = megatron_settings(section.engine_options, role=role)
         yield from problems
         yield from model_problems(
-            _path(config, section),
+            starts_from(config, role),
             role=role,
             tensor=section.tensor_parallel,
             pipeline=section.pipeline_parallel,
@@ -49,10 +49,6 @@ def megatron_problems(config: TrainingConfig, trained: Trained) -> Iterator[Prob
         yield Problem(what, fix="use loss.kl_estimator=k3, or policy.engine=fsdp", field="loss.kl_estimator")
 
 
-def _path(config: TrainingConfig, section: LearnerConfig | CriticConfig) -> str:
-    return (section.path if isinstance(section, CriticConfig) else None) or config.model.path
-
-
 def _unlike(config: TrainingConfig) -> Iterator[Problem]:
     """megatron-core's groups exist once in a process, so models that share devices are split in the same way."""
     policy, critic = learner_of(config, "policy"), learner_of(config, "critic")
@@ -67,7 +63,7 @@ def _unlike(config: TrainingConfig) -> Iterator[Problem]:
             )
             fix = f"use critic.{name}={theirs}, or give policy.devices and critic.devices"
             yield Problem(what, fix=fix, field=f"critic.{name}")
-    if has_no_experts(_path(config, critic)):
+    if has_no_experts(starts_from(config, "critic")):
         return
     theirs, its = (megatron_settings(each.engine_options)[0].experts for each in (policy, critic))
     for name, wanted, found in (
@@ -86,7 +82,7 @@ def unbuilt_megatron(config: TrainingConfig, engines: Mapping[str, str]) -> Iter
     ours = [role for role, engine in engines.items() if engine == ENGINE]
     for role in ours:
         section = learner_of(config, role)
-        yield from planned_options(section.engine_options, _path(config, section), role=role)
+        yield from planned_options(section.engine_options, starts_from(config, role), role=role)
     if len(ours) > 1:
         yield from _unlike(config)
     if ours and not is_installed("megatron"):
@@ -107,7 +103,7 @@ def megatron_warnings(config: TrainingConfig, trained: Trained) -> Iterator[str]
         if section.engine != ENGINE:
             continue
         yield from megatron_settings(section.engine_options, role=role)[2]
-        yield from options_without_experts(section.engine_options, _path(config, section), role=role)
+        yield from options_without_experts(section.engine_options, starts_from(config, role), role=role)
         if _held_once(config, section):
             yield f"{role}.engine_options.{DISTRIBUTED} has no effect: every weight is held once"
         if section.pipeline_parallel == 1:

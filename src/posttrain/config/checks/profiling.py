@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 
 from posttrain.config import SftConfig, TrainingConfig
 from posttrain.config.profiling import ProfilingConfig
-from posttrain.plan.batch import needs_values
-from posttrain.plan.roles import runtime_of
+from posttrain.config.roles import needs_values, runtime_of
 from posttrain.registry import ADVANTAGES
 
 SFT_PHASES = ("update", "validation_loss")

@@ -6,21 +6,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.checks.rollout import rollout_problems
 from posttrain.config.placement import PlacementConfig
+from posttrain.config.roles import learner_of, runtime_of
 from posttrain.config.rollout import RolloutConfig
-from posttrain.dialects.megatron_checks import unbuilt_megatron
 from posttrain.errors import Problem
+from posttrain.plan.checks.megatron import unbuilt_megatron
 from posttrain.plan.placement import PlacementPlan
-from posttrain.plan.roles import SHARING, learner_of, place, runtime_of
+from posttrain.plan.roles import SHARING, place
 from posttrain.registry import is_installed, missing_library
 
 
 def cluster_problems(config: RunConfig) -> Iterator[Problem]:
-    """What contradicts itself."""
+    """Yield settings of the sampler, and of models on devices of their own, that contradict each other."""
     plan, _ = place(config)
+    apart = plan is not None and sampler_is_apart(plan)
+    yield from rollout_problems(config, apart=apart, with_workers=plan is not None and plan.runtime == "ray")
     if plan is None:
-        return  # told where placements are checked
-    sync, apart = config.rollout.weight_sync, sampler_is_apart(plan)
+        return  # reported where placements are checked
+    sync = config.rollout.weight_sync
     if config.rollout.engine in SHARING and apart and sync in ("in_memory", "disk", "adapter"):
         what = f"the sampler has devices of its own, and {sync} does not lead there"
         yield Problem(what, fix="use rollout.weight_sync=shared_memory or collective", field="rollout.weight_sync")

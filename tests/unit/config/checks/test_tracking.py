@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from posttrain.config.tracking import TrackingConfig
-from posttrain.dialects.metric_names import SERVICES
-from posttrain.dialects.tracking_checks import tracking_problems, tracking_warnings
+from posttrain.config.checks.tracking import tracking_problems, tracking_warnings
+from posttrain.config.tracking import SERVICES, TrackingConfig
 from posttrain.registry import TRACKERS, is_installed
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config import TrainingConfig
 from posttrain.config.checkpoint import CheckpointConfig
-from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import LearnerConfig
+from posttrain.config.roles import trained_roles
 from posttrain.errors import Problem
-from posttrain.plan.batch import needs_values
 
 
 def naming_problems(config: TrainingConfig) -> Iterator[Problem]:
@@ -31,7 +29,7 @@ def resuming_problems(config: TrainingConfig) -> Iterator[Problem]:
     if config.run.resume == "never" and config.run.resume_path is not None:
         what = "run.resume=never and a path to go on from contradict each other"
         yield Problem(what, fix="use run.resume=auto", field="run.resume_path")
-    for role, learner in _learners(config):
+    for role, learner in trained_roles(config):
         if config.checkpoint.sharded and learner.engine == "deepspeed":
             what = f"checkpoint.sharded: with the engine deepspeed the processes' parts of the {role} are no parts of its tensors"
             fix = f"leave checkpoint.sharded out, or use {role}.engine=fsdp"
@@ -40,16 +38,9 @@ def resuming_problems(config: TrainingConfig) -> Iterator[Problem]:
 
 def saving_warnings(config: TrainingConfig) -> Iterator[str]:
     """Rules about what is saved that have no effect."""
-    for role, learner in _learners(config):
+    for role, learner in trained_roles(config):
         if config.checkpoint.sharded and learner.lora is not None:
             yield f"checkpoint.sharded has no effect on the {role}: its adapter is small, and the first process writes it"
-
-
-def _learners(config: TrainingConfig) -> Iterator[tuple[str, LearnerConfig | CriticConfig]]:
-    """What is trained."""
-    yield "policy", config.policy
-    if isinstance(config, RunConfig) and needs_values(config.advantage.name):
-        yield "critic", config.critic
 
 
 def retention_warnings(rules: CheckpointConfig) -> Iterator[str]:

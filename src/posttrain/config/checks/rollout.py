@@ -7,10 +7,9 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from posttrain.config import RunConfig
+from posttrain.config.roles import VLLM_LARGEST_RANK, runtime_of, sends_adapter
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
-from posttrain.dialects.cluster_checks import sampler_is_apart
 from posttrain.errors import Problem
-from posttrain.plan.roles import VLLM_LARGEST_RANK, place, runtime_of, sends_adapter
 from posttrain.registry import is_installed, missing_library
 
 SHARING = ("native", "hf")  # samplers that read the trainer's own weights
@@ -26,14 +25,10 @@ OF_RUNNING_SERVERS = (
 )
 
 
-def rollout_problems(config: RunConfig) -> Iterator[Problem]:
+def rollout_problems(config: RunConfig, *, apart: bool = False, with_workers: bool = False) -> Iterator[Problem]:
+    """Yield what is wrong with the sampler of a run that trains. Args: as ``sampler_problems``."""
     rollout = config.rollout
-    plan, _ = place(config)
-    yield from sampler_problems(
-        rollout,
-        apart=plan is not None and sampler_is_apart(plan),
-        with_workers=plan is not None and plan.runtime == "ray",
-    )
+    yield from sampler_problems(rollout, apart=apart, with_workers=with_workers)
     if rollout.engine == "http" and not (rollout.engine_options.get("update_path") or _own_server(rollout)):
         yield Problem(
             "rollout.engine=http trains only with servers that take new weights",

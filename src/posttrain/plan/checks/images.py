@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from posttrain.config import RunConfig
+from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
-from posttrain.plan.batch import needs_values
 
 ROLLOUT_ENGINES = ("native", "hf")
 TRAIN_ENGINES = ("local",)

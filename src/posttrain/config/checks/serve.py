@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from posttrain.config.checks.rollout import missing_sampler, rollout_warnings, sampler_problems
 from posttrain.config.rollout import RolloutConfig
 from posttrain.config.serve import ServeConfig
-from posttrain.dialects.rollout_checks import missing_sampler, rollout_warnings, sampler_problems
 from posttrain.errors import Problem
 from posttrain.registry import ROLLOUT_ENGINES, is_installed, missing_library
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
-from posttrain.dialects.megatron_checks import megatron_problems, megatron_warnings
+from posttrain.config.roles import trained_roles
 from posttrain.errors import Problem
-from posttrain.plan.batch import needs_values
+from posttrain.plan.checks.megatron import megatron_problems, megatron_warnings
 from posttrain.plan.roles import sharing_options
 from posttrain.plan.sharding import fsdp_settings
 from posttrain.plan.zero import zero_settings
@@ -20,7 +20,7 @@ SPLIT_SEQUENCES = ("fsdp", "deepspeed", "megatron")  # engines that share a sequ
 
 def placement_problems(config: TrainingConfig) -> Iterator[Problem]:
     """Sizes that a role's engine has no use for."""
-    for role, section in _trained(config):
+    for role, section in trained_roles(config):
         devices = config.placement.devices if section.devices is None else len(section.devices)
         if section.engine == "local" and devices > 1:
             what = f"the {role} has {devices} devices, and {role}.engine=local trains on one"
@@ -35,12 +35,12 @@ def placement_problems(config: TrainingConfig) -> Iterator[Problem]:
                 what = f"{role}.{name} is {size}, and {role}.engine={section.engine} does not split that way"
                 fix = f"use {role}.{name}=1, or {role}.engine={able[0]}"
                 yield Problem(what, fix=fix, field=f"{role}.{name}")
-    yield from megatron_problems(config, _trained(config))
+    yield from megatron_problems(config, trained_roles(config))
 
 
 def placement_warnings(config: TrainingConfig) -> Iterator[str]:
     """Options of engines that have no effect."""
-    sections = _trained(config)
+    sections = trained_roles(config)
     for role, section in sections:
         if section.engine == "local" and section.engine_options:
             names = ", ".join(section.engine_options)
@@ -71,10 +71,3 @@ def _deepspeed_warnings(
                 f"{role}.optimizer.offload has no effect with deepspeed: "
                 f"{role}.engine_options.zero_optimization.offload_optimizer.device=cpu keeps its state on the CPU"
             )
-
-
-def _trained(config: TrainingConfig) -> list[tuple[str, LearnerConfig | CriticConfig]]:
-    found: list[tuple[str, LearnerConfig | CriticConfig]] = [("policy", config.policy)]
-    if isinstance(config, RunConfig) and needs_values(config.advantage.name):
-        found.append(("critic", config.critic))
-    return found

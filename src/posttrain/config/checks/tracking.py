@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posttrain.config.tracking import TrackingConfig
-from posttrain.dialects.metric_names import SERVICES
+from posttrain.config.tracking import SERVICES, TrackingConfig
 from posttrain.errors import Problem
 
 READERS = {

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
+from posttrain.config.checks.training import training_problems
 from posttrain.dialects.checks import check, warnings_of
-from posttrain.dialects.training_checks import training_problems
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from posttrain.config import RunConfig, SftConfig
-from posttrain.dialects.profiling_checks import profiling_warnings
+from posttrain.config.checks.profiling import profiling_warnings
 
 NEEDED: dict[str, Any] = {"model": {"path": "m"}, "data": {"train_files": ["a.jsonl"]}}
 

@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.config import RunConfig
 from posttrain.dialects.checks import warnings_of
-from posttrain.dialects.image_checks import image_problems, sampler_problems
+from posttrain.plan.checks.images import image_problems, sampler_problems
 
 
 def config(**sections: Any) -> RunConfig:

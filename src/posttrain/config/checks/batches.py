@@ -8,8 +8,8 @@ from posttrain.config import RunConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ReferenceConfig
 from posttrain.config.policy import PolicyConfig
+from posttrain.config.roles import needs_old_logprobs, needs_values
 from posttrain.errors import Problem
-from posttrain.plan.batch import needs_old_logprobs, needs_values
 
 CHOOSE_IN_THE_MINI_BATCH = ("clip_cov", "kl_cov")  # losses that need all tokens of a mini-batch at once
 

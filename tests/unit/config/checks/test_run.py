@@ -9,7 +9,7 @@ import pytest
 
 from posttrain.config import RunConfig, SftConfig
 from posttrain.dialects.checks import check, warnings_of
-from posttrain.dialects.sft_checks import check as check_sft
+from posttrain.plan.checks.sft import check as check_sft
 from posttrain.plan.files import check_run_files
 
 

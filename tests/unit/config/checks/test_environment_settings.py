@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.config import RunConfig
-from posttrain.dialects.environment_checks import TEXT_GAMES, environment_problems
+from posttrain.config.checks.environment import TEXT_GAMES, environment_problems
 from posttrain.registry import ENVS
 
 

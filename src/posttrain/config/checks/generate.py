@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from posttrain.config.checks.rollout import missing_sampler, rollout_warnings, sampler_problems
 from posttrain.config.generate import GenerateConfig
-from posttrain.dialects.rollout_checks import missing_sampler, rollout_warnings, sampler_problems
 from posttrain.errors import Problem
 from posttrain.registry import ROLLOUT_ENGINES
 

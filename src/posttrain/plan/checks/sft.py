@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from posttrain.config.checks.profiling import profiling_warnings
+from posttrain.config.checks.run import naming_problems, resuming_problems, retention_warnings, saving_warnings
+from posttrain.config.checks.tracking import tracking_warnings
+from posttrain.config.checks.training import frozen_warnings, precision_problems, role_warnings, schedule_problems
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.config.tracking import TrackingConfig
-from posttrain.dialects.cluster_checks import cluster_warnings, unbuilt_cluster
-from posttrain.dialects.placement_checks import placement_problems, placement_warnings
-from posttrain.dialects.profiling_checks import profiling_warnings
-from posttrain.dialects.run_checks import naming_problems, resuming_problems, retention_warnings, saving_warnings
-from posttrain.dialects.tracking_checks import tracking_warnings
-from posttrain.dialects.training_checks import frozen_warnings, precision_problems, role_warnings, schedule_problems
 from posttrain.errors import Problem
+from posttrain.plan.checks.cluster import cluster_warnings, unbuilt_cluster
+from posttrain.plan.checks.engines import placement_problems, placement_warnings
 from posttrain.registry import TRACKERS, TRAIN_ENGINES
 
 # What only conversations, and what only our own reading of files, looks at.

@@ -7,13 +7,17 @@ from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.config.base import Section
-from posttrain.config.environment import SINGLE_TURN, EnvironmentConfig
-from posttrain.dialects.rollout_checks import SERVERS
-from posttrain.envs.text_game import Wording
+from posttrain.config.checks.rollout import SERVERS
+from posttrain.config.environment import SINGLE_TURN, EnvironmentConfig, TextGameWording
 from posttrain.errors import Problem, did_you_mean
 from posttrain.registry import ENVS
 
-TEXT_GAMES = ("frozen_lake", "gymnasium", "guess_number", "sokoban")  # environments that have all settings of Wording
+TEXT_GAMES = (
+    "frozen_lake",
+    "gymnasium",
+    "guess_number",
+    "sokoban",
+)  # environments that have all settings of TextGameWording
 
 
 def environment_problems(config: RunConfig) -> Iterator[Problem]:
@@ -89,7 +93,7 @@ def _episode_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _setting_problems(name: str, settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
     """Settings that a registered environment does not have: every episode would fail by them."""
-    known = [*ENVS.settings(name), *(Wording.__annotations__ if name in TEXT_GAMES else ())]
+    known = [*ENVS.settings(name), *(TextGameWording.__annotations__ if name in TEXT_GAMES else ())]
     for setting in settings:
         if setting not in known:
             what = f"the environment {name} has no setting {setting!r} (known: {', '.join(known) or 'none'})"

@@ -1,0 +1,60 @@
+"""The roles of a run, as its configuration alone decides them: which are trained, where they run, what they need."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.critic import CriticConfig
+from posttrain.config.lora import LoraConfig
+from posttrain.config.placement import PlacementConfig
+from posttrain.config.policy import LearnerConfig
+from posttrain.config.rollout import RolloutConfig
+from posttrain.registry import ADVANTAGES
+
+VLLM_LARGEST_RANK = 512  # of adapters
+
+
+def needs_values(estimator: str) -> bool:
+    """Tell whether an advantage estimator reads values, so that a run with it has a critic; False for an unknown name."""
+    return estimator in ADVANTAGES.names() and "values" in ADVANTAGES.inputs(estimator)
+
+
+def needs_old_logprobs(config: RunConfig) -> bool:
+    """Tell whether a run reads the trainer's log-probs of a step from before its first update, however many updates follow."""
+    correction, name = config.loss.rollout_correction, config.advantage.name
+    estimator = name in ADVANTAGES.names() and "old_logprobs" in ADVANTAGES.inputs(name)
+    return estimator or config.reward.kl.coef > 0 or correction.weights != "none" or bool(correction.reject)
+
+
+def trained_roles(config: TrainingConfig) -> list[tuple[str, LearnerConfig | CriticConfig]]:
+    """Return the roles that are trained with their sections, the policy first."""
+    found: list[tuple[str, LearnerConfig | CriticConfig]] = [("policy", config.policy)]
+    if isinstance(config, RunConfig) and needs_values(config.advantage.name):
+        found.append(("critic", config.critic))
+    return found
+
+
+def learner_of(config: TrainingConfig, role: str) -> LearnerConfig | CriticConfig:
+    """Return the section of a trained role; the policy's for the reference, which is computed like the policy."""
+    return config.critic if role == "critic" and isinstance(config, RunConfig) else config.policy
+
+
+def starts_from(config: TrainingConfig, role: str) -> str:
+    """Return the folder or hub id of a trained role's starting weights; a critic without one starts from the policy's."""
+    section = learner_of(config, role)
+    return (section.path if isinstance(section, CriticConfig) else None) or config.model.path
+
+
+def runtime_of(place: PlacementConfig) -> Literal["inprocess", "ray"]:
+    """Return the runtime, with auto resolved: one process for one device, Ray for more."""
+    if place.runtime != "auto":
+        return place.runtime
+    return "inprocess" if place.devices == 1 else "ray"
+
+
+def sends_adapter(rollout: RolloutConfig, lora: LoraConfig | None) -> bool:
+    """Tell whether the sampler receives the policy's adapter alone, instead of all weights with the adapter merged."""
+    if lora is None or rollout.engine != "vllm" or lora.rank > VLLM_LARGEST_RANK:
+        return False
+    return rollout.weight_sync == "adapter" or (rollout.weight_sync == "auto" and not rollout.endpoints)
