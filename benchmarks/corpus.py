@@ -1,0 +1,228 @@
+"""Plan every configuration and launch script in a checkout of verl, ROLL or SkyRL, and count what is accepted.
+
+    python benchmarks/corpus.py verl-0.4.1/                  # a table of refusals by cause, and the share that is accepted
+    python benchmarks/corpus.py verl-0.4.1/ --each           # one line per file
+    python benchmarks/corpus.py verl-0.4.1/ --only gemma     # files whose path contains a word, with every problem
+
+A launch script is run by a restricted shell in which nothing but the shell's own words exists: it writes nothing, starts
+nothing and shows the trainer's arguments after all expansions. Data and models are not looked at (``--skip-files``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import yaml
+
+from posttrain.cli.plan import PLANS
+from posttrain.cli.request import load_request
+from posttrain.errors import RequestError
+
+# The peers' own entry points, by the module or program that a script starts.
+ENTRY_POINTS = {
+    "verl.trainer.main_ppo": "verl",
+    "verl.trainer.fsdp_sft_trainer": "verl",
+    "verl.trainer.sft_trainer": "verl",
+    "verl.trainer.main_generation": "verl",
+    "verl.trainer.main_eval": "verl",
+    "skyrl_train.entrypoints.main_base": "skyrl",
+}
+# The file an entry point starts from, where a script names no other.
+BASE_FILES = {
+    "verl.trainer.main_ppo": "ppo_trainer",
+    "verl.trainer.fsdp_sft_trainer": "sft_trainer",
+    "verl.trainer.sft_trainer": "sft_trainer_engine",
+    "verl.trainer.main_generation": "generation",
+    "verl.trainer.main_eval": "evaluation",
+}
+VERL_FILES = "verl/trainer/config"
+LAUNCHERS = ("python", "python3", "torchrun", "uv", "ray", "accelerate", "deepspeed")
+# Every launcher becomes a function that prints its arguments; a command that is not there is no error.
+PRELUDE = (
+    "command_not_found_handle() { return 0; }\n"
+    "cd() { :; }\nsource() { :; }\n"
+    "show() { printf '%s\\0' \"$@\" >&FD; printf '\\1\\0' >&FD; }\n"
+    + "".join(f'{name}() {{ show {name} "$@"; }}\n' for name in LAUNCHERS)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A file, or a script's call of a trainer, as ``posttrain plan`` takes it."""
+
+    name: str
+    dialect: str
+    arguments: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer of ``plan`` to one launch."""
+
+    launch: Launch
+    problems: list[str] = field(default_factory=list)  # why it is refused
+    planned: list[str] = field(default_factory=list)  # accepted, but these settings do not train here
+
+    @property
+    def accepted(self) -> bool:
+        return not self.problems
+
+    @property
+    def trains(self) -> bool:
+        return self.accepted and not self.planned
+
+
+def launches(folder: Path, dialect: str) -> Iterator[Launch]:
+    """Every configuration file and trainer call below a folder."""
+    peer = dialect.partition("@")[0]
+    if peer == "roll":
+        for file in sorted(folder.rglob("*.y*ml")):
+            if _is_roll(file):
+                yield Launch(name=str(file.relative_to(folder)), dialect="roll", arguments=[str(file)])
+        return
+    if peer == "verl":
+        for name in sorted({*BASE_FILES.values(), "ppo_megatron_trainer"}):
+            file = folder / VERL_FILES / f"{name}.yaml"
+            if file.exists():
+                yield Launch(name=f"{VERL_FILES}/{name}.yaml", dialect=dialect, arguments=[str(file)])
+    for script in sorted(folder.rglob("*.sh")):
+        for number, words in enumerate(trainer_calls(script, folder)):
+            launch = _launch(words, script, folder, dialect)
+            if launch is not None:
+                name = f"{script.relative_to(folder)}{f' ({number + 1})' if number else ''}"
+                yield Launch(name=name, dialect=launch.dialect, arguments=launch.arguments)
+
+
+def dialect_of(folder: Path) -> str:
+    """The dialect of a checkout, with its version where its own file says it."""
+    version = folder / "verl/version/version"
+    if version.exists():
+        return "verl@0.2" if version.read_text().startswith(("0.1", "0.2")) else "verl"
+    return "skyrl" if any(folder.glob("skyrl*")) else "roll"
+
+
+def _is_roll(file: Path) -> bool:
+    try:
+        keys = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return False
+    return isinstance(keys, dict) and "exp_name" in keys
+
+
+def trainer_calls(script: Path, folder: Path) -> list[list[str]]:
+    """The words of every launcher that a script calls, expanded by the shell."""
+    text = script.read_text(encoding="utf-8", errors="replace")
+    text = re.sub(r"^\s*(set -\w*e\w*.*|exit\\b.*)$", ":", text, flags=re.M)  # a missing command must not end it
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as shown:
+        process = subprocess.Popen(
+            ["/bin/bash", "--noprofile", "--norc", "-r", "-c", PRELUDE.replace("FD", str(write)) + text],
+            cwd=folder,
+            env={"HOME": "/home/user", "PATH": "/nowhere", "LANG": "C.UTF-8", "USER": "user"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(write,),
+        )
+        os.close(write)
+        printed = shown.read().decode("utf-8", errors="replace")
+        process.wait(timeout=20)
+    return [call.split("\0")[:-1] for call in printed.split("\1\0") if call]
+
+
+def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> Launch | None:
+    """The request in a launcher's words; None where it starts something else."""
+    module = next((word for word in words if word in ENTRY_POINTS), None)
+    if module is None:
+        return None
+    rest = list(words[words.index(module) + 1 :])
+    options: dict[str, str] = {}
+    arguments = []
+    while rest:
+        word = rest.pop(0)
+        if word in ("--config-path", "--config-name", "-cp", "-cn") and rest:
+            options[word.lstrip("-")] = rest.pop(0)
+        elif word.startswith(("--config-path=", "--config-name=")):
+            name, _, value = word[2:].partition("=")
+            options[name] = value
+        elif word:
+            arguments.append(word)
+    name = options.get("config-name", options.get("cn"))
+    path = options.get("config-path", options.get("cp"))
+    if name is not None or path is not None:
+        base = folder / "verl/trainer" / (path or "config")  # Hydra: relative to the program's own folder
+        file = base / (name or BASE_FILES.get(module, ""))
+        file = file if file.suffix in (".yaml", ".yml") else file.with_name(file.name + ".yaml")
+        return Launch(name="", dialect=dialect, arguments=[str(file), *arguments])
+    if module in BASE_FILES and BASE_FILES[module] != "ppo_trainer":
+        file = folder / VERL_FILES / f"{BASE_FILES[module]}.yaml"
+        return Launch(name="", dialect=dialect, arguments=[str(file), *arguments])
+    return Launch(name="", dialect=dialect, arguments=arguments)
+
+
+def judge(launch: Launch, here: bool) -> Verdict:
+    """The verdict of ``posttrain plan --skip-files`` on one launch."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            loaded = load_request(launch.arguments, launch.dialect, here=here)
+            module = import_module(PLANS[loaded.entry])
+            module.plan_text(module.check_request(loaded, look_at_files=False))
+    except RequestError as error:
+        return Verdict(launch=launch, problems=[str(problem) for problem in error.problems])
+    return Verdict(launch=launch, planned=[str(problem) for problem in loaded.unsupported])
+
+
+def cause(problem: str) -> str:
+    """A problem without the words that differ from file to file."""
+    text = re.sub(r", at [^;]*|\(known: [^)]*\)|; .*$", "", problem.replace("\n", " "))
+    return re.sub(r"\s+", " ", re.sub(r"/\S+/", "", text)).strip()[:110]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="checkout of a peer's repository, or a part of it")
+    parser.add_argument(
+        "--dialect", help="verl, verl@0.2, skyrl, roll ...; found by the folder's content when not given"
+    )
+    parser.add_argument("--only", default="", help="files whose path contains this word, with every problem")
+    parser.add_argument("--each", action="store_true", help="a line for every file")
+    parser.add_argument("--here", action="store_true", help="plan for the one device at hand")
+    chosen = parser.parse_args()
+    folder = chosen.folder.resolve()
+    dialect = chosen.dialect or dialect_of(folder)
+    verdicts = [judge(launch, chosen.here) for launch in launches(folder, dialect) if chosen.only in launch.name]
+    for verdict in verdicts:
+        if chosen.each or chosen.only:
+            state = "trains" if verdict.trains else "accepted" if verdict.accepted else "refused"
+            print(f"{state:9} {verdict.launch.name}")
+        if chosen.only:
+            for text in [*verdict.problems, *verdict.planned]:
+                print(f"          {text}")
+    for title, counts in (
+        ("refused because", Counter(cause(text) for one in verdicts for text in one.problems)),
+        ("does not train because", Counter(cause(text) for one in verdicts for text in one.planned)),
+    ):
+        if counts and not chosen.only:
+            print(f"\n{title}")
+            for text, count in counts.most_common(60):
+                print(f"{count:5}  {text}")
+    total = len(verdicts) or 1
+    accepted, trains = sum(one.accepted for one in verdicts), sum(one.trains for one in verdicts)
+    print(
+        f"\n{len(verdicts)} launches: {accepted} accepted ({accepted / total:.0%}), {trains} train ({trains / total:.0%})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
