@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posttrain.algos.objective import policy_objective
-from posttrain.build.train import chosen_parameters
+from posttrain.build.plans import chosen_parameters
 from posttrain.config.algorithm import LossConfig
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan

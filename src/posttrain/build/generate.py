@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.backends.runtime.inprocess import start_sampler
-from posttrain.build.train import sampling_params
+from posttrain.build.fits import check_rows_fit
+from posttrain.build.plans import sampling_params
 from posttrain.config.generate import GenerateConfig
-from posttrain.data.generation import GenerationRows, load_generation
+from posttrain.data.generation import load_generation
 from posttrain.errors import ConfigError, Problem, RunInterrupted
 from posttrain.loops import generate
-from posttrain.models.loading import import_modules, load_model_config, load_tokenizer, override_config, positions_of
+from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.processors import load_processor
-from posttrain.plan.checks.images import sampler_problems
 from posttrain.run.lock import InUse, only_trainer
 from posttrain.run.parts import Parts, folder_hashes, hashes, parts_folder
 from posttrain.run.stopping import GraceOver, StopSignal
@@ -48,7 +48,7 @@ def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: On
         import_modules(config.model.external_modules)
         tokenizer = load_tokenizer(config.model)
         rows = load_generation(config.data, tokenizer, load_processor(config.model, tokenizer, config.data))
-        check_fits(config, rows)
+        check_rows_fit(config, rows.prompts)
         parts = Parts(
             out,
             request_of(config),
@@ -89,28 +89,3 @@ def request_of(config: GenerateConfig) -> dict[str, Any]:
         "data.files": hashes([Path(file) for file in config.data.files]),
         "model.path": folder_hashes(folder) if folder.is_dir() else {},
     }
-
-
-def check_fits(config: GenerateConfig, rows: GenerationRows) -> None:
-    """Whether the model can read the prompts and has positions for them and their responses. Raises: ConfigError."""
-    whole = load_model_config(config.model.path, config.model.trust_remote_code)
-    override_config(whole, config.model.config_overrides)
-    model = whole.get_text_config()
-    problems = []
-    highest = max(max(prompt.token_ids) for prompt in rows.prompts)
-    if highest >= model.vocab_size:
-        what = f"the tokenizer makes token id {highest}, and the model knows {model.vocab_size} tokens"
-        field = "model.tokenizer_path" if config.model.tokenizer_path else "model.path"
-        problems.append(Problem(what, fix="use the model's own tokenizer", field=field))
-    longest, tokens = max(len(prompt.token_ids) for prompt in rows.prompts), config.rollout.max_response_tokens
-    if longest + tokens > positions_of(model):
-        what = (
-            f"the longest prompt ({longest} tokens) and a response of up to {tokens} do not fit into the "
-            f"{positions_of(model):.0f} positions of the model"
-        )
-        fix = "lower rollout.max_response_tokens, or data.max_prompt_tokens with data.overlong_prompts"
-        problems.append(Problem(what, fix=fix, field="rollout.max_response_tokens"))
-    if any(prompt.images for prompt in rows.prompts):
-        problems += sampler_problems(config.rollout.engine)
-    if problems:
-        raise ConfigError(problems)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.train import reward_plan, run_plan, run_scorer
+from posttrain.build.plans import reward_plan, run_plan
+from posttrain.build.train import run_scorer
 from posttrain.config import RunConfig
 from posttrain.config.roles import runtime_of
 from posttrain.data.loader import ShuffledLoader

@@ -12,7 +12,7 @@ from posttrain.backends.endpoint.app import Endpoint, EndpointPlan, listen, serv
 from posttrain.backends.endpoint.driver import Driver
 from posttrain.backends.endpoint.record import Record
 from posttrain.backends.runtime.inprocess import start_sampler
-from posttrain.build.train import sampling_params
+from posttrain.build.plans import sampling_params
 from posttrain.config.serve import EndpointConfig, ServeConfig
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.loading import import_modules, load_tokenizer

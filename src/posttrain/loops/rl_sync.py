@@ -19,10 +19,10 @@ from posttrain.run.batch_files import batch_path, save_step
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.clock import Clock
 from posttrain.run.exports import export_models
-from posttrain.run.frame import before_updates, due, end_step, leave_step
 from posttrain.run.health import Health
 from posttrain.run.profile import Profiler
 from posttrain.run.samples import write_samples
+from posttrain.run.step_ends import before_updates, due, end_step, leave_step
 from posttrain.run.stopping import StepAbandoned, StopSignal
 from posttrain.run.timeline import Timeline
 from posttrain.run.token_values import TokenTexts

@@ -19,9 +19,9 @@ from posttrain.records.texts import Text
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.clock import Clock
 from posttrain.run.exports import export_models
-from posttrain.run.frame import before_updates, due, end_step, leave_step
 from posttrain.run.health import WATCHED_SFT, Health
 from posttrain.run.profile import Profiler
+from posttrain.run.step_ends import before_updates, due, end_step, leave_step
 from posttrain.run.stopping import StepAbandoned, StopSignal
 from posttrain.run.timeline import Timeline
 from posttrain.run.trackers import Trackers

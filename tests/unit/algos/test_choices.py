@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from posttrain.algos.objective import policy_objective
-from posttrain.build.train import chosen_parameters
+from posttrain.build.plans import chosen_parameters
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, Aggregation, LossConfig
 from posttrain.config.roles import needs_values

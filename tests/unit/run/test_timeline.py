@@ -11,8 +11,8 @@ import pytest
 
 from posttrain.records.plans import ProfilePlan
 from posttrain.run.clock import Clock
-from posttrain.run.frame import end_step
 from posttrain.run.profile import Profiler
+from posttrain.run.step_ends import end_step
 from posttrain.run.stopping import StopSignal
 from posttrain.run.timeline import Timeline
 from posttrain.run.trackers import Trackers

@@ -1,0 +1,207 @@
+"""Build the plans of the loops from a config: plain values with everything that a step or a run has to do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import RunConfig
+from posttrain.config.profiling import ProfilingConfig
+from posttrain.config.roles import needs_old_logprobs
+from posttrain.config.rollout import SamplingConfig
+from posttrain.config.sft import SftConfig
+from posttrain.loops import sft
+from posttrain.loops.rl_plan import RunPlan, StepPlan
+from posttrain.records.plans import (
+    AdvantagePlan,
+    BatchPlan,
+    CriticBatchPlan,
+    CriticUpdatePlan,
+    GroupFilterPlan,
+    KlRewardPlan,
+    LossPlan,
+    ProfilePlan,
+    RewardPlan,
+    RolloutCorrectionPlan,
+    SftBatchPlan,
+    UpdatePlan,
+    ValueLossPlan,
+)
+from posttrain.records.prompts import Prompt
+from posttrain.records.rejection import rejection_rules
+from posttrain.records.texts import Text
+from posttrain.records.trajectories import SamplingParams
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES
+from posttrain.rewards.served import term_names
+
+
+def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]) -> RunPlan:
+    """Build the plan of a reinforcement-learning run."""
+    assert batches.total_steps is not None and batches.steps_per_epoch is not None
+    correction = config.loss.rollout_correction
+    loss = LossPlan(
+        name=config.loss.name,
+        parameters=chosen_parameters(POLICY_LOSSES.get(config.loss.name), config.loss),
+        aggregation=config.loss.aggregation,
+        norm_tokens=config.loss.norm_tokens or config.rollout.max_response_tokens,
+        temperature=config.rollout.temperature,
+        use_rollout_logprobs=correction.use_rollout_logprobs,
+        sft_coef=config.loss.sft_coef,
+        entropy_coef=config.loss.entropy_coef,
+        kl_coef=config.loss.kl_coef,
+        kl_estimator=config.loss.kl_estimator,
+    )
+    step = StepPlan(
+        prompts=batches.prompts_per_step,
+        sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
+        advantage=AdvantagePlan(
+            name=config.advantage.name,
+            parameters=_advantage_parameters(config),
+            whiten_rewards=config.advantage.whiten_rewards,
+            whiten=config.advantage.whiten,
+            clip=config.advantage.clip,
+        ),
+        group_filter=GroupFilterPlan(**config.group_filter.model_dump()),
+        reward=reward_plan(config),
+        mask_truncated=config.loss.mask_truncated,
+        update=UpdatePlan(
+            loss=loss,
+            epochs=batches.epochs_per_step,
+            sequences_per_update=batches.sequences_per_update,
+            on_policy=(batches.on_policy or correction.use_rollout_logprobs) and not needs_old_logprobs(config),
+            correction=RolloutCorrectionPlan(
+                weights=correction.weights,
+                weight_high=correction.weight_high,
+                weight_low=correction.weight_low,
+                normalize=correction.normalize,
+                rules=rejection_rules(correction.reject, correction.reject_bounds),
+            ),
+        ),
+        max_invalid_share=config.reward.max_invalid_share,
+        critic_update=critic_update_plan(config, batches.critic) if batches.critic else None,
+    )
+    validation_tokens = config.validation.max_response_tokens or config.rollout.max_response_tokens
+    return RunPlan(
+        step=step,
+        seed=config.run.seed,
+        validation_sampling=sampling_params(config.validation, validation_tokens, config.run.seed),
+        validation_prompts=validation,
+        total_steps=batches.total_steps,
+        steps_per_epoch=batches.steps_per_epoch,
+        max_skipped_steps=config.run.max_skipped_steps,
+        validate_every=config.validation.every_steps,
+        validate_before=config.validation.before_training,
+        validate_after=config.validation.after_training,
+        validation_logprobs=config.validation.trainer_logprobs,
+        save_every=config.checkpoint.every_steps,
+        save_at_end=config.checkpoint.at_end,
+        save_in_background=config.checkpoint.background,
+        export_every=config.checkpoint.export_every_steps,
+        export_folder=Path(config.checkpoint.export_folder or Path(config.folder) / "exports"),
+        samples_every=config.tracking.samples_every_steps,
+        batches_every=config.tracking.batches_every_steps,
+        critic_warmup_steps=batches.critic.warmup_steps if batches.critic else 0,
+        profile=profile_plan(config.profiling),
+    )
+
+
+def profile_plan(config: ProfilingConfig) -> ProfilePlan:
+    return ProfilePlan(
+        steps=None if config.steps == "all" else tuple(config.steps),
+        phases=tuple(config.phases),
+        operators=config.operators,
+        shapes=config.shapes,
+        stacks=config.stacks,
+        memory=config.memory,
+        ranks=None if config.ranks == "all" else tuple(config.ranks),
+        folder=Path(config.folder) if config.folder is not None else None,
+    )
+
+
+def reward_plan(config: RunConfig) -> RewardPlan:
+    reward = config.reward
+    return RewardPlan(
+        model_weight=reward.model.weight if reward.model else 1.0,
+        max_response_tokens=config.rollout.max_response_tokens,
+        overlong_buffer_tokens=reward.overlong_buffer_tokens,
+        overlong_penalty=reward.overlong_penalty,
+        zero_unless_stopped=reward.zero_unless_stopped,
+        by_turn=reward.by_turn,
+        normalize_mean=reward.normalize_mean,
+        normalize_std=reward.normalize_std,
+        clip=reward.clip,
+        kl=KlRewardPlan(**reward.kl.model_dump()),
+    )
+
+
+def critic_update_plan(config: RunConfig, batches: CriticBatchPlan) -> CriticUpdatePlan:
+    return CriticUpdatePlan(
+        loss=ValueLossPlan(
+            value_clip=config.critic.value_clip,
+            aggregation=config.critic.aggregation,
+            norm_tokens=config.loss.norm_tokens or config.rollout.max_response_tokens,
+        ),
+        epochs=batches.epochs_per_step,
+        sequences_per_update=batches.sequences_per_update,
+    )
+
+
+def _advantage_parameters(config: RunConfig) -> dict[str, Any]:
+    """As ``chosen_parameters``; weights of terms are for the terms of the reward in their order, whichever a step has."""
+    chosen = chosen_parameters(ADVANTAGES.get(config.advantage.name), config.advantage)
+    if chosen.get("term_weights") and not chosen["terms"]:
+        reward = config.reward
+        parts = [*(["model"] if reward.model else []), *(["overlong"] if reward.overlong_buffer_tokens else [])]
+        chosen["terms"] = [*term_names(reward.terms), *parts]
+    return chosen
+
+
+def chosen_parameters(function: Callable[..., Any], section: Any) -> dict[str, Any]:
+    """The fields of a config section that a registered function asks for by keyword."""
+    keywords = inspect.signature(function).parameters.values()
+    return {
+        keyword.name: getattr(section, keyword.name)
+        for keyword in keywords
+        if keyword.kind is keyword.KEYWORD_ONLY and hasattr(section, keyword.name)
+    }
+
+
+def sampling_params(config: SamplingConfig, max_response_tokens: int, seed: int) -> SamplingParams:
+    return SamplingParams(
+        samples_per_prompt=config.samples_per_prompt,
+        max_response_tokens=max_response_tokens,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        stop=tuple(config.stop),
+        stop_token_ids=tuple(config.stop_token_ids),
+        ignore_eos=config.ignore_eos,
+        engine_sampling=config.engine_sampling,
+        seed=seed,
+    )
+
+
+def sft_plan(config: SftConfig, batches: SftBatchPlan, validation: Sequence[Text]) -> sft.SftPlan:
+    """Build the plan of a supervised run."""
+    assert batches.total_steps is not None and batches.steps_per_epoch is not None
+
+    def cadence(every: int | None, each_epoch: bool) -> tuple[int, ...]:
+        return tuple(steps for steps in (every, batches.steps_per_epoch if each_epoch else None) if steps is not None)
+
+    return sft.SftPlan(
+        total_steps=batches.total_steps,
+        validation=validation,
+        max_skipped_steps=config.run.max_skipped_steps,
+        validate_every=cadence(config.validation.every_steps, config.validation.each_epoch),
+        validate_before=config.validation.before_training,
+        validate_after=config.validation.after_training,
+        save_every=cadence(config.checkpoint.every_steps, config.checkpoint.each_epoch),
+        save_at_end=config.checkpoint.at_end,
+        save_in_background=config.checkpoint.background,
+        export_every=config.checkpoint.export_every_steps,
+        export_folder=Path(config.checkpoint.export_folder or Path(config.folder) / "exports"),
+        profile=profile_plan(config.profiling),
+    )

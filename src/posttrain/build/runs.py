@@ -1,0 +1,46 @@
+"""The parts that every training run is built from, whatever it learns: its folder, its checkpoints, its trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from posttrain.backends.tracking.jsonl import Jsonl
+from posttrain.config import TrainingConfig
+from posttrain.config.tracking import TrackingConfig
+from posttrain.interfaces.tracker import Tracker, Uploader
+from posttrain.registry import TRACKERS
+from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.lifetime import contents, retention
+from posttrain.run.lock import only_trainer
+from posttrain.run.relay import Relay
+from posttrain.run.run_folder import RunFolder
+from posttrain.run.trackers import Trackers
+
+
+@contextmanager
+def open_run(
+    config: TrainingConfig, *, allow_config_change: bool
+) -> Iterator[tuple[RunFolder, Checkpoints, list[str]]]:
+    """The run's folder and checkpoints, locked against every other process, and notes for the user.
+
+    Raises: RequestError when the folder is in use, or holds a run that this config would not continue.
+    """
+    folder = RunFolder(config)
+    rules = config.checkpoint
+    checkpoints = Checkpoints(folder.checkpoints, retention(rules), folder.origin, contents(rules))
+    with only_trainer(folder.path, *([folder.checkpoints] if rules.folder else [])) as notes:
+        folder.check(holds_checkpoint=checkpoints.exist(), allow_config_change=allow_config_change)
+        yield folder, checkpoints, notes
+
+
+def run_trackers(config: TrackingConfig, folder: Path) -> Trackers:
+    """metrics.jsonl, which a run cannot do without, and the trackers of the config."""
+    return Trackers([Jsonl(folder)], [_tracker(name, folder) for name in config.trackers])
+
+
+def _tracker(name: str, folder: Path) -> Tracker:
+    """A tracker that shows the run itself, or a service, which is sent what is in the run folder."""
+    made = TRACKERS.get(name)()
+    return Relay(name, made, folder) if isinstance(made, Uploader) else made
