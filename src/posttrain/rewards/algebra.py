@@ -1,4 +1,4 @@
-"""Answers compared by math-verify, on the way from a response to what it reads."""
+"""Comparison of answers by computer algebra (math-verify), from the whole response to the verdict."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from posttrain.libraries import math_verify as library
 from posttrain.rewards.spans import last_boxed
 
-# A number, or a fraction of two, in running text.
+# Pattern of a number, or of a fraction of two numbers, in running text.
 _PLAIN = re.compile(r"(?<![\w.,])-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?: ?/ ?[0-9]+)?(?![\w])")
-# What math-verify is given at most, in characters: its patterns are not linear.
+# Longest text in characters that is passed to math-verify, whose patterns are not linear.
 _LONGEST = 2000
 
 
 def same_by_algebra(response: str, reference: str, *, skip_quoted: bool = False) -> bool:
-    r"""Whether the answer of a response is the reference: its last \boxed{…}; without one, the last LaTeX formula that
-    math-verify finds in the last 2000 characters; without one, the last plain number or fraction.
+    r"""Return True when the answer of a response equals the reference. The answer is the last \boxed{…}; without one, the
+    last LaTeX formula that math-verify finds in the last 2000 characters; without one, the last plain number or fraction.
 
-    Raises: ValueError when the reference is nothing that math-verify understands.
+    Raises: ValueError when math-verify cannot parse the reference.
     """
     wanted = _reference(reference)
     answer = _answer(response, skip_quoted)

@@ -1,4 +1,4 @@
-"""Scores that a server has given, by what was asked: the same question is not paid for twice, also not by a resumed run."""
+"""Cache of the scores that a server returned, by the content of the request; a resumed run reuses it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Literal
 
 from posttrain.errors import ConfigError, Problem
 
-# run: kept in the run folder; memory: as long as the process lives; off: every response is asked about.
+# run: kept in the run folder; memory: kept while the process lives; off: every response is sent.
 Cache = Literal["run", "memory", "off"]
 
 FILE = "reward_cache.sqlite"
 
 
 class AnswerCache:
-    """Scores by key. In memory until ``move_to`` gives it a file."""
+    """Scores by key, in memory until ``move_to`` gives the cache a file."""
 
     def __init__(self) -> None:
         self._connection = _open(":memory:")
 
     def move_to(self, folder: Path) -> None:
-        """Go on with the file in this folder, which is made when there is none. What is in memory is kept in it.
+        """Use the file in this folder from now on, created when missing. Scores held in memory are copied into it.
 
         Raises: ConfigError when the file cannot be read.
         """
@@ -32,7 +32,7 @@ class AnswerCache:
             with connection:
                 connection.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
         except sqlite3.Error as error:
-            fix = "delete it: what it holds is asked again"
+            fix = "delete it: the scores in it are then requested again"
             raise ConfigError(Problem(f"{path} cannot be used as a cache: {error}", fix=fix)) from error
         self._connection.close()
         self._connection = connection
@@ -42,13 +42,13 @@ class AnswerCache:
         return None if row is None else float(row[0])
 
     def put(self, key: bytes, score: float) -> None:
-        """On the disk at once: a run may be killed at any instant."""
+        """Store a score on disk at once: a run may be killed at any instant."""
         with self._connection:
             self._connection.execute("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, score))
 
 
 def _open(path: str) -> sqlite3.Connection:
-    # It is made in one thread and used in another (background.py).
+    # The connection is opened in one thread and used in another (background.py).
     connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0)
     connection.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) WITHOUT ROWID")
     return connection

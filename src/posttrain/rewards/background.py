@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: servers are waited for there while this process samples and trains."""
+"""An event loop in a thread of its own, which waits for servers while the process samples and trains."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class Background:
         threading.Thread(target=self._loop.run_forever, name="rewards-from-servers", daemon=True).start()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start it, from any thread; cancelling the future cancels it."""
+        """Start a coroutine, from any thread; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Start it and wait. Raises whatever it raises."""
+        """Run a coroutine to its end and return its result. Raises: the coroutine's own exceptions."""
         future = self.begin(work)
         try:
             return future.result()
         finally:
-            future.cancel()  # where waiting was interrupted
+            future.cancel()  # when the wait was interrupted
 
 
 @cache
 def background() -> Background:
-    """That of this process."""
+    """Return the background loop of this process."""
     return Background()
 
 
-os.register_at_fork(after_in_child=background.cache_clear)  # threads stay behind
+os.register_at_fork(after_in_child=background.cache_clear)  # a fork does not copy threads

@@ -1,4 +1,4 @@
-"""A built-in reward, from its name and options."""
+"""Construction of a built-in reward from its name and options."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from posttrain.interfaces.reward import RewardFn
 from posttrain.registry import REWARDS
 from posttrain.rewards.options import RunWide
 
-# The parameter for what is no option of one term.
+# Parameter of a factory that takes the settings of the whole reward section.
 _RUN_WIDE = "run_wide"
 
 
 def built_in(name: str, options: Mapping[str, Any], run_wide: RunWide | None = None) -> RewardFn:
-    """The registered factory called ``name``, called with the options, and with ``run_wide`` where it asks for it.
+    """Call the registered factory ``name`` with the options, and with ``run_wide`` when it has that parameter.
 
-    Raises: ConfigError for a name or options that do not exist, and options of the wrong type; RequestError as the factory
+    Raises: ConfigError for an unknown name, unknown options, and options of the wrong type; RequestError as the factory
         does.
     """
     if name not in REWARDS.names():
@@ -44,11 +44,11 @@ def _wrong_options(name: str, factory: Callable[..., Any], options: Mapping[str,
             listed = f"(known: {', '.join(known)})" if known else "(it has none)"
             what = f"{name} has no option called {option!r} {listed}"
             yield Problem(what, fix=did_you_mean(option, known, listed=True), field=f"options.{option}")
-        elif get_origin(types[option]) is not Literal:  # the factory itself lists the words that it knows
+        elif get_origin(types[option]) is not Literal:  # the factory itself checks the choices of a Literal
             try:
                 TypeAdapter(types[option]).validate_python(value, strict=True)
             except ValidationError as error:
-                # What belongs into the environment may have been written here: it is not repeated.
+                # The user may have written a secret here instead of the name of its variable: do not quote it.
                 what = (
                     f"{option} is {value!r}" if "env" not in option.split("_") else f"{option} is not what it should be"
                 )

@@ -1,4 +1,4 @@
-"""The letter that answers a multiple-choice question: the rule of ROLL's CrossThinkQA worker."""
+"""The letter that a response chooses in a multiple-choice question: the rule of ROLL's CrossThinkQA worker."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 def chosen_letter(response: str) -> tuple[str | None, bool]:
-    r"""The first capital letter (A to Z) of the answer, None without one, and whether the answer is boxed. The answer stands
-    after the last </think>: in the last \boxed{…} that is not empty (up to its first closing brace); without one, after the
-    last "answer is"; without that, it is the whole text."""
+    r"""Return the first capital letter (A to Z) of the answer, None without one, and True when the answer is boxed.
+
+    The answer follows the last </think>: it is the last \boxed{…} that is not empty (up to its first closing brace); without
+    one, the text after the last "answer is"; without that, the whole text.
+    """
     text = after_think(response)
     boxes = [box for box in spans(text, "\\boxed{", "}") if box]
     answer = boxes[-1] if boxes else text.rpartition("answer is")[2]
@@ -18,7 +20,7 @@ def chosen_letter(response: str) -> tuple[str | None, bool]:
 
 
 def wanted_letter(truth: object) -> str:
-    """The first character of the reference, which must be a capital letter.
+    """Return the first character of the reference, which must be a capital letter.
 
     Raises: ValueError.
     """

@@ -1,6 +1,6 @@
-"""Test cases of a programming problem, and when an output or a returned value is the expected one.
+"""Test cases of a programming problem, and the comparison of outputs and returned values with the expected ones.
 
-Everything here happens outside the box, on texts and plain JSON values.
+The code here runs outside the sandbox, on texts and plain JSON values.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Block = Literal["last_python", "last", "first_def"]
 _FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
 _LONGEST_NUMBER = 400  # characters; longer ones are compared as texts
-# The absolute difference that numbers near 0 may have, beside the relative one.
+# Absolute difference allowed between numbers near 0, besides the relative one.
 _NEAR_ZERO = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One test. ``function`` None: the program reads ``stdin`` and its output is compared with ``expected``, a text."""
+    """One test case. With ``function`` None the program reads ``stdin``, and its output is compared with ``expected``."""
 
     function: str | None = None
     stdin: str = ""
@@ -34,11 +34,11 @@ class Case:
 
 
 def code_of(response: str, block: Block) -> str | None:
-    """The program in a response; None when there is none.
+    """Extract the program from a response; None when there is none.
 
-    last_python: what follows the last ```python, up to the next fence, else the whole response (verl); last: the last fenced
-    block (SkyRL); first_def: after the last <|begin_of_solution|> and the last </think>, the first fenced block with "def ",
-    else the first one, else all of it (ROLL).
+    last_python: the text after the last ```python up to the next fence, else the whole response (verl); last: the last
+    fenced block (SkyRL); first_def: after the last <|begin_of_solution|> and the last </think>, the first fenced block with
+    "def ", else the first one, else the whole text (ROLL).
     """
     if block == "last_python":
         _, fence, after = response.rpartition("```python")
@@ -52,11 +52,11 @@ def code_of(response: str, block: Block) -> str | None:
 
 
 def cases_of(truth: object, form: Form, function: str | None = None) -> list[Case]:
-    """The tests that a reference holds, as a value or as JSON text of one: {inputs, outputs, fn_name} (verl),
-    [{input, output, testtype, metadata}] (LiveCodeBench, SkyRL) or [{stdin, expected_stdout}] (ROLL). ``function`` is its
-    name where the tests themselves do not say it.
+    """Parse the test cases of a reference, given as a value or as its JSON text: {inputs, outputs, fn_name} (verl),
+    [{input, output, testtype, metadata}] (LiveCodeBench, SkyRL) or [{stdin, expected_stdout}] (ROLL). ``function`` names the
+    function to call when the tests do not.
 
-    Raises: ValueError when it is none of them, or holds no test.
+    Raises: ValueError for any other form, and when there is no test.
     """
     if isinstance(truth, str):
         try:
@@ -108,7 +108,7 @@ def _function_name(name: object, form: Form) -> str | None:
 def _case(name: str | None, given: Any, expected: Any) -> Case:
     if name is None:
         return Case(stdin=_text(given), expected=_text(expected))
-    if isinstance(given, str):  # a line of JSON per argument, and JSON for the result
+    if isinstance(given, str):  # one line of JSON per argument, and JSON for the result
         try:
             arguments = tuple(json.loads(line) for line in given.split("\n") if line.strip())
             return Case(function=name, arguments=arguments, expected=json.loads(expected))
@@ -126,8 +126,11 @@ def _text(value: Any) -> str:
 
 
 def same_output(output: str, expected: str, tolerance: float) -> bool:
-    """Line by line and word by word; blanks between words and around the text do not count. Words are the same as texts or
-    as decimal numbers; where the expected one has a decimal point, numbers also within a relative ``tolerance``."""
+    """Compare two outputs line by line and word by word, ignoring blanks between words and around the text.
+
+    Words are equal as texts or as decimal numbers; where the expected word has a decimal point, also as numbers within a
+    relative ``tolerance``.
+    """
     lines, wanted = output.strip().splitlines(), expected.strip().splitlines()
     return len(lines) == len(wanted) and all(
         _same_words(line.split(), other.split(), tolerance) for line, other in zip(lines, wanted, strict=True)
@@ -149,7 +152,7 @@ def _same_number(word: str, wanted: str, tolerance: float) -> bool:
 
 
 def same_value(value: Any, expected: Any, tolerance: float) -> bool:
-    """Whether two JSON values are the same: booleans only booleans, numbers by value (floats within a relative
+    """Return True when two JSON values are equal: booleans only to booleans, numbers by value (floats within a relative
     ``tolerance``), lists in order, mappings by key. Tuples count as lists."""
     if isinstance(value, bool) or isinstance(expected, bool):
         return value is expected
@@ -161,7 +164,7 @@ def same_value(value: Any, expected: Any, tolerance: float) -> bool:
             same_value(one, other, tolerance) for one, other in zip(value, expected, strict=True)
         )
     if isinstance(value, Mapping) and isinstance(expected, Mapping):
-        wanted = {str(key): each for key, each in expected.items()}  # JSON's keys are texts
+        wanted = {str(key): each for key, each in expected.items()}  # JSON keys are strings
         return value.keys() == wanted.keys() and all(same_value(value[key], wanted[key], tolerance) for key in wanted)
     return type(value) is type(expected) and bool(value == expected)
 
@@ -169,13 +172,13 @@ def same_value(value: Any, expected: Any, tolerance: float) -> bool:
 def _close(value: float, wanted: float, tolerance: float) -> bool:
     try:
         return tolerance > 0 and math.isclose(value, wanted, rel_tol=tolerance, abs_tol=_NEAR_ZERO)
-    except OverflowError:  # a whole number beyond what a float holds
+    except OverflowError:  # an integer beyond the range of a float
         return False
 
 
 def returned(result: bytes) -> tuple[bool, Any]:
-    """What a function returned, from the JSON that its process wrote; (False, None) when that is no JSON: more than one
-    value, NaN, or nothing at all."""
+    """Parse the JSON that a function's process wrote. Returns: True and the value; (False, None) for anything that is not
+    a single JSON value (several values, NaN, no output)."""
     try:
         return True, json.loads(result, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Instructions that a program can check: the functions of RLVR-IFEval (Lambert et al., arXiv:2411.15124), by their names.
+"""Instructions that a program can verify: the functions of RLVR-IFEval (Lambert et al., arXiv:2411.15124), by their names.
 
-Each takes a response, which is not blank, and its arguments by keyword: ``N`` a count, ``quantifier`` "at least", "at most"
-or "around". Where the original does something else than its name says, the docstring of the function tells.
+Each takes a response that is not blank, and its arguments by keyword: ``N`` a count, ``quantifier`` "at least", "at most"
+or "around". The docstring notes where the original deviates from its name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Constraint = Callable[..., bool]
 
 _WORD = re.compile(r"\w+")
 _CAPITAL_WORD = re.compile(r"\b[A-Z]+\b")
-# A sentence ends at . or ? before a blank; not after one capital and small letters as in "Mr." or "a.b.".
+# A sentence ends at . or ? before a blank, but not after one capital and small letters as in "Mr." or "a.b.".
 _SENTENCE_END = re.compile(r"(?<=[.?])\s")
 _ABBREVIATION = re.compile(r"(?:\b[A-Z][a-z]|\w\.\w)\.$")
 
@@ -33,43 +33,43 @@ def _compare(count: int, wanted: int, quantifier: str, around: int) -> bool:
 
 
 def verify_keywords(text: str, *, keyword_list: Sequence[str]) -> bool:
-    """All stand in the text, whatever their case."""
+    """Every keyword occurs in the text, ignoring case."""
     return all(word.lower() in text.lower() for word in keyword_list)
 
 
 def verify_keyword_frequency(text: str, *, word: str, N: int) -> bool:  # noqa: N803 - the data's own name
-    """The word stands in the text N times, whatever its case. (The original compares every word with itself.)"""
+    """The word occurs N times in the text, ignoring case. (The original compares every word with itself.)"""
     return sum(each == word.lower() for each in _WORD.findall(text.lower())) == N
 
 
 def validate_forbidden_words(text: str, *, forbidden_words: Sequence[str]) -> bool:
-    """None stands in the text, not even inside a word, whatever its case."""
+    """No forbidden word occurs in the text, not even inside another word, ignoring case."""
     return not any(word.lower() in text.lower() for word in forbidden_words)
 
 
 def verify_letter_frequency(text: str, *, letter: str, N: int) -> bool:  # noqa: N803
-    """The letter stands in the text N times; case counts."""
+    """The letter occurs N times in the text; case matters."""
     return text.count(letter) == N
 
 
 def validate_response_language(text: str, *, language: str) -> bool:
-    """langdetect takes the text for this language (a code such as en)."""
+    """The language that langdetect detects is this one (a code such as en)."""
     return language_of(text) == language
 
 
 def verify_paragraph_count(text: str, *, N: int) -> bool:  # noqa: N803
-    """N paragraphs between lines of "* * *", none of them blank."""
+    """The text has N paragraphs separated by "* * *", none of them blank."""
     paragraphs = text.split("* * *")
     return len(paragraphs) == N and all(each.strip() for each in paragraphs)
 
 
 def validate_word_constraint(text: str, *, N: int, quantifier: str) -> bool:  # noqa: N803
-    """So many words between blanks; around is a tenth more or less, at least 1."""
+    """The text has N words separated by blanks; around allows a tenth more or less, at least 1."""
     return _compare(len(text.split()), N, quantifier, around=max(round(0.1 * N), 1))
 
 
 def verify_sentence_constraint(text: str, *, N: int, quantifier: str) -> bool:  # noqa: N803
-    """So many sentences; around is one more or less."""
+    """The text has N sentences; around allows one more or less."""
     count, start = 0, 0
     for end in _SENTENCE_END.finditer(text):
         if not _ABBREVIATION.search(text[max(end.start() - 4, 0) : end.start()]) and text[start : end.start()].strip():
@@ -79,49 +79,49 @@ def verify_sentence_constraint(text: str, *, N: int, quantifier: str) -> bool:  
 
 
 def validate_paragraphs(text: str, *, N: int, first_word: str, i: int) -> bool:  # noqa: N803
-    """N paragraphs between blank lines, and the i-th (from 1) begins with the word."""
+    """The text has N paragraphs separated by blank lines, and the i-th (from 1) begins with the word."""
     paragraphs = text.split("\n\n")
     return len(paragraphs) == N and 1 <= i <= N and paragraphs[i - 1].strip().startswith(first_word)
 
 
 def verify_postscript(text: str, *, postscript_marker: str) -> bool:
-    """The marker stands in the text with more behind it."""
+    """The text contains the marker, followed by more text."""
     return bool(text.partition(postscript_marker)[2].strip())
 
 
 def validate_placeholders(text: str, *, N: int) -> bool:  # noqa: N803
-    """At least N of [..]."""
+    """The text has at least N placeholders in [square brackets]."""
     return sum(len(spans(line, "[", "]")) for line in text.splitlines()) >= N
 
 
 def verify_bullet_points(text: str, *, N: int) -> bool:  # noqa: N803
-    """N lines that begin with * or -."""
+    """The text has N lines that begin with * or -."""
     return sum(line.strip().startswith(("*", "-")) for line in text.splitlines()) == N
 
 
 def validate_title(text: str) -> bool:
-    """A title in <<double angle brackets>>."""
+    """The text has a title in <<double angle brackets>>."""
     return any(title.strip() for title in spans(text, "<<", ">>"))
 
 
 def validate_choice(text: str, *, options: Sequence[str]) -> bool:
-    """The text stands inside one of the options."""
+    """The text is contained in one of the options."""
     return any(text.strip() in option for option in options)
 
 
 def validate_highlighted_sections(text: str, *, N: int) -> bool:  # noqa: N803
-    """At least N of *highlighted* or **highlighted**, each within a line."""
+    """The text has at least N passages *highlighted* or **highlighted**, each within a line."""
     parts = [part for line in text.splitlines() for part in re.split(r"\*+", line)[1:-1:2]]
     return sum(bool(part.strip()) for part in parts) >= N
 
 
 def validate_sections(text: str, *, N: int, section_splitter: str) -> bool:  # noqa: N803
-    """N sections, each begun by the splitter."""
+    """The text has N sections, each beginning with the splitter."""
     return text.count(section_splitter) == N
 
 
 def validate_json_format(text: str) -> bool:
-    """JSON, in a code fence or not."""
+    """The text is JSON, with or without a code fence."""
     inside = text.strip()
     for fence in ("```json", "```Json", "```JSON", "```"):
         inside = inside.removeprefix(fence)
@@ -133,38 +133,38 @@ def validate_json_format(text: str) -> bool:
 
 
 def validate_repeat_prompt(text: str, *, original_prompt: str) -> bool:
-    """It begins with the prompt."""
+    """The text begins with the prompt."""
     return text.startswith(original_prompt)
 
 
 def validate_two_responses(text: str) -> bool:
-    """Two different texts with ****** between them."""
+    """The text holds two different responses separated by ******."""
     halves = [half.strip() for half in text.split("******")]
     return len(halves) == 2 and all(halves) and halves[0] != halves[1]
 
 
 def validate_uppercase(text: str) -> bool:
-    """No small letter."""
+    """The text has no lower-case letter."""
     return text == text.upper()
 
 
 def validate_lowercase(text: str) -> bool:
-    """No capital letter."""
+    """The text has no upper-case letter."""
     return text == text.lower()
 
 
 def validate_frequency_capital_words(text: str, *, N: int, quantifier: str) -> bool:  # noqa: N803
-    """So many words in capitals (A to Z); around is exactly."""
+    """The text has N words in capitals (A to Z); around means exactly."""
     return _compare(len(_CAPITAL_WORD.findall(text)), N, quantifier, around=0)
 
 
 def validate_end(text: str, *, end_phrase: str) -> bool:
-    """It ends with the phrase; blanks after it do not count."""
+    """The text ends with the phrase, ignoring trailing blanks."""
     return text.rstrip().endswith(end_phrase.rstrip())
 
 
 def validate_quotation(text: str) -> bool:
-    """It is between double quotes."""
+    """The text is enclosed in double quotes."""
     quoted = text.strip()
     return len(quoted) >= 2 and quoted.startswith('"') and quoted.endswith('"')
 

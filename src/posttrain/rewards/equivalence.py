@@ -1,8 +1,8 @@
-r"""When two answers to a mathematical question are the same: the two rules behind PRIME's reward.
+r"""Equality of two answers to a mathematical question: the two rules of PRIME's reward.
 
 ``same_by_form`` follows the grader of PRM800K (Lightman et al., arXiv:2305.20050), ``same_by_value`` that of ToRA
-(Gou et al., arXiv:2309.17452). Both calculate with ``posttrain.rewards.expression``, never with a program's own evaluation:
-two expressions with variables are the same when they agree at fixed points of the complex plane, so no answer can make the
+(Gou et al., arXiv:2309.17452). Both evaluate with ``posttrain.rewards.expression`` and never run an answer as a program:
+two expressions with variables are equal when they agree at fixed points of the complex plane, so no answer can make the
 comparison slow.
 """
 
@@ -16,13 +16,13 @@ from posttrain.rewards.expression import MAX_LENGTH, PI, Expression, NoValue, cl
 from posttrain.rewards.latex_text import normalize_latex, same_latex, with_braces_after_frac
 
 _LETTERS = tuple(enumerate("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"))
-# Where expressions with variables are compared: no two letters have related values.
+# Points at which expressions with variables are compared: no two variables have related values.
 _POINTS = tuple(
     {letter: complex((-1) ** k * (0.31 + 0.023 * i + 0.13 * k), 0.47 - 0.017 * i + 0.29 * k) for i, letter in _LETTERS}
     for k in range(3)
 )
-_EXACT = 1e-9  # relative; what is left of an exact equality in floats
-_MAX_LETTERS = 2  # more unknown letters are words, not variables
+_EXACT = 1e-9  # relative rounding error allowed in an exact equality
+_MAX_LETTERS = 2  # with more unknown letters the text is taken for words, not variables
 
 _UNITS = (
     *("degree", "centimeter", "cm", "millimeter", "mm", "kilometer", "km", "meter", "mile", "second", "minute", "hour"),
@@ -55,7 +55,7 @@ _FRACTION = re.compile(r"-?[0-9]+/0*[1-9][0-9]*|-?\\frac\{-?[0-9]+\}\{-?[0-9]+\}
 
 
 def same_by_form(answer: str, reference: str) -> bool:
-    """Equal after normalisation, or element by element: fractions as texts, whole numbers with whole numbers only, other
+    """Equal after normalisation, or element by element: fractions as texts, whole numbers only with whole numbers, other
     expressions by value (relative 1e-9)."""
     if answer.strip() and same_latex(answer, reference):
         return True
@@ -125,9 +125,9 @@ def _same_all(answers: list[str], references: list[str], pi: float) -> bool:
 
 
 def normalize(answer: str) -> str:
-    r"""An answer without what does not matter to its value: dollar and per cent signs, degrees, units, \text{…} around
+    r"""Remove from an answer all that does not change its value: dollar and per cent signs, degrees, units, \text{…} around
     words, commas between thousands, blanks, \left and \right. "and" and "or" between answers become commas, 1 1/2 becomes
-    1+1/2; lower case, but for commands. Of more than MAX_LENGTH characters only blanks around are removed."""
+    1+1/2; all but commands becomes lower case. An answer longer than MAX_LENGTH is only stripped of surrounding blanks."""
     if len(answer) > MAX_LENGTH:
         return answer.strip()
     text = _TEXT.sub(r"\1", answer).replace(" or ", ",").replace(" and ", ",")
@@ -141,7 +141,7 @@ def normalize(answer: str) -> str:
 
 
 def elements(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket, once a bracket around the whole is gone: (1,2) has two."""
+    """Split an answer at commas outside brackets, after removing a bracket around the whole: (1,2) has two elements."""
     opens, closes = "([{", ")]}"
     if len(text) > 2 and text[0] in "([" and text[-1] in ")]" and _encloses(text):
         inside = _split(text[1:-1], opens, closes)
@@ -165,7 +165,7 @@ def _split(text: str, opens: str, closes: str) -> list[str]:
 
 
 def _encloses(text: str) -> bool:
-    """Whether the first bracket of a text is closed by its last character."""
+    """Return True when the last character of a text closes its first bracket."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -175,7 +175,7 @@ def _encloses(text: str) -> bool:
 
 
 def _matrix(text: str) -> list[str] | None:
-    """The cells of a matrix, row by row, with the number of cells after each row; None when the text is no matrix."""
+    """Return the cells of a matrix, row by row, with the number of cells after each row; None for other texts."""
     text = text.replace("$", "").strip()
     for kind in ("matrix", "pmatrix", "bmatrix"):
         begin, end = f"\\begin{{{kind}}}", f"\\end{{{kind}}}"
@@ -186,7 +186,7 @@ def _matrix(text: str) -> list[str] | None:
 
 
 def _agree(one: str, other: str, pi: float, relative: float) -> bool:
-    """Whether two expressions have the same value, wherever their variables are."""
+    """Return True when two expressions have the same value for all values of their variables."""
     try:
         first, second = Expression(one), Expression(other)
     except NoValue:

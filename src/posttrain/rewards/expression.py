@@ -1,9 +1,9 @@
-r"""The value of a mathematical expression in LaTeX or plain writing, without evaluating text as a program.
+r"""Evaluation of a mathematical expression in LaTeX or plain notation, without running text as a program.
 
-A small grammar is read into functions over complex numbers: + - * / ^, \frac, \sqrt (with an
+A small grammar compiles into functions over complex numbers: + - * / ^, \frac, \sqrt (with an
 index), \pi, ln, log, exp, sin, cos, tan, brackets of all kinds, one-letter variables, products without a sign (2x, 3\pi)
-and mixed numbers (1\frac{1}{2}). Time is linear in the length; what is longer than MAX_LENGTH or nested deeper than
-MAX_DEPTH has no value, and neither has anything the grammar does not know.
+and mixed numbers (1\frac{1}{2}). Time is linear in the length. A text longer than MAX_LENGTH, nested deeper than
+MAX_DEPTH, or outside the grammar has no value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 MAX_LENGTH = 500  # characters
 MAX_DEPTH = 40
 
-Values = Mapping[str, complex]  # of the variables, and of \pi
+Values = Mapping[str, complex]  # by variable, and by \pi
 Step = Callable[[Values], complex]
 
 _TOKEN = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)|\\([A-Za-z]+)|(\*\*|[A-Za-z+\-*/^(){}\[\]]|[π√×·÷−]))")
@@ -35,21 +35,21 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 class NoValue(ValueError):
-    """The text is not an expression of this grammar, or has no finite value."""
+    """The text is no expression of this grammar, or has no finite value."""
 
 
 class Expression:
-    """An expression that was understood. ``variables`` are its letters."""
+    """A parsed expression. ``variables`` are its letters."""
 
     def __init__(self, text: str):
-        """Raises: NoValue."""
+        """Parse a text. Raises: NoValue."""
         reader = _Reader(_tokens(text))
         self._value = reader.sum(0)
         reader.expect_end()
         self.variables = frozenset(reader.variables)
 
     def at(self, values: Values) -> complex:
-        """Its value with these values of the variables and of π.
+        """Evaluate the expression at these values of the variables and of π.
 
         Raises: NoValue when it has none (a division by zero, a number beyond floats).
         """
@@ -82,7 +82,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Reader:
-    """Recursive descent over tokens; every method reads one kind of phrase and returns how to calculate it."""
+    """Recursive-descent parser over tokens; every method parses one kind of phrase and returns a function that evaluates it."""
 
     def __init__(self, tokens: list[str]):
         self._tokens = tokens
@@ -122,7 +122,7 @@ class _Reader:
         return partial(_product_of, factors)
 
     def _mixed_number(self, depth: int) -> Step:
-        """A power; a whole number directly before a \\frac of whole numbers is added to it."""
+        """Parse a power; a whole number directly before a \\frac of whole numbers is added to it."""
         window = self._tokens[self._position : self._position + 8]
         whole, *fraction = window or [""]
         pieces = [fraction[i] for i in (2, 5)] if len(fraction) == 7 else []
@@ -175,7 +175,7 @@ class _Reader:
         raise NoValue(f"unexpected {token!r}")
 
     def _argument(self, depth: int) -> Step:
-        """{…}, or a single character, as in \\frac12."""
+        """Parse {…}, or a single character, as in \\frac12."""
         token = self._next()
         if token is not None and token.isdigit() and len(token) > 1:
             self._tokens[self._position : self._position + 1] = [token[0], token[1:]]
@@ -221,7 +221,7 @@ def _divide(above: complex, below: complex) -> complex:
 
 
 def close(one: complex, other: complex, relative: float) -> bool:
-    """Within ``relative`` of the larger, and exactly where one is 0 (but for 1e-12, the noise of floats)."""
+    """Return True when two numbers differ by at most ``relative`` times the larger; where one is 0, by at most 1e-12."""
     return cmath.isclose(one, other, rel_tol=relative, abs_tol=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""The answer inside a response, and when two answers are the same. Text is compared, never evaluated."""
+"""Extraction of the answer from a response, and comparison of two answers as text. Nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from posttrain.rewards.options import check_choice
 
 Extract = Literal["last_number", "tag", "last_line", "all"]
 
-# Digits, plain or in groups of three with commas, with or without decimals; no exponent.
+# Digits, plain or in groups of three with commas, with or without decimals, without an exponent.
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(rf"[-+\u2212]?(?:{_UNSIGNED})")
-# In running text a number does not begin inside a word or another number: the 3 of "5-3" has no sign, x2 holds none.
+# In running text a number does not begin inside a word or another number: the 3 of "5-3" has no sign, x2 has no number.
 _NUMBER_IN_TEXT = re.compile(rf"(?<![\w.]){_NUMBER.pattern}")
-# Neither tag may stand inside: the innermost pair counts. Linear in the length of the text.
+# Neither tag may occur inside, so that the innermost pair matches. Linear in the length of the text.
 _TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
 
 def check_extract(extract: str) -> None:
-    """Raises ConfigError for a way of extracting that does not exist."""
+    """Raises: ConfigError for an unknown extraction method."""
     check_choice("extract", extract, Extract)
 
 
 def extract_answer(response: str, extract: Extract) -> str | None:
-    """The answer of a response, without surrounding whitespace; None when there is none.
+    """Return the answer of a response, without surrounding whitespace; None when there is none.
 
-    last_number: the last number in the text, as ``number`` reads it; tag: what stands in the last <answer>…</answer>;
+    last_number: the last number in the text, as ``number`` reads it; tag: the content of the last <answer>…</answer>;
     last_line: the last line that is not blank; all: the whole response, unless it is blank.
     """
     if extract == "last_number":
@@ -43,7 +43,7 @@ def extract_answer(response: str, extract: Extract) -> str | None:
 
 
 def number(text: str) -> Decimal | None:
-    """The number that a text is, or None when it is anything else.
+    """Parse a text that is a number; None for anything else.
 
     A sign (+, -, or the minus sign U+2212), digits, a decimal point; commas only between groups of three digits
     (1,234.5). No exponent, no unit, no currency, no fraction.
@@ -55,7 +55,7 @@ def number(text: str) -> Decimal | None:
 
 
 def same_answer(answer: str, reference: str) -> bool:
-    """Equal as text once surrounding whitespace is gone, or equal as numbers: 12.0 is 12, 1,234 is 1234."""
+    """Equal as stripped text, or equal as numbers: 12.0 equals 12, 1,234 equals 1234."""
     if answer.strip() == reference.strip():
         return True
     value, expected = number(answer), number(reference)
@@ -63,9 +63,9 @@ def same_answer(answer: str, reference: str) -> bool:
 
 
 def reference_text(truth: object, needed_by: str) -> str:
-    """A reference answer as text.
+    """Return a reference answer as text.
 
-    Raises: ValueError when it is neither a text nor a number, or blank: no response could ever match it.
+    Raises: ValueError when it is neither a text nor a number, or is blank: no response could ever match it.
     """
     if isinstance(truth, float):
         truth = format(Decimal(repr(truth)), "f")  # 1e+16 written out

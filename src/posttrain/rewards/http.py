@@ -1,7 +1,7 @@
-"""Asking a server over HTTP: a JSON answer in time, or a typed failure.
+"""HTTP requests to a scoring server: a JSON answer in time, or a typed failure.
 
-Nothing that is secret is in a configuration or a message: headers come from environment variables, and their values are cut
-out of whatever is quoted.
+Secrets stay out of configurations and messages: headers come from environment variables, and their values are removed
+from quoted text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from posttrain.libraries import json_http
 if TYPE_CHECKING:
     import httpx2
 
-# The words of Invalid.reason.
-TIMEOUT = "http_timeout"  # no answer within timeout_s, tries and waits included
-STATUS = "http_status"  # the answer says that it failed, or is a redirect
-CONNECTION = "http_connection"  # no connection, or one that broke
-ANSWER = "http_answer"  # an answer that is too long, no JSON, or without the number
+# Values of Invalid.reason.
+TIMEOUT = "http_timeout"  # no answer within timeout_s, retries and waits included
+STATUS = "http_status"  # an error status, or a redirect
+CONNECTION = "http_connection"  # no connection, or a broken one
+ANSWER = "http_answer"  # an answer that is too long, is not JSON, or lacks the number
 
 LARGEST_ANSWER_BYTES = 1 << 20
 
@@ -35,8 +35,8 @@ _SECRET_NAME = re.compile(r"key|token|secret|passw|signature|^sig$|auth", re.IGN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """Where a reward asks, and how patiently."""
+class ScoringServer:
+    """A scoring server, with its headers, deadline, retries and concurrency."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -46,12 +46,12 @@ class Server:
     proxy_from_env: bool = False  # HTTP_PROXY, HTTPS_PROXY, NO_PROXY
 
     def __str__(self) -> str:
-        """Without the query, which may be long."""
+        """The address without its query, which may be long."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
     def quoted(self, text: str) -> str:
-        """A server's or a library's words in one line of at most 200 characters, without the values of the headers."""
+        """Quote the text of a server or a library in one line of at most 200 characters, without the values of the headers."""
         for value in self.headers.values():
             for secret in (value, value.rpartition(" ")[2]):  # "Bearer abc", and abc
                 text = text.replace(secret, "…")
@@ -60,16 +60,16 @@ class Server:
 
 @dataclass(slots=True)
 class Counts:
-    """What has been asked, and what the answers say that it took."""
+    """Counts of requests, retries and cache hits, and of the tokens that answers report."""
 
-    requests: int = 0  # tries, whatever became of them
-    retries: int = 0  # those among them that were not the first
-    cache_hits: int = 0  # responses that needed no request
+    requests: int = 0  # tries, successful or not
+    retries: int = 0  # tries after the first
+    cache_hits: int = 0  # responses scored without a request
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     def add_usage(self, answer: Any) -> None:
-        """The token counts of an answer that reports them as OpenAI's API does."""
+        """Add the token counts of an answer that reports them in the form of OpenAI's API."""
         usage = answer.get("usage") if isinstance(answer, Mapping) else None
         if not isinstance(usage, Mapping):
             return
@@ -79,7 +79,7 @@ class Counts:
                 setattr(self, name, getattr(self, name) + tokens)
 
 
-# The failure of a try -> the word for it.
+# Exception of a failed try -> its reason.
 _REASONS = {
     json_http.TIMEOUT: TIMEOUT,
     json_http.STATUS: STATUS,
@@ -97,10 +97,10 @@ def make_server(
     concurrency: int,
     proxy_from_env: bool,
     url_option: str,
-) -> Server:
-    """Args: ``url_option`` is the option that the user calls the url by.
+) -> ScoringServer:
+    """Build a ScoringServer from options. Args: ``url_option`` is the name of the option that holds the url, for messages.
 
-    Raises: ConfigError with everything that is wrong.
+    Raises: ConfigError with all problems.
     """
     problems = list(_wrong_url(url, url_option))
     for name, value, least in (("retries", retries, 0), ("concurrency", concurrency, 1)):
@@ -112,7 +112,7 @@ def make_server(
         )
     if problems:
         raise ConfigError(problems)
-    return Server(
+    return ScoringServer(
         url=url,
         headers=headers,
         timeout_s=timeout_s,
@@ -123,7 +123,7 @@ def make_server(
 
 
 def _wrong_url(url: str, option: str) -> list[Problem]:
-    """A url with a secret in it is not quoted."""
+    """Check the url, without quoting one that contains a secret."""
     place = f"options.{option}"
     try:
         parts = urlsplit(url)
@@ -140,7 +140,7 @@ def _wrong_url(url: str, option: str) -> list[Problem]:
 
 
 def secret_of(variable: str, option: str) -> str:
-    """The value of an environment variable, fit for a header. No message repeats what was given: it may be the secret itself.
+    """Read an environment variable, for use in a header. No message quotes what was given: it may be the secret itself.
 
     Raises: ConfigError.
     """
@@ -160,7 +160,7 @@ def secret_of(variable: str, option: str) -> str:
 
 
 def headers_of(headers_from_env: Mapping[str, str] | None) -> dict[str, str]:
-    """Header names and the environment variables of their values, as headers. Raises: ConfigError."""
+    """Build the headers from header names and their environment variables. Raises: ConfigError."""
     headers = {}
     for name, variable in (headers_from_env or {}).items():
         if not _HEADER_NAME.fullmatch(name):
@@ -169,8 +169,8 @@ def headers_of(headers_from_env: Mapping[str, str] | None) -> dict[str, str]:
     return headers
 
 
-def open_client(server: Server) -> httpx2.AsyncClient:
-    """Certificates are checked, redirects are not followed; the whole has its deadline in ``post``."""
+def open_client(server: ScoringServer) -> httpx2.AsyncClient:
+    """Open a client that checks certificates and does not follow redirects; ``post`` applies the deadline."""
     return json_http.open_client(
         server.headers,
         connections=server.concurrency,
@@ -179,12 +179,12 @@ def open_client(server: Server) -> httpx2.AsyncClient:
     )
 
 
-async def post(client: httpx2.AsyncClient, server: Server, body: bytes, counts: Counts) -> Any:
-    """The JSON of the answer to a POST of ``body``, which is JSON.
+async def post(client: httpx2.AsyncClient, server: ScoringServer, body: bytes, counts: Counts) -> Any:
+    """POST ``body``, which is JSON, and return the JSON of the answer.
 
-    Tried again, after growing waits, when there is no connection, on status 429 and from 500 on; not when the wait would end
-    after the deadline. The waits differ from body to body, so that requests that fail together do not come back together, and
-    are the same in every run.
+    Retried, with growing waits, without a connection, on status 429 and from 500 on, unless the wait would end after the
+    deadline. The waits depend on the body, so that requests that fail together are not retried together, and are the same in
+    every run.
     Raises: NotScored.
     """
     end = asyncio.get_running_loop().time() + server.timeout_s

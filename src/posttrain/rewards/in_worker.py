@@ -1,4 +1,4 @@
-"""Scoring inside a worker: what ``processes`` loads there, and what goes in and out."""
+"""Scoring inside a worker process: the factory that ``processes`` loads there, and the values sent in both directions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posttrain.sandbox import boxes
 
 FACTORY = "posttrain.rewards.in_worker:make"
 
-# Libraries that take seconds to import: done once, not in the first call of every worker.
+# Libraries that take seconds to import: loaded once, before the first call of a worker.
 _PRELOAD = {
     "math_verify": math_verify.preload,
     "math_rule": math_verify.preload,
@@ -26,7 +26,7 @@ _RUN_CODE = ("code", "text2sql", "by_data_source")
 
 
 def make(setup: Mapping[str, Any]) -> Scoring:
-    """The handler of calls, for ``RewardConfig`` as plain values. Raises: ConfigError."""
+    """Build the handler of calls from the plain values of a ``RewardConfig``. Raises: ConfigError."""
     config = RewardConfig.model_validate(setup)
     scoring = Scoring(load_rewards(config), runs_code=any(term.name in _RUN_CODE for term in config.terms))
     for term in config.terms:
@@ -36,28 +36,28 @@ def make(setup: Mapping[str, Any]) -> Scoring:
 
 
 class Scoring:
-    """Answers two calls: {"prompt", "response"}, and {"term", "prompts", "responses"} for a batched term."""
+    """Handler of two calls: {"prompt", "response"}, and {"term", "prompts", "responses"} for a batched term."""
 
     def __init__(self, terms: RewardTerms, *, runs_code: bool):
         self._terms = terms
         self._runs_code = runs_code
 
     def after_fork(self) -> None:
-        """The process that watches boxes is started before the first call, so that it may outlive calls."""
+        """Start the process that supervises sandboxes before the first call, so that it outlives calls."""
         if self._runs_code:
             boxes.prepare()
 
     def __call__(self, call: Mapping[str, Any]) -> list[Any] | dict[str, Any]:
         if "term" in call:
             prompts = [prompt_of(prompt) for prompt in call["prompts"]]
-            said = self._terms.ask_batched(call["term"], prompts, call["responses"])
+            said = self._terms.call_batched(call["term"], prompts, call["responses"])
             return plain(said) if isinstance(said, Invalid) else [plain(answer) for answer in said]
-        answers = self._terms.ask(prompt_of(call["prompt"]), call["response"])
+        answers = self._terms.call(prompt_of(call["prompt"]), call["response"])
         return [[index, plain(answer)] for index, answer in answers.items()]
 
 
 def plain_prompt(prompt: Prompt) -> dict[str, Any]:
-    """Without its images, which no reward reads: they would be sent with every response."""
+    """Return a prompt as plain values, without its images: no reward reads them, and they would be sent with every response."""
     return {field.name: getattr(prompt, field.name) for field in fields(prompt) if field.name != "images"}
 
 
@@ -73,7 +73,7 @@ def plain(answer: TermAnswer) -> dict[str, Any]:
 
 
 def answer_of(values: Any) -> TermAnswer:
-    """What ``plain`` made. Raises: KeyError, TypeError, ValueError for anything else."""
+    """Rebuild the answer that ``plain`` serialized. Raises: KeyError, TypeError, ValueError for anything else."""
     if "reason" in values:
         return Invalid(str(values["reason"]), str(values["detail"]))
     return TermValue(

@@ -1,13 +1,13 @@
-r"""When two LaTeX answers are the same text: the normalisation of the MATH benchmark (Hendrycks et al., arXiv:2103.03874).
+r"""Equality of two LaTeX answers as text: the normalisation of the MATH benchmark (Hendrycks et al., arXiv:2103.03874).
 
-Nothing is calculated: \frac12 is \frac{1}{2} and 0.5 is \frac{1}{2}, but 0.50 is not 0.5.
+Nothing is calculated: \frac12 equals \frac{1}{2}, and 0.5 equals \frac{1}{2}, but 0.50 does not equal 0.5.
 """
 
 from __future__ import annotations
 
 import re
 
-# Replaced one after the other, each everywhere.
+# Replaced in this order, each everywhere.
 _REPLACED = (
     ("\n", ""),
     ("\\!", ""),
@@ -24,13 +24,13 @@ _INTEGER_FRACTION = re.compile(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)")
 
 
 def same_latex(one: str, other: str) -> bool:
-    """Equal once both are normalised."""
+    """Return True when two answers are equal after normalisation."""
     return normalize_latex(one) == normalize_latex(other)
 
 
 def normalize_latex(text: str) -> str:
-    r"""The rules in order: line breaks and \! go; \\ becomes \; tfrac and dfrac become frac; \left, \right, degree signs
-    and \$ go; what follows "\text{ " (a unit) goes; \% goes; a decimal point gets a 0 before it at the start, after a
+    r"""Apply the rules in order: line breaks and \! go; \\ becomes \; tfrac and dfrac become frac; \left, \right, degree signs
+    and \$ go; the text after "\text{ " (a unit) goes; \% goes; a decimal point gets a 0 before it at the start, after a
     blank or a brace; "k = 3" with at most two characters on the left keeps 3; \sqrt3 becomes \sqrt{3}; blanks go; \frac12
     becomes \frac{1}{2}; 0.5 becomes \frac{1}{2}; a/b of integers becomes \frac{a}{b}.
     """
@@ -53,7 +53,7 @@ def normalize_latex(text: str) -> str:
 
 
 def with_braces_after_frac(text: str) -> str:
-    r"""\frac12 as \frac{1}{2}; \frac1{72} as \frac{1}{72}. A \frac without two characters after it leaves all as it is."""
+    r"""Write \frac12 as \frac{1}{2}, \frac1{72} as \frac{1}{72}. A \frac before fewer than two characters changes nothing."""
     head, *rest = text.split("\\frac")
     parts = [head]
     for after in rest:

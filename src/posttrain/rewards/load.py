@@ -1,4 +1,4 @@
-"""From the names in a RewardConfig to the functions that score."""
+"""Construction of the reward functions named in a RewardConfig."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from posttrain.rewards.user import check_function, load_batched_function, load_f
 
 
 def check_rewards(config: RewardConfig) -> list[Problem]:
-    """Everything wrong with the reward terms that can be seen without running a user's file. Nothing is raised."""
+    """Return the problems of the reward terms that can be found without running a user's file. Raises nothing."""
     return _try_all(config, partial(_check, run_wide=_run_wide(config)))[1]
 
 
 def load_rewards(config: RewardConfig) -> RewardTerms:
-    """The functions of a run's terms, in this process.
+    """Build the functions of a run's terms, in this process.
 
     Raises: ConfigError with the problems of all terms.
     """
@@ -35,7 +35,7 @@ def load_rewards(config: RewardConfig) -> RewardTerms:
 
 
 def terms_of(config: RewardConfig) -> list[Term]:
-    """The terms without their functions."""
+    """Return the terms without their functions."""
     return [
         Term(name, term.weight, None, frozenset(term.data_sources), term.batched, term.halve_failed_batch)
         for name, term in zip(_names(config.terms), config.terms, strict=True)
@@ -43,8 +43,8 @@ def terms_of(config: RewardConfig) -> list[Term]:
 
 
 def check_data_sources(config: RewardConfig, sources: Mapping[str, str]) -> list[Problem]:
-    """What cannot be scored of the data sources (and the file that each was found in) of a run's files: one that no term
-    counts for, one that by_data_source has no scorer for, and a term that is for none of them. Nothing is raised."""
+    """Check the data sources of a run's files, each mapped to the file that holds it. Returns the problems: a source that no
+    term counts for, a source without a scorer in by_data_source, and a term for sources that no file holds. Raises nothing."""
     problems = []
     for source, file in sources.items():
         if config.model is None and not any(_counts_for(term, source) for term in config.terms):
@@ -65,7 +65,7 @@ def check_data_sources(config: RewardConfig, sources: Mapping[str, str]) -> list
 
 
 def needs_data_sources(config: RewardConfig) -> bool:
-    """Whether ``check_data_sources`` has anything to say about this configuration."""
+    """Return True when ``check_data_sources`` can find problems in this configuration."""
     return any(term.data_sources or (term.name == "by_data_source" and term.path is None) for term in config.terms)
 
 
@@ -110,7 +110,7 @@ def _check(term: RewardTerm, *, run_wide: RunWide) -> None:
 
 
 def _try_all(config: RewardConfig, make: Callable[[RewardTerm], Any]) -> tuple[list[Any], list[Problem]]:
-    """``make`` of every term, and the problems of those where it failed, with their place in the configuration."""
+    """Call ``make`` on every term. Returns: the results, and the problems of the failed terms with their config fields."""
     made, problems = [], []
     for index, term in enumerate(config.terms):
         try:
@@ -123,7 +123,7 @@ def _try_all(config: RewardConfig, make: Callable[[RewardTerm], Any]) -> tuple[l
 
 
 def _names(terms: list[RewardTerm]) -> list[str]:
-    """The terms' names for metrics; a name used again becomes name_2, name_3."""
+    """Return the terms' names for metrics; repeated names become name_2, name_3."""
     seen: Counter[str] = Counter()
     names = []
     for term in terms:

@@ -1,4 +1,4 @@
-"""The scorer of a run whose environments give the rewards: it has nothing to say itself."""
+"""The scorer of a run without reward terms, whose environments give the rewards."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from posttrain.rewards.sources import NO_REWARD
 
 
 class NothingToScore:
-    """A Scorer without a term. What an environment gives takes the place of its outcomes (steps.score)."""
+    """A Scorer without a term. The environment's reward replaces its outcomes (steps.score)."""
 
     def begin(self, group: TrajectoryGroup) -> None:
-        """Nothing."""
+        """No-op: there is nothing to score."""
 
-    def hopeful(self, group: TrajectoryGroup) -> list[Future[bool]]:
+    def scorable(self, group: TrajectoryGroup) -> list[Future[bool]]:
         found: list[Future[bool]] = [Future() for _ in group.trajectories]
         for future in found:
             future.set_result(True)
@@ -27,10 +27,10 @@ class NothingToScore:
         return [(nothing,) * len(group.trajectories) for group in groups]
 
     def keep_in(self, folder: Path) -> None:
-        """Nothing is kept."""
+        """No-op: nothing is cached."""
 
     def take_costs(self) -> dict[str, float]:
         return {}
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """No-op: there is no process to end."""

@@ -1,4 +1,4 @@
-"""A reward's options: checks, and what is said once for all of them."""
+"""Checks of a reward's options, and the settings common to all rewards."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from posttrain.errors import ConfigError, Problem, did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWide:
-    """What the reward section says for all terms, for rewards that run code: they take it as ``run_wide``."""
+    """Settings of the reward section for rewards that run code, passed to their factory as ``run_wide``."""
 
     allow_unboxed_code: bool = False
-    timeout_s: float = 10.0  # for scoring one response
-    memory_gib: float = 2.0  # of one response, with all that scoring it starts
+    timeout_s: float = 10.0  # per response
+    memory_gib: float = 2.0  # per response, child processes included
 
 
-# Of reward.timeout_s, what a reward that runs code takes for the programs: when they hang they fail before it does.
+# Share of reward.timeout_s that a reward gives to the programs it runs, so that a hanging program fails before the reward does.
 OWN_SHARE = 0.8
 
 
 def too_slow(option: str, total_s: float, run_wide: RunWide) -> list[Problem]:
-    """A problem when programs may take ``total_s`` for a response, and scoring it may not."""
+    """Return a problem when programs may run for ``total_s`` per response, and scoring a response may not take that long."""
     if total_s < run_wide.timeout_s:
         return []
     what = f"{option} lets programs run for {total_s:g} s, and scoring a response may take {run_wide.timeout_s:g} s: one that "
@@ -31,7 +31,7 @@ def too_slow(option: str, total_s: float, run_wide: RunWide) -> list[Problem]:
 
 
 def too_large(option: str, mib: int, run_wide: RunWide) -> list[Problem]:
-    """A problem when a program may take more memory than scoring the response may."""
+    """Return a problem when a program may use more memory than scoring a response may."""
     most = run_wide.memory_gib * 1024
     if mib < most:
         return []
@@ -43,7 +43,7 @@ def too_large(option: str, mib: int, run_wide: RunWide) -> list[Problem]:
 
 
 def check_choice(option: str, value: Any, choices: Any) -> None:
-    """Raises ConfigError unless ``value`` is one of the words of the Literal type ``choices``."""
+    """Raises: ConfigError unless ``value`` is one of the choices of the Literal type ``choices``."""
     known = get_args(choices)
     if value not in known:
         what = f"{option} is {value!r} (known: {', '.join(known)})"

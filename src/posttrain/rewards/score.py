@@ -1,7 +1,7 @@
-"""All reward terms together: a weighted sum, or a typed failure. Nothing that cannot be scored is scored 0.
+"""Combination of all reward terms: a weighted sum, or a typed failure. A response that cannot be scored never gets 0.
 
-A response is scored in two halves that may run in different processes: ``RewardTerms`` asks the functions, ``combine`` makes
-one outcome of their answers.
+Scoring has two halves that may run in different processes: ``RewardTerms`` calls the functions, and ``combine`` builds one
+outcome from their answers.
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ from posttrain.interfaces.reward import BatchedRewardFn, NotScored, RewardFn
 from posttrain.processes.limits import EXCEPTION, MEMORY
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
-from posttrain.rewards.halves import ask_in_halves
+from posttrain.rewards.bisection import call_with_bisection
 from posttrain.rewards.sources import NO_REWARD, NoRewardForSource
 
-# The words of Invalid.reason, besides NO_REWARD and those of workers.limits.
-NOT_A_NUMBER = "not_a_number"  # a term returned nothing, a text, a list, …
-NOT_FINITE = "not_finite"  # a term or the sum is NaN, infinite, or beyond float32, in which rewards are kept
-WRONG_LENGTH = "wrong_length"  # a batched term returned no list, or one of another length than that of the responses
+# Values of Invalid.reason, besides NO_REWARD and those of processes.limits.
+NOT_A_NUMBER = "not_a_number"  # a term returned None, a text, a list, …
+NOT_FINITE = (
+    "not_finite"  # a term or the sum is NaN, infinite, or outside the range of float32, in which rewards are kept
+)
+# A batched term returned no list, or a list whose length is not the number of responses.
+WRONG_LENGTH = "wrong_length"
 
 _NO_SCORE = object()
 LARGEST = float(np.finfo(np.float32).max)
-LONGEST_TEXT = 1000  # characters of a text beside a score
+LONGEST_TEXT = 1000  # characters of a text logged beside a score
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
     name: str
     weight: float
-    reward: RewardFn | BatchedRewardFn | None  # None: it lives in another process
-    data_sources: frozenset[str] = frozenset()  # it counts for prompts of these only; empty means all
+    reward: RewardFn | BatchedRewardFn | None  # None: the function lives in another process
+    data_sources: frozenset[str] = frozenset()  # the prompts the term applies to; empty means all
     batched: bool = False  # reward is a BatchedRewardFn
-    halve: bool = True  # a batched call that fails is made again about halves
+    halve: bool = True  # repeat a failed batched call on halves
 
     def counts_for(self, data_source: str) -> bool:
         return not self.data_sources or data_source in self.data_sources
@@ -48,7 +51,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class TermValue:
-    """What a term gave: a finite number, and the finite numbers and the texts beside it by name."""
+    """The value of a term: a finite number, and the finite numbers and texts returned beside it, by name."""
 
     value: float
     extras: tuple[tuple[str, float], ...] = ()
@@ -61,11 +64,11 @@ TermAnswer = TermValue | Invalid
 def combine(
     terms: Sequence[Term], answers: Mapping[int, TermAnswer], data_source: str, *, may_be_none: bool = False
 ) -> Outcome:
-    """The sum of weight x value over the terms that count for a data source, in their order; the first failure among them
-    makes it Invalid, and so does a data source that no term counts for, unless ``may_be_none``: then the sum is 0.
+    """Sum weight x value over the terms that count for a data source, in their order. The first failure among them makes the
+    outcome Invalid, as does a data source that no term counts for, unless ``may_be_none``: then the sum is 0.
 
-    Args: ``answers`` by the term's place; those behind a failure may be missing. ``Reward.terms`` holds the values before
-    their weights.
+    Args: ``answers`` by the index of the term; those after a failure may be missing.
+    Returns: the outcome; ``Reward.terms`` holds the values before weighting.
     """
     counting = [index for index, term in enumerate(terms) if term.counts_for(data_source)]
     if not counting and not may_be_none:
@@ -81,17 +84,17 @@ def combine(
         values.append((term.name, answer.value))
         values += [(f"{term.name}/{key}", value) for key, value in answer.extras]
         texts += [(f"{term.name}/{key}", text) for key, text in answer.texts]
-    if not abs(total) <= LARGEST:  # written so that NaN (inf - inf) fails too
+    if not abs(total) <= LARGEST:  # this form is also true for NaN (inf - inf)
         return Invalid(NOT_FINITE, f"the weighted sum is {total}")
     return Reward(total, tuple(values), tuple(texts))
 
 
 class RewardTerms:
-    """The functions behind the terms.
+    """The reward functions of all terms.
 
-    A term's value is a number (True and False count as 1 and 0), or a mapping with the number under "score", whose other
-    numbers and texts are kept beside it under "<term>/<key>" and do not enter the sum. The text "pred" is the answer that
-    was found in the response: answers vote by it.
+    A term's value is a number (True and False count as 1 and 0), or a mapping with the number under "score". Other numbers and
+    texts of the mapping are kept under "<term>/<key>" and do not enter the sum. The text "pred" is the answer extracted from
+    the response, which majority voting uses.
     """
 
     def __init__(self, terms: Sequence[Term], *, may_be_none: bool = False):
@@ -99,11 +102,11 @@ class RewardTerms:
         self._may_be_none = may_be_none
 
     def score(self, group: TrajectoryGroup) -> tuple[Outcome, ...]:
-        """An outcome per response, in order; a batched term is asked about this group at once. Never raises for what a
-        response or a grader does."""
+        """Return an outcome per response, in order; a batched term is called once for the group. Bad responses and failing
+        graders raise nothing."""
         prompt, responses = group.prompt, [trajectory.text for trajectory in group.trajectories]
         asked = {
-            index: self._ask_about_group(index, prompt, responses)
+            index: self._call_on_group(index, prompt, responses)
             for index, term in enumerate(self.terms)
             if term.batched and term.counts_for(prompt.data_source)
         }
@@ -112,52 +115,52 @@ class RewardTerms:
             for number, response in enumerate(responses)
         )
 
-    def _ask_about_group(self, index: int, prompt: Prompt, responses: Sequence[str]) -> list[TermAnswer]:
-        def ask(ranges: Sequence[range]) -> list[list[TermAnswer] | Invalid]:
+    def _call_on_group(self, index: int, prompt: Prompt, responses: Sequence[str]) -> list[TermAnswer]:
+        def call(ranges: Sequence[range]) -> list[list[TermAnswer] | Invalid]:
             return [
-                self.ask_batched(index, [prompt] * len(each), [responses[place] for place in each]) for each in ranges
+                self.call_batched(index, [prompt] * len(each), [responses[place] for place in each]) for each in ranges
             ]
 
-        return ask_in_halves(len(responses), ask, halve=self.terms[index].halve)
+        return call_with_bisection(len(responses), call, halve=self.terms[index].halve)
 
     def score_response(self, prompt: Prompt, response: str) -> Outcome:
-        """The outcome of one response to a prompt, where no term is batched."""
+        """Score one response to a prompt, when no term is batched."""
         return self._outcome(prompt, response, {})
 
     def _outcome(self, prompt: Prompt, response: str, batched: Mapping[int, TermAnswer]) -> Outcome:
         try:
-            answers = self.ask(prompt, response)
+            answers = self.call(prompt, response)
         except MemoryError as error:
             return Invalid(MEMORY, str(error))
         return combine(self.terms, {**answers, **batched}, prompt.data_source, may_be_none=self._may_be_none)
 
-    def ask(self, prompt: Prompt, response: str) -> dict[int, TermAnswer]:
-        """What the terms that are not batched say, by their place, up to the first failure.
+    def call(self, prompt: Prompt, response: str) -> dict[int, TermAnswer]:
+        """Call the terms that are not batched, up to the first failure. Returns: their answers by index.
 
-        Raises: MemoryError, after which the process may be short of memory for what comes next. Nothing else that is the
-            fault of a response or a grader.
+        Raises: MemoryError, after which the process may lack memory for the next call. Other faults of a response or a grader
+            are returned as Invalid.
         """
         answers: dict[int, TermAnswer] = {}
         for index, term in enumerate(self.terms):
             if term.batched or not term.counts_for(prompt.data_source):
                 continue
             reward: Any = term.reward
-            found = _tried(term.name, lambda reward=reward: reward(prompt, response))  # type: ignore[misc]
+            found = _call_term(term.name, lambda reward=reward: reward(prompt, response))  # type: ignore[misc]
             answers[index] = answer = found if isinstance(found, Invalid) else _value(found[0], term.name)
             if isinstance(answer, Invalid):
                 break
         return answers
 
-    def ask_batched(
+    def call_batched(
         self, index: int, prompts: Sequence[Prompt], responses: Sequence[str]
     ) -> list[TermAnswer] | Invalid:
-        """What a batched term says of these responses: one answer each; Invalid when the call as a whole failed.
+        """Call a batched term. Returns: one answer per response; Invalid when the call as a whole failed.
 
-        Raises: MemoryError, as ``ask``.
+        Raises: MemoryError, as ``call``.
         """
         term = self.terms[index]
         reward: Any = term.reward
-        found = _tried(term.name, lambda: reward(prompts, responses))
+        found = _call_term(term.name, lambda: reward(prompts, responses))
         if isinstance(found, Invalid):
             return found
         results = found[0].tolist() if isinstance(found[0], np.ndarray) else found[0]
@@ -170,18 +173,18 @@ class RewardTerms:
         return [_value(result, term.name) for result in results]
 
 
-def _tried(name: str, ask: Callable[[], Any]) -> tuple[Any] | Invalid:
-    """What a term returned, or why it did not. Raises: MemoryError."""
+def _call_term(name: str, call: Callable[[], Any]) -> tuple[Any] | Invalid:
+    """Call a term. Returns: a tuple of its result, or Invalid when it raised. Raises: MemoryError."""
     try:
-        return (ask(),)
+        return (call(),)
     except NoRewardForSource as error:
         return Invalid(NO_REWARD, f"{name}: {error}")
     except NotScored as error:
         return Invalid(error.reason, f"{name}: {error}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a grader may fail in any way; it is counted and shown
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a grader may fail in any way; it is counted and reported
         described = f"{name}: {_describe(error)}"
         if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
-            raise MemoryError(described) from None  # without the frames that hold the memory
+            raise MemoryError(described) from None  # drop the frames, which hold the memory
         return Invalid(EXCEPTION, described)
 
 
@@ -198,7 +201,7 @@ def _number(value: Any, name: str) -> float | Invalid:
         return Invalid(NOT_A_NUMBER, f"{name}: returned {_shown(value)}; a number is expected")
     try:
         number = float(value)
-    except OverflowError:  # an integer of more than 308 digits
+    except OverflowError:  # an integer with more than 308 digits
         number = math.inf
     if not abs(number) <= LARGEST:
         return Invalid(NOT_FINITE, f"{name}: returned {number}")
@@ -206,7 +209,7 @@ def _number(value: Any, name: str) -> float | Invalid:
 
 
 def _extras(result: Any, name: str) -> list[tuple[str, float]]:
-    """The finite numbers beside "score"; the rest is left out."""
+    """Return the finite numbers beside "score"; other values are dropped."""
     if not isinstance(result, Mapping):
         return []
     numbers = [(str(key), _number(value, name)) for key, value in result.items() if key != "score"]
@@ -214,14 +217,14 @@ def _extras(result: Any, name: str) -> list[tuple[str, float]]:
 
 
 def _texts(result: Any) -> list[tuple[str, str]]:
-    """The texts beside "score", each up to LONGEST_TEXT."""
+    """Return the texts beside "score", each cut to LONGEST_TEXT characters."""
     if not isinstance(result, Mapping):
         return []
     return [(str(key), value[:LONGEST_TEXT]) for key, value in result.items() if isinstance(value, str)]
 
 
 def _describe(error: BaseException) -> str:
-    """An error in at most 500 characters: some quote the whole response."""
+    """Describe an error in at most 500 characters: some errors quote the whole response."""
     text = str(error) if isinstance(error, PosttrainError) else traceback.format_exception_only(error)[-1].strip()
     return text if len(text) <= 500 else f"{text[:500]}…"
 

@@ -1,4 +1,4 @@
-"""The scorer of a run: in this process where every term is known to be quick, in workers that can be killed elsewhere."""
+"""The scorer of a run: in the training process when every term is quick, else in worker processes that can be killed."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from posttrain.processes.limits import CRASHED, Limits
 from posttrain.processes.pool import Answer, Reply, WorkerPool
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
-from posttrain.rewards.halves import ask_in_halves
+from posttrain.rewards.bisection import call_with_bisection
 from posttrain.rewards.in_worker import FACTORY, answer_of, plain_prompt
 from posttrain.rewards.load import load_rewards, terms_of
 from posttrain.rewards.score import RewardTerms, Term, TermAnswer, combine
 from posttrain.rewards.where import runs_here
 
-MOST_WORKERS = 4  # unless the configuration says otherwise
+MOST_WORKERS = 4  # default upper bound
 
 
 class Scorer(GroupScorer, Protocol):
-    """A GroupScorer that may hold processes."""
+    """A GroupScorer that may own processes."""
 
-    def hopeful(self, group: TrajectoryGroup) -> list[Future[bool]]:
-        """Per response of a group that was begun, whether no term has failed: as soon as those have answered that are asked
-        about one response at a time."""
+    def scorable(self, group: TrajectoryGroup) -> list[Future[bool]]:
+        """Return, per response of a begun group, a future: True when no per-response term failed. Each resolves as soon as the
+        terms that score one response at a time have answered."""
         ...
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         ...
 
 
 def start_rewards(config: RewardConfig, *, hidden: Collection[str] = ()) -> Scorer:
-    """The scorer of a run; where it needs workers, these are started and have loaded, without the environment variables
+    """Start the scorer of a run; its workers, when needed, have loaded on return and do not see the environment variables
     called ``hidden``.
 
     Raises: ConfigError with the problems of all terms.
@@ -50,15 +50,15 @@ def start_rewards(config: RewardConfig, *, hidden: Collection[str] = ()) -> Scor
 
 
 class ScorerHere:
-    """Scores when it is asked to, in this process."""
+    """Scores synchronously, in this process."""
 
     def __init__(self, terms: RewardTerms):
         self._terms = terms
 
     def begin(self, group: TrajectoryGroup) -> None:
-        """Nothing: in the background it would only take time from the sampler."""
+        """No-op: scoring in the background would only take time from the sampler."""
 
-    def hopeful(self, group: TrajectoryGroup) -> list[Future[bool]]:
+    def scorable(self, group: TrajectoryGroup) -> list[Future[bool]]:
         found: list[Future[bool]] = [Future() for _ in group.trajectories]
         for future, outcome in zip(found, self._terms.score(group), strict=True):
             future.set_result(isinstance(outcome, Reward))
@@ -68,17 +68,17 @@ class ScorerHere:
         return [self._terms.score(group) for group in groups]
 
     def keep_in(self, folder: Path) -> None:
-        """Nothing is kept."""
+        """No-op: nothing is cached."""
 
     def take_costs(self) -> dict[str, float]:
         return {}
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """No-op: there is no process to end."""
 
 
 class ScorerInWorkers:
-    """Scores response by response in workers, as soon as a group is there; batched terms when all groups are."""
+    """Scores each response in workers as soon as its group is complete; batched terms run once all groups are complete."""
 
     def __init__(self, config: RewardConfig, *, hidden: Collection[str] = ()):
         self._terms = terms_of(config)
@@ -103,32 +103,32 @@ class ScorerInWorkers:
         if id(group) not in self._begun:
             self._begun[id(group)] = group, self._ask(group) if self._one_by_one else []
 
-    def hopeful(self, group: TrajectoryGroup) -> list[Future[bool]]:
+    def scorable(self, group: TrajectoryGroup) -> list[Future[bool]]:
         _, asked = self._begun[id(group)]
         found: list[Future[bool]] = [Future() for _ in group.trajectories]
         for future, reply in zip(found, asked, strict=bool(asked)):
-            reply.add_done_callback(partial(self._tell, future, group.prompt))
+            reply.add_done_callback(partial(self._resolve, future, group.prompt))
         for future in found[len(asked) :]:
             future.set_result(True)
         return found
 
-    def _tell(self, hope: Future[bool], prompt: Prompt, reply: Future[Reply]) -> None:
+    def _resolve(self, scorable: Future[bool], prompt: Prompt, reply: Future[Reply]) -> None:
         failed = any(isinstance(answer, Invalid) for answer in self._answers(reply.result(), prompt).values())
-        if hope.set_running_or_notify_cancel():
-            hope.set_result(not failed)
+        if scorable.set_running_or_notify_cancel():
+            scorable.set_result(not failed)
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         for group in groups:
             self.begin(group)
         batched = {
-            index: self._ask_batched(index, term, groups) for index, term in enumerate(self._terms) if term.batched
+            index: self._call_batched(index, term, groups) for index, term in enumerate(self._terms) if term.batched
         }
         outcomes = [self._outcomes(group, batched) for group in groups]
-        self._begun.clear()  # also of groups that were begun and are not wanted any more
+        self._begun.clear()  # drops groups that were begun and are no longer wanted
         return outcomes
 
     def keep_in(self, folder: Path) -> None:
-        """Nothing is kept."""
+        """No-op: nothing is cached."""
 
     def take_costs(self) -> dict[str, float]:
         return {}
@@ -143,9 +143,9 @@ class ScorerInWorkers:
             for trajectory in group.trajectories
         ]
 
-    def _ask_batched(self, index: int, term: Term, groups: Sequence[TrajectoryGroup]) -> Iterator[TermAnswer]:
-        """Ask about all responses that a batched term counts for, again in halves where that fails; what it says of each, in
-        their order."""
+    def _call_batched(self, index: int, term: Term, groups: Sequence[TrajectoryGroup]) -> Iterator[TermAnswer]:
+        """Call a batched term on all responses that it counts for, on halves again where that fails. Yields: its answers, in the
+        order of the responses."""
         counting = [
             (group.prompt, trajectory.text)
             for group in groups
@@ -154,7 +154,7 @@ class ScorerInWorkers:
         ]
         prompts, responses = [plain_prompt(prompt) for prompt, _ in counting], [response for _, response in counting]
 
-        def ask(ranges: Sequence[range]) -> list[list[TermAnswer] | Invalid]:
+        def call(ranges: Sequence[range]) -> list[list[TermAnswer] | Invalid]:
             calls = [
                 {
                     "term": index,
@@ -166,10 +166,10 @@ class ScorerInWorkers:
             replies = [self._pool.submit(call, seed=index) for call in calls]
             return [_batch_of(reply.result(), len(each)) for reply, each in zip(replies, ranges, strict=True)]
 
-        return iter(ask_in_halves(len(counting), ask, halve=term.halve))
+        return iter(call_with_bisection(len(counting), call, halve=term.halve))
 
     def _outcomes(self, group: TrajectoryGroup, batched: Mapping[int, Iterator[TermAnswer]]) -> tuple[Outcome, ...]:
-        """``batched`` is taken from, so groups must come in the order in which they were asked about."""
+        """Build the outcomes of a group. Consumes ``batched``, so groups must come in the order of the batched calls."""
         source = group.prompt.data_source
         _, asked = self._begun[id(group)]
         outcomes = []
@@ -180,7 +180,7 @@ class ScorerInWorkers:
         return tuple(outcomes)
 
     def _answers(self, reply: Reply, prompt: Prompt) -> dict[int, TermAnswer]:
-        """What the terms that are not batched say. Where the worker itself failed, the first of them did."""
+        """Return the answers of the terms that are not batched; the failure of a worker is the answer of the first."""
         counting = [
             index for index, term in enumerate(self._terms) if not term.batched and term.counts_for(prompt.data_source)
         ]
@@ -199,7 +199,7 @@ class ScorerInWorkers:
 
 
 def _batch_of(reply: Reply, count: int) -> list[TermAnswer] | Invalid:
-    """The answers in a reply about many responses, or why the call failed."""
+    """Return the answers in a reply about many responses, or the reason why the call failed."""
     if not isinstance(reply, Answer):
         return Invalid(reply.reason, reply.detail)
     values: Any = reply.value

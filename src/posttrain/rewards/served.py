@@ -1,7 +1,7 @@
-"""Terms that ask a server, beside those that are functions.
+"""Reward terms that query a server, scored together with the terms that are functions.
 
-They are asked in a thread of the process that trains, which waits but does not work, from the moment a group's last response
-is done. A response that another term, asked about one response at a time, could not score costs nothing.
+A thread of the training process, which only waits, sends the requests as soon as a group's last response is complete. A
+response that a per-response term could not score causes no request.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.reward import NotScored
 from posttrain.processes.limits import CRASHED, EXCEPTION
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
-from posttrain.rewards.asking import AskingReward, Result
 from posttrain.rewards.background import background
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.score import LARGEST, NOT_FINITE
 from posttrain.rewards.scorer import Scorer, start_rewards
+from posttrain.rewards.server_reward import Result, ServerReward
 from posttrain.rewards.sources import ASK_A_SERVER
 
-# What the server terms said of a response, by their place among them; those behind a failure are missing.
+# Answers of the server terms about a response, by index; those after a failure are missing.
 Answers = dict[int, Result]
 
 
@@ -33,16 +33,16 @@ Answers = dict[int, Result]
 class ServerTerm:
     name: str
     weight: float
-    reward: AskingReward
-    data_sources: frozenset[str] = frozenset()  # it counts for prompts of these only; empty means all
+    reward: ServerReward
+    data_sources: frozenset[str] = frozenset()  # the prompts the term applies to; empty means all
 
 
 def start_scorer(config: RewardConfig) -> Scorer:
-    """The scorer of a run, with everything that it needs.
+    """Start the scorer of a run, with its workers and servers.
 
     Raises: ConfigError with the problems of all terms.
     """
-    asks = [asks_a_server(term) for term in config.terms]
+    asks = [queries_a_server(term) for term in config.terms]
     if not any(asks):
         return start_rewards(config)
     served = _load(config)
@@ -55,25 +55,25 @@ def start_scorer(config: RewardConfig) -> Scorer:
 
 
 def _variables(config: RewardConfig) -> Iterator[str]:
-    """Names of the environment variables that hold keys of servers. They are for this process, which asks; the workers, which
-    run other people's functions, do not get them."""
+    """Yield the environment variables that hold keys of servers. Only this process, which sends the requests, sees them; the
+    workers, which run users' functions, do not."""
     for term in config.terms:
-        if asks_a_server(term):
+        if queries_a_server(term):
             yield from (term.options.get("headers_from_env") or {}).values()
             if term.options.get("api_key_env"):
                 yield term.options["api_key_env"]
 
 
-def asks_a_server(term: RewardTerm) -> bool:
+def queries_a_server(term: RewardTerm) -> bool:
     return term.path is None and term.name in ASK_A_SERVER
 
 
 class ScorerWithServers(Scorer):
-    """Adds weight x value of the server terms to what the rest gives. A response that a term of the rest could not score, or
-    an earlier server term, is not asked about (batched terms are asked at the end and cannot prevent it)."""
+    """Adds weight x value of the server terms to the other terms. Responses that a per-response term or an earlier server
+    term could not score are not sent (batched terms run last and cannot prevent it)."""
 
     def __init__(self, served: Sequence[ServerTerm], config: RewardConfig, rest: Scorer):
-        """``config`` is that of the rest."""
+        """``config`` is the configuration of the other terms."""
         self._served = tuple(served)
         self._config = config
         self._rest = rest
@@ -82,44 +82,44 @@ class ScorerWithServers(Scorer):
     def begin(self, group: TrajectoryGroup) -> None:
         if id(group) in self._begun:
             return
-        if self._rest_has_a_say(group):
+        if self._rest_counts_for(group):
             self._rest.begin(group)
-            ready = self._rest.hopeful(group)
+            ready = self._rest.scorable(group)
         else:
             ready = [_done(True) for _ in group.trajectories]
-        self._begun[id(group)] = group, background().begin(self._ask_about(group, ready))
+        self._begun[id(group)] = group, background().begin(self._score_on_servers(group, ready))
 
-    async def _ask_about(self, group: TrajectoryGroup, ready: Sequence[Future[bool]]) -> list[Answers]:
+    async def _score_on_servers(self, group: TrajectoryGroup, ready: Sequence[Future[bool]]) -> list[Answers]:
         terms = [(place, term) for place, term in enumerate(self._served) if _counts(term.data_sources, group)]
 
-        async def about(response: str, hope: Future[bool]) -> Answers:
+        async def answers_about(response: str, scorable: Future[bool]) -> Answers:
             answers: Answers = {}
-            worth_it: bool = await asyncio.wrap_future(hope)
-            if worth_it:
+            ask_server: bool = await asyncio.wrap_future(scorable)
+            if ask_server:
                 for place, term in terms:
-                    answers[place] = result = await term.reward.ask(group.prompt, response)
+                    answers[place] = result = await term.reward.score_one(group.prompt, response)
                     if isinstance(result, Exception):
                         break
             return answers
 
         texts = [trajectory.text for trajectory in group.trajectories]
-        return await asyncio.gather(*map(about, texts, ready))
+        return await asyncio.gather(*map(answers_about, texts, ready))
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         for group in groups:
             self.begin(group)
-        rest = iter(self._rest.score([group for group in groups if self._rest_has_a_say(group)]))
+        rest = iter(self._rest.score([group for group in groups if self._rest_counts_for(group)]))
         scored = []
         for group in groups:
-            own = next(rest) if self._rest_has_a_say(group) else [Reward(0.0)] * len(group.trajectories)
+            own = next(rest) if self._rest_counts_for(group) else [Reward(0.0)] * len(group.trajectories)
             scored.append(tuple(map(self._with_servers, own, self._answers(group))))
-        self._begun.clear()  # also of groups that were begun and are not wanted any more
+        self._begun.clear()  # drops groups that were begun and are no longer wanted
         return scored
 
     def _answers(self, group: TrajectoryGroup) -> list[Answers]:
         try:
             return self._begun[id(group)][1].result()
-        except (Exception, CancelledError) as error:  # noqa: BLE001 - counted and shown, as any other failure
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - counted and reported, as any other failure
             return [dict.fromkeys(range(len(self._served)), _as_exception(error))] * len(group.trajectories)
 
     def _with_servers(self, outcome: Outcome, answers: Answers) -> Outcome:
@@ -129,20 +129,20 @@ class ScorerWithServers(Scorer):
         return outcome
 
     def keep_in(self, folder: Path) -> None:
-        """The run's folder, for answers that a resumed run need not pay again. Raises: ConfigError."""
+        """Cache answers in the run's folder, so that a resumed run does not pay for them again. Raises: ConfigError."""
         for term in self._served:
             term.reward.keep_in(folder)
 
     def take_costs(self) -> dict[str, float]:
-        """reward/cost/<term>/<name> since this was called before."""
+        """Return reward/cost/<term>/<name> since the previous call."""
         return {
             f"reward/cost/{term.name}/{name}": float(count)
             for term in self._served
             for name, count in term.reward.take_counts().items()
         }
 
-    def hopeful(self, group: TrajectoryGroup) -> list[Future[bool]]:
-        return self._rest.hopeful(group)
+    def scorable(self, group: TrajectoryGroup) -> list[Future[bool]]:
+        return self._rest.scorable(group)
 
     def close(self) -> None:
         for _, future in self._begun.values():
@@ -151,8 +151,8 @@ class ScorerWithServers(Scorer):
             term.reward.close()
         self._rest.close()
 
-    def _rest_has_a_say(self, group: TrajectoryGroup) -> bool:
-        """Whether one of the other terms counts for a group; also where no term at all does, which they report."""
+    def _rest_counts_for(self, group: TrajectoryGroup) -> bool:
+        """Return True when another term counts for a group, or no term does, which the other terms report."""
         served = any(_counts(term.data_sources, group) for term in self._served)
         return not served or any(_counts(frozenset(term.data_sources), group) for term in self._config.terms)
 
@@ -184,11 +184,11 @@ def _added(outcome: Outcome, term: ServerTerm, result: float | Exception) -> Out
 
 
 def term_names(terms: Sequence[RewardTerm]) -> list[str]:
-    """What the terms of a reward are called in metrics and records, in their order. Those that ask a server are named after the
-    others; a name used again becomes name_2."""
+    """Return the terms' names for metrics and records, in their order. Terms that query a server are named after the others; a
+    repeated name becomes name_2."""
     used: Counter[str] = Counter()
     names = [""] * len(terms)
-    for index in sorted(range(len(terms)), key=lambda index: asks_a_server(terms[index])):
+    for index in sorted(range(len(terms)), key=lambda index: queries_a_server(terms[index])):
         name = terms[index].name
         used[name] += 1
         names[index] = name if used[name] == 1 else f"{name}_{used[name]}"
@@ -196,10 +196,10 @@ def term_names(terms: Sequence[RewardTerm]) -> list[str]:
 
 
 def _load(config: RewardConfig) -> list[ServerTerm]:
-    """Raises: ConfigError with the problems of all server terms."""
+    """Build the server terms. Raises: ConfigError with the problems of all of them."""
     terms, problems = [], []
     for index, (term, name) in enumerate(zip(config.terms, term_names(config.terms), strict=True)):
-        if not asks_a_server(term):
+        if not queries_a_server(term):
             continue
         try:
             reward: Callable[..., object] = built_in(term.name, term.options)
@@ -208,7 +208,7 @@ def _load(config: RewardConfig) -> list[ServerTerm]:
                 replace(problem, field=f"reward.terms.{index}.{problem.field or 'name'}") for problem in error.problems
             ]
         else:
-            assert isinstance(reward, AskingReward)
+            assert isinstance(reward, ServerReward)
             terms.append(ServerTerm(name, term.weight, reward, frozenset(term.data_sources)))
     if problems:
         raise ConfigError(problems)
@@ -216,7 +216,7 @@ def _load(config: RewardConfig) -> list[ServerTerm]:
 
 
 def _at_its_place(problem: Problem, places: Sequence[int]) -> Problem:
-    """A problem of the rest, whose terms are numbered without those that ask a server."""
+    """Restore the index of a term in a problem: the other terms are numbered without those that query a server."""
     parts = problem.field.split(".")
     if parts[:2] != ["reward", "terms"] or len(parts) < 3 or not parts[2].isdigit():
         return problem

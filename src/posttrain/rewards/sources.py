@@ -1,4 +1,4 @@
-"""Which scorer a prompt's data source asks for: verl's table, SkyRL's environments, and this package's own."""
+"""The scorer of each data source: verl's table, SkyRL's environments, and this package's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from posttrain.errors import Problem, did_you_mean
 
-NO_REWARD = "no_reward_for_data_source"  # the word of Invalid.reason
-ASK_A_SERVER = ("http", "llm_judge")  # terms of their own: they are asked about many responses at once
+NO_REWARD = "no_reward_for_data_source"  # value of Invalid.reason
+ASK_A_SERVER = ("http", "llm_judge")  # terms of their own: they batch their requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +21,10 @@ class Route:
 
 
 class NoRewardForSource(Exception):
-    """Nothing is known that scores prompts of this data source."""
+    """No scorer is known for the prompt's data source."""
 
 
-# Names with a * at the end stand for all that begin so; exact names come first.
+# A name with a * at the end matches every name with that prefix; exact names take precedence.
 TABLE: dict[str, Route] = {
     "openai/gsm8k": Route(scorer="gsm8k"),
     **dict.fromkeys(
@@ -40,12 +40,12 @@ TABLE: dict[str, Route] = {
         f"searchR1_{part}": Route(scorer="search")
         for part in ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
     },
-    # verl scores by the first ten tests alone: when all tests do not pass, by the share of those.
+    # verl scores by the first ten tests only: when not all tests pass, by the share of those ten that do.
     **dict.fromkeys(
         ("codecontests", "apps", "codeforces", "taco"),
         Route(scorer="code", options={"continuous": True, "max_tests": 10}),
     ),
-    # SkyRL's environments, where env_class is what names the task
+    # SkyRL's environments, whose env_class names the task
     "gsm8k": Route(scorer="gsm8k", options={"which": "first"}),
     "aime": Route(scorer="math_dapo", options={"box_fallback": False, "stop_at_tag": True}),
     "search": Route(scorer="search", options={"max_answer_tags": None}),
@@ -54,12 +54,12 @@ TABLE: dict[str, Route] = {
     "reasoning_gym/*": Route(scorer="reasoning_gym"),
     "posttrain/count_shapes": Route(scorer="exact_match"),
 }
-# Data sources whose scorers need several turns with tools, which a later version can.
+# Data sources whose scorers need several turns with tools, planned for a later version.
 PLANNED = ("searchcode",)
 
 
 def find_route(data_source: str, more: Mapping[str, Route]) -> Route | None:
-    """The scorer of a data source; ``more`` comes before the table. None when there is none."""
+    """Return the scorer of a data source; ``more`` takes precedence over the table. None without one."""
     for table in (more, TABLE):
         if data_source in table:
             return table[data_source]
@@ -70,7 +70,7 @@ def find_route(data_source: str, more: Mapping[str, Route]) -> Route | None:
 
 
 def no_route(data_source: str, more: Mapping[str, Route]) -> Problem:
-    """What to tell where ``find_route`` finds nothing."""
+    """Describe the problem of a data source without a scorer."""
     if data_source in PLANNED:
         return Problem(
             f"the scorer of data source {data_source!r} is planned; this version cannot run the tools that it needs",

@@ -1,11 +1,11 @@
-"""What stands between two markers, found in one pass: a regular expression with .*? is quadratic on markers that never
-close, and a response may be made of nothing else."""
+"""Text between two markers, found in one pass: a regular expression with .*? takes quadratic time on markers that never
+close, and a response may consist of nothing else."""
 
 from __future__ import annotations
 
 
 def spans(text: str, opening: str, closing: str) -> list[str]:
-    """The texts between each ``opening`` and the next ``closing`` after it, in order, without overlaps."""
+    """Return the texts between each ``opening`` and the next ``closing`` after it, in order, without overlaps."""
     found = []
     position = 0
     while (start := text.find(opening, position)) >= 0:
@@ -18,8 +18,8 @@ def spans(text: str, opening: str, closing: str) -> list[str]:
 
 
 def braced(text: str, start: int, *, skip_quoted: bool = False) -> tuple[str, int] | None:
-    """The content of the first {…} at or after ``start`` whose braces match, and where it ends; None when there is no
-    brace or it never closes. ``skip_quoted``: braces between double quotes are not counted."""
+    """Return the content of the first {…} at or after ``start`` whose braces match, and its end; None when there is no brace
+    or it never closes. ``skip_quoted``: braces between double quotes are not counted."""
     first = text.find("{", start)
     depth, quoted = 0, False
     for position in range(first, len(text)) if first >= 0 else ():
@@ -36,19 +36,19 @@ def braced(text: str, start: int, *, skip_quoted: bool = False) -> tuple[str, in
 
 
 def last_boxed(text: str, *, skip_quoted: bool = False) -> str | None:
-    r"""The content of the last \boxed{…}; None when there is none or its braces do not match."""
+    r"""Return the content of the last \boxed{…}; None when there is none or its braces do not match."""
     start = text.rfind(r"\boxed{")
     found = braced(text, start, skip_quoted=skip_quoted) if start >= 0 else None
     return found[0] if found else None
 
 
 def after_think(response: str) -> str:
-    """What follows the last </think>; all of it when there is none."""
+    """Return the text after the last </think>; the whole text when there is none."""
     return response.rpartition("</think>")[2]
 
 
 def thinks_then_boxes(response: str) -> bool:
-    r"""Whether a response begins with <think>, closes it, and has a \boxed{…} with a closing brace after that."""
+    r"""Return True when a response begins with <think>, closes it, and has a \boxed{…} with a closing brace after that."""
     closed = response.find("</think>") if response.startswith("<think>") else -1
     box = response.find("\\boxed{", closed) if closed >= 0 else -1
     return box >= 0 and "}" in response[box:]

@@ -1,4 +1,4 @@
-"""A reward function from the user's own Python file, or from a module that is installed (pkg://)."""
+"""Reward functions from the user's own Python file, or from an installed module (pkg://)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from posttrain.errors import ConfigError, PosttrainError, Problem, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
 from posttrain.records.prompts import Prompt
 
-# What a function is called with, by keyword: verl's compute_score.
+# Keyword arguments of a function: verl's compute_score.
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
-# And one that is asked about many responses at once.
+# Keyword arguments of a batched function.
 BATCH_KEYWORDS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
-# How a path says that it is a module's name, or a file's.
+# Prefixes of a path: a module's name, or a file.
 PACKAGE = "pkg://"
 FILE = "file://"
 
@@ -38,7 +38,7 @@ class UserRewardError(PosttrainError):
 
 
 def check_function(path: str, name: str) -> None:
-    """Whether the file or module is there, is Python, and defines ``name``. Runs nothing of it.
+    """Check, without running it, that the file or module exists, is Python, and defines ``name``.
 
     Raises: ConfigError.
     """
@@ -59,9 +59,9 @@ def check_function(path: str, name: str) -> None:
 
 
 def source_file(path: str) -> Path:
-    """The file behind a path: my.py, ~/my.py, file:///home/ann/my.py, or pkg://package.module. Imports nothing.
+    """Return the file of a path: my.py, ~/my.py, file:///home/ann/my.py, or pkg://package.module. Imports nothing.
 
-    Raises: ConfigError when there is none.
+    Raises: ConfigError when it does not exist.
     """
     if path.startswith(PACKAGE):
         return _module_file(path.removeprefix(PACKAGE))
@@ -75,7 +75,7 @@ def source_file(path: str) -> Path:
 
 
 def _module_file(module: str) -> Path:
-    """The file of a module, found part by part: to ask for a submodule at once would import the packages around it."""
+    """Find the file of a module part by part: looking up a submodule directly would import the packages around it."""
     folders: list[str] | None = None
     file = None
     for count in range(1, len(parts := module.split(".")) + 1):
@@ -92,15 +92,14 @@ def _module_file(module: str) -> Path:
 
 
 def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
-    """The reward made of the function ``name`` in the file or module, called with KEYWORDS and ``options`` (which win, as
-    in verl). A function that gives its parameters other names is called with the four by position.
+    """Build a reward from the function ``name`` in the file or module, called with KEYWORDS and ``options`` (which take
+    precedence, as in verl). A function with other parameter names is called with the four by position.
 
-    The function returns a number, or a mapping with its number under "score"; other numbers in the mapping are logged
-    beside it. It may be async: what it returns is awaited. It gets copies, so what it changes in extra_info is gone at the
-    next call.
+    The function returns a number, or a mapping with its number under "score"; other numbers in the mapping are logged. It may
+    be async. It receives copies, so its changes to extra_info are lost after the call.
 
-    Raises: ConfigError when the file or function is missing, the file fails on import, or the function cannot be
-    called so.
+    Raises: ConfigError when the file or function is missing, the file fails on import, or the function cannot be called with
+        these arguments.
     """
     function, file = _find(path, name)
     by_position = _called_by_position(function, path, name, options)
@@ -108,8 +107,8 @@ def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
 
 
 def load_batched_function(path: str, name: str, options: Mapping[str, Any]) -> BatchedRewardFn:
-    """The reward made of a function that is called once with lists, by the keywords BATCH_KEYWORDS and ``options`` (which
-    win), and returns a list with what ``load_function``'s returns for one response. It may be async, and gets copies.
+    """Build a reward from a function that is called once with lists, by the keywords BATCH_KEYWORDS and ``options`` (which
+    take precedence), and returns a list of results as for ``load_function``. It may be async, and receives copies.
 
     Raises: ConfigError, as ``load_function``.
     """
@@ -144,7 +143,7 @@ def _score_batch(
 
 
 def _find(path: str, name: str) -> tuple[Callable[..., Any], Path]:
-    """A function and the file that it stands in. Raises: ConfigError."""
+    """Return a function and its file. Raises: ConfigError."""
     check_function(path, name)
     file = source_file(path)
     module = _import_module(path, file) if path.startswith(PACKAGE) else _import_file(file)
@@ -155,7 +154,7 @@ def _find(path: str, name: str) -> tuple[Callable[..., Any], Path]:
 
 
 def _called_by_position(function: Callable[..., Any], path: str, name: str, options: Mapping[str, Any]) -> bool:
-    """How a function can be called with the four values and the options. Raises ConfigError when it cannot."""
+    """Return True when a function takes the four values by position, False by keyword. Raises: ConfigError for neither."""
     signature = inspect.signature(function)
     values = dict.fromkeys(KEYWORDS)
     try:
@@ -163,7 +162,7 @@ def _called_by_position(function: Callable[..., Any], path: str, name: str, opti
         return False
     except TypeError as error:
         more = {option: value for option, value in options.items() if option not in KEYWORDS}
-        # With one of the four names in it, the function means the others by name as well, and one of them is wrong.
+        # A parameter with one of the four names shows that the function means keywords, and that another name is wrong.
         if not set(KEYWORDS) & set(signature.parameters):
             try:
                 signature.bind(*values.values(), **more)
@@ -185,7 +184,7 @@ def _score(
     options: Mapping[str, Any],
     by_position: bool,
 ) -> Any:
-    """What the function returns. Raises UserRewardError when it raises."""
+    """Call the function. Raises: UserRewardError when it raises."""
     arguments = {
         "data_source": prompt.data_source,
         "solution_str": response,
@@ -198,11 +197,11 @@ def _score(
 
 
 def _called(function: Callable[..., Any], positional: Sequence[Any], arguments: Mapping[str, Any], file: str) -> Any:
-    """Raises: UserRewardError."""
+    """Call the function and await its result. Raises: UserRewardError."""
     try:
         result = function(*positional, **arguments)
         return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-    except (Exception, SystemExit) as error:  # a user's program: it may fail in any way, and its exit() is not ours
+    except (Exception, SystemExit) as error:  # a user's program may fail in any way, and its exit() must not end ours
         raise UserRewardError(f"{_place(error, file)}: {_said(error)}") from error
 
 
@@ -211,7 +210,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def _place(error: BaseException, file: str) -> str:
-    """file:line of the last frame in the user's own file, however deep in a library the error was raised."""
+    """Return file:line of the last frame in the user's own file, even when a library raised the error."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else file
 
@@ -221,8 +220,8 @@ def _said(error: BaseException) -> str:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Run the file as a module of its own name. Files of the same name in different folders stay apart; a file that is
-    asked for twice is run once, unless it has changed."""
+    """Run the file as a module with a unique name. Files of the same name in different folders stay apart; an unchanged
+    file runs once."""
     digest = hashlib.sha256(str(file).encode() + b"\0" + file.read_bytes()).hexdigest()[:12]
     name = f"{file.stem}_{digest}"
     if name in sys.modules:
@@ -231,7 +230,7 @@ def _import_file(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(Problem(f"{file} cannot be imported", fix="give it a name that ends in .py", field="path"))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look modules up by name
+    sys.modules[name] = module  # dataclasses and pickle look up modules by name
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -250,8 +249,8 @@ def _import_module(path: str, file: Path) -> ModuleType:
 
 
 def _other_names(tree: ast.Module) -> set[str]:
-    """Names that are imported, assigned or defined anywhere in a file: what a function can be called besides the plain
-    case; ``*`` for ``from x import *``. Only importing the file tells for sure."""
+    """Return the names that are imported, assigned or defined anywhere in a file, where a function may be defined without
+    def; ``*`` for ``from x import *``. Only importing the file can decide."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -1,12 +1,12 @@
-"""Which rewards may run in the process that trains."""
+"""Choice of the rewards that may run in the training process."""
 
 from __future__ import annotations
 
 from posttrain.config.reward import RewardConfig
 from posttrain.rewards.sources import ASK_A_SERVER
 
-# Rules of this package whose time is linear in the length of the response, whatever it says
-# (tests/unit/rewards/test_nasty_inputs.py), and that call no library. All else runs in workers.
+# Rules of this package that take time linear in the length of any response
+# (tests/unit/rewards/test_nasty_inputs.py) and call no library. All others run in workers.
 QUICK = frozenset(
     {
         "crossthinkqa",
@@ -29,6 +29,6 @@ WORKER_FIELDS = ("workers", "timeout_s", "memory_gib")  # of RewardConfig, witho
 
 
 def runs_here(config: RewardConfig) -> bool:
-    """Whether no term needs a worker. Terms that ask a server do not count."""
+    """Return True when no term needs a worker. Terms that query a server do not count."""
     own = [term for term in config.terms if term.path is not None or term.name not in ASK_A_SERVER]
     return all(term.path is None and term.name in QUICK for term in own)

@@ -362,9 +362,9 @@ def test_ifeval(name: str, arguments: dict[str, Any], keeps: str, breaks: str) -
 @pytest.mark.parametrize(
     ("truth", "message"),
     [
-        (None, "no mapping"),
+        (None, "not a mapping"),
         ("{", "not JSON"),
-        ("[1]", "no mapping"),
+        ("[1]", "not a mapping"),
         ("{}", "no constraint called None"),
         ({"func_name": "validate_no_comma"}, "did you mean validate_no_commas"),
         ({"func_name": "validate_end", "end_phrase": None}, "lacks end_phrase"),

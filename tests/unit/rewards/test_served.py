@@ -27,7 +27,7 @@ from posttrain.rewards.built_in import built_in
 from posttrain.rewards.load import check_rewards
 from posttrain.rewards.scorers import llm_judge
 from posttrain.rewards.scorers.llm_judge import chat_url, conversation, last_line_verdict
-from posttrain.rewards.served import asks_a_server, start_scorer, term_names
+from posttrain.rewards.served import queries_a_server, start_scorer, term_names
 
 
 @dataclass
@@ -722,5 +722,5 @@ def test_a_server_is_not_one_of_the_sources() -> None:
 def test_terms_are_named_in_their_order_and_those_that_ask_a_server_after_the_others() -> None:
     names = ("http", "exact_match", "exact_match")
     given = [RewardTerm(name="http", path="r.py"), *(RewardTerm(name=name) for name in names)]
-    assert asks_a_server(given[1]) and not asks_a_server(given[0])
+    assert queries_a_server(given[1]) and not queries_a_server(given[0])
     assert term_names([given[1], given[0], *given[2:]]) == ["http_2", "http", "exact_match", "exact_match_2"]

@@ -1,4 +1,4 @@
-"""The scorer that the prompt's data source asks for."""
+"""Dispatch to the scorer of the prompt's data source."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from posttrain.rewards.sources import ASK_A_SERVER, NoRewardForSource, Route, fi
 
 @REWARDS.register("by_data_source")
 def by_data_source(*, sources: Mapping[str, Any] | None = None, run_wide: RunWide | None = None) -> RewardFn:
-    """A reward that asks the scorer of the prompt's data source, by the table of ``posttrain.rewards.sources``.
+    """A reward that calls the scorer of the prompt's data source, from the table of ``posttrain.rewards.sources``.
 
-    Args: ``sources`` adds to the table or changes it: a data source (a name ending in * stands for all that begin so) and
-        the name of a scorer, or a mapping with its ``name`` and ``options``.
-    Raises: ConfigError for a scorer in ``sources`` that does not exist.
+    Args: ``sources`` extends or overrides the table: a data source (a name ending in * matches every name with that prefix)
+        and the name of a scorer, or a mapping with its ``name`` and ``options``.
+    Raises: ConfigError for an unknown scorer in ``sources``.
     """
     return Dispatch(routes_of(sources), run_wide)
 
 
 class Dispatch:
-    """The scorers by data source, each made when it is first needed."""
+    """The scorers by data source, each built on first use."""
 
     def __init__(self, more: Mapping[str, Route], run_wide: RunWide | None):
         self._more = dict(more)
@@ -34,14 +34,14 @@ class Dispatch:
         self._made: dict[str, RewardFn] = {}
 
     def __call__(self, prompt: Prompt, response: str) -> float | Mapping[str, object]:
-        """Raises: NoRewardForSource; whatever making the scorer, or the scorer itself, raises."""
+        """Score a response. Raises: NoRewardForSource; any error of the scorer or of its construction."""
         data_source = prompt.data_source
         if find_route(data_source, self._more) is None:
             raise NoRewardForSource(str(no_route(data_source, self._more)))
         return self._of(data_source)(prompt, response)
 
     def check(self, data_source: str) -> None:
-        """Raises RequestError when prompts of this data source cannot be scored."""
+        """Raises: RequestError when prompts of this data source cannot be scored."""
         if find_route(data_source, self._more) is None:
             raise ConfigError(no_route(data_source, self._more))
         self._of(data_source)
@@ -55,9 +55,9 @@ class Dispatch:
 
 
 def routes_of(sources: Mapping[str, Any] | None) -> dict[str, Route]:
-    """The option ``sources`` as routes.
+    """Parse the option ``sources``.
 
-    Raises: ConfigError with everything wrong in it.
+    Raises: ConfigError with all problems.
     """
     routes, problems = {}, []
     for source, said in (sources or {}).items():

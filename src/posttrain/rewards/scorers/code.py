@@ -1,4 +1,4 @@
-"""Programs with test cases: run in a box, and what they print or return compared outside it."""
+"""Programs with test cases, run in a sandbox; their output or return value is compared outside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.sandbox.boxes import Program, Run, run
 from posttrain.sandbox.layers import walls_for
 from posttrain.sandbox.walls import Limits
 
-# Where the options do not say: of one test, and of one program; less where the reward section allows no more.
+# Defaults for one test and for one program, or the limits of the reward section where those are lower.
 _TEST_S = 5.0
 _MIB = 1024
 
@@ -37,15 +37,15 @@ def code(
     function_in: str | None = None,
     run_wide: RunWide | None = None,
 ) -> RewardFn:
-    """A reward of 1 when the program passes all tests, else 0; with ``continuous``, the share of tests that it passes.
+    """A reward of 1 when the program passes all tests, else 0; with ``continuous``, the share of tests passed.
 
-    Args: ``form`` auto calls a function where the reference names one, else the program reads stdin and prints; ``block``
-        says where in the response the program stands (``code_of``); ``timeout_s`` is for one test (null: 5, or time_limit_s
-        where that is less), ``time_limit_s`` for all tests of a response: those not begun by then count as failed (null:
+    Args: ``form`` auto calls a function when the reference names one, else the program reads stdin and prints; ``block``
+        selects the program in the response (``code_of``); ``timeout_s`` is the limit of one test (null: 5, or time_limit_s
+        where that is less), ``time_limit_s`` of all tests of a response: tests not begun by then count as failed (null:
         80 % of reward.timeout_s); ``memory_mib`` of address space (null: 1024, or half of reward.memory_gib where that is
-        less); only the first ``max_tests`` are run; ``tolerance`` is relative, for numbers with decimals; ``tests_in`` and
-        ``function_in`` are keys of extra_info that hold the tests, instead of the reference, and the name of a function.
-    Raises: ConfigError for options that make no sense or contradict the run's, and when this machine cannot box a program in.
+        less); ``max_tests`` runs only the first tests; ``tolerance`` is relative, for numbers with decimals; ``tests_in`` and
+        ``function_in`` are keys of extra_info that hold the tests, in place of the reference, and the name of a function.
+    Raises: ConfigError for invalid options, options that contradict the run's, and a machine without a sandbox.
     """
     check_choice("form", form, Form)
     check_choice("block", block, Block)
@@ -100,7 +100,7 @@ def _score(
     function_in: str | None,
     walls: Sequence[str],
 ) -> Mapping[str, float]:
-    """Raises: ValueError when the reference holds no tests; BoxError when a box could not be made."""
+    """Raises: ValueError when the reference holds no tests; BoxError when a sandbox cannot be created."""
     cases = cases_of(*_tests(prompt, form, tests_in, function_in))[:max_tests]
     source = code_of(response, block)
     passed = 0
@@ -122,23 +122,24 @@ def _score(
 def _tests(
     prompt: Prompt, form: Form, tests_in: str | None, function_in: str | None
 ) -> tuple[object, Form, str | None]:
-    """The tests, how they are to be read, and the name of the function. Raises: ValueError."""
+    """Return the tests, their form, and the name of the function. Raises: ValueError."""
     tests: object = prompt.ground_truth
     if tests_in is not None:
         if tests_in not in prompt.extra_info:
             raise ValueError(f"extra_info has no {tests_in!r}, which is to hold the tests (data.extra_columns)")
         tests = prompt.extra_info[tests_in]
     name = prompt.extra_info.get(function_in) if function_in is not None else None
-    return tests, form, str(name) if name not in (None, "", "None") else None  # "None" is how ROLL's files say that
+    # ROLL's files write "None" for a test without a function.
+    return tests, form, str(name) if name not in (None, "", "None") else None
 
 
 def _program(source: str, case: Case) -> Program:
-    """What goes into the box: the program and its input, never what is expected of it."""
+    """Build the sandboxed program: its source and input, never the expected output."""
     return Program(source=source, stdin=case.stdin, function=case.function, arguments=case.arguments)
 
 
 def passes(done: Run, case: Case, tolerance: float) -> bool:
-    """Whether a run that ended by itself and without an error gave what was expected."""
+    """Return True when a run ended by itself, without an error, and gave the expected result."""
     if not done.finished:
         return False
     if case.function is None:
@@ -147,6 +148,6 @@ def passes(done: Run, case: Case, tolerance: float) -> bool:
     if not found:
         return False
     expected = case.expected
-    # Some datasets wrap the expected value in a list of its own.
+    # Some datasets wrap the expected value in a list.
     wrapped = isinstance(expected, (list, tuple)) and len(expected) == 1
     return same_value(value, expected, tolerance) or (wrapped and same_value(value, expected[0], tolerance))

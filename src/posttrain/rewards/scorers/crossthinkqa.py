@@ -1,4 +1,4 @@
-"""ROLL's CrossThinkQA: the chosen letter and whether it is boxed, in one of three tables."""
+"""ROLL's CrossThinkQA: a reward from the correctness of the chosen letter and its box, by one of three tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.rewards.options import check_choice
 
 RewardType = Literal["loose", "soft", "strict"]
 
-# By (right, boxed).
+# By (correct, boxed).
 _TABLES: dict[RewardType, dict[tuple[bool, bool], float]] = {
     "loose": {(True, True): 1.0, (True, False): 1.0, (False, True): -1.0, (False, False): -1.0},
     "soft": {(True, True): 1.0, (True, False): 0.5, (False, True): -0.5, (False, False): -1.0},
@@ -24,17 +24,17 @@ _TABLES: dict[RewardType, dict[tuple[bool, bool], float]] = {
 
 @REWARDS.register("crossthinkqa")
 def crossthinkqa(*, reward_type: RewardType = "loose") -> RewardFn:
-    """A reward from -1 to 1, with ``acc`` (1 when it is above 0) and ``pred`` (the letter) beside it. ROLL's penalties for
-    repetition and length are terms of their own: repetition and length.
+    """A reward from -1 to 1, with ``acc`` (1 when it is above 0) and ``pred`` (the letter). ROLL's penalties for repetition
+    and length are separate terms: repetition and length.
 
-    Raises: ConfigError for another type.
+    Raises: ConfigError for an unknown type.
     """
     check_choice("reward_type", reward_type, RewardType)
     return partial(_score, table=_TABLES[reward_type])
 
 
 def _score(prompt: Prompt, response: str, *, table: Mapping[tuple[bool, bool], float]) -> dict[str, object]:
-    """Raises ValueError when the reference does not begin with a capital letter."""
+    """Raises: ValueError when the reference does not begin with a capital letter."""
     wanted = wanted_letter(prompt.ground_truth)
     letter, in_box = chosen_letter(response)
     score = table[letter == wanted, in_box]

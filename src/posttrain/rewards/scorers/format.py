@@ -1,4 +1,4 @@
-"""Whether a response has a form, whatever its answer."""
+"""Format check of a response, independent of its answer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TAGS = re.compile(r"</?(?:think|answer)>")
 
 @REWARDS.register("format")
 def format(*, form: Form = "think_answer", score: float = 1.0, otherwise: float = 0.0) -> RewardFn:
-    r"""A reward of ``score`` for a response of the form, else ``otherwise``.
+    r"""A reward of ``score`` for a response in the format, else ``otherwise``.
 
-    Args: ``form`` think_answer is <think>…</think><answer>…</answer>, each tag once, with nothing but blanks around and
-        between; think_boxed begins with <think>, closes it, and has a \boxed{…} after it; answer_tag has an
+    Args: ``form`` think_answer is <think>…</think><answer>…</answer>, each tag once, with only blanks around and between;
+        think_boxed begins with <think>, closes it, and has a \boxed{…} after it; answer_tag has an
         <answer>…</answer>; boxed has a \boxed{…} whose braces match as its last one.
-    Raises: ConfigError for another form.
+    Raises: ConfigError for an unknown form.
     """
     check_choice("form", form, Form)
     return partial(_score, has_form=_FORMS[form], score=score, otherwise=otherwise)

@@ -14,13 +14,13 @@ from posttrain.rewards.spans import last_boxed, thinks_then_boxes
 
 @REWARDS.register("geo3k")
 def geo3k(*, format_share: float = 0.1) -> RewardFn:
-    """A reward of ``1 - format_share`` for the right answer and ``format_share`` for the form, each on its own; ``acc``,
-    ``format`` and ``pred``, the answer as text, beside it."""
+    """A reward of ``1 - format_share`` for the right answer plus ``format_share`` for the format, independently; also ``acc``,
+    ``format`` and ``pred``, the answer as text."""
     return partial(_score, format_share=format_share)
 
 
 def _score(prompt: Prompt, response: str, *, format_share: float) -> dict[str, object]:
-    """Raises ValueError when the reference is neither a text nor a number."""
+    """Raises: ValueError when the reference is neither a text nor a number."""
     reference = reference_text(prompt.ground_truth, "geo3k")
     box = last_boxed(response)
     right = float(box is not None and same_by_form(box, reference))

@@ -17,7 +17,7 @@ Which = Literal["last", "first"]
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[0-9.,]+")
-# The part of a response that verl looks at, in characters.
+# The part of a response that verl searches: the last characters.
 _TAIL = 300
 
 
@@ -25,12 +25,12 @@ _TAIL = 300
 def gsm8k(
     *, method: Method = "strict", which: Which = "last", score: float = 1.0, format_score: float = 0.0
 ) -> RewardFn:
-    """A reward of ``score`` for the right answer, ``format_score`` for another one, 0 for none; ``pred`` is the answer.
+    """A reward of ``score`` for the right answer, ``format_score`` for a wrong one, 0 for none; ``pred`` is the answer.
 
-    Args: ``method`` strict reads "#### " and a number, flexible the last number; ``which`` last looks at the last 300
-        characters and takes the last match (verl), first looks at the whole text and takes the first "#### " (SkyRL); the
+    Args: ``method`` strict reads "#### " and a number, flexible the last number; ``which`` last searches the last 300
+        characters and takes the last match (verl), first searches the whole text and takes the first "#### " (SkyRL); the
         flexible number is the last one in both.
-    Raises: ConfigError for another method or which.
+    Raises: ConfigError for an unknown method or which.
     """
     check_choice("method", method, Method)
     check_choice("which", which, Which)
@@ -40,7 +40,7 @@ def gsm8k(
 def _score(
     prompt: Prompt, response: str, *, method: Method, which: Which, score: float, format_score: float
 ) -> dict[str, object]:
-    """Raises ValueError when the reference is neither a text nor a number."""
+    """Raises: ValueError when the reference is neither a text nor a number."""
     reference = reference_text(prompt.ground_truth, "gsm8k")
     answer = extract(response, method, which)
     if answer is None:
@@ -49,7 +49,7 @@ def _score(
 
 
 def extract(response: str, method: Method, which: Which) -> str | None:
-    """The answer as written: commas are removed from a strict one, and a full stop at its end stays ("72." is not "72")."""
+    """Return the answer as written: a strict one loses its commas but keeps a final full stop ("72." does not equal "72")."""
     text = response[-_TAIL:] if which == "last" else response
     if method == "strict":
         answers = _STRICT.findall(text)

@@ -1,4 +1,4 @@
-"""A score from a server of the user's own, asked over HTTP."""
+"""A score from the user's own server, over HTTP."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from posttrain.interfaces.reward import NotScored, RewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.answer_cache import Cache
-from posttrain.rewards.asking import AskingReward
 from posttrain.rewards.http import ANSWER, headers_of, make_server
 from posttrain.rewards.options import check_choice
 from posttrain.rewards.score import LARGEST
+from posttrain.rewards.server_reward import ServerReward
 
 
 @REWARDS.register("http")
@@ -32,9 +32,10 @@ def http(
 ) -> RewardFn:
     """A reward that posts {data_source, prompt, response, ground_truth, extra_info} as JSON and reads a number.
 
-    Args: ``headers_from_env`` names of headers and of the environment variables that hold their values; ``field`` where the
-        number is, keys joined by dots, empty for an answer that is the number; ``timeout_s`` per request, tries and waits
-        included; ``concurrency`` requests at once; ``batch`` responses per request: above 1, lists are posted and come back.
+    Args: ``headers_from_env`` maps names of headers to the environment variables that hold their values; ``field`` locates the
+        number, keys joined by dots, empty for an answer that is the number; ``timeout_s`` per request, retries and waits
+        included; ``concurrency`` simultaneous requests; ``batch`` responses per request: above 1, requests and answers are
+        lists.
     Raises: ConfigError.
     """
     check_choice("cache", cache, Cache)
@@ -50,7 +51,7 @@ def http(
         url_option="url",
     )
     read = partial(number_at, field=field)
-    return AskingReward(server, question=_question, read=read, rule=f"field {field}", batch=batch, cache=cache)
+    return ServerReward(server, question=_question, read=read, rule=f"field {field}", batch=batch, cache=cache)
 
 
 def _question(prompt: Prompt, response: str) -> dict[str, Any]:
@@ -64,12 +65,12 @@ def _question(prompt: Prompt, response: str) -> dict[str, Any]:
 
 
 def number_at(answer: Any, field: str) -> float:
-    """The number in a JSON value. Raises: NotScored."""
+    """Read the number at a field of a JSON value. Raises: NotScored."""
     for key in field.split(".") if field else ():
         if not isinstance(answer, Mapping) or key not in answer:
             raise NotScored(ANSWER, f"the answer has no field {field!r}")
         answer = answer[key]
-    if not isinstance(answer, (int, float)):  # True and False count as 1 and 0, as everywhere
+    if not isinstance(answer, (int, float)):  # True and False count as 1 and 0
         place = f"{field!r} of the answer" if field else "the answer"
         raise NotScored(ANSWER, f"{place} is no number but a {type(answer).__name__}")
     if not abs(answer) <= LARGEST:

@@ -1,4 +1,4 @@
-"""Whether a response follows an instruction that a program can check."""
+"""Instruction following (IFEval): constraints that a program can verify."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from posttrain.rewards.spans import after_think
 
 @REWARDS.register("ifeval")
 def ifeval() -> RewardFn:
-    """A reward of 1 when what follows the last </think> (or all) keeps the constraint of the ground truth, else 0; a blank
-    response keeps none."""
+    """A reward of 1 when the text after the last </think> (or the whole text) satisfies the constraint of the ground truth,
+    else 0; a blank response satisfies none."""
     return _score
 
 
 def _score(prompt: Prompt, response: str) -> float:
-    """Raises ValueError when the reference names no known constraint or lacks its arguments; MissingDependency when the
+    """Raises: ValueError when the reference names no known constraint or lacks its arguments; MissingDependency when the
     constraint needs a library that is not installed."""
     keeps = constraint(prompt.ground_truth)
     text = after_think(response).lstrip("\n")
@@ -31,8 +31,8 @@ def _score(prompt: Prompt, response: str) -> float:
 
 
 def constraint(truth: object) -> Constraint:
-    """The check that a reference asks for: JSON text, or a mapping, with ``func_name`` and the arguments of the function;
-    others are passed over.
+    """Build the check that a reference describes: JSON text, or a mapping, with ``func_name`` and the arguments of the
+    function; other entries are ignored.
 
     Raises: ValueError.
     """
@@ -42,7 +42,7 @@ def constraint(truth: object) -> Constraint:
         except ValueError as error:
             raise ValueError(f"the ground truth is not JSON: {error}") from error
     if not isinstance(truth, Mapping):
-        raise ValueError("the ground truth is no mapping with func_name and arguments")
+        raise ValueError("the ground truth is not a mapping with func_name and arguments")
     name = truth.get("func_name")
     if name not in CONSTRAINTS:
         raise ValueError(f"there is no constraint called {name!r}; {did_you_mean(str(name), CONSTRAINTS)}")

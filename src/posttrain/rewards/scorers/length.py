@@ -14,10 +14,10 @@ from posttrain.registry import REWARDS
 def length(
     *, min_characters: int = 0, max_characters: int | None = None, ramp_characters: int = 1000, penalty: float = 1.0
 ) -> RewardFn:
-    """A reward of 0 between the two lengths, falling linearly to ``-penalty`` at ``ramp_characters`` outside them. For a
-    penalty in tokens near max_response_tokens there is reward.overlong_buffer_tokens.
+    """A reward of 0 between the two lengths, falling linearly to ``-penalty`` at ``ramp_characters`` beyond them. For a
+    penalty in tokens near max_response_tokens, use reward.overlong_buffer_tokens.
 
-    Raises: ConfigError when no length can be right, or the ramp is shorter than 1.
+    Raises: ConfigError when no length lies between the two, or the ramp is shorter than 1.
     """
     problems = []
     if min_characters < 0 or (max_characters is not None and max_characters < min_characters):

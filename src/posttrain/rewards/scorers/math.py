@@ -17,7 +17,7 @@ def math() -> RewardFn:
 
 
 def _score(prompt: Prompt, response: str) -> dict[str, object]:
-    """Raises ValueError when the reference is neither a text nor a number."""
+    """Raises: ValueError when the reference is neither a text nor a number."""
     reference = reference_text(prompt.ground_truth, "math")
     answer = boxed_answer(response)
     right = answer is not None and same_latex(answer, reference)
@@ -25,8 +25,8 @@ def _score(prompt: Prompt, response: str) -> dict[str, object]:
 
 
 def boxed_answer(response: str) -> str | None:
-    r"""The content of the last box: of "\boxed 5$", where that form occurs anywhere, what follows the last one up to a
-    dollar sign; else of the last \boxed{…}, braces matched. None when there is no box, or none that ends."""
+    r"""Return the content of the last box. Where "\boxed 5$" occurs anywhere, that is the text after the last one up to a
+    dollar sign; else the content of the last \boxed{…}, braces matched. None without a box, or when none is closed."""
     if "\\boxed " in response:
         return response.rpartition("\\boxed ")[2].partition("$")[0]
     start = response.rfind("\\boxed")

@@ -12,15 +12,15 @@ from posttrain.registry import REWARDS
 from posttrain.rewards.extract import reference_text
 from posttrain.rewards.spans import last_boxed
 
-INVALID = "[INVALID]"  # the answer of a response that gives none
-# The parts of a response that are looked at, in characters.
+INVALID = "[INVALID]"  # the answer of a response without one
+# The parts of a response that are searched, in characters.
 _TAIL = 300
 _BOX_TAIL = 100
 
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _ANSWER_BEFORE_TAG = re.compile(r"answer\s*:\s*([^\n<]+)", re.IGNORECASE)
 
-# Lewkowycz et al., arXiv:2206.14858, appendix D: replaced one after the other, then removed one after the other.
+# Lewkowycz et al., arXiv:2206.14858, appendix D: replacements in order, then removals in order.
 _REPLACED = (
     ("an ", ""),
     ("a ", ""),
@@ -56,11 +56,11 @@ _SQRT = re.compile(r"(sqrt)([^{])")
 
 @REWARDS.register("math_dapo")
 def math_dapo(*, strict_box: bool = False, box_fallback: bool = True, stop_at_tag: bool = False) -> RewardFn:
-    r"""A reward of 1 or -1, with ``acc`` (right or not) and ``pred`` (the answer) beside it.
+    r"""A reward of 1 or -1, with ``acc`` (correct or not) and ``pred`` (the answer).
 
-    Args: ``strict_box`` compares the last \boxed{…} of the last 100 characters with the reference, both as they stand, and
-        looks at nothing else; ``box_fallback`` does so when there is no "Answer:"; ``stop_at_tag`` ends the answer at a
-        "<" too. SkyRL's aime is box_fallback false, stop_at_tag true.
+    Args: ``strict_box`` compares the last \boxed{…} of the last 100 characters with the reference, both verbatim, and
+        ignores the rest; ``box_fallback`` does so when there is no "Answer:"; ``stop_at_tag`` also ends the answer at a
+        "<". SkyRL's aime is box_fallback false, stop_at_tag true.
     """
     return partial(_score, strict_box=strict_box, box_fallback=box_fallback, stop_at_tag=stop_at_tag)
 
@@ -68,7 +68,7 @@ def math_dapo(*, strict_box: bool = False, box_fallback: bool = True, stop_at_ta
 def _score(
     prompt: Prompt, response: str, *, strict_box: bool, box_fallback: bool, stop_at_tag: bool
 ) -> Mapping[str, object]:
-    """Raises ValueError when the reference is neither a text nor a number."""
+    """Raises: ValueError when the reference is neither a text nor a number."""
     reference = reference_text(prompt.ground_truth, "math_dapo")
     tail = response[-_TAIL:]
     answers = [] if strict_box else (_ANSWER_BEFORE_TAG if stop_at_tag else _ANSWER).findall(tail)
@@ -83,9 +83,9 @@ def _score(
 
 
 def normalize(answer: str) -> str:
-    r"""The rules in order: what follows the last "="; replacements and removals as listed above; of "… $x$ …" only x; \text,
-    \textbf, \overline and \boxed give their content; frac12 and sqrt3 get braces; dollar signs go; commas go when all
-    else is digits; blanks around go."""
+    r"""Apply the rules in order: keep the text after the last "="; replace and remove as listed above; of "… $x$ …" keep x;
+    unwrap \text, \textbf, \overline and \boxed; add braces to frac12 and sqrt3; remove dollar signs; remove commas when all
+    else is digits; strip blanks."""
     text = answer.rpartition("=")[2]
     for old, new in _REPLACED:
         text = text.replace(old, new)

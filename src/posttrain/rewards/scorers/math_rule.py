@@ -1,4 +1,4 @@
-"""ROLL's math rule: the answer after the thinking is the reference by computer algebra."""
+"""ROLL's math rule: the answer after the thinking equals the reference by computer algebra."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Part = Literal["after_thinking", "whole"]
 def math_rule(*, part: Part = "after_thinking") -> RewardFn:
     """A reward of 1 for the right answer, else 0.
 
-    Args: ``part`` after_thinking looks only at what follows </think> or, without one, the last blank line (a response
-        with neither scores 0); whole looks at all of it.
-    Raises: ConfigError for another part; MissingDependency without math-verify.
+    Args: ``part`` after_thinking reads only the text after </think> or, without one, after the last blank line (a response
+        with neither scores 0); whole reads all of it.
+    Raises: ConfigError for an unknown part; MissingDependency without math-verify.
     """
     check_choice("part", part, Part)
     library.check_installed("reward math_rule")
@@ -30,7 +30,7 @@ def math_rule(*, part: Part = "after_thinking") -> RewardFn:
 
 
 def _score(prompt: Prompt, response: str, *, part: Part) -> float:
-    """Raises ValueError when the reference is nothing that math-verify understands."""
+    """Raises: ValueError when math-verify cannot parse the reference."""
     reference = reference_text(prompt.ground_truth, "math_rule")
     text = response.replace("<|endoftext|>", "").replace("<pad>", "")
     if part == "after_thinking":
@@ -39,9 +39,9 @@ def _score(prompt: Prompt, response: str, *, part: Part) -> float:
 
 
 def after_thinking(response: str, *, prompt_opens_it: bool) -> str:
-    """The part that holds the answer; empty when the tags are wrong or nothing marks the part.
+    """Return the part that holds the answer; empty when the tags are wrong or nothing marks the part.
 
-    Wrong are: two closing tags; an opening tag where the prompt has opened it already, or anywhere but at the start.
+    Wrong tags: two closing tags; an opening tag anywhere but at the start, or where the prompt has already opened it.
     """
     misplaced = "<think>" in (response if prompt_opens_it else response.removeprefix("<think>"))
     if misplaced or response.count("</think>") > 1:

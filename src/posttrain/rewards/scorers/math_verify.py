@@ -1,4 +1,4 @@
-"""The answer is the reference by computer algebra: math-verify."""
+"""math-verify: the answer equals the reference by computer algebra."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def math_verify() -> RewardFn:
 
 
 def _score(prompt: Prompt, response: str) -> float:
-    """Raises ValueError when the reference is nothing that math-verify understands."""
+    """Raises: ValueError when math-verify cannot parse the reference."""
     return float(same_by_algebra(response, reference_text(prompt.ground_truth, "math_verify")))

@@ -14,14 +14,14 @@ from posttrain.rewards.choice import chosen_letter, wanted_letter
 def multiple_choice(*, boxed: bool = True) -> RewardFn:
     """A reward of 1 for the right letter, else 0; ``pred`` is the letter.
 
-    Args: ``boxed`` True wants the letter in a box (ROLL's multiple_choice_boxed), False takes it wherever it stands
+    Args: ``boxed`` True requires the letter in a box (ROLL's multiple_choice_boxed), False accepts it anywhere
         (ROLL's general_val).
     """
     return partial(_score, boxed=boxed)
 
 
 def _score(prompt: Prompt, response: str, *, boxed: bool) -> dict[str, object]:
-    """Raises ValueError when the reference does not begin with a capital letter."""
+    """Raises: ValueError when the reference does not begin with a capital letter."""
     wanted = wanted_letter(prompt.ground_truth)
     letter, in_box = chosen_letter(response)
     counts = in_box or not boxed

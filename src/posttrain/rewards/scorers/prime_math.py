@@ -1,4 +1,4 @@
-r"""PRIME's mathematics (arXiv:2502.01456): the answer in words or in a box, equal in form or in value."""
+r"""PRIME's rule for mathematics (arXiv:2502.01456): the answer in words or in a box, equal in form or in value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from posttrain.rewards.extract import reference_text
 from posttrain.rewards.spans import last_boxed
 
 _BEFORE = ("answer:", "answer is", "answers are")  # the answer follows
-_BEHIND = ("is answer", "is the answer", "are answers", "are the answers")  # the answer stands before
+# The answer precedes these words.
+_BEHIND = ("is answer", "is the answer", "are answers", "are the answers")
 _LAST_WORDS = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
 
 
@@ -21,7 +22,7 @@ def prime_math() -> RewardFn:
 
 
 def _score(prompt: Prompt, response: str) -> dict[str, object]:
-    """Raises ValueError when the reference is neither a text nor a number."""
+    """Raises: ValueError when the reference is neither a text nor a number."""
     reference = reference_text(prompt.ground_truth, "prime_math")
     answer = extract(response)
     right = same_by_form(answer, reference) or same_by_value(answer, reference)
@@ -29,9 +30,9 @@ def _score(prompt: Prompt, response: str) -> dict[str, object]:
 
 
 def extract(response: str) -> str:
-    r"""The answer: what follows the last "answer:", "answer is" or "answers are"; of that, what stands before the last "is
-    the answer" or the like; of that, the last \boxed{…}; then the text before its last ". "; then what follows the last
-    "be ", "is ", "are ", "=", ": " or "get ". Each rule applies where its words occur."""
+    r"""Narrow a response to its answer: the text after the last "answer:", "answer is" or "answers are"; in it, the text before
+    the last "is the answer" or the like; in it, the last \boxed{…}; then the text before its last ". "; then the text after
+    the last "be ", "is ", "are ", "=", ": " or "get ". Each rule applies where its words occur."""
     text = response
     for words in _BEFORE:
         text = _after(text, words)
@@ -47,6 +48,6 @@ def extract(response: str) -> str:
 
 
 def _after(text: str, words: str) -> str:
-    """What follows the last ``words``, whatever their case; the whole text when they do not occur."""
+    """Return the text after the last ``words``, ignoring case; the whole text when they do not occur."""
     place = text.lower().rfind(words)
     return text if place < 0 else text[place + len(words) :].strip()

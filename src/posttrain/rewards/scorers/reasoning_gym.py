@@ -14,9 +14,9 @@ from posttrain.rewards.extract import Extract, check_extract, extract_answer
 
 @REWARDS.register("reasoning_gym")
 def reasoning_gym(*, extract: Extract = "tag") -> RewardFn:
-    """A reward that asks the task's verifier about the extracted answer; without an answer it is 0. ``pred`` is the answer.
+    """A reward from the task's own verifier, on the extracted answer; without an answer it is 0. ``pred`` is the answer.
 
-    Raises: ConfigError for an ``extract`` that does not exist; MissingDependency without reasoning-gym.
+    Raises: ConfigError for an unknown ``extract``; MissingDependency without reasoning-gym.
     """
     check_extract(extract)
     library.check_installed("reward reasoning_gym")
@@ -24,8 +24,8 @@ def reasoning_gym(*, extract: Extract = "tag") -> RewardFn:
 
 
 def _score(prompt: Prompt, response: str, *, extract: Extract) -> dict[str, object]:
-    """Raises: ValueError when the row was not written for this reward; ConfigError when the task's verifier may not run
-    here; whatever the verifier raises."""
+    """Raises: ValueError when the row was not written for this reward; ConfigError when the task's verifier must not run
+    in this process; any error of the verifier."""
     task, entry, options = (_text(prompt.extra_info, key) for key in ("task", "entry", "options"))
     library.check_scorable(task)
     answer = extract_answer(response, extract)

@@ -1,4 +1,4 @@
-"""A penalty for saying the same words again: the share of n-grams that are duplicates."""
+"""A penalty for repetition: the share of duplicate n-grams."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from posttrain.registry import REWARDS
 @REWARDS.register("repetition")
 def repetition(*, words: int = 3, penalty: float = 0.5) -> RewardFn:
     """A reward of ``-penalty`` times (1 - different / all) n-grams of ``words`` words each; 0 when the response has fewer
-    words. Words are what stands between blanks, in lower case.
+    words. Words are separated by blanks and compared in lower case.
 
-    Raises: ConfigError for fewer than one word.
+    Raises: ConfigError when ``words`` is below 1.
     """
     if words < 1:
         raise ConfigError(Problem(f"words is {words}", fix="use at least 1", field="options.words"))

@@ -25,12 +25,12 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 def search(
     *, match: Match = "em", score: float = 1.0, format_score: float = 0.0, max_answer_tags: int | None = 10
 ) -> RewardFn:
-    """A reward of ``score`` for a right answer, ``format_score`` for another one, 0 for none; ``pred`` is the answer,
+    """A reward of ``score`` for a right answer, ``format_score`` for a wrong one, 0 for none; ``pred`` is the answer,
     normalised.
 
-    Args: ``match`` em compares whole answers, subem looks for a target inside; with more than ``max_answer_tags`` opening
-        or closing answer tags a right answer gets a quarter (verl's rule for em; None has no such rule, as SkyRL).
-    Raises: ConfigError for another match.
+    Args: ``match`` em compares whole answers, subem finds a target inside; with more than ``max_answer_tags`` opening
+        or closing answer tags a right answer gets a quarter (verl's rule for em; None disables it, as SkyRL).
+    Raises: ConfigError for an unknown match.
     """
     check_choice("match", match, Match)
     limit = max_answer_tags if match == "em" else None
@@ -40,7 +40,7 @@ def search(
 def _score(
     prompt: Prompt, response: str, *, match: Match, score: float, format_score: float, max_answer_tags: int | None
 ) -> dict[str, object]:
-    """Raises ValueError when the reference is no text, no list of texts, and no mapping with such a target."""
+    """Raises: ValueError when the reference is not a text, a list of texts, or a mapping with such a target."""
     wanted = [normalize(target) for target in targets(prompt.ground_truth)]
     answers = spans(response, "<answer>", "</answer>")
     if not answers:
@@ -59,7 +59,7 @@ def _score(
 
 
 def targets(truth: object) -> list[str]:
-    """The right answers: of {"target": …}, a list, or one."""
+    """Return the right answers: those of {"target": …}, a list, or a single one."""
     if isinstance(truth, Mapping) and "target" in truth:
         truth = truth["target"]
     if isinstance(truth, (list, tuple)) and truth:
@@ -68,6 +68,6 @@ def targets(truth: object) -> list[str]:
 
 
 def normalize(text: str) -> str:
-    """Lower case; punctuation (ASCII) and the words a, an and the removed; blanks collapsed."""
+    """Convert to lower case; remove punctuation (ASCII) and the words a, an and the; collapse blanks."""
     text = _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION))
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""SkyRL's text2sql: the rows of the answer's query are those of the reference's, asked of a real sqlite database in a box."""
+"""SkyRL's text2sql: both queries, run on an sqlite database in a sandbox, return the same rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from posttrain.sandbox.walls import Limits
 FOLDERS = {"synsql": "SynSQL-2.5M/databases", "spider": "spider/database", "bird": "bird/train/train_databases"}
 _LONGEST_S = 30.0  # SkyRL's limit
 _TAG_INSIDE = re.compile(r"</?(?:think|sql|observation)\b")
-# Runs in the box. Read-only and immutable: it needs no lock file beside the database. Bytes become a pair that JSON can hold.
+# Runs in the sandbox. Read-only and immutable, so it needs no lock file. Bytes become a pair that JSON can represent.
 _QUERY = """
 import json, sqlite3, sys, urllib.parse
 path, sql = json.load(sys.stdin)
@@ -36,12 +36,12 @@ json.dump([[["bytes", cell.hex()] if isinstance(cell, bytes) else cell for cell 
 
 @REWARDS.register("text2sql")
 def text2sql(*, db_path: str = "", timeout_s: float | None = None, run_wide: RunWide | None = None) -> RewardFn:
-    """A reward of 1 when both queries give the same set of rows, 0 when not or when the answer's query fails, -1 when the
-    response does not have the form. The row's extra_info holds ``db_id`` and ``data`` (synsql, spider or bird).
+    """A reward of 1 when both queries return the same set of rows, 0 when they differ or the answer's query fails, -1 for a
+    response in the wrong format. The row's extra_info holds ``db_id`` and ``data`` (synsql, spider or bird).
 
-    Args: ``db_path`` is the folder that holds the collections; ``timeout_s`` is for each of the two queries; null is 30, or
+    Args: ``db_path`` is the folder that holds the collections; ``timeout_s`` is the limit of each query; null is 30, or
         40 % of reward.timeout_s where that is less.
-    Raises: ConfigError without db_path, and when this machine cannot box a query in.
+    Raises: ConfigError without db_path, and on a machine without a sandbox.
     """
     run_wide, problems = run_wide or RunWide(), []
     if not db_path or not Path(db_path).is_dir():
@@ -58,8 +58,8 @@ def text2sql(*, db_path: str = "", timeout_s: float | None = None, run_wide: Run
 
 
 def _score(prompt: Prompt, response: str, *, db_path: Path, limits: Limits, walls: Sequence[str]) -> float:
-    """Raises: ValueError when the row names no database, there is none of this name, or the reference's own query fails;
-    BoxError when a box could not be made."""
+    """Raises: ValueError when the row names no database or a missing one, or the reference's own query fails; BoxError when a
+    sandbox cannot be created."""
     if not isinstance(prompt.ground_truth, str) or not prompt.ground_truth.strip():
         raise ValueError(f"the ground truth is {prompt.ground_truth!r}; text2sql needs a query")
     file = _database(prompt, db_path)
@@ -72,8 +72,8 @@ def _score(prompt: Prompt, response: str, *, db_path: Path, limits: Limits, wall
 
 
 def solution(response: str) -> str | None:
-    """The query of a response that has the form: one <solution>…</solution> without other tags inside, at least one
-    <think>…</think>, and after every observation more thinking. None otherwise."""
+    """Return the query of a response in the right format: one <solution>…</solution> without other tags inside, at least one
+    <think>…</think>, and more thinking after every observation. None otherwise."""
     found = spans(response, "<solution>", "</solution>")
     if response.count("<solution>") != 1 or response.count("</solution>") != 1 or len(found) != 1:
         return None
@@ -94,7 +94,7 @@ def _database(prompt: Prompt, db_path: Path) -> Path:
     return file
 
 
-@functools.lru_cache(maxsize=16)  # every response of a group asks for the same ones
+@functools.lru_cache(maxsize=16)  # the responses of a group share it
 def _wanted(file: Path, query: str, limits: Limits, walls: tuple[str, ...]) -> frozenset[Any]:
     reference = _ask(file, query, limits, walls)
     if not reference.finished:

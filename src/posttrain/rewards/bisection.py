@@ -1,4 +1,4 @@
-"""A call about many responses that fails is made again about halves, until only what fails alone is left."""
+"""Bisection of failed calls: a failed call about many responses is repeated on halves, until single responses fail."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from posttrain.records.trajectories import Invalid
 T = TypeVar("T")
 
 
-def ask_in_halves(
-    count: int, ask: Callable[[Sequence[range]], Sequence[Sequence[T] | Invalid]], *, halve: bool
+def call_with_bisection(
+    count: int, call: Callable[[Sequence[range]], Sequence[Sequence[T] | Invalid]], *, halve: bool
 ) -> list[T | Invalid]:
-    """An answer for each of ``count`` responses.
+    """Return an answer for each of ``count`` responses.
 
-    Args: ``ask`` makes a call about each of the ranges and gives, per range, its answers or why the call failed; ``halve``
-        False leaves it at the first call.
+    Args: ``call`` is given ranges of responses and returns, per range, its answers or the reason why the call failed; with
+        ``halve`` False a failed call is not repeated.
 
-    With one culprit among n this takes 2 log2(n) further calls, half of which fail. Calls that run out of time are dear: after
-    4 + 2 log2(n) of them (a function that always hangs), and after n failed calls of any kind, what has failed stays so.
+    With one failing response among n this takes 2 log2(n) further calls, half of which fail. Calls that time out are
+    expensive: after 4 + 2 log2(n) timeouts (a function that always hangs), and after n failed calls of any kind, the
+    remaining failures are final.
     """
     found: dict[int, T | Invalid] = {}
     open_ranges, failed, late = [range(count)] if count else [], 0, 0
     while open_ranges:
         halves: list[range] = []
-        for places, answers in zip(open_ranges, ask(open_ranges), strict=True):
+        for places, answers in zip(open_ranges, call(open_ranges), strict=True):
             if not isinstance(answers, Invalid):
                 found |= zip(places, answers, strict=True)
                 continue

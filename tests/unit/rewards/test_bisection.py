@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from posttrain.records.trajectories import Invalid
-from posttrain.rewards.halves import ask_in_halves
+from posttrain.rewards.bisection import call_with_bisection
 
 
 class Function:
@@ -27,7 +27,7 @@ class Function:
 
 def test_one_culprit_of_eight_takes_six_further_calls() -> None:
     function = Function({5})
-    found = ask_in_halves(8, function, halve=True)
+    found = call_with_bisection(8, function, halve=True)
     assert found == [0, 10, 20, 30, 40, Invalid("exception"), 60, 70]
     # 8 -> 4 + 4 -> 2 + 2 -> 1 + 1
     assert function.calls == [tuple(range(8)), (0, 1, 2, 3), (4, 5, 6, 7), (4, 5), (6, 7), (4,), (5,)]
@@ -35,14 +35,14 @@ def test_one_culprit_of_eight_takes_six_further_calls() -> None:
 
 def test_without_halving_all_fail_with_the_one_call() -> None:
     function = Function({5})
-    assert ask_in_halves(8, function, halve=False) == [Invalid("exception")] * 8
+    assert call_with_bisection(8, function, halve=False) == [Invalid("exception")] * 8
     assert len(function.calls) == 1
-    assert ask_in_halves(0, function, halve=True) == []
+    assert call_with_bisection(0, function, halve=True) == []
 
 
 @pytest.mark.parametrize(("reason", "most"), [("exception", 2 * 64 + 1), ("timeout", 2 * 18 + 1)])
 def test_a_function_that_always_fails_is_given_up(reason: str, most: int) -> None:
     """64 responses: after 64 failed calls, or 4 + 2 x 7 = 18 that ran out of time, no further halves are made."""
     function = Function(set(range(64)), reason)
-    assert ask_in_halves(64, function, halve=True) == [Invalid(reason)] * 64
+    assert call_with_bisection(64, function, halve=True) == [Invalid(reason)] * 64
     assert 18 <= len(function.calls) <= most
