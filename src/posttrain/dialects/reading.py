@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from posttrain.config.reading.compose import Composed, compose
 from posttrain.config.reading.defaults import read_with_defaults
+from posttrain.config.reading.hydra import UNUSED
 from posttrain.config.reading.sources import same_branch
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
@@ -141,6 +142,9 @@ def read_dialect(
     )
     reader = Reader(ledger, composed)
     _look_at_every_key(dialect, reader, known, here=here)
+    reader.ignored += [
+        Ignored(key=key, reason=UNUSED, where=where, asks=False) for key, where in composed.hydra.items()
+    ]
     fields = _direct(reader) | dialect.rules[entry.name](reader)
     words = Words(ledger, reader, entry.root)
     fields = _only_what_engines_read(fields, reader, words, here=here) | dict(leaves(reader.section(OUR_SECTION)))

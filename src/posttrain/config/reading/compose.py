@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from posttrain.config.reading import hydra
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml, yaml_problem
 from posttrain.errors import ConfigError, Problem, nearest
@@ -28,9 +29,10 @@ class Composed:
 
     values: dict[str, Any]  # nested, plain, every ${...} resolved
     sources: SourceMap
-    problems: tuple[
-        Problem, ...
-    ] = ()  # overrides that could not be applied, where keys are known; else they are raised
+    # Overrides that could not be applied, where keys are known; else they are raised.
+    problems: tuple[Problem, ...] = ()
+    # Where each key of Hydra's own section was written; they are not in ``values``.
+    hydra: Mapping[str, str] = field(default_factory=dict)
 
 
 def compose(
@@ -51,13 +53,17 @@ def compose(
         an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` nobody replaced.
     """
     values, places = (read or read_yaml)(path) if path is not None else ({}, {})
-    problems = apply_overrides(values, places, parse_overrides(overrides), struct=struct, known=known)
+    assignments = parse_overrides(overrides)
+    problems = apply_overrides(
+        values, places, [one for one in assignments if not one.of_hydra], struct=struct, known=known
+    )
     if problems and known is None:
         raise ConfigError(problems)
+    hydra_keys = hydra.set_aside(values, places) | {one.key: one.where for one in assignments if one.of_hydra}
     sources = SourceMap(path, places)
     if base is not None:
         values = merged(copy.deepcopy(dict(base)), values)
-    return Composed(_resolve(values, sources), sources, tuple(problems))
+    return Composed(_resolve(values, sources), sources, tuple(problems), hydra_keys)
 
 
 def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +104,7 @@ def _nearby(path: str) -> str:
 
 def _resolve(values: dict[str, Any], sources: SourceMap) -> dict[str, Any]:
     """Follow every ``${...}``. All that lead nowhere are reported together."""
+    hydra.register_resolvers()
     try:
         config = OmegaConf.create(values)
     except OmegaConfBaseException as error:
@@ -141,7 +148,7 @@ def _interpolation_error(written: str, error: Exception, sources: SourceMap) -> 
         fix = f"did you mean ${{{guess}}}?" if guess else "only keys that are written can be referred to, not defaults"
         return f"{written} refers to {match[1]}, which is not written anywhere", fix
     if match := re.search(r"Unsupported interpolation type (\S+)", reason):
-        return f"{written} asks for a resolver {match[1]!r} that does not exist", "oc.env, oc.select and ${key} do"
+        return f"{written} asks for a resolver {match[1]!r} that does not exist", "oc.env, oc.select, now and ${key} do"
     return f"{written} cannot be resolved: {reason}", ""
 
 

@@ -7,11 +7,12 @@ file itself stands where ``_self_`` is, or last. Source: Hydra 1.3, "The Default
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posttrain.config.reading.compose import merged, read_yaml
+from posttrain.config.reading.hydra import search_path
 from posttrain.config.reading.sources import Place
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
@@ -35,11 +36,28 @@ def read_with_defaults(path: str, built_in: Mapping[str, Callable[[], Tree]]) ->
         that name lies beside the user's. Its keys have no place: they count as defaults.
     Raises: ConfigError for files that cannot be read, an entry that names nothing, files that name each other in a circle.
     """
-    return _read(Path(path), built_in, chain=())
+    return _read(Path(path), _Search(root=Path(path).parent, built_in=built_in), chain=())
 
 
-def _read(path: Path, built_in: Mapping[str, Callable[[], Tree]], chain: tuple[Path, ...]) -> tuple[Tree, Places]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """The places in which the files of a defaults list are found."""
+
+    root: Path  # the folder of the user's file, where names that begin with / start
+    built_in: Mapping[str, Callable[[], Tree]]
+    folders: tuple[Path, ...] = ()  # hydra.searchpath of the user's file
+
+    def candidates(self, name: str, folder: Path) -> list[Path]:
+        """Files that a name in a file of ``folder`` may mean, the first that exists is meant."""
+        file = f"{name.removesuffix('.yaml')}.yaml"
+        first = self.root if name.startswith("/") else folder
+        return [place / file.lstrip("/") for place in (first, *self.folders)]
+
+
+def _read(path: Path, search: _Search, chain: tuple[Path, ...]) -> tuple[Tree, Places]:
     own, own_places = read_yaml(str(path))
+    if not chain:
+        search = replace(search, folders=tuple(search_path(own, path)))
     if "defaults" not in own:
         return own, own_places
     where = own_places["defaults"].text
@@ -56,7 +74,7 @@ def _read(path: Path, built_in: Mapping[str, Callable[[], Tree]], chain: tuple[P
         if entry.name == "_self_":
             more, more_places = own, own_places
         else:
-            more, more_places = _named(entry, path, built_in, chain, where)
+            more, more_places = _named(entry, path, search, chain, where)
         if not more:
             continue
         for part in reversed(entry.package.split(".") if entry.package else []):
@@ -67,22 +85,22 @@ def _read(path: Path, built_in: Mapping[str, Callable[[], Tree]], chain: tuple[P
     return values, places
 
 
-def _named(
-    entry: Entry, user: Path, built_in: Mapping[str, Callable[[], Tree]], chain: tuple[Path, ...], where: str
-) -> tuple[Tree, Places]:
-    file = user.parent / f"{entry.name.removesuffix('.yaml')}.yaml"
-    if file.is_file():
-        return _read(file, built_in, chain)
+def _named(entry: Entry, user: Path, search: _Search, chain: tuple[Path, ...], where: str) -> tuple[Tree, Places]:
+    candidates = search.candidates(entry.name, user.parent)
+    for candidate in candidates:
+        if candidate.is_file():
+            return _read(candidate, search, chain)
     name = entry.name.rpartition("/")[2]
-    if name in built_in:
-        return built_in[name](), {}
+    if name in search.built_in:
+        return search.built_in[name](), {}
     if entry.optional:
         return {}, {}
+    file = candidates[0]
     beside = [other.stem for other in file.parent.glob("*.yaml")] if file.parent.is_dir() else []
     raise ConfigError(
         Problem(
             f"the defaults list names {entry.name}, and there is no file {file}",
-            fix=did_you_mean(name, [*beside, *built_in]),
+            fix=did_you_mean(name, [*beside, *search.built_in]),
             where=where,
         )
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from posttrain.config.reading.hydra import SECTION
 from posttrain.config.reading.sources import Place, child, places_of_value
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
@@ -37,6 +38,11 @@ class Assignment:
     @property
     def where(self) -> str:
         return f"override {self.text}"
+
+    @property
+    def of_hydra(self) -> bool:
+        """Whether it configures Hydra's own program (``hydra.run.dir=...``)."""
+        return self.key.split(".")[0] == SECTION
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
