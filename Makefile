@@ -5,13 +5,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 ARGS   ?=
+BASE   ?=
+TWO_STEPS := tests/parity/test_dialect_examples.py::test_ppo_in_every_language_has_the_same_losses
 VLLM   := .venv-vllm
 
 # Where it is set, as in many container images, each of the processes that tests and runs start would compile posttrain anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow vllm-env browser torture soak lint format clean
+.PHONY: help demo check test test-slow vllm-env browser torture soak lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +21,11 @@ help:  ## show this list
 
 demo: $(VENV)/.demo-installed  ## train a real 135M model with GRPO on real tasks, on this machine
 	@$(BIN)/posttrain demo $(ARGS)
+
+check: $(VENV)/.dev-installed  ## for the edit loop, under a minute: lint, the unit tests of what changed, two runs of two steps
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(TWO_STEPS) \
+		$$($(BIN)/python tools/changed_tests.py $(BASE)) $(ARGS)
 
 test: $(VENV)/.dev-installed  ## run the tests (a CPU and a few minutes)
 	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)

@@ -111,9 +111,9 @@ class Together:
         self._busy += 1
         self._host.start(episode, spec, seed)
 
-    def step(self, episode: str, action: str) -> None:
+    def step(self, episode: str, action: str, cut: bool = False) -> None:
         self._busy += 1
-        self._host.step(episode, action)
+        self._host.step(episode, action, cut)
 
     def finish(self, episode: str) -> None:
         self._busy += 1

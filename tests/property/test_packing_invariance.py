@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm
@@ -82,8 +83,7 @@ def loss_and_gradient(
     engine: LocalTrainEngine, batch: TrainBatch, micro: int, share: bool, max_tokens: int | None = None
 ) -> tuple[float, Tensor]:
     engine.zero_grad()
-    engine.cutter.sequences, engine.cutter.share_prompts = micro, share
-    engine.max_tokens_per_micro_batch = max_tokens
+    engine.cutter = Cutter(micro, max_tokens, share_prompts=share)
     stats = engine.forward_backward(batch, PLAN, batch.counts())
     gradient = torch.cat([weight.grad.flatten() for weight in engine.model.parameters() if weight.grad is not None])
     return stats.loss, gradient
@@ -115,6 +115,17 @@ def test_loss_and_gradient_do_not_depend_on_how_the_rows_are_handled(
     assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-5)
     assert torch.isfinite(gradient).all()
     assert (gradient - expected).norm() <= 1e-4 * expected.norm() + 1e-7
+
+
+def test_a_budget_of_tokens_cuts_otherwise_than_a_number_of_rows(engine: LocalTrainEngine) -> None:
+    """Three prompts of 9 tokens with two responses of 6: 21 tokens each with the prompt shared, and 15 a row without."""
+    passes: list[int] = []
+    hook = engine.model.get_input_embeddings().register_forward_hook(lambda *_: passes.append(1))
+    for micro, max_tokens, share, expected in ((20, None, True, 1), (20, 21, True, 3), (20, 21, False, 6)):
+        passes.clear()
+        loss_and_gradient(engine, make_batch([(9, [6, 6])] * 3), micro, share, max_tokens)
+        assert len(passes) == expected
+    hook.remove()
 
 
 @settings(max_examples=50)

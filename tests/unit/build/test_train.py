@@ -1,0 +1,46 @@
+"""The choices that building a run makes, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from posttrain.build.train import run_plan
+from posttrain.config import RunConfig
+from posttrain.plan.batch import plan_batches
+
+TWO_MINI_BATCHES = {"policy": {"sequences_per_mini_batch": 32}}  # of the 8 x 8 sequences of a step
+TWO_EPOCHS = {"policy": {"epochs_per_step": 2}}
+SAMPLERS = {"loss": {"rollout_correction": {"use_rollout_logprobs": True}}}
+
+
+def is_on_policy(sections: dict[str, Any]) -> bool:
+    """True: the update reads the log-probs that it has anyway, and no pass computes old ones before it."""
+    config = RunConfig.model_validate({"model": {"path": "x"}, "data": {"train_files": ["x"]}} | sections)
+    batches, problems = plan_batches(config, training_prompts=100)
+    assert batches is not None and problems == []
+    assert batches.updates_per_step == (2 if "policy" in sections else 1)
+    return run_plan(config, batches, []).step.update.on_policy
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({}, True),
+        (TWO_MINI_BATCHES, False),
+        (TWO_EPOCHS, False),
+        # the ratio is taken to the sampler's log-probs: nothing has to be computed, however many updates there are
+        (SAMPLERS, True),
+        (TWO_MINI_BATCHES | SAMPLERS, True),
+        (TWO_EPOCHS | SAMPLERS, True),
+        # something reads old log-probs before the first update
+        ({"loss": {"rollout_correction": {"weights": "token"}}}, False),
+        ({"loss": {"rollout_correction": {"reject": ["token_k1"], "reject_bounds": ["2"]}}}, False),
+        ({"advantage": {"name": "optimal_token_baseline"}}, False),
+        ({"reward": {"kl": {"coef": 0.1}}}, False),
+        (TWO_MINI_BATCHES | SAMPLERS | {"reward": {"kl": {"coef": 0.1}}}, False),
+    ],
+)
+def test_old_logprobs_are_computed_only_where_something_reads_them(sections: dict[str, Any], expected: bool) -> None:
+    assert is_on_policy(sections) is expected
