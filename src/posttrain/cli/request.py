@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import RunConfig
-from posttrain.dialects.detect import read_config
+from posttrain.dialects.detect import is_shipped, read_config
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, DataError, Problem, RequestError
@@ -43,6 +43,45 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return (first, rest) if is_file else (None, [first, *rest])
 
 
+# How Hydra's programs, and ROLL's own, name their file.
+CONFIG_PATH = ("--config-path", "-cp", "--config_path")
+CONFIG_NAME = ("--config-name", "-cn", "--config_name")
+
+
+def named_by_hydra(arguments: Sequence[str]) -> list[str]:
+    """The same arguments with ``--config-path FOLDER --config-name NAME`` as the file that they name, at the first place.
+
+    A name without a folder of the user's, such as verl's ``--config-path=config --config-name=ppo_megatron_trainer``, stays
+    a name: it means the file that the peer ships.
+
+    Raises: ConfigError for a folder without a name, for an option without a value, and when there is a file besides.
+    """
+    rest, named = [], {}
+    words = iter(arguments)
+    for word in words:
+        option, equals, value = word.partition("=")
+        kind = "folder" if option in CONFIG_PATH else "name" if option in CONFIG_NAME else ""
+        if not kind:
+            rest.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if not value:
+            raise ConfigError(Problem(f"{option} has no value", fix=f"write {option}=VALUE, or the file alone"))
+        named[kind] = value
+    if not named:
+        return rest
+    if "name" not in named:
+        folder = named["folder"]
+        raise ConfigError(
+            Problem("--config-path names a folder, and no file is named", fix=f"write {folder}/FILE.yaml")
+        )
+    if split_arguments(rest)[0] is not None:
+        raise ConfigError(Problem(f"two files are named: {rest[0]} and --config-name={named['name']}", fix="keep one"))
+    name = named["name"] if named["name"].endswith((".yaml", ".yml")) else f"{named['name']}.yaml"
+    file = Path(named.get("folder", ".")) / name
+    return [str(file) if file.expanduser().is_file() or not is_shipped(name) else name, *rest]
+
+
 def refuse_dashes(arguments: Sequence[str]) -> None:
     """Raises ConfigError for options that do not exist; most are overrides as other trainers write them."""
     problems = [
@@ -64,6 +103,7 @@ def load_request(
 
     Raises: RequestError for options that do not exist and for what cannot be read at all.
     """
+    arguments = named_by_hydra(arguments)
     refuse_dashes(arguments)
     if not arguments and dialect is None:
         raise ConfigError(Problem("there is nothing to read", fix="name a file, or a --dialect and its keys"))

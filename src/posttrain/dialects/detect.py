@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from posttrain.config.reading.compose import read_yaml
@@ -97,6 +98,8 @@ def read_config(
     Raises: ConfigError for a dialect that does not exist or cannot be told, for a configuration of another entry than the
         one that was asked for, and for what cannot be read at all.
     """
+    if path is not None and is_shipped(path) and not Path(path).expanduser().is_file():
+        return _read_shipped(path, overrides, dialect, entry=entry, here=here)
     if dialect is not None and dialect not in NAMES:
         raise ConfigError(
             Problem(f"there is no dialect {dialect!r} (known: {', '.join(NAMES)})", fix=did_you_mean(dialect, NAMES))
@@ -117,6 +120,27 @@ def read_config(
         what = f"{name} has no configuration for posttrain {found.name} that could be read"
         raise ConfigError(Problem(what, fix="write a native one", where=path or "the command line"))
     return read_dialect(spoken, path, overrides, entry=found, version=version, here=here)
+
+
+def is_shipped(path: str) -> bool:
+    """Whether a path is no more than the name of a file that a peer ships: ppo_megatron_trainer, ppo_trainer.yaml."""
+    return path.removesuffix(".yaml") in PEER_FILES
+
+
+def _read_shipped(
+    path: str, overrides: Sequence[str], dialect: str | None, *, entry: Entry[Any] | None, here: bool
+) -> LoadedConfig[Any]:
+    """The configuration that starts from a peer's own file, known by its name."""
+    peer, kind = PEER_FILES[path.removesuffix(".yaml")]
+    name, _, version = (dialect or peer).partition("@")
+    found = ENTRIES[kind]
+    if name != peer:
+        raise ConfigError(Problem(f"{path} is a file of {peer}, and --dialect says {name}", fix=f"--dialect {peer}"))
+    if entry is not None and found is not entry:
+        raise ConfigError(Problem(f"this is {found.title}: posttrain {found.name} {path}"))
+    from posttrain.dialects.reading import read_dialect
+
+    return read_dialect(load_dialect(peer), path, overrides, entry=found, version=version, here=here)
 
 
 def load_dialect(name: str):  # type: ignore[no-untyped-def]

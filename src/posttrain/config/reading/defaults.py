@@ -33,9 +33,12 @@ def read_with_defaults(path: str, built_in: Mapping[str, Callable[[], Tree]]) ->
     """The file laid upon what its defaults list names.
 
     Args: ``built_in`` holds, by name, what a peer ships and users refer to (``ppo_trainer``); it is used where no file of
-        that name lies beside the user's. Its keys have no place: they count as defaults.
+        that name lies beside the user's, and for a ``path`` that is no more than such a name. Its keys have no place: they
+        count as defaults.
     Raises: ConfigError for files that cannot be read, an entry that names nothing, files that name each other in a circle.
     """
+    if path.removesuffix(".yaml") in built_in and not Path(path).is_file():
+        return built_in[path.removesuffix(".yaml")](), {}
     return _read(Path(path), _Search(root=Path(path).parent, built_in=built_in), chain=())
 
 

@@ -20,6 +20,14 @@ def _sft_trainer() -> dict[str, Any]:
     return LEDGER.of("sft").defaults()
 
 
+def _generation() -> dict[str, Any]:
+    return LEDGER.of("generate").defaults()
+
+
+def _evaluation() -> dict[str, Any]:
+    return LEDGER.of("evaluate").defaults()
+
+
 def _ppo_megatron_trainer() -> dict[str, Any]:
     """What verl's Megatron file says otherwise."""
     tree = _ppo_trainer()
@@ -34,5 +42,11 @@ DIALECT = Dialect(
     name="verl",
     ledger=LEDGER,
     rules={"train": rules, "sft": sft_rules, "evaluate": evaluate_rules, "generate": generate_rules},
-    built_in={"ppo_trainer": _ppo_trainer, "sft_trainer": _sft_trainer, "ppo_megatron_trainer": _ppo_megatron_trainer},
+    built_in={
+        "ppo_trainer": _ppo_trainer,
+        "ppo_megatron_trainer": _ppo_megatron_trainer,
+        "sft_trainer": _sft_trainer,
+        "generation": _generation,
+        "evaluation": _evaluation,
+    },
 )
