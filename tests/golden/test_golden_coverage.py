@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-FILES = sorted(path.name for path in (HERE / "data").glob("*.json") if not path.name.startswith("scorers_"))
+FILES = sorted(path.name for path in (HERE / "data").glob("*.json"))
 
 
 def calls(name: str) -> Iterator[list[str]]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import partial
 from math import isinf
 
+from posttrain.rewards.brackets import elements, enclosing, inward_brackets, plain_brackets, same_parts
 from posttrain.rewards.expression import MAX_LENGTH, PI, Expression, NoValue, close
 from posttrain.rewards.latex_text import normalize_latex, same_latex, with_braces_after_frac
 
@@ -39,15 +41,18 @@ _DROPPED = (
     "^{\\circ}",
     "^\\circ",
     "°",
-    "\\left",
-    "\\right",
     "\\,",
+    "\\:",
     "\\;",
     "\\ ",
     "~",
     "{,}",
 )
+# Between brackets, 1,234 is a pair of numbers.
+_PAIR = re.compile(r"(?<=[(\[\]⦃])(\s*-?[0-9]{1,3}),([1-9][0-9]{2}\s*)(?=[)\]\[⦄])")
+_PLUS = re.compile(r"(?<=[(\[⦃,])\+")
 _MIXED = re.compile(r"([0-9]) +([0-9]+/[0-9]+)")
+_AND_OR = re.compile(r"\\(?:text|mathrm|textbf|mbox)\{\s*(?:and|or)\s*\}")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\{([^{}]*)\}")
 _INTEGER = re.compile(r"-?[0-9]+(?:\.0*)?")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
@@ -55,24 +60,27 @@ _FRACTION = re.compile(r"-?[0-9]+/0*[1-9][0-9]*|-?\\frac\{-?[0-9]+\}\{-?[0-9]+\}
 
 
 def same_by_form(answer: str, reference: str) -> bool:
-    """Equal after normalisation, or element by element: fractions as texts, whole numbers only with whole numbers, other
-    expressions by value (relative 1e-9)."""
+    """Compare two answers after normalisation, else element by element inside the same brackets.
+
+    Fractions are equal as texts, a whole number equals whole numbers only, other expressions are equal by value (relative 1e-9).
+    """
+    answer, reference = _AND_OR.sub(",", answer), _AND_OR.sub(",", reference)
     if answer.strip() and same_latex(answer, reference):
         return True
     answer, reference = normalize(answer), normalize(reference)
-    if answer == reference:
-        return bool(answer)
-    if not answer:
-        return False
-    answers, references = elements(answer), elements(reference)
-    if len(references) > 1 and (answer[0], answer[-1]) != (reference[0], reference[-1]):
-        brackets = "([{", ")]}"
-        if reference[0] in brackets[0] or reference[-1] in brackets[1] or answer[0] in brackets[0]:
-            return False
-    return len(answers) == len(references) and all(map(_same_element, answers, references))
+    return bool(answer) and _same_form(answer, reference)
+
+
+def _same_form(answer: str, reference: str) -> bool:
+    parts = same_parts(answer, reference, _same_form)
+    if parts is not None:
+        return parts
+    return _same_element(elements(answer)[0], elements(reference)[0])
 
 
 def _same_element(answer: str, reference: str) -> bool:
+    if answer == reference:
+        return bool(answer)
     if _FRACTION.fullmatch(answer) and _FRACTION.fullmatch(reference):
         return normalize_latex(answer) == normalize_latex(reference)
     whole = [_INTEGER.fullmatch(each) is not None for each in (answer, reference)]
@@ -98,14 +106,17 @@ def _same_value(answer: str, reference: str, pi: float) -> bool:
     answer, reference = normalize(answer), normalize(reference)
     if not answer or not reference:
         return False
+    if answer == reference:
+        return True
+    parts = same_parts(answer, reference, partial(_same_value, pi=pi))
+    if parts is not None:
+        return parts
+    answer, reference = elements(answer)[0], elements(reference)[0]
     if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(reference):
         value, wanted = float(answer), float(reference)
         if isinf(value) or isinf(wanted):  # hundreds of digits
             return Decimal(answer) == Decimal(reference)
         return any(close(value, each, 1e-4) for each in (wanted, wanted / 100, wanted * 100))
-    pairs = elements(answer), elements(reference)
-    if len(pairs[1]) > 1 or len(pairs[0]) > 1:
-        return _same_all(*pairs, pi)
     sides = answer.split("="), reference.split("=")
     if len(sides[0]) == len(sides[1]) == 2:
         differences = ["({})-({})".format(*each) for each in sides]
@@ -125,53 +136,23 @@ def _same_all(answers: list[str], references: list[str], pi: float) -> bool:
 
 
 def normalize(answer: str) -> str:
-    r"""Remove from an answer all that does not change its value: dollar and per cent signs, degrees, units, \text{…} around
-    words, commas between thousands, blanks, \left and \right. "and" and "or" between answers become commas, 1 1/2 becomes
-    1+1/2; all but commands becomes lower case. An answer longer than MAX_LENGTH is only stripped of surrounding blanks."""
+    r"""Remove from an answer all that does not matter to its value.
+
+    That is dollar and per cent signs, degrees, units, \text{…} around words, commas between thousands, blanks, \left and
+    \right. "and" and "or" between answers become commas, 1 1/2 becomes 1+1/2, brackets are written as in
+    ``posttrain.rewards.brackets``; lower case, but for commands. A text of more than MAX_LENGTH characters is only stripped.
+    """
     if len(answer) > MAX_LENGTH:
         return answer.strip()
-    text = _TEXT.sub(r"\1", answer).replace(" or ", ",").replace(" and ", ",")
+    text = plain_brackets(_TEXT.sub(r"\1", answer).replace(" or ", ",").replace(" and ", ","))
     for dropped in _DROPPED:
         text = text.replace(dropped, "")
-    text = _MIXED.sub(r"\1+\2", _THOUSANDS.sub("", _UNIT.sub("", text)))
+    text = _MIXED.sub(r"\1+\2", _THOUSANDS.sub("", _PAIR.sub(r"\1, \2", _UNIT.sub("", text))))
     text = with_braces_after_frac("".join(text.split()).rstrip(".").replace("dfrac", "frac").replace("tfrac", "frac"))
-    while text.startswith("{") and _encloses(text):
+    text = _PLUS.sub("", inward_brackets(text))
+    while enclosing(text) == "{}":
         text = text[1:-1]
     return text if "\\" in text else text.lower()
-
-
-def elements(text: str) -> list[str]:
-    """Split an answer at commas outside brackets, after removing a bracket around the whole: (1,2) has two elements."""
-    opens, closes = "([{", ")]}"
-    if len(text) > 2 and text[0] in "([" and text[-1] in ")]" and _encloses(text):
-        inside = _split(text[1:-1], opens, closes)
-        return inside if len(inside) > 1 else [text]
-    if text.startswith("\\{") and text.endswith("\\}"):
-        text = text[2:-2]
-    return _split(text, opens, closes)
-
-
-def _split(text: str, opens: str, closes: str) -> list[str]:
-    parts, depth, start = [], 0, 0
-    for position, character in enumerate(text):
-        if character in opens:
-            depth += 1
-        elif character in closes:
-            depth -= 1
-        elif character == "," and depth <= 0:
-            parts.append(text[start:position].strip())
-            start = position + 1
-    return [*parts, text[start:].strip()]
-
-
-def _encloses(text: str) -> bool:
-    """Return True when the last character of a text closes its first bracket."""
-    depth = 0
-    for position, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return position == len(text) - 1
-    return False
 
 
 def _matrix(text: str) -> list[str] | None:

@@ -553,6 +553,12 @@ def databases(tmp_path: Path) -> Path:
         ("<think>so</think><sql>x</sql><observation>y</observation>no<solution>select name from item</solution>", -1.0),
         ("<think>so</think><observation>y</observation>\n<think>z</think><solution>select name from item</solution>", 1.0),
         ("<think>so</think><solution><sql>select name from item</sql></solution>", -1.0),
+        ("<think>so</think><solution>select name from item <Sql></solution>", -1.0),
+        ("<think>so</think><OBSERVATION>y</OBSERVATION>no<solution>select name from item</solution>", -1.0),
+        ("<think>so</think><solution>select name from item</solution><observation>y</observation>", 1.0),
+        ("<think>so</think></solution><solution>select name from item</solution>", 1.0),
+        ("<Think>so</Think><solution>select name from item</solution>", -1.0),
+        ("<think>so</think><Solution>select name from item</Solution>", -1.0),
         ("select name from item", -1.0),
     ],
 )  # fmt: skip

@@ -2,6 +2,8 @@ r"""PRIME's rule for mathematics (arXiv:2502.01456): the answer in words or in a
 
 from __future__ import annotations
 
+from string import ascii_lowercase, ascii_uppercase
+
 from posttrain.interfaces.reward import RewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
@@ -12,6 +14,7 @@ from posttrain.rewards.spans import last_boxed
 _BEFORE = ("answer:", "answer is", "answers are")  # the answer follows
 # The answer precedes these words.
 _BEHIND = ("is answer", "is the answer", "are answers", "are the answers")
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _LAST_WORDS = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
 
 
@@ -37,7 +40,7 @@ def extract(response: str) -> str:
     for words in _BEFORE:
         text = _after(text, words)
     for words in _BEHIND:
-        place = text.lower().rfind(words)
+        place = _last(text, words)
         text = text if place < 0 else text[:place].strip()
     box = last_boxed(text)
     text = text if box is None else box
@@ -49,5 +52,13 @@ def extract(response: str) -> str:
 
 def _after(text: str, words: str) -> str:
     """Return the text after the last ``words``, ignoring case; the whole text when they do not occur."""
-    place = text.lower().rfind(words)
+    place = _last(text, words)
     return text if place < 0 else text[place + len(words) :].strip()
+
+
+def _last(text: str, words: str) -> int:
+    """Return the place of the last ``words`` in a text, ignoring case; -1 when they do not occur.
+
+    Only A to Z are lowered: ``str.lower`` makes two characters of one İ, and every later place would be off by one.
+    """
+    return text.translate(_LOWER).rfind(words)

@@ -22,7 +22,10 @@ from posttrain.sandbox.walls import Limits
 # Where each collection keeps its databases, below db_path.
 FOLDERS = {"synsql": "SynSQL-2.5M/databases", "spider": "spider/database", "bird": "bird/train/train_databases"}
 _LONGEST_S = 30.0  # SkyRL's limit
-_TAG_INSIDE = re.compile(r"</?(?:think|sql|observation)\b")
+# SkyRL ignores the case of these three, and not that of <solution> and of the first thought.
+_TAG_INSIDE = re.compile(r"</?(?:think|sql|observation)\b", re.IGNORECASE)
+_OBSERVED = re.compile(r"</observation>", re.IGNORECASE)
+_THINKS_NEXT = re.compile(r"\s*<think>", re.IGNORECASE)
 # Runs in the sandbox. Read-only and immutable, so it needs no lock file. Bytes become a pair that JSON can represent.
 _QUERY = """
 import json, sqlite3, sys, urllib.parse
@@ -72,14 +75,19 @@ def _score(prompt: Prompt, response: str, *, db_path: Path, limits: Limits, wall
 
 
 def solution(response: str) -> str | None:
-    """Return the query of a response in the right format: one <solution>…</solution> without other tags inside, at least one
-    <think>…</think>, and more thinking after every observation. None otherwise."""
-    found = spans(response, "<solution>", "</solution>")
-    if response.count("<solution>") != 1 or response.count("</solution>") != 1 or len(found) != 1:
+    """Return the query of a response in the right format, else None.
+
+    The format is one <solution> and one </solution> after it, without other tags between, at least one <think>…</think>, and
+    after every observation before the solution more thinking.
+    """
+    before, opening, after = response.partition("<solution>")
+    query, closing, rest = after.partition("</solution>")
+    once = opening and closing and "<solution>" not in after and "</solution>" not in rest
+    if not once or _TAG_INSIDE.search(query) or not spans(response, "<think>", "</think>"):
         return None
-    thinks = bool(spans(response, "<think>", "</think>"))
-    goes_on = all(part.lstrip().startswith("<think>") for part in response.split("</observation>")[1:])
-    return found[0].strip() if thinks and goes_on and not _TAG_INSIDE.search(found[0]) else None
+    if not all(_THINKS_NEXT.match(before, observed.end()) for observed in _OBSERVED.finditer(before)):
+        return None
+    return query.strip()
 
 
 def _database(prompt: Prompt, db_path: Path) -> Path:
