@@ -81,6 +81,12 @@ class EnvironmentConfig(Section):
     which suits those that answer at once and cannot hang."""
     timeout_s: float = Field(default=60.0, gt=0.0, le=1e7)
     """Time that an environment has for one answer; an episode that waits longer has failed."""
+    memory_gib: float = Field(default=4.0, gt=0.0)
+    """Memory that one environment may take with all that it starts, beyond what the loaded libraries hold; an episode that
+    needs more has failed. Without effect where workers is 0."""
+    environment_variables: list[str] = []
+    """Names of further environment variables that environments, their tools and agents may see; docs/environments.md lists those
+    that they always see."""
 
     @property
     def used(self) -> bool:

@@ -76,6 +76,9 @@ class RewardConfig(Section):
     response that takes longer is without a reward."""
     memory_gib: float = Field(default=2.0, gt=0.0)
     """Memory that scoring one response may take, beyond what the loaded functions hold."""
+    environment_variables: list[str] = []
+    """Names of further environment variables that the processes which score may see; docs/rewards.md lists those that they
+    always see."""
     max_invalid_share: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of responses in one step that may be without a valid reward before the run stops."""
     allow_unboxed_code: bool = False

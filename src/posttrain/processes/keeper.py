@@ -11,13 +11,12 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.processes import descendants, fork_gate, wire
+from posttrain.processes import descendants, fork_gate, frames, proc, start, wire
 from posttrain.processes.limits import CRASHED, MEMORY, OUTPUT_LIMIT, PROCESS_LIMIT, TIMEOUT, Limits
 from posttrain.processes.worker import (
     CANNOT_FORK,
@@ -65,10 +64,10 @@ class Passed(Exception):
 def main() -> None:
     requests, replies = _own_pipes()
     descendants.adopt_orphans()
-    setup = wire.from_bytes(wire.read_frame(requests, MOST_REQUEST_BYTES))
+    setup = wire.from_bytes(frames.read_frame(requests, MOST_REQUEST_BYTES))
     sys.path[:] = setup["sys_path"]
     keeper = Keeper(setup["factory"], setup["setup"], Limits(**setup["limits"]), requests, replies)
-    with suppress(wire.Ended):
+    with suppress(frames.PipeClosed):
         if keeper.begin(load_in_worker=setup["load_in_worker"]):
             keeper.run()
     descendants.kill_all_descendants()
@@ -108,21 +107,21 @@ class Keeper:
             reply = self._load()
         if reply == READY:
             reply = self._fork()
-        descendants.live_on()
-        wire.write_frame(self._replies, reply)
+        descendants.outlive_parent()
+        frames.write_frame(self._replies, reply)
         return reply == READY
 
     def run(self) -> None:
-        """Answer calls. Raises: Ended when the trainer is gone."""
+        """Answer calls. Raises: PipeClosed when the trainer is gone."""
         poller = select.poll()
         poller.register(self._requests, select.POLLIN)
         while True:
             if not poller.poll(1000):
                 if os.getppid() != self._trainer:  # stdin may be held open by a fork of the trainer
-                    raise wire.Ended
+                    raise frames.PipeClosed
                 continue
-            request = wire.read_frame(self._requests, MOST_REQUEST_BYTES)
-            wire.write_frame(self._replies, self._call(request))
+            request = frames.read_frame(self._requests, MOST_REQUEST_BYTES)
+            frames.write_frame(self._replies, self._call(request))
 
     def _load(self) -> bytes:
         try:
@@ -133,7 +132,7 @@ class Keeper:
             signal.setitimer(signal.ITIMER_REAL, 0)
             for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
-        return CANNOT_FORK if _threads() > 1 or descendants.has_children() else READY
+        return CANNOT_FORK if proc.thread_count() > 1 or descendants.has_children() else READY
 
     def _fork(self) -> bytes:
         """Start a worker; what it says when it has loaded."""
@@ -141,13 +140,14 @@ class Keeper:
         replies, reply_end = os.pipe()
         output, output_end = os.pipe()
         gate, gate_end = socket.socketpair()
-        keeper = os.getpid()
-        pid = os.fork()
-        if pid == 0:
+
+        def work() -> None:
             for fd in (requests, replies, output, self._requests, self._replies):
                 os.close(fd)
             gate.close()
-            serve(self._make, request_end, reply_end, output_end, gate_end, self._limits, keeper)
+            serve(self._make, request_end, reply_end, output_end, gate_end, self._limits)
+
+        pid = start.fork(work)
         for fd in (request_end, reply_end, output_end):
             os.close(fd)
         gate_end.close()
@@ -162,7 +162,7 @@ class Keeper:
             return PROBLEMS + wire.to_bytes([[f"loading in a worker failed: {reason}: {detail}", "", "", ""]])
         if reply == READY:
             worker.gate = fork_gate.receive(gate)
-        worker.spared = frozenset(descendants.descendants(os.getpid())) - {pid}
+        worker.spared = frozenset(proc.descendants(os.getpid())) - {pid}
         worker.most_processes += len(worker.spared)
         return reply
 
@@ -180,7 +180,7 @@ class Keeper:
         worker.calls += 1
         number = worker.calls.to_bytes(NUMBER_BYTES)
         try:
-            reply = self._exchange(worker, wire.frame(number + request), self._limits.wall_s, counted=True)
+            reply = self._exchange(worker, frames.frame(number + request), self._limits.wall_s, counted=True)
             if reply[:NUMBER_BYTES] != number:
                 raise Passed(CRASHED, "something else wrote into the pipe of the worker's answers")
         except Passed as passed:
@@ -189,7 +189,7 @@ class Keeper:
         reply = reply[NUMBER_BYTES:]
         if reply[:1].islower():
             self._end()
-        elif descendants.children(worker.pid) or descendants.children(os.getpid()) != [worker.pid]:
+        elif proc.children(worker.pid) or proc.children(os.getpid()) != [worker.pid]:
             self._end_what_was_left(worker)
         if self._worker is worker and (worker.received or _has_more(worker.replies)):
             self._end()  # a second answer to one call would be taken for the answer to the next
@@ -250,8 +250,8 @@ class Keeper:
                 raise _ended(worker)
             worker.received += got
         try:
-            return wire.take_frame(worker.received, self._limits.answer_bytes)
-        except wire.TooLong as error:
+            return frames.take_frame(worker.received, self._limits.answer_bytes)
+        except frames.FrameTooLong as error:
             raise Passed(OUTPUT_LIMIT, f"the answer is too long: {error}") from None
 
     def _ask_to_fork(self, worker: Worker) -> None:
@@ -262,7 +262,7 @@ class Keeper:
             return
         worker.most_processes += 1
         if worker.most_processes > self._limits.processes:  # if none had ended; now they are counted
-            worker.most_processes = descendants.usage(descendants.descendants(os.getpid())).processes + 1
+            worker.most_processes = proc.usage(proc.descendants(os.getpid())).processes + 1
             self._count(worker.most_processes)
         fork_gate.let_pass(worker.gate, number)
 
@@ -279,12 +279,12 @@ class Keeper:
             raise _ended(worker)
         if not counted:
             return
-        limits, pids = self._limits, descendants.descendants(os.getpid())
-        used = descendants.usage(pids)
+        limits, pids = self._limits, proc.descendants(os.getpid())
+        used = proc.usage(pids)
         # What loading has started watches boxes, whose programs have limits of their own: a program that computes on many
         # cores at once is late, and so wrong, by those, not without a score by this one.
-        own = descendants.descendants(os.getpid(), without=worker.spared) if worker.spared else pids
-        cpu_s = descendants.usage(own).cpu_s if worker.spared else used.cpu_s
+        own = proc.descendants(os.getpid(), without=worker.spared) if worker.spared else pids
+        cpu_s = proc.usage(own).cpu_s if worker.spared else used.cpu_s
         if worker.cpu_before_s is None:
             worker.cpu_before_s = cpu_s
         self._count(used.processes)
@@ -292,7 +292,7 @@ class Keeper:
             raise Passed(TIMEOUT, f"its processes used more than {limits.wall_s:g} s of CPU time")
         start = time.monotonic()
         if used.memory_bytes > limits.memory_bytes and start >= worker.measure_again_at:
-            if descendants.shared_out_bytes(pids) > limits.memory_bytes:
+            if proc.proportional_bytes(pids) > limits.memory_bytes:
                 raise Passed(MEMORY, f"its processes hold more than {limits.memory_bytes / 2**30:g} GiB")
             now = time.monotonic()
             worker.measure_again_at = now + 10 * (now - start)  # it is slow: no more than a tenth of the time
@@ -313,12 +313,12 @@ class Keeper:
     def _end_what_was_left(self, worker: Worker) -> None:
         """Kill what the call has started and not waited for; the worker stays."""
         deadline = time.monotonic() + 5.0
-        while left := set(descendants.descendants(os.getpid())) - {worker.pid} - worker.spared:
-            alive = descendants.usage(left).processes
+        while left := set(proc.descendants(os.getpid())) - {worker.pid} - worker.spared:
+            alive = proc.usage(left).processes
             descendants.kill(left)
             time.sleep(0.0005)
             self._reap(worker)
-            if not alive and not left & set(descendants.children(os.getpid())):
+            if not alive and not left & set(proc.children(os.getpid())):
                 return  # ended, and the worker has not waited for them yet
             if worker.ended is not None or time.monotonic() > deadline:
                 self._end()
@@ -353,13 +353,6 @@ def _has_more(fd: int) -> bool:
     return any(event & select.POLLIN for _, event in poller.poll(0))
 
 
-def _threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return threading.active_count()
-
-
 def _ended(worker: Worker) -> Passed:
     if worker.ended is not None and os.WIFSIGNALED(worker.ended) and os.WTERMSIG(worker.ended) == signal.SIGXCPU:
         return Passed(TIMEOUT, "the kernel's limit of CPU time was reached")
@@ -371,9 +364,7 @@ def _how(status: int | None) -> str:
     if status is None:
         return "the process closed its pipe"
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-        return f"the process was ended by {name}"
+        return f"the process was ended by {start.signal_name(os.WTERMSIG(status))}"
     return f"the process ended with exit code {os.WEXITSTATUS(status)}"
 
 

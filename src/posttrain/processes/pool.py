@@ -9,27 +9,20 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from posttrain.errors import ConfigError, Problem
-from posttrain.processes import descendants, wire
+from posttrain.processes import descendants, frames, proc, start, wire
+from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.limits import CRASHED, EXCEPTION, OUTPUT_LIMIT, TIMEOUT, Limits
 from posttrain.processes.worker import ANSWER, CANNOT_FORK, FAILURE, PROBLEMS, READY
 
 MARK = "POSTTRAIN_WORKER"  # environment variable of a keeper and of all below it
 GRACE_S = 5.0  # how much later than the keeper's own deadline it is taken for dead
-
-# One thread per worker: the workers are what runs in parallel. The same order of sets in every run. Fewer malloc arenas,
-# each of which reserves address space.
-ENVIRONMENT = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
-    "PYTHONHASHSEED": "0",
-    "MALLOC_ARENA_MAX": "2",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,8 @@ class WorkerPool:
     """Workers that answer calls, each behind a keeper.
 
     Args: ``factory``, "package.module:function", makes the handler of calls in every keeper, of ``setup``; both the setup and
-    the calls are values that wire.py can write. ``environment`` is added to this process's own, less ``hidden``.
+    the calls are values that wire.py can write. Workers see the environment variables of ``Kind.USER_CODE`` and those called
+    ``variables``, less those called ``withheld``.
 
     The constructor starts the processes and returns; ``check`` waits until one has loaded. ``close`` ends them all; so does
     the end of this process, however it comes.
@@ -66,10 +60,10 @@ class WorkerPool:
         *,
         workers: int,
         limits: Limits,
-        environment: Mapping[str, str] | None = None,
-        hidden: Collection[str] = (),
+        variables: Collection[str] = (),
+        withheld: Collection[str] = (),
     ):
-        if descendants.LINUX and not descendants.has_proc():
+        if proc.LINUX and not proc.is_mounted():
             what = "the processes that run rewards cannot be watched and ended here: /proc is not mounted"
             raise ConfigError(Problem(what, fix="mount it: mount -t proc proc /proc"))
         self._calls: queue.SimpleQueue[tuple[bytes, Future[Reply]] | None] = queue.SimpleQueue()
@@ -77,7 +71,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         mark = uuid.uuid4().hex
         self._lines = [
-            _Line(factory, setup, limits, f"{mark}.{number}", environment or {}, hidden) for number in range(workers)
+            _Line(factory, setup, limits, f"{mark}.{number}", variables, withheld) for number in range(workers)
         ]
         self._threads = [
             threading.Thread(target=self._serve, args=(line,), name=f"worker-{number}", daemon=True)
@@ -150,14 +144,13 @@ class _Line:
         setup: Any,
         limits: Limits,
         mark: str,
-        environment: Mapping[str, str],
-        hidden: Collection[str],
+        variables: Collection[str],
+        withheld: Collection[str],
     ):
         self._setup = {"factory": factory, "setup": setup, "limits": asdict(limits), "load_in_worker": False}
         self._limits = limits
         self._mark = mark
-        self._environment = {**ENVIRONMENT, **environment, MARK: mark}
-        self._hidden = frozenset(hidden)
+        self._variables, self._withheld = frozenset(variables), frozenset(withheld)
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
         self._lock = threading.Lock()
@@ -194,19 +187,18 @@ class _Line:
 
     def _spawn(self) -> bytes:
         """A new keeper; the first that it says. Raises: ConfigError when it says nothing."""
-        own = {name: value for name, value in os.environ.items() if name not in self._hidden}
+        variables = variables_for(Kind.USER_CODE, named=self._variables, withheld=self._withheld)
         with self._lock:
             if self._hung_up:
                 raise ConfigError("the workers were closed")
             try:
                 self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the keeper lives
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "posttrain.processes.keeper"],
+                self._process = start.start(
+                    start.module_command("posttrain.processes.keeper"),
+                    environment={**variables, **start.ONE_THREAD, **start.module_path(), MARK: self._mark},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._said,
-                    env={**own, **self._environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    start_new_session=True,  # Ctrl-C is for the trainer, which ends its keepers itself
                 )
             except OSError as error:
                 raise ConfigError(f"a worker for rewards cannot be started: {error}") from error
@@ -215,7 +207,7 @@ class _Line:
         try:
             self._write(wire.to_bytes({**self._setup, "sys_path": sys.path}), self._limits.load_s + GRACE_S)
             return self._read(self._limits.load_s + GRACE_S)
-        except (wire.Ended, wire.TooLong, TimeoutError) as error:
+        except (frames.PipeClosed, frames.FrameTooLong, TimeoutError) as error:
             said = self._last_words()
             self.end()
             how = "did not load in time" if isinstance(error, TimeoutError) else "ended while it was loading"
@@ -233,7 +225,7 @@ class _Line:
         try:
             self._write(request, self._limits.wall_s + GRACE_S)
             reply = self._read(self._limits.wall_s + load_s + GRACE_S)
-        except (wire.Ended, wire.TooLong) as error:
+        except (frames.PipeClosed, frames.FrameTooLong) as error:
             said = self._last_words()
             self.end()
             return Failure(CRASHED, f"the process that watches the worker was ended ({type(error).__name__}){said}")
@@ -247,12 +239,12 @@ class _Line:
 
     def _write(self, data: bytes, timeout_s: float) -> None:
         assert self._process is not None and self._process.stdin is not None
-        wire.write_frame(self._process.stdin.fileno(), data, timeout_s)
+        frames.write_frame(self._process.stdin.fileno(), data, timeout_s)
 
     def _read(self, timeout_s: float) -> bytes:
         assert self._process is not None and self._process.stdout is not None
         most = self._limits.answer_bytes + 4096
-        return wire.read_frame(self._process.stdout.fileno(), most, timeout_s)
+        return frames.read_frame(self._process.stdout.fileno(), most, timeout_s)
 
     def _last_words(self) -> str:
         """What the keeper printed at last: the error of a module that ended it."""

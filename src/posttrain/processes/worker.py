@@ -11,13 +11,13 @@ import random
 import signal
 import socket
 import sys
-import traceback
 from _thread import _count as thread_count  # also of threads that threading does not know
 from collections.abc import Callable
 from typing import Any, Never
 
 from posttrain.errors import RequestError
-from posttrain.processes import descendants, fork_gate, wire
+from posttrain.processes import fork_gate, proc, wire
+from posttrain.processes.frames import PipeClosed, read_frame, write_frame
 from posttrain.processes.limits import EXCEPTION, MEMORY, Limits, more_cpu, put_limits
 
 # From a call to an answer, both made of what wire.py can write. With a method after_fork(), that is called in each worker.
@@ -58,47 +58,33 @@ def said(error: BaseException) -> str:
 
 
 def serve(
-    make: Callable[[], Handler],
-    requests: int,
-    replies: int,
-    output: int,
-    gate: socket.socket,
-    limits: Limits,
-    keeper: int,
-) -> Never:
-    """Answer requests from one pipe into another until killed. ``make`` gives the handler: loaded already, or loaded now.
+    make: Callable[[], Handler], requests: int, replies: int, output: int, gate: socket.socket, limits: Limits
+) -> None:
+    """Answer requests from one pipe into another until killed, or until the keeper has gone.
 
-    Does not return: the stack below belongs to the keeper.
+    Args: make gives the handler: loaded already, or loaded now.
     """
-    try:
-        os.setsid()  # a group of its own, to be killed at once
-        descendants.die_with_parent(keeper)
-        descendants.be_killed_first()
-        _use_as_output(output)
-        faulthandler.enable()
+    _use_as_output(output)
+    faulthandler.enable()
+    with contextlib.suppress(PipeClosed):
         try:
             handler = make()
             if begin := getattr(handler, "after_fork", None):  # what it starts stays until the worker ends
                 begin()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - reported; the keeper ends this process
-            wire.write_frame(replies, problems_of(error))
-        else:
-            put_limits(limits, descendants.address_space_bytes())
-            fork_gate.hand_over(gate, fork_gate.close_gate())
-            wire.write_frame(replies, READY)
-            _serve(handler, requests, replies, limits)
-    except wire.Ended:  # the keeper has gone
-        pass
-    except BaseException:  # noqa: BLE001 - nothing may get into the keeper's code below
-        traceback.print_exc()
-    os._exit(1)
+            write_frame(replies, problems_of(error))
+            return
+        put_limits(limits, proc.address_space_bytes())
+        fork_gate.hand_over(gate, fork_gate.close_gate())
+        write_frame(replies, READY)
+        _serve(handler, requests, replies, limits)
 
 
-def _serve(handler: Handler, requests: int, replies: int, limits: Limits) -> None:
+def _serve(handler: Handler, requests: int, replies: int, limits: Limits) -> Never:
     home, threads, worker = os.getcwd(), thread_count(), os.getpid()
     gc.freeze()  # what is loaded stays; the collector need not touch, and so copy, the pages shared with the keeper
     while True:
-        data = wire.read_frame(requests, MOST_REQUEST_BYTES)
+        data = read_frame(requests, MOST_REQUEST_BYTES)
         number, request = data[:NUMBER_BYTES], wire.from_bytes(data[NUMBER_BYTES:])
         more_cpu(limits)
         _seed(request["seed"])
@@ -112,7 +98,7 @@ def _serve(handler: Handler, requests: int, replies: int, limits: Limits) -> Non
                 stream.flush()
         if thread_count() > threads:
             reply = reply[:1].lower() + reply[1:]
-        wire.write_frame(replies, number + reply)
+        write_frame(replies, number + reply)
 
 
 def _answer(handler: Handler, call: Any) -> bytes:

@@ -38,15 +38,15 @@ class Scorer(GroupScorer, Protocol):
         ...
 
 
-def start_rewards(config: RewardConfig, *, hidden: Collection[str] = ()) -> Scorer:
+def start_rewards(config: RewardConfig, *, withheld: Collection[str] = ()) -> Scorer:
     """Start the scorer of a run; its workers, when needed, have loaded on return and do not see the environment variables
-    called ``hidden``.
+    called ``withheld``.
 
     Raises: ConfigError with the problems of all terms.
     """
     if runs_here(config):
         return ScorerHere(load_rewards(config))
-    return ScorerInWorkers(config, hidden=hidden)
+    return ScorerInWorkers(config, withheld=withheld)
 
 
 class ScorerHere:
@@ -80,7 +80,7 @@ class ScorerHere:
 class ScorerInWorkers:
     """Scores each response in workers as soon as its group is complete; batched terms run once all groups are complete."""
 
-    def __init__(self, config: RewardConfig, *, hidden: Collection[str] = ()):
+    def __init__(self, config: RewardConfig, *, withheld: Collection[str] = ()):
         self._terms = terms_of(config)
         self._may_be_none = config.model is not None
         self._one_by_one = any(not term.batched for term in self._terms)
@@ -92,7 +92,14 @@ class ScorerInWorkers:
         )
         workers = config.workers or min(MOST_WORKERS, _cores())
         setup = config.model_dump(mode="json")
-        self._pool = WorkerPool(FACTORY, setup, workers=workers, limits=limits, hidden=hidden)
+        self._pool = WorkerPool(
+            FACTORY,
+            setup,
+            workers=workers,
+            limits=limits,
+            variables=config.environment_variables,
+            withheld=withheld,
+        )
         try:
             self._pool.check()
         except BaseException:

@@ -49,7 +49,7 @@ def start_scorer(config: RewardConfig) -> Scorer:
     places = [index for index, asking in enumerate(asks) if not asking]
     rest = config.model_copy(update={"terms": [config.terms[index] for index in places]})
     try:
-        return ScorerWithServers(served, rest, start_rewards(rest, hidden=frozenset(_variables(config))))
+        return ScorerWithServers(served, rest, start_rewards(rest, withheld=frozenset(_variables(config))))
     except ConfigError as error:
         raise ConfigError([_at_its_place(problem, places) for problem in error.problems]) from error
 

@@ -7,23 +7,21 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-import posttrain
-from posttrain.sandbox import frames
+from posttrain.processes import start
+from posttrain.processes.frames import PipeClosed
+from posttrain.sandbox.messages import read_message, write_message
 from posttrain.sandbox.walls import Limits
 
 # How a run ended: by itself, by a signal (a crash, or the kernel's limit of CPU time), or because it passed a limit.
 Ended = Literal["exit", "signal", "timeout", "output", "threads"]
 
-_SOURCES = Path(posttrain.__file__).parent.parent
-_COMMAND = "import sys; sys.path.insert(0, sys.argv[1]); from posttrain.sandbox.warden import main; main()"
+_COMMAND = start.lean_command("posttrain.sandbox.warden")
 # What a warden may take beyond the program's own time before it counts as lost.
 _PATIENCE_S = 60.0
 
@@ -104,16 +102,13 @@ def _run_in(warden: _Warden, program: Program, limits: Limits, walls: Sequence[s
 
 class _Warden:
     def __init__(self) -> None:
-        # -s -S: nothing of site-packages; -P: nothing of the current folder; -B: nothing is written beside the sources.
         # The hash seed makes the order of sets the same in every run. Nothing else of the environment goes in.
-        self._process = subprocess.Popen(
-            [sys.executable, "-s", "-S", "-B", "-P", "-X", "utf8", "-c", _COMMAND, str(_SOURCES)],
+        self._process = start.start(
+            _COMMAND,
+            environment={"PYTHONHASHSEED": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PYTHONHASHSEED": "0"},
-            start_new_session=True,
-            bufsize=0,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._replies = self._process.stdin, self._process.stdout
@@ -128,13 +123,13 @@ class _Warden:
         }
         pieces = [text.encode(errors="replace") for text in (program.source, program.stdin)]
         try:
-            frames.write(self._requests.fileno(), header, pieces)
+            write_message(self._requests.fileno(), header, pieces)
             poller = select.poll()  # not select(), which knows no descriptor above 1023
             poller.register(self._replies, select.POLLIN)
             if not poller.poll((limits.timeout_s + _PATIENCE_S) * 1000):
                 raise BoxError("", "the process that watches the box does not answer")
-            reply, outputs = frames.read(self._replies.fileno())
-        except (frames.Ended, BrokenPipeError):
+            reply, outputs = read_message(self._replies.fileno())
+        except PipeClosed:
             raise _Gone("", "the process that watches the box has ended") from None
         if "reason" in reply:
             raise BoxError(reply["wall"], reply["reason"])

@@ -16,7 +16,9 @@ import time
 from contextlib import suppress
 from typing import Any, Never
 
-from posttrain.sandbox import frames, inside, kernel, view, walls
+from posttrain.processes.frames import PipeClosed
+from posttrain.sandbox import inside, kernel, view, walls
+from posttrain.sandbox.messages import read_message, write_message
 
 _REQUESTS, _REPLIES = 0, 1
 _STATUS, _READY = 4, b"ready"  # in the boxed process, until its walls are up
@@ -49,15 +51,15 @@ def _handle() -> Never:
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        header, pieces = frames.read(_REQUESTS)
+        header, pieces = read_message(_REQUESTS)
         try:
             reply, outputs = run(header, *pieces)
         except NoBox as error:
             wall, reason = error.args
             reply, outputs = {"wall": wall, "reason": reason}, []
-        frames.write(_REPLIES, reply, outputs)
+        write_message(_REPLIES, reply, outputs)
         code = 0
-    except (frames.Ended, BrokenPipeError):  # nobody is interested any more
+    except PipeClosed:  # nobody is interested any more
         pass
     finally:
         os._exit(code)
@@ -153,7 +155,7 @@ def _watch(pid: int, reads: dict[str, int], limits: walls.Limits) -> tuple[dict[
                     break
                 for key, _ in selector.select(min(start + limits.timeout_s, max(look, now)) - now + 0.0005):
                     if key.data == "":
-                        raise frames.Ended  # nobody is interested any more
+                        raise PipeClosed  # nobody is interested any more
                     if key.data == "process":
                         code = os.waitpid(pid, 0)[1]
                         ended = "exit" if os.WIFEXITED(code) else "signal"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.config.reward import RewardConfig
-from posttrain.processes import descendants
+from posttrain.processes import proc
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.scorer import ScorerInWorkers
@@ -84,7 +84,7 @@ def scorer(mark: str) -> Iterator[ScorerInWorkers]:
     scorer = ScorerInWorkers(RewardConfig(**CONFIG))
     yield scorer
     scorer.close()
-    assert list(descendants.marked(MARK, mark)) == []
+    assert list(proc.marked(MARK, mark)) == []
 
 
 def group(name: str, responses: Sequence[str]) -> TrajectoryGroup:
@@ -121,13 +121,13 @@ def check(outcome: Outcome, kind: str) -> None:
 
 
 def held_bytes() -> int:
-    return descendants.usage([os.getpid()]).memory_bytes
+    return proc.usage([os.getpid()]).memory_bytes
 
 
 def left(mark: str) -> int:
     """Processes that are alive besides keepers and workers; waits until those that were just killed are gone."""
     for _ in range(200):
-        count = descendants.usage(descendants.marked(MARK, mark)).processes
+        count = proc.usage(proc.marked(MARK, mark)).processes
         if count <= 2 * WORKERS:
             return 0
         time.sleep(0.01)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from posttrain.errors import ConfigError
-from posttrain.processes import descendants, fork_gate, wire
+from posttrain.processes import descendants, fork_gate, frames, proc, wire
 from posttrain.processes import pool as pool_module
 from posttrain.processes.limits import Limits
 from posttrain.processes.pool import Answer, Failure, Reply, WorkerPool
@@ -114,9 +114,9 @@ def value(reply: Future[Reply]) -> Any:
 def gone(pids: list[int]) -> bool:
     """Whether they have ended; one that was killed a moment ago may need another."""
     deadline = time.monotonic() + 5
-    while descendants.usage(pids).processes and time.monotonic() < deadline:
+    while proc.usage(pids).processes and time.monotonic() < deadline:
         time.sleep(0.01)
-    return descendants.usage(pids).processes == 0
+    return proc.usage(pids).processes == 0
 
 
 def test_what_crosses_comes_back_equal(make: Make) -> None:
@@ -146,10 +146,10 @@ def test_what_no_worker_writes_is_refused_and_not_run(data: bytes) -> None:
 
 
 def test_a_frame_longer_than_allowed_is_not_read() -> None:
-    with pytest.raises(wire.TooLong):
-        wire.take_frame(bytearray(b"\xff\xff\xff\xff"), most=1000)
-    buffer = bytearray(wire.frame(b"abc") + wire.frame(b"d"))
-    assert (wire.take_frame(buffer, 10), wire.take_frame(buffer, 10), wire.take_frame(buffer, 10)) == (
+    with pytest.raises(frames.FrameTooLong):
+        frames.take_frame(bytearray(b"\xff\xff\xff\xff"), most=1000)
+    buffer = bytearray(frames.frame(b"abc") + frames.frame(b"d"))
+    assert (frames.take_frame(buffer, 10), frames.take_frame(buffer, 10), frames.take_frame(buffer, 10)) == (
         b"abc",
         b"d",
         None,
@@ -168,7 +168,7 @@ def test_names_that_are_hidden_are_not_in_the_environment(
     monkeypatch.setenv("JUDGE_KEY", "secret")
     make("environment")  # writes the module
     pool = WorkerPool(
-        "handlers_of_the_test:environment", None, workers=1, limits=Limits(), hidden=["JUDGE_KEY", "NONE"]
+        "handlers_of_the_test:environment", None, workers=1, limits=Limits(), withheld=["JUDGE_KEY", "NONE"]
     )
     try:
         assert value(pool.submit(["JUDGE_KEY", "PATH"])) == [None, os.environ["PATH"], set()]
@@ -221,41 +221,41 @@ def test_a_machine_on_which_nothing_can_be_started_is_told_and_holds_nobody_up(
 def test_what_nobody_has_thought_of_fails_its_call_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make("echo")
     assert value(pool.submit(1))[1] == 1
-    read = wire.read_frame
+    read = frames.read_frame
 
     def once(*_: object) -> bytes:
-        monkeypatch.setattr(wire, "read_frame", read)
+        monkeypatch.setattr(frames, "read_frame", read)
         raise ArithmeticError("?")
 
-    monkeypatch.setattr(wire, "read_frame", once)
+    monkeypatch.setattr(frames, "read_frame", once)
     assert pool.submit(2).result(timeout=20) == Failure("crashed", "the worker cannot be reached: ArithmeticError: ?")
     assert value(pool.submit(3))[1] == 3  # and not what was still to be read of 2
 
 
-@pytest.mark.skipif(not descendants.LINUX, reason="elsewhere nothing is found by way of /proc")
+@pytest.mark.skipif(not proc.LINUX, reason="elsewhere nothing is found by way of /proc")
 def test_without_proc_nothing_is_started(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descendants, "PROC", tmp_path / "none")
+    monkeypatch.setattr(proc, "PROC", tmp_path / "none")
     with pytest.raises(ConfigError, match="/proc is not mounted; mount it"):
         make("echo")
-    assert list(descendants.marked("A", "b")) == []
+    assert list(proc.marked("A", "b")) == []
 
 
-@pytest.mark.skipif(not descendants.LINUX, reason="descendants are found by way of /proc")
+@pytest.mark.skipif(not proc.LINUX, reason="descendants are found by way of /proc")
 def test_kernels_that_do_not_list_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descendants, "_kernel_lists_children", lambda: False)
+    monkeypatch.setattr(proc, "_kernel_lists_children", lambda: False)
     program = "import subprocess, time; subprocess.Popen(['sleep', '60']); print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline()
-        assert child.pid in descendants.children(os.getpid())
-        [grandchild] = descendants.descendants(child.pid)
-        assert descendants.descendants(os.getpid(), without=[child.pid]) == [
-            pid for pid in descendants.descendants(os.getpid()) if pid not in (child.pid, grandchild)
+        assert child.pid in proc.children(os.getpid())
+        [grandchild] = proc.descendants(child.pid)
+        assert proc.descendants(os.getpid(), without=[child.pid]) == [
+            pid for pid in proc.descendants(os.getpid()) if pid not in (child.pid, grandchild)
         ]
-        assert grandchild not in descendants.descendants(os.getpid(), without=[grandchild])
+        assert grandchild not in proc.descendants(os.getpid(), without=[grandchild])
         descendants.kill([grandchild, child.pid])
 
 
-@pytest.mark.skipif(not descendants.LINUX, reason="the kernel tells a process of its parent's end on Linux")
+@pytest.mark.skipif(not proc.LINUX, reason="the kernel tells a process of its parent's end on Linux")
 def test_a_trainer_that_is_killed_while_a_module_is_imported_leaves_no_keeper(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     (tmp_path / "imported_for_ever.py").write_text(
@@ -271,9 +271,9 @@ def test_a_trainer_that_is_killed_while_a_module_is_imported_leaves_no_keeper(tm
             assert trainer.poll() is None and time.monotonic() < until
             time.sleep(0.02)
         keeper = int(begun.read_text())
-        assert keeper in descendants.descendants(trainer.pid)
+        assert keeper in proc.descendants(trainer.pid)
         trainer.kill()
-    while (state := descendants.PROC / str(keeper) / "stat").exists() and state.read_text().rpartition(")")[2].split()[
+    while (state := proc.PROC / str(keeper) / "stat").exists() and state.read_text().rpartition(")")[2].split()[
         0
     ] != "Z":
         assert time.monotonic() < until
@@ -304,12 +304,12 @@ def test_loading_that_fails_says_why(make: Make, name: str, message: str) -> Non
     assert isinstance(failure, Failure) and failure.reason == "crashed" and "could not be made" in failure.detail
 
 
-@pytest.mark.skipif(not descendants.LINUX, reason="descendants are found by way of /proc")
+@pytest.mark.skipif(not proc.LINUX, reason="descendants are found by way of /proc")
 def test_what_a_call_starts_ends_with_it_and_what_loading_starts_stays(make: Make) -> None:
     pool = make("Helped")
     helper, started = value(pool.submit("start another"))
     assert value(pool.submit("")) == [helper, 0]
-    assert descendants.usage([helper]).processes == 1
+    assert proc.usage([helper]).processes == 1
     assert gone([started])
     pool.close()
     assert gone([helper])
@@ -338,7 +338,7 @@ def test_a_call_after_closing_fails(make: Make) -> None:
     assert pool.submit(1).result(timeout=5) == Failure("crashed", "the workers were closed")
 
 
-@pytest.mark.skipif(not descendants.LINUX, reason="marks are found by way of /proc")
+@pytest.mark.skipif(not proc.LINUX, reason="marks are found by way of /proc")
 def test_workers_end_when_the_trainer_is_killed(make: Make, tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
@@ -353,19 +353,19 @@ def test_workers_end_when_the_trainer_is_killed(make: Make, tmp_path: Path) -> N
     trainer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
-    assert descendants.usage(workers).processes
+    assert proc.usage(workers).processes
     trainer.kill()
     trainer.wait()
     trainer.stdout.close()
     assert gone(workers)
 
 
-@pytest.mark.skipif(not descendants.LINUX, reason="descendants are found by way of /proc")
+@pytest.mark.skipif(not proc.LINUX, reason="descendants are found by way of /proc")
 def test_a_bomb_without_a_gate_is_killed_as_well() -> None:
     """Where the kernel has no gate for forks: 60 processes that fork on, each in a session of its own, for 3 seconds."""
     program = (
         "import os, sys, time\n"
-        "from posttrain.processes import descendants\n"
+        "from posttrain.processes import descendants, proc\n"
         "descendants.adopt_orphans()\n"
         "end, gave_up = time.monotonic() + 3, time.monotonic() + 3\n"
         "if os.fork() == 0:\n"

@@ -661,6 +661,6 @@ def test_a_warden_that_ended_while_it_waited_is_not_the_programs_fault(monkeypat
     done = boxes.run(Program(source="print(2 + 2)"), Limits(), walls_for(probe(), allow_unboxed=True))
     assert (done.finished, done.stdout) == (True, b"4\n")
     boxes.close()
-    monkeypatch.setattr(boxes, "_COMMAND", "")  # a new one that ends at once
+    monkeypatch.setattr(boxes, "_COMMAND", [sys.executable, "-c", ""])  # a new one that ends at once
     with pytest.raises(BoxError, match="the process that watches the box has ended"):
         boxes.run(Program(source="print(2 + 2)"), Limits(), walls_for(probe(), allow_unboxed=True))

@@ -19,6 +19,7 @@ from posttrain.registry import ENVS
 
 CRASHED = "env_crashed"  # reasons of EnvFailed: it raised, or its process ended
 TIMEOUT = "env_timeout"
+MEMORY = "env_memory"  # it needed more than environment.memory_gib
 INVALID = "env_invalid"  # it returned something else than it should
 
 T = TypeVar("T")
@@ -86,7 +87,8 @@ def failure_of(error: BaseException) -> tuple[str, str]:
         return CRASHED, "; ".join(problem.what for problem in error.problems)
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return CRASHED, f"{type(error).__name__}: {error}{place}"[:1000]
+    reason = MEMORY if isinstance(error, MemoryError) else CRASHED
+    return reason, f"{type(error).__name__}: {error}{place}"[:1000]
 
 
 def _plain(value: Any, kind: type[EnvStart] | type[EnvStep]) -> dict[str, Any]:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import select
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,19 +14,18 @@ from typing import Any
 from posttrain.backends.environments.make import (
     CRASHED,
     INVALID,
+    MEMORY,
     TIMEOUT,
     closed_of,
     plain_spec,
     start_of,
     step_of,
 )
-from posttrain.errors import RunStopped
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec
-from posttrain.processes import wire
-from posttrain.processes.descendants import is_stopped
-from posttrain.processes.pool import ENVIRONMENT
+from posttrain.processes import frames, wire
+from posttrain.processes.environment import Kind, variables_for
+from posttrain.processes.forks import ForkedEnd, ForkServer
 
-SILENCE_S = 2.0  # of the server, after which it is looked at
 LOAD_S = 120.0  # more time for the first answer of an environment: its libraries may have to be imported
 MOST_BYTES = 1 << 24  # of one answer
 
@@ -53,15 +48,32 @@ class _Worker:
 class ProcessHost:
     """An EnvHost with up to ``workers`` living environments; further episodes wait for one to be over.
 
-    Args: timeout_s, for every answer of an environment; names, environments of the registry that will be asked for.
+    Args: timeout_s, for every answer of an environment; names, environments of the registry that will be played; own, classes
+        and functions of the user's own that they need (``path/to/file.py:Name``), which are imported once; memory_gib, of one
+        environment with all that it starts; variables, further environment variables that it may see.
     """
 
-    def __init__(self, workers: int, timeout_s: float, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        workers: int,
+        timeout_s: float,
+        names: Sequence[str] = (),
+        *,
+        own: Sequence[str] = (),
+        memory_gib: float = 4.0,
+        variables: Sequence[str] = (),
+    ) -> None:
         self._most = workers
         self._timeout_s = timeout_s
-        self._names = tuple(names)
-        self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._memory_gib = memory_gib
+        self._server = ForkServer(
+            "the process that starts environments",
+            "posttrain.backends.environments.worker",
+            names=names,
+            own=own,
+            memory_bytes=int(memory_gib * 2**30),
+            variables=variables_for(Kind.USER_CODE, named=variables),
+        )
         self._workers: list[_Worker] = []
         self._by_episode: dict[str, _Worker] = {}
         self._queue: deque[tuple[str, EnvSpec, int]] = deque()
@@ -110,14 +122,7 @@ class ProcessHost:
         for worker in self._workers:
             worker.socket.close()
         self._workers, self._by_episode, self._events = [], {}, []
-        if self._control is not None and self._server is not None:
-            self._control.close()
-            try:
-                self._server.wait(timeout=0.0 if is_stopped(self._server.pid) else 15.0)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                self._server.wait()
-            self._control = self._server = None
+        self._server.close()
 
     def _fill(self) -> None:
         """Begin waiting episodes while there is room."""
@@ -141,12 +146,14 @@ class ProcessHost:
 
     def _send(self, worker: _Worker, command: dict[str, Any], timeout_s: float) -> None:
         worker.doing, worker.deadline = command["do"], time.monotonic() + timeout_s
-        with suppress(wire.Ended, TimeoutError, OSError):  # its end, or its silence, shows where answers are read
-            wire.write_frame(worker.socket.fileno(), wire.to_bytes(command), self._timeout_s)
+        with suppress(
+            frames.PipeClosed, TimeoutError, OSError
+        ):  # its end, or its silence, shows where answers are read
+            frames.write_frame(worker.socket.fileno(), wire.to_bytes(command), self._timeout_s)
 
     def _look(self, busy: Sequence[_Worker], deadline: float) -> None:
         """Wait for an answer, or for the first time limit, and take in what has come."""
-        self._check()
+        self._server.check()
         poller = select.poll()
         by_fd = {worker.socket.fileno(): worker for worker in busy}
         for fd in by_fd:
@@ -164,15 +171,18 @@ class ProcessHost:
         try:
             data = worker.socket.recv(1 << 20)
             worker.received += data
-            frame = wire.take_frame(worker.received, MOST_BYTES)
+            frame = frames.take_frame(worker.received, MOST_BYTES)
             if not data and frame is None:
                 episode, told = worker.episode, worker.told
-                failed = EnvFailed(CRASHED, f"its process ended: {self._reap(worker)}")
+                end = self._reap(worker)
+                failed = EnvFailed(CRASHED, f"its process ended: {end}")
+                if end.over_memory:
+                    failed = EnvFailed(MEMORY, f"its processes hold more than {self._memory_gib:g} GiB")
                 if told and episode is not None:
                     self._events.append((episode, failed))
                 return
             answer = None if frame is None else wire.from_bytes(frame)
-        except (OSError, wire.TooLong, ValueError) as error:
+        except (OSError, frames.FrameTooLong, ValueError) as error:
             self._tell(worker, EnvFailed(INVALID, f"its process sent what is no answer: {error}"))
             self._kill(worker)
             return
@@ -204,9 +214,7 @@ class ProcessHost:
         worker.episode, worker.doing = None, ""
 
     def _fork(self) -> _Worker:
-        own, workers_end = socket.socketpair()
-        with workers_end:
-            pid = int(self._ask(b"fork", workers_end.fileno()))
+        pid, own = self._server.fork()
         own.setblocking(False)
         worker = _Worker(pid, own)
         self._workers.append(worker)
@@ -214,70 +222,14 @@ class ProcessHost:
 
     def _kill(self, worker: _Worker) -> None:
         self._gone(worker)
-        self._ask(f"kill {worker.pid}".encode())
+        self._server.kill(worker.pid)
 
-    def _reap(self, worker: _Worker) -> str:
-        """How a process that has closed its socket ended, in words."""
+    def _reap(self, worker: _Worker) -> ForkedEnd:
+        """How a process that has closed its socket ended."""
         self._gone(worker)
-        code = os.waitstatus_to_exitcode(int(self._ask(f"reap {worker.pid}".encode())))
-        if code >= 0:
-            return f"exit code {code}"
-        with suppress(ValueError):
-            return f"signal {signal.Signals(-code).name}"
-        return f"signal {-code}"
+        return self._server.reap(worker.pid)
 
     def _gone(self, worker: _Worker) -> None:
         worker.socket.close()
         self._workers.remove(worker)
         self._free(worker)
-
-    def _ask(self, message: bytes, fd: int | None = None) -> bytes:
-        """Raises: RunStopped when the server does not answer, which only something outside the run can bring about."""
-        control = self._started()
-        try:
-            socket.send_fds(control, [message], [] if fd is None else [fd])
-            answer = b""
-            until = time.monotonic() + LOAD_S
-            while not answer:
-                try:
-                    answer = control.recv(64)
-                    if not answer:
-                        raise self._lost("has ended")
-                except TimeoutError:
-                    self._check()
-                    if time.monotonic() > until:
-                        raise self._lost(f"did not answer within {LOAD_S:g} s") from None
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise self._lost("has ended") from error
-        except OSError as error:
-            raise self._lost(f"cannot be reached: {error}") from error
-        return answer
-
-    def _check(self) -> None:
-        """Raises: RunStopped when the server is no more, or stands still."""
-        if self._server is not None:
-            if self._server.poll() is not None:
-                raise self._lost("has ended")
-            if is_stopped(self._server.pid):
-                raise self._lost("is stopped: it got SIGSTOP, or a debugger holds it")
-
-    def _lost(self, why: str) -> RunStopped:
-        pid = self._server.pid if self._server is not None else 0
-        return RunStopped(f"the process that starts environments (process {pid}) {why}")
-
-    def _started(self) -> socket.socket:
-        if self._control is None:
-            own, servers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            module = "posttrain.backends.environments.server"
-            with servers_end:
-                self._server = subprocess.Popen(
-                    [sys.executable, "-m", module, str(servers_end.fileno()), ",".join(self._names)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[servers_end.fileno()],
-                    env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    start_new_session=True,  # Ctrl-C is for the trainer, which ends it itself
-                )
-            own.settimeout(SILENCE_S)
-            self._control = own
-        return self._control

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posttrain.backends.environments.inline import InlineHost
 from posttrain.backends.environments.processes import ProcessHost
@@ -14,6 +14,7 @@ from posttrain.data.turns import OneMessageTurns, TemplateTurns
 from posttrain.errors import ConfigError, DataError, Problem
 from posttrain.interfaces.env import EnvHost, EnvSpec
 from posttrain.interfaces.worlds import EpisodeRules, TurnWriter, Worlds
+from posttrain.processes.environment import names_in
 from posttrain.records.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -52,7 +53,16 @@ def start_worlds(
     if environment.workers:
         known = {environment.name, *(each.name for each in environment.named.values())}
         names = sorted(name for name in known if name is not None and ":" not in name)
-        host = ProcessHost(environment.workers, environment.timeout_s, names)
+        own = {name for name in known if name is not None and ":" in name}
+        settings = [environment.settings, *(each.settings for each in environment.named.values())]
+        host = ProcessHost(
+            environment.workers,
+            environment.timeout_s,
+            names,
+            own=sorted({*own, *(name for each in settings for name in own_code_in(each))}),
+            memory_gib=environment.memory_gib,
+            variables=[*environment.environment_variables, *names_in(settings)],
+        )
     else:
         host = InlineHost()
     return Worlds(
@@ -91,6 +101,14 @@ def spec_of(environment: EnvironmentConfig, prompt: Prompt) -> EnvSpec:
         row={**prompt.extra_info, "data_source": prompt.data_source, "ground_truth": prompt.ground_truth},
         max_turns=(chosen.max_turns if chosen else None) or environment.max_turns,
     )
+
+
+def own_code_in(settings: Mapping[str, Any]) -> list[str]:
+    """Classes and functions of the user's own that an environment's settings name: an agent's, tools and interactions."""
+    found = [settings.get("function")]
+    for entry in (*(settings.get("tools") or ()), *(settings.get("interactions") or ())):
+        found += [entry.get("name"), entry.get("class_name")] if isinstance(entry, Mapping) else [entry]
+    return [each for each in found if isinstance(each, str) and ":" in each]
 
 
 def check_rows(environment: EnvironmentConfig, prompts: Sequence[Prompt]) -> None:

@@ -1,31 +1,37 @@
-"""A process that holds one environment at a time and does what it is told over a socket. Forked by the server."""
+"""A process that holds one environment at a time and answers commands over a socket. Forked by ``processes.fork_server``."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from typing import Any, Never
+from collections.abc import Sequence
+from typing import Any
 
-from posttrain.backends.environments.make import Episode, failure_of, spec_of
-from posttrain.processes import descendants, wire
+from posttrain.backends.environments.make import Episode, builder_of, failure_of, spec_of
+from posttrain.libraries.own_code import load
+from posttrain.processes import wire
+from posttrain.processes.frames import PipeClosed, read_frame, write_frame
 
-MOST_BYTES = 1 << 28  # of one command; of an answer the host's limit holds
+MOST_BYTES = 1 << 28  # of one command; the host limits answers
 
 
-def serve(fd: int, server: int) -> Never:
+def preload(names: Sequence[str], own: Sequence[str]) -> None:
+    """Import once, before the first fork, the libraries of registered environments and the user's own files."""
+    for name in names:
+        with contextlib.suppress(Exception):  # an episode that needs it says why it cannot be loaded
+            builder_of(name)
+    for name in own:
+        with contextlib.suppress(BaseException):  # such a file may also call sys.exit
+            load(name)
+
+
+def serve(fd: int) -> None:
     """Answer commands until the socket ends. Commands: {"do": "start", "spec": …, "seed": …}, {"do": "step", "action": …,
     "cut": …}, {"do": "close"}. Answers: {"ok": what the environment returned}, or {"failed": [reason, detail]}."""
-    os.setsid()  # a group of its own, to be killed at once
-    descendants.die_with_parent(server)
-    descendants.be_killed_first()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
     episode: Episode | None = None
-    try:
+    with contextlib.suppress(PipeClosed, ValueError):  # the trainer has gone
         while True:
-            command = wire.from_bytes(wire.read_frame(fd, MOST_BYTES))
+            command = wire.from_bytes(read_frame(fd, MOST_BYTES))
             answer: dict[str, Any]
             try:
                 if command["do"] == "start":
@@ -40,7 +46,7 @@ def serve(fd: int, server: int) -> Never:
                     ending, episode = episode, None
                     answer = {"ok": ending.close()}
                 data = wire.to_bytes(answer)
-            except BaseException as error:  # noqa: BLE001 - someone's code, which may also call sys.exit; told to the host
+            except BaseException as error:  # noqa: BLE001 - someone's code, which may also call sys.exit; the host is told
                 data = wire.to_bytes({"failed": list(failure_of(error))})
                 if episode is not None:
                     with contextlib.suppress(BaseException):
@@ -49,8 +55,4 @@ def serve(fd: int, server: int) -> Never:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
                     stream.flush()
-            wire.write_frame(fd, data)
-    except (wire.Ended, ValueError):  # the trainer has gone
-        pass
-    finally:
-        os._exit(0)
+            write_frame(fd, data)

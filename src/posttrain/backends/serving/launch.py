@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -16,14 +14,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from posttrain.errors import RunStopped
+from posttrain.processes import start
+from posttrain.processes.environment import Kind, variables_for
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+# Shared memory of Python's multiprocessing, which vLLM 0.32 leaves behind, hundreds of MB at a time.
+_SHARED_MEMORY = "/dev/shm/psm_"
+_END_S = 20.0  # for the keeper to end the server
 _LAST_LINES, _FIRST_ERRORS = 10, 5
 _NAMES_AN_ERROR = re.compile(r"\b\w*(Error|Exception): ")
 
 
 class LaunchedServer:
-    """A server process on loopback. It ends when this object does, or this process, however that ends."""
+    """A server process on loopback. It ends with this object, and with this process, however that ends."""
 
     def __init__(
         self,
@@ -32,9 +34,10 @@ class LaunchedServer:
         port: int,
         name: str,
         environment: Mapping[str, str],
-        importable: Path
-        | None = None,  # a package's folder: it can be imported there, and nothing that stands beside it
+        importable: Path | None = None,
     ):
+        """Args: environment, variables besides those of ``Kind.SERVER``; importable, a package's folder: the server can import
+        that package, and nothing that stands beside it."""
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
         self.folder = tempfile.TemporaryDirectory(prefix="posttrain-server-")
@@ -46,14 +49,13 @@ class LaunchedServer:
             (code / importable.name).symlink_to(importable)
             environment["PYTHONPATH"] = str(code)
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", str(_KEEPER), self.folder.name, *command],
+            self.process = start.start(
+                start.lean_command("posttrain.processes.command_keeper", self.folder.name, _SHARED_MEMORY, *command),
+                environment={**variables_for(Kind.SERVER), **environment},
                 stdin=subprocess.PIPE,  # the keeper ends the server when this pipe closes
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
                 cwd=self.folder.name,
-                start_new_session=True,
             )
         self._end = weakref.finalize(self, _end, self.process, self.folder)
 
@@ -120,9 +122,5 @@ def arguments(options: Mapping[str, object], *, off: str | None) -> list[str]:
 def _end(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
     if process.stdin:
         process.stdin.close()
-    try:
-        process.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    start.end(process, _END_S)
     folder.cleanup()

@@ -16,7 +16,7 @@ from typing import Any
 from posttrain.data.chat_api import behind, message_told
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.envs.agent.listener import Asked, Listener
-from posttrain.envs.agent.process import AgentProcess, Ended, start_command, start_function, with_result
+from posttrain.envs.agent.process import AgentEnd, AgentProcess, start_command, start_function, with_result
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
 from posttrain.registry import ENVS
@@ -75,7 +75,7 @@ class Agent:
         self._function = function
         self._command = command
         self._options = options
-        self._events: queue.SimpleQueue[Asked | Ended] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Asked | AgentEnd] = queue.SimpleQueue()
         self._listener = Listener(self._events.put, any_sampling=any_sampling)
         self._process: AgentProcess | None = None
         self._asked: Asked | None = None  # the request that the policy is answering
@@ -102,7 +102,7 @@ class Agent:
         self._listener.start(episode, self._options)
         self._process.watch(self._events.put)
         event = self._next()
-        if isinstance(event, Ended):
+        if isinstance(event, AgentEnd):
             raise AgentFailed(event.failure or "the agent has ended without asking for a turn")
         self._asked = event
         return EnvStart(messages=event.messages, tools=event.tools, max_response_tokens=event.max_tokens)
@@ -118,7 +118,7 @@ class Agent:
         before.answer(told, cut=self._cut)
         self._cut = False
         event = self._next()
-        if isinstance(event, Ended):
+        if isinstance(event, AgentEnd):
             return self._ended(event)
         self._asked = event
         same_tools = list(event.tools) == list(before.tools)
@@ -134,7 +134,7 @@ class Agent:
         self._listener.close()
         return {**self._metrics, "num_actions": float(self._turns), "refused_turns": float(self._refused)}
 
-    def _next(self) -> Asked | Ended:
+    def _next(self) -> Asked | AgentEnd:
         """The next request that may be answered, or the agent's end."""
         while True:
             event = self._events.get()
@@ -144,7 +144,7 @@ class Agent:
             else:
                 return event
 
-    def _ended(self, end: Ended) -> EnvStep:
+    def _ended(self, end: AgentEnd) -> EnvStep:
         end = with_result(end, self._listener.result)
         if end.failure is not None:
             if self._refused:

@@ -1,32 +1,28 @@
-"""The process that an agent runs in: it is started, watched until it ends, and killed with all that it has started."""
+"""The process that an agent runs in, and its result: a function is called in a fork of this process, a program is started."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import signal
 import subprocess
-import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, Never
+from typing import Any
 
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.envs.agent.listener import Listener
 from posttrain.libraries.own_code import Calls, load
-from posttrain.processes import descendants
-
-LAST_WORDS_S = 1.0  # for what it has written to arrive, after it has ended
-LAST_LINES = 20  # of what a program writes to standard error, kept to tell why it failed
+from posttrain.processes import start
+from posttrain.processes.environment import Kind, variables_for
+from posttrain.processes.session import SessionProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How an agent ended: with a result, or ``failure`` says what happened."""
+class AgentEnd:
+    """The end of an agent: a result, or ``failure`` says what happened."""
 
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -34,43 +30,19 @@ class Ended:
 
 
 class AgentProcess:
-    """A process in a session of its own. ``output`` tells what is to be known of it; ``end_of`` makes of its last lines, and of
-    the exit status, how it ended."""
+    """An agent's process. ``end_of`` makes its end of its last lines and its exit code."""
 
-    def __init__(self, pid: int, output: IO[str], end_of: Callable[[Sequence[str], int], Ended]):
-        self._pid = pid
-        self._output = output
+    def __init__(self, process: SessionProcess, end_of: Callable[[Sequence[str], int], AgentEnd]):
+        self._process = process
         self._end_of = end_of
-        self._status: int | None = None
-        self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._threads: list[threading.Thread] = []
 
-    def watch(self, tell: Callable[[Ended], None]) -> None:
-        """``tell`` is called, once, by another thread."""
-
-        def read() -> None:
-            with suppress(ValueError):  # closed while it was read
-                self._lines.extend(self._output)
-
-        def look() -> None:
-            _, status = os.waitpid(self._pid, 0)
-            self._status = os.waitstatus_to_exitcode(status)
-            reader.join(LAST_WORDS_S)
-            tell(self._end_of(list(self._lines), self._status))
-
-        reader = threading.Thread(target=read, name="agent-output", daemon=True)
-        self._threads = [reader, threading.Thread(target=look, name="agent-watcher", daemon=True)]
-        for thread in self._threads:
-            thread.start()
+    def watch(self, on_end: Callable[[AgentEnd], None]) -> None:
+        """``on_end`` is called once, by another thread."""
+        self._process.watch(lambda lines, code: on_end(self._end_of(lines, code)))
 
     def kill(self) -> None:
-        """Returns when it is gone, with all that it has started."""
-        below = descendants.descendants(self._pid) if self._status is None else []
-        descendants.kill_group(self._pid)
-        descendants.kill(below)
-        for thread in self._threads:
-            thread.join()
-        self._output.close()
+        """Returns when it is gone, with everything that it has started."""
+        self._process.kill()
 
 
 def start_function(where: str, episode: AgentEpisode, options: Mapping[str, Any], listener: Listener) -> AgentProcess:
@@ -80,43 +52,37 @@ def start_function(where: str, episode: AgentEpisode, options: Mapping[str, Any]
     """
     function = load(where)
     reading, writing = os.pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
+
+    def work() -> None:
         os.close(reading)
         os.close(listener.fileno())
-        _call(function, episode, options, writing, parent)
+        _call(function, episode, options, writing)
+
+    pid = start.fork(work)
     os.close(writing)
-    return AgentProcess(pid, os.fdopen(reading, encoding="utf-8"), _end_of_function)
+    return AgentProcess(SessionProcess(pid, os.fdopen(reading, encoding="utf-8")), _end_of_function)
 
 
 def start_command(command: Sequence[str], episode: AgentEpisode) -> AgentProcess:
     """Raises: OSError when there is no such program."""
-    started = subprocess.Popen(
-        list(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env={**os.environ, **_addresses(episode)},
-        start_new_session=True,
-    )
+    started = start.start(command, environment=_environment(episode), stderr=subprocess.PIPE)
     assert started.stderr is not None
-    started.returncode = 0  # it is waited for here, and the object has nothing more to do
-    return AgentProcess(started.pid, started.stderr, _end_of_command)
+    started.returncode = 0  # its SessionProcess waits for it
+    lines = os.fdopen(os.dup(started.stderr.fileno()), encoding="utf-8", errors="replace")
+    started.stderr.close()
+    return AgentProcess(SessionProcess(started.pid, lines), _end_of_command)
 
 
-def with_result(process_end: Ended, result: Mapping[str, Any] | None) -> Ended:
+def with_result(process_end: AgentEnd, result: Mapping[str, Any] | None) -> AgentEnd:
     """A program's end with what it has given as its result."""
     return process_end if process_end.failure is not None or result is None else _ended(result)
 
 
-def _addresses(episode: AgentEpisode) -> dict[str, str]:
-    local = ",".join(
-        filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1"))
-    )  # the address is nobody's proxy's business
+def _environment(episode: AgentEpisode) -> dict[str, str]:
+    """The agent's environment variables: those of environments, and the address and token of its episode."""
+    local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))  # no proxy is asked for the address
     return {
+        **variables_for(Kind.USER_CODE),
         "OPENAI_BASE_URL": episode.base_url,
         "OPENAI_API_KEY": episode.api_key,
         "POSTTRAIN_URL": episode.base_url.removesuffix("/v1"),
@@ -125,69 +91,52 @@ def _addresses(episode: AgentEpisode) -> dict[str, str]:
     }
 
 
-def _call(
-    function: Callable[..., Any], episode: AgentEpisode, options: Mapping[str, Any], writing: int, parent: int
-) -> Never:
-    """In the fork: call it, write what it returned as a line of JSON, and end."""
+def _call(function: Callable[..., Any], episode: AgentEpisode, options: Mapping[str, Any], writing: int) -> None:
+    """In the fork: call it, and write what it returned as a line of JSON."""
+    visible = _environment(episode)
+    os.environ.clear()
+    os.environ.update(visible)
     try:
-        os.setsid()
-        descendants.die_with_parent(parent)
-        os.environ.update(_addresses(episode))
-        calls = Calls()
-        try:
-            told: dict[str, Any] = {"result": calls.call(function, episode, **options)}
-            line = json.dumps(told)
-        except BaseException as error:  # noqa: BLE001 - someone's code, which may also call sys.exit
-            frames = traceback.extract_tb(error.__traceback__)
-            line = json.dumps(
-                {"failure": f"{type(error).__name__}: {error} ({frames[-1].filename}:{frames[-1].lineno})"}
-            )
-        with suppress(OSError), os.fdopen(writing, "w", encoding="utf-8") as pipe:
-            pipe.write(line + "\n")
-    finally:
-        os._exit(0)
+        line = json.dumps({"result": Calls().call(function, episode, **options)})
+    except BaseException as error:  # noqa: BLE001 - someone's code, which may also call sys.exit
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        line = json.dumps({"failure": f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"})
+    with suppress(OSError), os.fdopen(writing, "w", encoding="utf-8") as pipe:
+        pipe.write(line + "\n")
 
 
-def _end_of_function(lines: Sequence[str], status: int) -> Ended:
-    if status != 0 or not lines:
-        return Ended(failure=f"its process ended: {_in_words(status)}")
+def _end_of_function(lines: Sequence[str], code: int) -> AgentEnd:
+    if code != 0 or not lines:
+        return AgentEnd(failure=f"its process ended: {start.ended_in_words(code)}")
     told = json.loads("".join(lines))
-    return Ended(failure=told["failure"][:1000]) if "failure" in told else _ended(told["result"])
+    return AgentEnd(failure=told["failure"][:1000]) if "failure" in told else _ended(told["result"])
 
 
-def _end_of_command(lines: Sequence[str], status: int) -> Ended:
-    if status == 0:
-        return Ended()
-    return Ended(failure=f"{_in_words(status)}: {''.join(lines).strip()[-800:]}")
+def _end_of_command(lines: Sequence[str], code: int) -> AgentEnd:
+    if code == 0:
+        return AgentEnd()
+    return AgentEnd(failure=f"{start.ended_in_words(code)}: {''.join(lines).strip()[-800:]}")
 
 
-def _ended(result: Any) -> Ended:
+def _ended(result: Any) -> AgentEnd:
     """A number, nothing, or a mapping with a reward and metrics."""
     if result is None or isinstance(result, Mapping):
         reward, metrics = (result or {}).get("reward"), (result or {}).get("metrics") or {}
     else:
         reward, metrics = result, {}
     if reward is not None and not _is_finite(reward):
-        return Ended(failure=f"its reward is {reward!r:.80} instead of a finite number")
+        return AgentEnd(failure=f"its reward is {reward!r:.80} instead of a finite number")
     bad = (
         metrics
         if not isinstance(metrics, Mapping)
         else [name for name, each in metrics.items() if not _is_finite(each)]
     )
     if bad:
-        return Ended(failure=f"its metrics are no finite numbers by name: {bad!r:.80}")
-    return Ended(
+        return AgentEnd(failure=f"its metrics are no finite numbers by name: {bad!r:.80}")
+    return AgentEnd(
         reward=None if reward is None else float(reward), metrics={name: float(each) for name, each in metrics.items()}
     )
 
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _in_words(status: int) -> str:
-    if status >= 0:
-        return f"exit code {status}"
-    with suppress(ValueError):
-        return f"signal {signal.Signals(-status).name}"
-    return f"signal {-status}"

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from posttrain.backends.runtime.ray import processes
-from posttrain.backends.runtime.ray.processes import WorkerProcess, last_lines, read_log, started, state
+from posttrain.backends.runtime.ray.processes import WorkerProcess, last_lines, read_log, state
 from posttrain.backends.runtime.ray.wire import PlainRecord, from_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Failure
 from posttrain.errors import ConfigError, Problem, RunStopped
-from posttrain.processes.descendants import descendants
+from posttrain.processes.proc import descendants, started
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import LossPlan
 

@@ -19,7 +19,7 @@ from posttrain.envs.agent import Agent, AgentFailed, agent
 from posttrain.envs.agent.listener import Listener, read
 from posttrain.errors import ConfigError
 from posttrain.interfaces.env import EnvFailed, EnvSpec, EnvStart, EnvStep
-from posttrain.processes import descendants
+from posttrain.processes import proc
 
 ASKED = [{"role": "user", "content": "Guess."}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}}
@@ -223,7 +223,7 @@ def test_a_hanging_agent_is_killed_with_what_it_has_started(agents: Path, tmp_pa
         [(_, step)] = host.wait(60)
         assert isinstance(step, EnvStep) and step.reward == 0.5
         started = [int(pid) for pid in pids.read_text().split()]
-        assert len(started) == 2 and descendants.usage(started).processes == 0
+        assert len(started) == 2 and proc.usage(started).processes == 0
     finally:
         host.close()
 

@@ -17,7 +17,7 @@ import pytest
 from posttrain.envs.tools import tools
 from posttrain.errors import ConfigError
 from posttrain.interfaces.env import EnvSpec
-from posttrain.processes import descendants
+from posttrain.processes import descendants, proc
 
 pytest.importorskip("mcp")
 
@@ -72,9 +72,9 @@ def server(tmp_path: Path) -> Path:
 
 def gone(pids: list[int]) -> bool:
     deadline = time.monotonic() + 5
-    while descendants.usage(pids).processes and time.monotonic() < deadline:
+    while proc.usage(pids).processes and time.monotonic() < deadline:
         time.sleep(0.02)
-    return descendants.usage(pids).processes == 0
+    return proc.usage(pids).processes == 0
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from posttrain.errors import ConfigError, Problem, RunStopped
+from posttrain.processes.environment import Kind, variables_for
 
 T = TypeVar("T")
 LONGEST_FOLDER = 28  # bytes, of the one that Ray's own is made in
@@ -227,19 +228,7 @@ def worker_environment(threads: int, cuda: bool) -> dict[str, str]:
     The variables of malloc do what ``mallopt`` does there; on the CPU freed memory is kept. What this process has set for
     libraries goes along, as a cluster's nodes do not have it.
     """
-    prefixes = (
-        "HF_",
-        "TRANSFORMERS_",
-        "TORCH_",
-        "NCCL_",
-        "GLOO_",
-        "TOKENIZERS_",
-        "GOMP_",
-        "OMP_",
-        "MALLOC_",
-        "CUBLAS_",
-    )
-    own = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+    own = variables_for(Kind.RAY_WORKER)
     if cuda:
         return own
     keep = {"MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(64 << 20), "MALLOC_MMAP_MAX_": "0"}

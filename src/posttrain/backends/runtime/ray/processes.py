@@ -1,12 +1,12 @@
-"""What a node of the cluster can say about a worker's process, and do to it. Standard library only; runs on the worker's node."""
+"""A worker's process, its state, its end and its log, on the node where it runs. Ray has started it. Standard library only."""
 
 from __future__ import annotations
 
 import os
-import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from posttrain.processes import descendants, proc
 
 TAIL_BYTES = 4096  # of a log that are looked at for its last lines
 
@@ -27,25 +27,15 @@ class WorkerProcess:
         return {"pid": self.pid, "host": self.host, "node": self.node}
 
 
-def started(pid: int) -> int | None:
-    """When a process began, in clock ticks after the machine's start; None when there is none, or nothing but its exit code."""
-    fields = _stat(pid)
-    return None if fields is None or fields[0] in "ZX" else int(fields[19])
-
-
 def state(process: WorkerProcess) -> str:
     """How it is: ``running`` (whatever it does), ``stopped`` (by SIGSTOP, or a debugger) or ``gone``."""
-    fields = _stat(process.pid)
-    if fields is None or fields[0] in "ZX" or int(fields[19]) != process.started:
-        return "gone"
-    return "stopped" if fields[0] in "Tt" else "running"
+    return proc.state(process.pid, process.started)
 
 
 def end(process: WorkerProcess) -> None:
-    """Kill it, also when it is stopped, and take its log away."""
+    """Kill it, also when it is stopped, and delete its log."""
     if state(process) != "gone":
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, signal.SIGKILL)
+        descendants.kill([process.pid])
     Path(process.log).unlink(missing_ok=True)
 
 
@@ -69,12 +59,3 @@ def last_lines(path: str, count: int = 10) -> list[str]:
             return file.read().decode(errors="replace").splitlines()[-count:]
     except FileNotFoundError:
         return []
-
-
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name, state first; None when there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return text.rpartition(")")[2].split()

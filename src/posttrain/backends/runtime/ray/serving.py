@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from posttrain.backends.serving.launch import LaunchedServer
-from posttrain.processes.descendants import descendants, is_stopped
+from posttrain.processes.proc import descendants, is_stopped
 
 LOOK_EVERY_S = 1.0
 DOUBT_S = 3.0  # after a failure, in which its server may turn out to have ended

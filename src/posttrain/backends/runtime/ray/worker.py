@@ -16,8 +16,9 @@ from operator import attrgetter
 from typing import Any
 
 from posttrain import errors
-from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log, started
+from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log
 from posttrain.errors import PosttrainError, Problem, RequestError, RunStopped
+from posttrain.processes import proc
 from posttrain.records.trajectories import Trajectory
 
 # Finished: the driver's number of the call and the prompt's number in it, and the responses.
@@ -113,7 +114,7 @@ class Worker:
         self._read = 0
 
     def about(self) -> WorkerProcess:
-        begun = started(os.getpid())
+        begun = proc.started(os.getpid())
         assert begun is not None
         return WorkerProcess(pid=os.getpid(), started=begun, node=self._node, host=self._host, log=self._log)
 

@@ -1,0 +1,76 @@
+"""Messages between processes as frames: bytes behind their length, which is checked before anything is read."""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import time
+
+_LENGTH = struct.Struct(">I")
+MOST_BYTES = (1 << 32) - 1  # that a frame can hold
+
+
+class FrameTooLong(Exception):
+    """A frame announces more bytes than its reader accepts."""
+
+
+class PipeClosed(Exception):
+    """The other side has closed its end, or ended in the middle of a frame."""
+
+
+def frame(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def take_frame(buffer: bytearray, most: int) -> bytes | None:
+    """Remove the frame at the start of the buffer and return it; None while it is incomplete. Raises: FrameTooLong."""
+    if len(buffer) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(buffer)
+    if length > most:
+        raise FrameTooLong(f"{length} bytes, and {most} are allowed")
+    end = _LENGTH.size + length
+    if len(buffer) < end:
+        return None
+    data = bytes(buffer[_LENGTH.size : end])
+    del buffer[:end]
+    return data
+
+
+def read_frame(fd: int, most: int, timeout_s: float | None = None) -> bytes:
+    """Read the next frame, and not a byte of the one behind it. Raises: PipeClosed, FrameTooLong; TimeoutError."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    poller = select.poll()  # not select(), which knows no descriptor above 1023
+    poller.register(fd, select.POLLIN)
+    buffer = bytearray()
+    while (data := take_frame(buffer, most)) is None:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        if left is not None and not poller.poll(left * 1000):
+            raise TimeoutError
+        whole = _LENGTH.unpack_from(buffer)[0] if len(buffer) >= _LENGTH.size else 0
+        got = os.read(fd, min(_LENGTH.size + whole - len(buffer), 1 << 20))
+        if not got:
+            raise PipeClosed
+        buffer += got
+    return data
+
+
+def write_frame(fd: int, data: bytes, timeout_s: float | None = None) -> None:
+    """Write a frame.
+
+    Args: timeout_s is for a descriptor that does not block.
+    Raises: PipeClosed; TimeoutError when the other side does not read.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    left = memoryview(frame(data))
+    while left:
+        try:
+            left = left[os.write(fd, left) :]
+        except BrokenPipeError as error:
+            raise PipeClosed from error
+        except BlockingIOError:
+            if not poller.poll(None if deadline is None else max(deadline - time.monotonic(), 0.0) * 1000):
+                raise TimeoutError from None
