@@ -1,10 +1,10 @@
-"""Where environments live: in the trainer's process (``inline``), or in processes of their own that can be killed
-(``processes``).
+"""Hosts of environments: in the trainer's process (``inline``), or in processes of their own that can be killed (``processes``).
 
-    trainer  ──socket──────────────▶  worker      one per living environment, used again for the next
-    processes.py  ──"fork"──▶  server.py  ──fork──▶  worker.py
+    trainer  ──socket────────────▶  worker      one per living environment, used again for the next
+    processes.py  ──▶  fork server  ──fork──▶  worker.py
 
-The server is a fresh Python process without torch. It imports the environments' libraries once and forks the workers, so that
-the hundredth costs milliseconds. A worker that does not answer in time is killed with all that it has started, and so is what
-a worker leaves behind when it dies; nothing else notices. What crosses is JSON (processes.wire), never pickle.
+The fork server (``processes.fork_server``) is a fresh Python without torch. It imports the environments' libraries and the
+user's own files once and forks the workers, so that the hundredth costs milliseconds. A worker that does not answer in time,
+or holds too much memory, is killed with everything that it has started; so are processes that a worker leaves behind when it
+dies. Other episodes are not affected. What crosses is JSON (``processes.wire``), never pickle.
 """

@@ -11,7 +11,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, TextIO
 
@@ -127,7 +127,8 @@ class _Server:
     def close(self) -> None:
         """May be called again."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end)
+            with suppress(RuntimeError):  # the thread is just ending, and has closed its loop
+                self._loop.call_soon_threadsafe(self._end)
             self._thread.join(CLOSE_S)
 
     def _end(self) -> None:

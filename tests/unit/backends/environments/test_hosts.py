@@ -16,6 +16,8 @@ WORLD = '''
 import asyncio, os, random, signal, subprocess, sys, time
 from posttrain.interfaces.env import EnvStart, EnvStep
 
+IMPORTED_BY = os.getpid()
+
 class World:
     """Does what it is told."""
 
@@ -51,6 +53,18 @@ class World:
             return EnvStep(messages=[{"role": "user", "content": object()}])
         if action == "later":
             return self.later()
+        if action == "variables":
+            with open("/proc/self/environ") as file:
+                started_with = [each.partition("=")[0] for each in file.read().split(chr(0))]
+            return EnvStep(messages=[{"role": "user", "content": " ".join({*os.environ, *started_with})}])
+        if action == "take":
+            self.held = b"x" * (1 << 30)
+        if action == "children take":
+            code = "import time; held = b'x' * (150 << 20); time.sleep(600)"
+            children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+            children[0].wait()
+        if action == "pid":
+            return EnvStep(messages=[{"role": "user", "content": f"{os.getpid()} {IMPORTED_BY}"}])
         return EnvStep(messages=[{"role": "user", "content": action.upper()}], reward=1, metrics={"moves": 1})
 
     async def later(self):
@@ -219,3 +233,78 @@ def test_processes_end_with_their_host(spec: EnvSpec) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_an_environment_sees_no_secret_that_the_configuration_does_not_name(
+    spec: EnvSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "JUDGE_KEY", "TOOL_KEY"):
+        monkeypatch.setenv(name, "secret")
+    host = ProcessHost(1, timeout_s=20.0, variables=["TOOL_KEY"])
+    try:
+        begun(host, spec)
+        host.step("e", "variables")
+        step = next_event(host, "e")
+        assert isinstance(step, EnvStep)
+        seen = set(str(step.messages[0]["content"]).split())
+        assert "PATH" in seen and seen & {"WANDB_API_KEY", "JUDGE_KEY", "TOOL_KEY"} == {"TOOL_KEY"}
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("action", ["take", "children take"])
+def test_an_environment_that_takes_too_much_memory_costs_its_own_episode(spec: EnvSpec, action: str) -> None:
+    """At once by itself (the kernel refuses it), or with processes of which none is too large alone (the server counts)."""
+    host = ProcessHost(2, timeout_s=30.0, memory_gib=0.25)
+    try:
+        begun(host, spec, "neighbour")
+        assert failure(host, spec, action).reason == "env_memory"
+        host.step("neighbour", "up")
+        assert isinstance(next_event(host, "neighbour"), EnvStep)
+        begun(host, spec, "next")
+    finally:
+        host.close()
+
+
+def pids_of(host: ProcessHost, spec: EnvSpec) -> list[tuple[int, int]]:
+    """Per episode of two that live at once: its process, and the process that has imported the user's file."""
+    found = []
+    for episode in "ab":
+        begun(host, spec, episode)
+        host.step(episode, "pid")
+        step = next_event(host, episode)
+        assert isinstance(step, EnvStep)
+        own, imported_by = str(step.messages[0]["content"]).split()
+        found.append((int(own), int(imported_by)))
+    return found
+
+
+def test_the_users_own_file_is_imported_once(spec: EnvSpec) -> None:
+    host = ProcessHost(2, timeout_s=20.0, own=[spec.name])
+    try:
+        (first, importer), (second, same) = pids_of(host, spec)
+        assert first != second and importer == same and importer not in (first, second)
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+        "import subprocess; subprocess.Popen(['sleep', '600'])",
+        "import os, pathlib; seen = pathlib.Path(__file__ + '.seen'); seen.exists() or (seen.touch(), os._exit(5))",
+    ],
+)
+def test_a_file_that_cannot_be_imported_before_a_fork_is_imported_in_every_worker(
+    spec: EnvSpec, beginning: str
+) -> None:
+    """It starts a thread or a process, which a fork would not take along, or ends the process that imports it."""
+    file = Path(spec.name.partition(":")[0])
+    file.write_text(f"{beginning}\n{file.read_text()}")
+    host = ProcessHost(2, timeout_s=20.0, own=[spec.name])
+    try:
+        (first, importer), (second, other) = pids_of(host, spec)
+        assert (first, second) == (importer, other) and first != second
+    finally:
+        host.close()

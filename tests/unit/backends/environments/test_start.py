@@ -68,3 +68,23 @@ def test_rows_that_name_none() -> None:
         start_worlds(a_run(name="single_turn", named=NAMED), tiny_tokenizer(), 1000.0, [a_prompt(env_class="lake")])
     with pytest.raises(DataError, match="f:0 names none in column env_class"):
         start_worlds(a_run(named=NAMED), tiny_tokenizer(), 1000.0, [a_prompt()])
+
+
+def test_the_users_own_code_and_keys_are_found_in_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are imported once, and their keys passed on; a built-in tool is neither."""
+    monkeypatch.setenv("MCP_KEY", "secret")
+    monkeypatch.setenv("OTHER_KEY", "secret")
+    tools = ["calculator", {"name": "my_tools.py:weather"}, {"name": "mcp", "url": "u", "token_env": "MCP_KEY"}]
+    talks = [{"name": "quiz", "class_name": "talks.py:Quiz"}]
+    named = {
+        "shop": {"name": "tools", "settings": {"tools": tools}},
+        "talk": {"name": "interaction", "settings": {"interactions": talks}},
+        "own": {"name": "maze.py:Maze", "settings": {"map": "a:b"}},
+    }
+    config = a_run(name="agent", settings={"function": "agent.py:play"}, named=named, workers=2)
+    host = start_worlds(config, tiny_tokenizer(), 1000.0, []).host
+    assert isinstance(host, ProcessHost)
+    server = host._server
+    assert server._setup["own"] == ["agent.py:play", "maze.py:Maze", "my_tools.py:weather", "talks.py:Quiz"]
+    assert server._setup["names"] == ["agent", "interaction", "tools"]
+    assert server._variables["MCP_KEY"] == "secret" and "OTHER_KEY" not in server._variables

@@ -196,6 +196,35 @@ def test_a_program(tmp_path: Path) -> None:
             assert env.close()["num_actions"] == 1
 
 
+@pytest.mark.parametrize("as_program", [False, True])
+def test_an_agent_sees_no_secret_of_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_program: bool
+) -> None:
+    for name in ("WANDB_API_KEY", "JUDGE_KEY"):
+        monkeypatch.setenv(name, "secret")
+    seen, file = tmp_path / "seen", tmp_path / "names.py"
+    ask = (
+        "import json, os, urllib.request\n"
+        "def main(episode=None):\n"
+        f"    open({str(seen)!r}, 'w').write(' '.join(os.environ))\n"
+        "    headers = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
+        "    body = json.dumps({'messages': [{'role': 'user', 'content': 'q'}]}).encode()\n"
+        "    url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n"
+        "    urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()\n"
+        "if __name__ == '__main__':\n"
+        "    main()\n"
+    )
+    file.write_text(ask)
+    where: dict[str, Any] = {"command": [sys.executable, str(file)]} if as_program else {"function": f"{file}:main"}
+    env = agent(EnvSpec(name="agent", messages=ASKED), **where)
+    try:
+        env.reset(0)
+        env.step("x")
+    finally:
+        env.close()
+    assert "PATH" in seen.read_text().split() and not {"WANDB_API_KEY", "JUDGE_KEY"} & set(seen.read_text().split())
+
+
 def test_what_is_not_an_agent() -> None:
     with pytest.raises(ConfigError, match="neither is given"):
         agent(EnvSpec(name="agent"))
