@@ -1,4 +1,4 @@
-"""The error family: what a user can get wrong, what can stop a run, and the exit code of each."""
+"""Errors: faults of a request, reasons to stop a run, and the exit code of each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a request.
+    """One fault of a request.
 
-    ``field`` is the RunConfig path (``rollout.samples_per_prompt``) where the problem belongs to one; the dialect that
-    read the file turns it into ``where``, the user's own file, line and key.
+    ``field`` is the RunConfig path (``rollout.samples_per_prompt``), if there is one; the dialect that read the file turns it
+    into ``where``: the user's own file, line and key.
     """
 
     what: str
@@ -30,13 +30,13 @@ class Problem:
 
 
 class PosttrainError(Exception):
-    """Base of every error this package raises on purpose. ``exit_code`` is what the command line ends with."""
+    """Base of the errors that this package raises on purpose. ``exit_code`` is the exit code of the command."""
 
     exit_code = 3
 
 
 class RequestError(PosttrainError):
-    """The request is wrong (configuration, data, paths); nothing was started. Holds every problem found, not the first."""
+    """The request is wrong (configuration, data, paths); nothing was started. Holds all problems found."""
 
     exit_code = 2
 
@@ -52,7 +52,7 @@ class RequestError(PosttrainError):
         return "\n".join(str(problem) for problem in self.problems)
 
     def locate(self, locate: Callable[[Sequence[Problem]], list[Problem]]) -> None:
-        """Put the user's file, line and key to the problems; ``locate`` knows them (a dialect's LoadedConfig.locate)."""
+        """Add the user's file, line and key to the problems; ``locate`` finds them (a dialect's LoadedConfig.locate)."""
         self.problems = locate(self.problems)
 
 
@@ -61,47 +61,48 @@ class ConfigError(RequestError):
 
 
 class DataError(RequestError):
-    """A dataset cannot be read or does not hold what the configuration says it holds."""
+    """A dataset cannot be read, or does not match the configuration."""
 
 
 class ModelError(RequestError):
-    """A model folder cannot be used: no weights, no tokenizer, an architecture that cannot be trained."""
+    """A model folder cannot be used: weights or tokenizer are missing, or the architecture cannot be trained."""
 
 
 class UnknownName(RequestError):
-    """A name was looked up in a registry that does not hold it."""
+    """A registry does not hold the requested name."""
 
 
 class MissingDependency(RequestError):
-    """An optional library is needed and not installed."""
+    """A needed optional library is not installed."""
 
 
 class ShapeError(PosttrainError, ValueError):
-    """Tensors that must agree in shape do not. A programming error, not a user's."""
+    """Tensors whose shapes must agree differ. A programming error, not a user's."""
 
 
 class RunStopped(PosttrainError):
-    """The run ended itself: it could not go on without silently doing something wrong."""
+    """The run stopped itself, because continuing would silently produce wrong results."""
 
     exit_code = 3
 
 
 class RunInterrupted(PosttrainError):
-    """The run was asked to stop by a signal and has saved its state; starting it again continues it."""
+    """A signal stopped the run, which has saved its state; starting it again resumes it."""
 
     exit_code = 75
 
 
 def nearest(name: str, known: Sequence[str] | Mapping[str, object]) -> str | None:
-    """The known name most like ``name``, or None when nothing is close enough to be a misspelling."""
-    begins = [each for each in known if len(name) >= 3 and each.startswith(name)]  # ppo: ppo_clip, not dppo_tv
+    """Return the known name most similar to ``name``; None when none is close enough to be a misspelling."""
+    # Prefer a name with this beginning: ppo suggests ppo_clip, not dppo_tv.
+    begins = [each for each in known if len(name) >= 3 and each.startswith(name)]
     matches = get_close_matches(name, begins, n=1, cutoff=0.0) or get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Sequence[str] | Mapping[str, object], *, listed: bool = False) -> str:
-    """The fix to offer for a wrong name: the nearest known one, or all of them when they are few and the problem has not
-    ``listed`` them already."""
+    """Return the fix for a wrong name: the nearest known one, or all known names when they are few and the problem has not
+    ``listed`` them."""
     guess = nearest(name, known)
     if guess:
         return f"did you mean {guess}?"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.data.templates import ids_of, render
 from posttrain.errors import DataError, Problem
 from posttrain.interfaces.env import Message
-from posttrain.interfaces.worlds import Following, Sampled
+from posttrain.interfaces.worlds import Following, SampledTurn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +44,11 @@ class TemplateTurns:
         return tuple(ids_of(self.tokenizer, self._render(messages, tools)))
 
     def follow(
-        self, history: Sequence[Message], sampled: Sampled, observations: Sequence[Message], tools: Sequence[Message]
+        self,
+        history: Sequence[Message],
+        sampled: SampledTurn,
+        observations: Sequence[Message],
+        tools: Sequence[Message],
     ) -> tuple[Following, bool]:
         before = self._render(history, tools)
         whole = self._render([*history, assistant(sampled.text), *observations], tools)
@@ -100,7 +104,11 @@ class OneMessageTurns:
         return tuple(ids_of(self.tokenizer, render(self.tokenizer, messages, self.options, tools=tools)))
 
     def follow(
-        self, history: Sequence[Message], sampled: Sampled, observations: Sequence[Message], tools: Sequence[Message]
+        self,
+        history: Sequence[Message],
+        sampled: SampledTurn,
+        observations: Sequence[Message],
+        tools: Sequence[Message],
     ) -> tuple[Following, bool]:
         kept, lost = tokens_within(self.tokenizer, sampled)
         if sampled.ended and kept == len(sampled.token_ids) > 1:
@@ -120,7 +128,7 @@ def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str
     return text
 
 
-def tokens_within(tokenizer: PreTrainedTokenizerBase, sampled: Sampled) -> tuple[int, str]:
+def tokens_within(tokenizer: PreTrainedTokenizerBase, sampled: SampledTurn) -> tuple[int, str]:
     """How many of the turn's tokens lie in its text, all of them where it was not cut, and the text of the token that the cut
     goes through, up to there."""
     if decoded(tokenizer, sampled.token_ids) == sampled.text:

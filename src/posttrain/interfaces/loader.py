@@ -1,4 +1,4 @@
-"""What a run learns from, step by step, from a position that can be saved."""
+"""Interface of the data loader: the items of each step, from a position that can be saved."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class Position(Protocol):
-    """Something that a resumed run must go on from where it was."""
+    """State that a resumed run restores."""
 
     def state(self) -> Mapping[str, Any]:
-        """Plain values from which ``restore`` goes on exactly here."""
+        """Return plain values from which ``restore`` resumes at this exact position."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -26,11 +26,11 @@ class StepLoader(Position, Protocol[T]):
 
     @property
     def epochs(self) -> float:
-        """Passes over the data that have been drawn so far."""
+        """Return the number of passes over the data so far, a fraction."""
         ...
 
     def next(self) -> list[T]:
-        """The items of the next step; a new epoch begins by itself."""
+        """Return the items of the next step; a new epoch begins automatically."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A reward: from a response to a number, or to a typed failure."""
+"""Interface of rewards: a response gets a number, or a typed failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posttrain.records.trajectories import Outcome, TrajectoryGroup
 
 
 class NotScored(PosttrainError):
-    """A reward could not be found for a reason that has a word of its own, that of Invalid.reason."""
+    """A reward failed for a reason with a value of its own in Invalid.reason."""
 
     def __init__(self, reason: str, detail: str):
         super().__init__(detail)
@@ -23,42 +23,42 @@ class RewardFn(Protocol):
     """One term of the reward."""
 
     def __call__(self, prompt: Prompt, response: str) -> float | Mapping[str, object]:
-        """Score of one response, or a mapping with it under "score" and other values beside it. May raise: the caller turns
-        that into an Invalid outcome."""
+        """Score one response. Returns: the score, or a mapping with it under "score" and other values. May raise: the caller
+        records an Invalid outcome."""
         ...
 
 
 class BatchedRewardFn(Protocol):
-    """One term of the reward, asked about many responses at once."""
+    """One term of the reward, called with many responses."""
 
     def __call__(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> Sequence[float | Mapping[str, object]]:
-        """What RewardFn gives, for every response. May raise."""
+        """Score many responses, each as RewardFn does. May raise."""
         ...
 
 
 class GroupScorer(Protocol):
-    """All terms together, over groups."""
+    """All reward terms together, applied to groups."""
 
     def begin(self, group: TrajectoryGroup) -> None:
-        """A group that will be scored is there: what can be done in the background begins."""
+        """Start scoring a complete group in the background, where that is possible."""
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
-        """Per group, an outcome per response, in order. The same whether and when ``begin`` was called. Never raises for
-        what a response or a grader does."""
+        """Return, per group, an outcome per response, in order; the same with and without earlier calls of ``begin``. Bad
+        responses and failing graders raise nothing."""
         ...
 
     def keep_in(self, folder: Path) -> None:
-        """The run's folder, for what is to outlive the process. Raises: ConfigError."""
+        """Keep caches in the run's folder, where they outlive the process. Raises: ConfigError."""
 
     def take_costs(self) -> dict[str, float]:
-        """Metrics of what scoring has cost since this was called before; empty when no server was asked."""
+        """Return metrics of the cost of scoring since the previous call; empty without server terms."""
         return {}
 
 
 class RewardModel(Protocol):
-    """A model that scores whole responses."""
+    """A model that scores complete responses."""
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
-        """Per group, an outcome per response, in order. A response without a finite score is Invalid; never raises for what a
-        response does."""
+        """Return, per group, an outcome per response, in order. A response without a finite score is Invalid; no response makes
+        it raise."""
         ...

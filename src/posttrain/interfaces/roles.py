@@ -1,4 +1,4 @@
-"""The models of a run and where they live."""
+"""Roles: the models of a run, and the runtime that places them."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from posttrain.records.work import Work
 
 
 class WorkersProfiler(Protocol):
-    """Has other processes record what they do in a phase."""
+    """Profiles the worker processes during a phase."""
 
     @property
     def on_cuda(self) -> bool:
-        """Whether they work on CUDA devices."""
+        """True when the workers use CUDA devices."""
         ...
 
     def begin(self, phase: str, plan: ProfilePlan) -> None:
-        """In the workers with the phase's roles, of the ranks in the plan. An earlier recording is dropped."""
+        """Start recording in the workers with the phase's roles, on the ranks of the plan. An earlier recording is dropped."""
         ...
 
     def end(self, folder: Path, stem: str) -> list[str]:
-        """Each of them writes ``folder/stem_WORKER.json.gz`` and what else the plan asks for. Returns what there is to tell."""
+        """Write ``folder/stem_WORKER.json.gz``, and the plan's other outputs, from each worker. Returns: messages."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """What a loop speaks to. It cannot tell whether these live in this process or on another machine."""
+    """The models and services that a loop uses, in this process or on other machines."""
 
     policy: TrainEngine
     rollout: RolloutEngine
     weight_sync: WeightSync
-    reference: ScoringEngine | None  # None: no log-probs of a reference are asked for
+    reference: ScoringEngine | None  # None: no reference log-probs are needed
     critic: ValueEngine | None = None  # None: the advantage estimator needs no values
-    reward_model: RewardModel | None = None  # None: rewards are made of terms alone
-    worlds: Worlds | None = None  # None: a response is one turn, and no environment answers it
-    device: str  # for people: what the policy runs on
-    notices: Notices = field(default_factory=Notices)  # for people: what engines have to tell while they work
-    work: Work | None = None  # how much an update is for this device; None: not known
-    notes: tuple[str, ...] = ()  # for people: how models are computed where it is not the usual way
+    reward_model: RewardModel | None = None  # None: reward terms give all rewards
+    worlds: Worlds | None = None  # None: single-turn responses without an environment
+    device: str  # the policy's device, for display
+    notices: Notices = field(default_factory=Notices)  # messages of engines while they work, for display
+    work: Work | None = None  # cost of an update on this device; None: unknown
+    notes: tuple[str, ...] = ()  # unusual ways in which models are computed, for display
     profiler: WorkersProfiler | None = None  # None: all models live in this process
-    close: Callable[[], None] = lambda: None  # ends what the runtime has started besides this process
+    close: Callable[[], None] = lambda: None  # ends the processes that the runtime started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learner:
-    """What the loop of supervised fine-tuning speaks to: the policy alone. The rest is as in Roles."""
+    """The policy and its services, for the loop of supervised fine-tuning. Fields as in Roles."""
 
     policy: TrainEngine
     device: str
@@ -69,7 +69,7 @@ class Learner:
 
 
 class Runtime(Protocol):
-    """Brings the roles to life on devices."""
+    """Starts the roles on their devices."""
 
     def start(self, config: RunConfig, batches: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> Roles: ...
 

@@ -1,4 +1,4 @@
-"""A sampler."""
+"""Interface of samplers (rollout engines)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
 
-OnTokens = Callable[[int], None]  # called now and then with the number of tokens sampled since the last call
-OnGroup = Callable[[TrajectoryGroup], None]  # called with each group when all its responses have ended
+OnTokens = Callable[[int], None]  # called at intervals with the number of tokens sampled since the last call
+OnGroup = Callable[[TrajectoryGroup], None]  # called with each group once all its responses have ended
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One response that is asked for."""
+    """A request for one response."""
 
-    sample_id: str  # with the seed it fixes every draw: each turn of a conversation needs an id of its own
-    token_ids: tuple[int, ...]  # all that comes before the response
+    sample_id: str  # with the seed it determines every draw, so each turn of a conversation needs its own
+    token_ids: tuple[int, ...]  # the prompt: all tokens before the response
     max_response_tokens: int
-    conversation: str = ""  # the next request of the same one begins with what this one comes to; "": it stands alone
+    conversation: str = ""  # requests of one conversation extend each other's tokens; "": independent
     images: PromptImages | None = None  # whose tokens are among token_ids
 
 
 def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> None:
-    """Raises: ValueError when these cannot be submitted beside those that are under way, by their ids."""
+    """Raises: ValueError when the requests cannot be submitted besides those ``under_way`` (sample ids)."""
     names = set(under_way)
     for request in requests:
         if request.sample_id in names:
@@ -38,56 +38,56 @@ def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> N
 
 
 class RequestStream(Protocol):
-    """Requests that come while others are being sampled, as turns of conversations do. For one thread at a time.
+    """A stream of requests, submitted while others are being sampled, for multi-turn episodes. For one thread at a time.
 
-    A response that cannot be had is a trajectory with the stop reason ``failed``, as in ``generate``. A response depends on its
-    request, the seed and the weights, and not on when it was asked for or what shared its batch, but for the rounding of sums.
+    A failed response is a trajectory with the stop reason ``failed``, as in ``generate``. A response depends on its request,
+    the seed and the weights, but not on when it was submitted or what shared its batch, except for the rounding of sums.
     """
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Returns at once. Where the engine can, they join what is being sampled within a few tokens.
+        """Submit requests and return at once. Where the engine can, they join the batch within a few tokens.
 
-        Raises: ValueError as ``check_requests``, and then none of them is taken; RuntimeError when closed.
+        Raises: ValueError as ``check_requests``, in which case no request is accepted; RuntimeError when closed.
         """
         ...
 
     def wait(self, timeout_s: float) -> list[Trajectory]:
-        """Go on sampling until at least one response has ended, nothing is under way, or the time is over. Every response is
-        handed out once, in no particular order. Engines that sample within this call overrun the time by up to one of their
-        steps (a token; ``hf``: a whole batch), and always make at least one.
+        """Sample until a response has ended, no request is in flight, or the time is over. Every response is returned once, in
+        no particular order. Engines that sample within this call overrun the time by up to one of their steps (a token; ``hf``:
+        a whole batch), and always make at least one.
 
-        Raises: RunStopped as ``generate`` does, except that failures are handed out however many there are.
+        Raises: RunStopped as ``generate`` does, but failed responses are always returned, however many there are.
         """
         ...
 
     def cancel(self, sample_ids: Collection[str]) -> None:
-        """Give up requests: nothing of them is handed out any more. Ids that are not under way are passed over."""
+        """Drop requests: their responses are not returned. Unknown ids are ignored."""
         ...
 
     def close(self) -> None:
-        """Give up what is under way, and the memory that sampling takes. Closing again does nothing."""
+        """Drop the requests in flight, and free the memory of sampling. Closing twice is allowed."""
         ...
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exception: object) -> None:
-        """``close``"""
+        """Close the stream."""
         ...
 
 
 class RolloutEngine(Protocol):
     @property
     def version(self) -> int:
-        """Version of the weights it samples from: the number of updates they have seen."""
+        """Version of the sampler's weights: the number of updates made to them."""
         ...
 
     @property
     def note(self) -> str:
-        """For people: how it computes, where that is not the usual way; "" otherwise."""
+        """Message for the user when sampling is computed in an unusual way; "" otherwise."""
         ...
 
     def weights_changed(self, version: int) -> None:
-        """The weights it reads now are this version; whatever it kept of older ones is void."""
+        """Declare that the weights it reads are now this version; it drops caches computed with older ones."""
         ...
 
     def generate(
@@ -97,26 +97,26 @@ class RolloutEngine(Protocol):
         on_tokens: OnTokens | None = None,
         on_group: OnGroup | None = None,
     ) -> list[TrajectoryGroup]:
-        """One group per prompt, in the order given. ``on_group`` gets the same groups, in the order in which they are done,
+        """Sample one group per prompt, in the given order. ``on_group`` is called with each group as soon as it is complete,
         while others are still being sampled where the engine can."""
         ...
 
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> RequestStream:
-        """A stream of requests sampled in this way (``samples_per_prompt`` and ``max_response_tokens`` are each request's own).
+        """Open a stream of requests with these settings (``samples_per_prompt`` and ``max_response_tokens`` come with a request).
 
-        Raises: RuntimeError while another one is open. While this one is, ``generate`` raises it, too, and so does
-            ``weights_changed`` when responses are under way.
+        Raises: RuntimeError while another one is open. While this one is open, ``generate`` raises RuntimeError, and so does
+            ``weights_changed`` when requests are in flight.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Which weights a sampler says that it serves."""
+    """The version and content hash of the weights that a sampler reports to serve."""
 
     version: int
     content_hash: str
-    nbytes: int = field(default=0, compare=False)  # that each copy was sent, by the sender's count
+    nbytes: int = field(default=0, compare=False)  # sent to each copy, counted by the sender
 
     def __str__(self) -> str:
         return f"weights of version {self.version} ({self.content_hash[:12] or 'no hash'})"
@@ -124,47 +124,48 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastPlan:
-    """Where a sampler's workers meet the trainer, which is rank 0, to be sent weights."""
+    """The process group in which the trainer, rank 0, broadcasts weights to a sampler's workers."""
 
     backend: str  # gloo or nccl
     address: str
     port: int
     size: int  # the trainer and all workers
-    first_rank: int = 1  # of this sampler's workers, where several samplers take part
+    first_rank: int = 1  # rank of this sampler's first worker, when several samplers take part
     bucket_bytes: int
     timeout_s: float
 
 
 class WeightTaker(RolloutEngine, Protocol):
-    """A sampler with a copy of the weights, which has to be sent new ones."""
+    """A sampler with its own copy of the weights, updated by the trainer."""
 
     def load_folder(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
-        """Take the weights of a folder (models.weight_transfer). Returns what every copy serves afterwards, by its own account.
+        """Load the weights of a folder (models.weight_transfer). Returns: by name, the weights that every copy reports to serve.
 
-        Raises: RunStopped when a copy cannot, or finds other tensors than the folder's manifest lists.
+        Raises: RunStopped when a copy fails, or finds other tensors than the folder's manifest lists.
         """
         ...
 
     def load_adapter(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
-        """Take a LoRA adapter, in peft's format with a manifest beside it, over the base weights that were loaded at the start.
+        """Load a LoRA adapter, in peft's format with a manifest, over the base weights loaded at the start.
 
-        Raises: RunStopped as ``load_folder``, and when it cannot have adapters.
+        Raises: RunStopped as ``load_folder``, and when the sampler does not support adapters.
         """
         ...
 
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
-        """The same, from a broadcast: the workers join the group and receive what the manifest lists."""
+        """Load weights from a broadcast: the workers join the group and receive what the manifest lists."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerPlan:
-    """What a sampler with a copy of the weights is started with, in plain values."""
+    """Settings to start a sampler with its own copy of the weights, in plain values."""
 
     model_path: str
     tokenizer_path: str
     trust_remote_code: bool = False
-    config_overrides: Mapping[str, Any] = field(default_factory=dict)  # over the model's config.json
+    # Overrides of the model's config.json.
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "auto"  # bfloat16, float32: the trainer's compute dtype
     cuda: bool = False
     seed: int = 0
@@ -173,9 +174,9 @@ class SamplerPlan:
     max_concurrent_sequences: int = 256
     max_prefill_tokens: int = 8192
     tensor_parallel: int = 1
-    endpoints: tuple[str, ...] = ()  # of servers that run already
+    endpoints: tuple[str, ...] = ()  # addresses of running servers
     timeout_s: float = 600.0
     retries: int = 3
-    adapter_rank: int = 0  # of the LoRA adapters that it will be sent; 0: it is sent whole weights
-    note: str = ""  # for people: see RolloutEngine.note
+    adapter_rank: int = 0  # of the LoRA adapters to be loaded; 0: whole weights are loaded
+    note: str = ""  # see RolloutEngine.note
     options: Mapping[str, Any] = field(default_factory=dict)  # rollout.engine_options

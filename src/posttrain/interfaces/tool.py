@@ -1,4 +1,4 @@
-"""A tool: a function that a model may call, with the schema by which the chat template offers it."""
+"""Interface of tools: a function that a model may call, with the schema shown by the chat template."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from posttrain.errors import PosttrainError
 
 
 class ToolFailed(PosttrainError):
-    """A call that cannot be answered. Its message is what the model reads."""
+    """A call cannot be answered. The model reads the message."""
 
 
 def _nothing() -> None:
-    """There is nothing to give back."""
+    """No-op: the tool holds no resources."""
 
 
 def _any_row(row: Mapping[str, Any]) -> None:
-    """It works in the same way for every row."""
+    """No-op: the tool does not depend on the row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,21 +26,20 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, Any]  # a JSON schema of type object
-    run: Callable[[Mapping[str, Any]], str]  # arguments -> what the model reads; may raise ToolFailed
-    begin: Callable[[Mapping[str, Any]], None] = _any_row  # called once, with the row that the episode is about
-    close: Callable[[], Mapping[str, float] | None] = (
-        _nothing  # called once, when the episode is over; may give metrics
-    )
+    run: Callable[[Mapping[str, Any]], str]  # arguments -> text for the model; may raise ToolFailed
+    begin: Callable[[Mapping[str, Any]], None] = _any_row  # called once, with the episode's row
+    # Called once at the end; may return metrics.
+    close: Callable[[], Mapping[str, float] | None] = _nothing
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The function as chat templates want it."""
+        """The function in the form chat templates expect."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 def parameters(**properties: tuple[str, str]) -> dict[str, Any]:
-    """The schema of required parameters: name=(JSON type, description)."""
+    """Build the schema of required parameters: name=(JSON type, description)."""
     return {
         "type": "object",
         "properties": {name: {"type": kind, "description": text} for name, (kind, text) in properties.items()},

@@ -1,4 +1,4 @@
-"""Where a run shows itself."""
+"""Interfaces of trackers: progress shown while a run works, and metrics uploaded to a service."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from posttrain.records.tracked_run import TrackedRun
 
 
 class Tracker(Protocol):
-    """Told what happens, in order. A tracker that fails is switched off by the caller; it never stops a run."""
+    """Receives the events of a run, in order. A tracker that fails is switched off by the caller; it never stops a run."""
 
     def begin(self, config: TrainingConfig, total_steps: int, first_step: int) -> None: ...
 
     def phase(self, name: str, step: int, total: int | None = None) -> None:
-        """A phase of a step begins (rollout, reward, baseline, logprobs, values, critic_update, update, weight_sync, validation,
+        """Begin a phase of a step (rollout, reward, baseline, logprobs, values, critic_update, update, weight_sync, validation,
         checkpoint), with ``total`` units of work, when known."""
         ...
 
     def advance(self, units: int) -> None:
-        """So many units of the phase's work are done (tokens of a rollout, sequences of an update)."""
+        """Report finished units of the phase's work (tokens of a rollout, sequences of an update)."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def message(self, text: str) -> None:
-        """A line for a person."""
+        """Show a line to the user."""
         ...
 
     def close(self) -> None: ...
@@ -34,22 +34,22 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class Uploader(Protocol):
-    """A tracker that is only sent finished steps, in order. It may fail and may be slow: it works in a thread of its own
-    (loops.relay), which reads what it sends from RUN_DIR, so that nothing is lost and no step waits."""
+    """A tracker that receives finished steps only, in order. It may fail and may be slow: it runs in a thread of its own
+    (run.relay), which reads from RUN_DIR, so that no step is lost and none waits."""
 
-    rewinds: bool  # whether steps may be sent again, and take the place of what was sent
+    rewinds: bool  # True: steps may be sent again and replace those sent before
 
     def open(self, run: TrackedRun, last_step: int) -> int:
-        """Begin, or go on with the run of this id. ``last_step`` was the last that was sent, -1 for none.
+        """Begin, or continue the run with this id. ``last_step`` was the last one sent, -1 for none.
 
-        Returns: the last step that it holds: ``last_step`` where it cannot tell.
+        Returns: the last step that the service holds; ``last_step`` when it cannot tell.
         """
         ...
 
     def send(self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, Any]]) -> None:
-        """One step: its finite metrics, and responses of its validation (rows of validation/step_N.jsonl), if any."""
+        """Send one step: its finite metrics, and responses of its validation (rows of validation/step_N.jsonl), if any."""
         ...
 
     def close(self, status: str) -> None:
-        """The run has ended: done, interrupted, stopped or failed."""
+        """End the run with a status: done, interrupted, stopped or failed."""
         ...

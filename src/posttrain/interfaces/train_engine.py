@@ -1,4 +1,4 @@
-"""Models that can be scored and updated. Stages talk to these and never learn what is behind them."""
+"""Interfaces of training engines: models that score and are updated. Steps know these only, not the engine behind them."""
 
 from __future__ import annotations
 
@@ -14,84 +14,84 @@ from posttrain.records.statistics import ForwardBackwardStats, LossStats, Optimi
 
 
 class ScoringEngine(Protocol):
-    """A model that gives log-probs (the reference, and every policy)."""
+    """A model that computes log-probs: the reference, and every policy."""
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
         """Log-probs of the response tokens, [B, T] float32 nats, 0 where response_mask is False. No gradient."""
         ...
 
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
-        """Sum of the squared probabilities of the whole vocabulary at every response token, [B, T] float32 in (0, 1], 0 where
+        """Sum of the squared probabilities over the vocabulary at every response token, [B, T] float32 in (0, 1], 0 where
         response_mask is False. No gradient."""
         ...
 
 
 class OptimizedEngine(Protocol):
-    """A model with an optimizer, whatever it learns."""
+    """A model with an optimizer: the policy or the critic."""
 
     @property
     def note(self) -> str | None:
-        """What people should know about how this model is computed; None when there is nothing."""
+        """Message for the user when the model is computed in an unusual way; None otherwise."""
         ...
 
     @property
     def version(self) -> int:
-        """Updates made so far."""
+        """Number of updates made."""
         ...
 
     def optimizer_step(self) -> OptimizerStats:
-        """Clip, update the weights, clear the gradients. A gradient that is not finite is dropped and said so."""
+        """Clip the gradients, update the weights, clear the gradients. A non-finite gradient is dropped and reported."""
         ...
 
     def zero_grad(self) -> None:
-        """Drop the gradients held."""
+        """Drop the accumulated gradients."""
         ...
 
     def saved_bytes(self) -> int:
-        """About how many bytes ``save`` will write; for a look at the disk before."""
+        """Estimate the bytes that ``save`` writes, to check the free disk space first."""
         ...
 
     def save(self, folder: Path, *, optimizer: bool = True) -> None:
-        """Write weights (a Hugging Face folder), counters and, unless told otherwise, the optimizer's averages into an
-        existing, empty folder."""
+        """Write weights (a Hugging Face folder), counters and, by default, the optimizer's averages into an existing, empty
+        folder."""
         ...
 
     def writer(self, *, optimizer: bool = True, sharded: bool = False) -> Callable[[Path], None]:
-        """``save`` in two parts, the second of which is the function returned: it may run in another thread, beside anything
-        that leaves the weights as they are, and must be done before they change. How much is left to it is the engine's
-        choice; what needs every process, or a device that others use, is done here.
+        """Begin a ``save`` and return the function that completes it. That function may run in another thread, concurrently
+        with anything that leaves the weights unchanged, and must finish before they change. The engine chooses how much it
+        leaves to that function; work that needs every process, or a shared device, is done before returning.
 
-        With ``sharded`` every process writes its own part of weights and averages (models.chunks) instead of all being
-        gathered, unless an adapter is trained; ``load`` reads either, whatever the number of processes.
+        With ``sharded`` every process writes its own part of weights and averages (models.chunks) instead of gathering them,
+        unless an adapter is trained; ``load`` reads both forms, for any number of processes.
         """
         ...
 
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
-        """Take back what ``save`` wrote. Without ``optimizer`` its averages start anew; without ``schedule`` the count of
-        updates does, which the learning rate follows."""
+        """Load the output of ``save``. Without ``optimizer`` its averages start from zero; without ``schedule`` so does the count
+        of updates, which the learning rate follows."""
         ...
 
 
 class TrainEngine(ScoringEngine, OptimizedEngine, Protocol):
-    """The policy."""
+    """The policy, with its optimizer."""
 
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
-        """Add the gradient of ``loss`` over these rows, divided by ``counts``, to the gradients held.
+        """Add the gradient of ``loss`` over these rows, divided by ``counts``, to the accumulated gradients.
 
-        The engine cuts its own micro-batches: it knows its memory.
+        The engine splits the rows into micro-batches that fit its memory.
         """
         ...
 
 
 class ValueEngine(OptimizedEngine, Protocol):
-    """The critic."""
+    """The critic, with its optimizer."""
 
     def values(self, batch: SequenceBatch) -> Tensor:
-        """What the rest of each response is expected to be worth, [B, T] float32 reward units; 0 where response_mask is False.
-        The value at a response token is of the text before it: the head's output at the token before. No gradient."""
+        """Expected return of the rest of each response, [B, T] float32 reward units; 0 where response_mask is False.
+        The value at a response token depends on the text before it: the head's output at the previous token. No gradient."""
         ...
 
     def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
         """Add the gradient of the value loss over these rows (which have values and returns), divided by ``counts``, to the
-        gradients held. The engine cuts its own micro-batches."""
+        accumulated gradients. The engine splits the rows into micro-batches."""
         ...

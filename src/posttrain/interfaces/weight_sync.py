@@ -1,4 +1,4 @@
-"""From the policy to the sampler."""
+"""Interface of the weight transfer from the policy to the sampler."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from posttrain.interfaces.train_engine import TrainEngine
 class WeightSync(Protocol):
     @property
     def sent_bytes(self) -> int:
-        """Of the weights that each copy of the sampler was sent last; 0 where it reads the policy's own."""
+        """Bytes sent to each copy of the sampler in the last transfer; 0 when it reads the policy's own weights."""
         ...
 
     def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
         """Make the sampler serve the policy's current weights and version.
 
-        Where weights travel, they carry their version and the hash of their content, and the sampler says what it serves
-        afterwards. Raises: RunStopped when that is something else.
+        Transferred weights carry their version and content hash, and the sampler reports what it serves. Raises: RunStopped
+        when the report differs.
         """
         ...
 
 
 def check_served(announced: Served, reports: list[tuple[str, Served]]) -> None:
-    """Raises: RunStopped when a copy of the sampler says that it serves something else, or nobody says anything."""
+    """Raises: RunStopped when a copy of the sampler serves other weights, or no copy reports."""
     if not reports:
-        raise RunStopped(f"no sampler says that it has taken the {announced}")
+        raise RunStopped(f"no sampler reported that it serves the {announced}")
     for name, served in reports:
         if served != announced:
             raise RunStopped(f"{name} serves {served} after {announced} was sent to it")

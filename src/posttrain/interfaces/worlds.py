@@ -1,4 +1,4 @@
-"""What episodes are played with: a host of environments, a writer of conversations in token ids, and rules."""
+"""Interfaces for multi-turn episodes: a host of environments, a writer of conversations in token ids, and rules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from posttrain.records.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """One turn of the policy."""
+class SampledTurn:
+    """One sampled turn of the policy."""
 
     token_ids: tuple[int, ...]
     text: str  # without special tokens
@@ -21,52 +21,55 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What comes behind a turn: of its tokens the first ``kept`` stay, then come ``token_ids``."""
+    """Tokens of the next turn's prompt: the first ``kept`` tokens of the turn, then ``token_ids``."""
 
     kept: int
     token_ids: tuple[int, ...]
 
 
 class TurnWriter(Protocol):
-    """Writes conversations in token ids."""
+    """Renders conversations as token ids."""
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt of a first turn. Raises: DataError when the template refuses these messages."""
+        """Render the prompt of a first turn. Raises: DataError when the template refuses these messages."""
         ...
 
     def follow(
-        self, history: Sequence[Message], sampled: Sampled, observations: Sequence[Message], tools: Sequence[Message]
+        self,
+        history: Sequence[Message],
+        sampled: SampledTurn,
+        observations: Sequence[Message],
+        tools: Sequence[Message],
     ) -> tuple[Following, bool]:
-        """What comes between a turn and the next; and whether the template leaves the text before it as it was.
+        """Render the tokens between a turn and the next. Returns: them, and True when the template leaves earlier text unchanged.
 
-        Args: history, the conversation before the turn; sampled.text may be cut at its end, and then so is what is kept.
+        Args: history, the conversation before the turn; sampled.text may be cut at its end, and ``kept`` is cut alike.
         Raises: DataError when the template refuses these messages.
         """
         ...
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """Decoded, without special tokens."""
+        """Decode tokens, without special tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRules:
-    """What holds for every episode of a run."""
+    """Limits of every episode of a run."""
 
-    max_response_tokens: int  # of one turn
-    max_context_tokens: int  # the policy is not asked with more than this before it
+    max_response_tokens: int  # per turn
+    max_context_tokens: int  # longest prompt that is sampled from; a longer one ends the episode
     max_trajectory_tokens: int | None = None  # of all turns and observations together; None: no limit of its own
-    max_sequence_tokens: int | None = None  # of a prompt and all that follows; a turn gets what is left of it
+    max_sequence_tokens: int | None = None  # of a prompt with all turns and observations; limits the next turn
     max_turns: int | None = None  # None: the environment ends the episode, or the context does
-    sample_per_turn: bool = False  # every turn is a training sample of its own, with what was before it as its prompt
-    changed_history: Literal["split", "refuse", "append"] = (
-        "split"  # what is done when the template edits earlier turns
-    )
+    sample_per_turn: bool = False  # every turn is a training sample, with the conversation before it as its prompt
+    # Handling of a template that edits earlier turns.
+    changed_history: Literal["split", "refuse", "append"] = "split"
 
 
 @dataclass(frozen=True, slots=True)
 class Worlds:
-    """What a run's episodes are played with."""
+    """The environment host, the turn writer and the rules of a run's episodes."""
 
     host: EnvHost
     writer: TurnWriter

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from posttrain.data.turns import assistant, content_of
 from posttrain.interfaces.env import EnvStart, EnvStep, Message, Tool
 from posttrain.interfaces.rollout_engine import Request
-from posttrain.interfaces.worlds import EpisodeRules, Sampled, TurnWriter
+from posttrain.interfaces.worlds import EpisodeRules, SampledTurn, TurnWriter
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import StopReason, Trajectory, Turn
 
@@ -128,7 +128,7 @@ class Episode:
         """The turn's tokens stay, and what comes between it and the next turn is written behind them."""
         assert self.last is not None
         ended = self.last.stop_reason is StopReason.EOS
-        sampled = Sampled(tuple(self.ids[turn.start : turn.end]), action, ended)
+        sampled = SampledTurn(tuple(self.ids[turn.start : turn.end]), action, ended)
         following, unchanged = self.writer.follow(history, sampled, observations, self.tools)
         if not unchanged and self.rules.changed_history != "append":
             self._may_change("the chat template wrote earlier turns in another way than before")

@@ -13,7 +13,7 @@ from typing import Any
 
 from posttrain.data.chat_api import behind
 from posttrain.data.turns import TemplateTurns
-from posttrain.interfaces.worlds import Sampled
+from posttrain.interfaces.worlds import SampledTurn
 from posttrain.records.trajectories import StopReason, Trajectory
 
 Message = Mapping[str, Any]
@@ -50,7 +50,7 @@ class Sessions:
             observations = behind(before.messages, before.told, messages)
             if observations is not None:
                 response = before.response
-                sampled = Sampled(response.token_ids, response.text, response.stop_reason is StopReason.EOS)
+                sampled = SampledTurn(response.token_ids, response.text, response.stop_reason is StopReason.EOS)
                 following, unchanged = self._writer.follow(before.messages, sampled, observations, tools)
                 if unchanged:
                     kept = response.token_ids[: following.kept]
