@@ -1,5 +1,5 @@
-"""The ``posttrain`` command. Importing this file, or any command's, loads nothing heavy: each command imports what it
-needs when it runs."""
+"""The ``posttrain`` command. Importing this file, or a command's, loads nothing heavy: each command imports what it needs
+when it runs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ app = typer.Typer(
     help="Reinforcement-learning post-training for language models.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # plain text: nothing to load, and the same in a terminal, a log and a pipe
+    rich_markup_mode=None,  # plain text: loads nothing, and looks the same in a terminal, a log and a pipe
     pretty_exceptions_enable=False,
 )
-# Unknown options reach the command, which can say that overrides have no dashes here.
+# Unknown options are passed to the command, which explains that overrides have no dashes.
 OVERRIDES = {"ignore_unknown_options": True}
 app.command("train", context_settings=OVERRIDES)(train.train)
 app.command("sft", context_settings=OVERRIDES)(sft.sft)
@@ -81,5 +81,5 @@ def options(
 
 
 def main() -> None:
-    """The entry point. Ends the process with 0, or with the exit code of what went wrong."""
+    """Run the command line and exit with 0, or with the exit code of the error."""
     sys.exit(run_guarded(app))

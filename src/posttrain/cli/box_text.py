@@ -1,4 +1,4 @@
-"""What keeps model-written code in, said before a run that scores by running it."""
+"""Description of the sandbox for model-written code, printed before a run whose rewards execute it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from posttrain.dialects.reward_checks import CODE_REWARDS
 
 
 def box_text(config: RunConfig | EvaluateConfig) -> list[str]:
-    """Lines for a person; none when no term runs code, or the rewards have not been checked (which looks for a box)."""
+    """Describe the sandbox in lines; none when no term runs code, or the rewards (which detect the sandbox) are unchecked."""
     from posttrain.sandbox.layers import describe, probed
 
     layers = probed()
@@ -16,7 +16,7 @@ def box_text(config: RunConfig | EvaluateConfig) -> list[str]:
         return []
     lines = describe(layers).splitlines()
     if not layers.enough:
-        return [*lines, "It runs all the same, because reward.allow_unboxed_code is true"]
+        return [*lines, "It runs anyway, because reward.allow_unboxed_code is true"]
     if config.reward.allow_unboxed_code:
         lines.append("reward.allow_unboxed_code has no effect: the box holds")
     return lines

@@ -1,4 +1,4 @@
-"""``posttrain checkpoints``: what a run has saved, here or elsewhere."""
+"""``posttrain checkpoints``: list the checkpoints of a run, local or remote."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def checkpoints(
         ),
     ],
 ) -> None:
-    """List checkpoints: step, size, and whether they are whole. Exits 1 when none is."""
+    """List checkpoints: step, size, and whether they are complete. Exits 1 when none is."""
     from posttrain.libraries.remote import is_url
 
     lines = _elsewhere(place) if is_url(place) else _here(Path(place))
     for name, size, state in lines:
         typer.echo(f"{name}  {size:,} bytes  {state}")
     if not any(state == "whole" for _, _, state in lines):
-        typer.echo(f"there is no whole checkpoint in {place}", err=True)
+        typer.echo(f"there is no complete checkpoint in {place}", err=True)
         raise typer.Exit(1)
 
 
 def _elsewhere(url: str) -> list[tuple[str, int, str]]:
-    """A remote checkpoint is whole when its manifest is there, which comes last; its hashes are compared when it is copied
-    back."""
+    """List remote checkpoints. One is complete when its manifest, which is uploaded last, exists; hashes are compared when it
+    is downloaded."""
     from posttrain.errors import Problem, RequestError
     from posttrain.libraries.remote import RemoteFolder, problem_of
     from posttrain.run.remote import checkpoints_in, reason
@@ -38,8 +38,8 @@ def _elsewhere(url: str) -> list[tuple[str, int, str]]:
         raise RequestError(problem)
     try:
         found = checkpoints_in(RemoteFolder(url))
-    except Exception as error:  # each protocol's library has errors of its own
-        fix = "look at the network and the credentials"
+    except Exception as error:  # each protocol's library has its own errors
+        fix = "check the network and the credentials"
         raise RequestError(Problem(f"{url} cannot be read: {reason(error)}", fix=fix)) from error
     return [(one.name, one.total_bytes, "whole" if one.complete else "not finished") for one in found]
 

@@ -33,7 +33,7 @@ def reasoning_gym(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the task, such as max_terms=3. Repeatable.")
     ] = None,
     instruction: Annotated[str | None, typer.Option(help="System message of every prompt.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Write train and validation prompts of a reasoning-gym task, with verifiable answers."""
     from posttrain.config.reading.overrides import parse_overrides
@@ -55,9 +55,9 @@ def reasoning_gym(
 
 OUT = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Receives a parquet file per split.")]
 TRAIN = Annotated[Path | None, typer.Option(help="The published file (or folder of JSON files) of the training split.")]
-TEST = Annotated[Path | None, typer.Option(help="That of the test split.")]
-INSTRUCTION = Annotated[str | None, typer.Option(help="Text behind every question; the dataset's own when not given.")]
-OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")]
+TEST = Annotated[Path | None, typer.Option(help="The published file (or folder of JSON files) of the test split.")]
+INSTRUCTION = Annotated[str | None, typer.Option(help="Text after every question; by default the dataset's own.")]
+OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 
 
 @app.command("gsm8k")
@@ -80,7 +80,7 @@ def math(
 def geo3k(
     out: OUT, train: TRAIN = None, test: TEST = None, instruction: INSTRUCTION = None, overwrite: OVERWRITE = False
 ) -> None:
-    """Geometry3K: geometry with figures, from its parquet files. Figures are looked at, and copied as they are."""
+    """Geometry3K: geometry with figures, from its parquet files. Figures are checked and copied unchanged."""
     _published("geo3k", out, train, test, instruction, overwrite)
 
 
@@ -90,14 +90,14 @@ def shapes(
     train_rows: Annotated[int, typer.Option(min=1, help="Prompts to train on.")] = 2000,
     validation_rows: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the pictures.")] = 1,
-    max_shapes: Annotated[int, typer.Option(help="Shapes in a picture at most, and the largest answer; 1 to 36.")] = 5,
-    kinds: Annotated[int, typer.Option(help="Kinds of shapes, 1 to 4; with one, all shapes are asked for.")] = 2,
+    max_shapes: Annotated[int, typer.Option(help="Most shapes in a picture, and the largest answer; 1 to 36.")] = 5,
+    kinds: Annotated[int, typer.Option(help="Kinds of shapes, 1 to 4; with one, questions count all shapes.")] = 2,
     colors: Annotated[int, typer.Option(help="Colours, 1 to 6; with several, questions name them.")] = 1,
     size: Annotated[int, typer.Option(help="Pixels on a side of a picture, 8 to 1024.")] = 56,
-    instruction: Annotated[str, typer.Option(help="Text behind every question.")] = "Answer with a number.",
+    instruction: Annotated[str, typer.Option(help="Text after every question.")] = "Answer with a number.",
     overwrite: OVERWRITE = False,
 ) -> None:
-    """Counting shapes in pictures that are drawn here: a task for models that see, without a download."""
+    """Count shapes in generated pictures: a task for vision models that needs no download."""
     from posttrain.data.shapes import Difficulty, write_shapes
 
     _refuse_present(out, ("train", "validation"), overwrite)
@@ -116,17 +116,17 @@ def hh_rlhf(
     instruction: Annotated[str | None, typer.Option(help="System message of every conversation.")] = None,
     overwrite: OVERWRITE = False,
 ) -> None:
-    """Helpful and harmless: pairs of answers, from Dahoas/full-hh-rlhf's or Anthropic/hh-rlhf's files."""
+    """Helpful and harmless: pairs of answers, from the files of Dahoas/full-hh-rlhf or Anthropic/hh-rlhf."""
     _published("hh-rlhf", out, train, test, instruction, overwrite, form=form)
 
 
 @app.command("check")
 def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A .parquet, .jsonl, .json or .csv file.")],
-    purpose: Annotated[str, typer.Option("--for", help="What it is for: rl, sft or evaluate.")] = "rl",
+    purpose: Annotated[str, typer.Option("--for", help="Use of the file: rl, sft or evaluate.")] = "rl",
     model: Annotated[str | None, typer.Option(help="A vision model, to count the tokens of its images.")] = None,
 ) -> None:
-    """Look at every row of a file, and name the row and column of everything that is wrong."""
+    """Check every row of a file, and report the row and column of every problem."""
     from posttrain.data.check import MAX_SHOWN, PURPOSES, check_dataset
 
     if purpose not in PURPOSES:
@@ -144,11 +144,11 @@ def check(
     for source, rows in sorted(found.sources.items()):
         typer.echo(f"  {source}: {rows} rows")
     for source in found.unscored():
-        typer.echo(f"no built-in scorer is made for {source}: name one with reward.terms")
+        typer.echo(f"no built-in scorer fits {source}: name one with reward.terms")
 
 
 def _image_tokens(model: str, sizes: Iterable[tuple[int, int]]) -> str:
-    """Tokens of the images as a model reads them. Raises: RequestError for a model that reads none, or refuses a size."""
+    """Count the tokens of the images for a model. Raises: RequestError for a model without vision, or an unsupported size."""
     from posttrain.config.images import ImageSettings
     from posttrain.config.model import ModelConfig
     from posttrain.data.images import CHOOSE_A_VISION_MODEL

@@ -1,4 +1,4 @@
-"""``posttrain demo``: a small real model learns a small real task, here and now."""
+"""``posttrain demo``: train a small real model on a small real task, on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def demo(
-    folder: Annotated[Path | None, typer.Option(help="Where the run goes; runs/demo-seed-N if not given.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/demo-seed-N.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and sampling.")] = 1,
 ) -> None:
     """Train a 135M model with GRPO on real tasks, on this machine."""

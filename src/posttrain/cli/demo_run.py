@@ -1,4 +1,4 @@
-"""What ``posttrain demo`` does: a model, a dataset, a run and its report, from nothing but installed packages."""
+"""The demo: a model, a dataset, a run and its report, built from installed packages only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posttrain.dialects import native
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A reasoning-gym task and how its questions are divided. Questions are distinct, so none is in both parts."""
+    """A reasoning-gym task and its split. Questions are distinct, so no question is in both parts."""
 
     name: str
     options: dict[str, int]
@@ -25,17 +25,17 @@ class Task:
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 TASKS = (
-    Task(
-        name="chain_sum", options=ONE_DIGIT, train_rows=120, validation_rows=80
-    ),  # all 200 one-digit sums, differences
-    Task(name="products", options=ONE_DIGIT, train_rows=60, validation_rows=40),  # all 100 one-digit products
+    # All 200 one-digit sums and differences.
+    Task(name="chain_sum", options=ONE_DIGIT, train_rows=120, validation_rows=80),
+    # All 100 one-digit products.
+    Task(name="products", options=ONE_DIGIT, train_rows=60, validation_rows=40),
 )
 
 
 def run_demo(folder: Path, seed: int) -> None:
-    """Train SmolLM2-135M-Instruct on one-digit arithmetic with GRPO; print held-out accuracy before and after.
+    """Train SmolLM2-135M-Instruct on one-digit arithmetic with GRPO; print held-out accuracy before and after training.
 
-    Everything lands in ``folder``. An interrupted demo goes on where it was; a finished one shows its result again.
+    All files are written to ``folder``. An interrupted demo resumes; a finished one shows its result again.
     """
     datasets = [folder / "data" / task.name for task in TASKS]
     overrides = [
@@ -48,7 +48,7 @@ def run_demo(folder: Path, seed: int) -> None:
         config = native.load(os.fspath(path), overrides).config
     prepare(config)
 
-    # From here on torch is imported, so the environment that prepare() sets comes first.
+    # The code below imports torch, so prepare() must set the environment first.
     from posttrain.build.train import train_run
     from posttrain.data.reasoning_gym import write_dataset
     from posttrain.models.smollm2 import smollm2_135m_instruct
@@ -79,7 +79,7 @@ def run_demo(folder: Path, seed: int) -> None:
 
 
 def accuracy_table(folder: Path) -> list[str]:
-    """A line per task and one for all questions: accuracy before and after training."""
+    """Format accuracy before and after training: a line per task and one for all questions."""
     from posttrain.report.read import read_run
 
     run = read_run(folder)
@@ -98,6 +98,6 @@ def accuracy_table(folder: Path) -> list[str]:
 
 
 def _quoted(path: Path) -> str:
-    """A path as a value of an override, whatever characters it holds."""
+    """Quote a path as the value of an override."""
     text = os.fspath(path).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{text}'"

@@ -1,4 +1,4 @@
-"""``posttrain doctor``: what this machine can run, and the install line for what it cannot. Never imports torch."""
+"""``posttrain doctor``: report what this machine can run, and how to install the rest. Never imports torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 
 def doctor() -> None:
-    """Say what this machine can run, and how to install what is missing."""
+    """Report what this machine can run, and how to install what is missing."""
     from posttrain.libraries.compilers import find_compiler
     from posttrain.registry import EXTRAS
     from posttrain.sandbox.layers import describe, probe

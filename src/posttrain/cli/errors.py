@@ -1,4 +1,4 @@
-"""The one place where an error becomes text and an exit code."""
+"""Conversion of errors to text and exit codes, in one place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from posttrain.errors import PosttrainError, RequestError, RunStopped
 
-# Operating-system errors that a user can put right: a place that cannot be written or read, and a full disk.
+# Operating-system errors that a user can fix: a path that cannot be written or read, and a full disk.
 NO_PLACE = {
     errno.EACCES,
     errno.EPERM,
@@ -26,9 +26,9 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 def run_guarded(command: Callable[[], object]) -> int:
-    """Run a command line; the exit code.
+    """Run a command. Returns: the exit code.
 
-    What a user can put right is printed without a traceback. Anything else is a bug: it keeps its traceback.
+    Errors that a user can fix are printed without a traceback. Any other error is a bug and keeps its traceback.
     """
     try:
         command()
@@ -41,25 +41,25 @@ def run_guarded(command: Callable[[], object]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(_wrap(f"posttrain: {where}{error.strerror}", terminal_width()), file=sys.stderr)
         return RunStopped.exit_code if error.errno in NO_ROOM else RequestError.exit_code
-    except Exception:  # noqa: BLE001  # the boundary: whatever gets here is reported, not swallowed
+    except Exception:  # noqa: BLE001  # the boundary: every error that arrives here is reported
         return report_bug()
     return 0
 
 
 def report_bug() -> int:
-    """Print the traceback of the error at hand; the exit code."""
+    """Print the traceback of the current error. Returns: the exit code."""
     traceback.print_exc()
     print("\nThis is a bug in posttrain. Please report it with the lines above.", file=sys.stderr)
     return 1
 
 
 def terminal_width() -> int:
-    """Columns to wrap at: the terminal's, between 40 and 100; 80 where there is none."""
+    """Return the columns to wrap at: the terminal's, between 40 and 100; 80 without a terminal."""
     return max(40, min(100, shutil.get_terminal_size((80, 24)).columns))
 
 
 def error_text(error: PosttrainError, width: int = 80) -> str:
-    """The error for a terminal of ``width`` columns. Several problems are numbered. Paths and keys are not broken."""
+    """Format an error for a terminal of ``width`` columns. Several problems are numbered. Paths and keys are not broken."""
     if not isinstance(error, RequestError):
         return _wrap(f"posttrain: {error}", width)
     texts = [str(problem) for problem in error.problems]
@@ -73,7 +73,7 @@ def error_text(error: PosttrainError, width: int = 80) -> str:
 
 
 def _wrap(text: str, width: int, indent: int = 0) -> str:
-    """Each line of ``text`` filled to ``width``; lines after the first are indented."""
+    """Fill each line of ``text`` to ``width``; indent the lines after the first."""
     lines = text.splitlines() or [""]
     wrapped = [
         textwrap.fill(

@@ -1,4 +1,4 @@
-"""``posttrain evaluate``: scores and metrics of responses that are in a file."""
+"""``posttrain evaluate``: score the responses in a file and compute metrics."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _evaluate(arguments: list[str], dialect: str | None, *, as_json: bool) -> No
             results = evaluate_run(
                 config, on_plan=lambda prompts, responses: progress.begin(prompts), on_scored=progress.advance
             )
-        except RequestError as error:  # seen only once the rows were read: say where in the user's file
+        except RequestError as error:  # found only while reading the rows: add the place in the user's file
             error.locate(loaded.locate)
             raise
     folder = Path(config.folder)
@@ -69,7 +69,7 @@ def _evaluate(arguments: list[str], dialect: str | None, *, as_json: bool) -> No
 
 
 def print_result(result: SourceResult) -> None:
-    """The numbers of one data source as a table of at most WIDTH columns."""
+    """Print the metrics of one data source as a table of at most WIDTH columns."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""``posttrain export``: a checkpoint becomes a plain Hugging Face folder."""
+"""``posttrain export``: write a checkpoint as a plain Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``posttrain generate``: a file of prompts becomes a file of prompts and responses."""
+"""``posttrain generate``: sample responses to a file of prompts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ def generate(
     arguments: Arguments = None,
     dialect: Dialect = None,
     here: Here = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew, although the output or rows of it are there already.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again, replacing existing output.")] = False,
 ) -> None:
     """Sample responses to the prompts of a file."""
     try:
@@ -50,7 +48,7 @@ def _generate(arguments: list[str], dialect: str | None, *, here: bool, overwrit
             for note in notes:
                 typer.echo(note)
             if 0 < done < rows:
-                typer.echo(f"going on after {done} of {rows} rows")
+                typer.echo(f"resuming after {done} of {rows} rows")
             progress.begin(rows, done)
 
         try:

@@ -1,4 +1,4 @@
-"""``posttrain keys``: what a dialect's keys mean and where they go."""
+"""``posttrain keys``: explain the keys of a dialect."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from posttrain.errors import ConfigError, Problem, did_you_mean
 
 def keys(
     dialect: Annotated[str, typer.Argument(help="native, verl, verl@0.2, skyrl, skyrl@2025-08 or roll.")],
-    key: Annotated[str | None, typer.Argument(help="A key, or the beginning of one; all when not given.")] = None,
+    key: Annotated[str | None, typer.Argument(help="A key, or its beginning; by default all keys.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page that docs/ holds.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown page of docs/.")] = False,
 ) -> None:
     """Explain the keys of a dialect."""
     from posttrain.dialects.explain import ENTRIES, explain_text, key_row, page
@@ -47,9 +47,9 @@ def keys(
 
 
 def find_ledger(dialect: str):  # type: ignore[no-untyped-def]
-    """The table of a dialect in the version named.
+    """Return the key table of a dialect in the named version.
 
-    Raises: ConfigError for a dialect that does not exist.
+    Raises: ConfigError for an unknown dialect.
     """
     from posttrain.dialects.detect import NAMES, load_dialect
     from posttrain.dialects.native.ledger import native_ledger

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Arguments = Annotated[
 Dialect = Annotated[
     str | None,
     typer.Option(
-        help="Whose keys the file uses: native, verl, verl@0.2, skyrl, skyrl@2025-08, roll. Seen from the keys when not given."
+        help="Dialect of the file: native, verl, verl@0.2, skyrl, skyrl@2025-08, roll. By default detected from the keys."
     ),
 ]
 Here = Annotated[
     bool,
-    typer.Option("--here", help="Run a cluster's configuration on the one device at hand; every change is printed."),
+    typer.Option(
+        "--here", help="Run a cluster configuration on the single device of this machine; prints every change."
+    ),
 ]
 AllowConfigChange = Annotated[
     bool,
-    typer.Option(
-        "--allow-config-change", help="Go on with the run in run.folder although settings of it have changed."
-    ),
+    typer.Option("--allow-config-change", help="Resume the run in run.folder although its settings have changed."),
 ]

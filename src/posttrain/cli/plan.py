@@ -1,4 +1,4 @@
-"""``posttrain plan``: say what a run would do, or everything that is wrong with it. Never imports torch."""
+"""``posttrain plan``: explain a run, or report everything that is wrong with it. Never imports torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from posttrain.cli.options import Arguments, Dialect, Here
 
-# Where each entry has check_request, plan_text and plan_json.
+# Module of each entry, which has check_request, plan_text and plan_json.
 PLANS = {
     "train": "posttrain.cli.plan_text",
     "sft": "posttrain.cli.plan_sft",
@@ -23,12 +23,12 @@ def plan(
     arguments: Arguments = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     skip_files: Annotated[
-        bool, typer.Option("--skip-files", help="Check the configuration alone; data and model need not exist.")
+        bool, typer.Option("--skip-files", help="Check the configuration only; data and model need not exist.")
     ] = False,
     dialect: Dialect = None,
     here: Here = False,
 ) -> None:
-    """Explain what a run would do, without starting it."""
+    """Explain a run without starting it."""
     from posttrain.cli.request import load_request
 
     loaded = load_request(arguments or [], dialect, here=here)

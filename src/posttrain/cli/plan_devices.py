@@ -1,4 +1,4 @@
-"""The parts of a plan that are about devices: which model sits where, when it makes room, and what memory that takes."""
+"""The parts of a plan about devices: placement of the models, phases in which they make room, and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posttrain.plan.placement import PlacementPlan, RolePlacement
 from posttrain.plan.traffic import Traffic
 
 GIB = 1024**3
-# What makes up a copy, in words; the order in which neighbours share.
+# Groups that form a copy, in words, from the fastest-changing rank dimension to the slowest.
 GROUPS = {
     "tensor": "share matrices",
     "sequence": "share a sequence",
@@ -19,7 +19,7 @@ GROUPS = {
 
 
 def devices_text(plan: PlacementPlan) -> str:
-    """A line or more per role: its devices, copies, groups, and when it is awake."""
+    """Describe each role in one or more lines: its devices, copies, groups, and the phases in which it is awake."""
     total = f"{plan.devices} device{'s' if plan.devices > 1 else ''}"
     nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
     runtime = f", by {plan.runtime}" if plan.devices > 1 or plan.runtime != "inprocess" else ""
@@ -33,7 +33,7 @@ def devices_text(plan: PlacementPlan) -> str:
 
 
 def memory_text(memory: Sequence[RoleMemory] | None, plan: PlacementPlan, model: str) -> str:
-    """A table of GiB per device, and the largest sum on one device."""
+    """Format a table of GiB per device, and the largest sum on one device."""
     if memory is None:
         return f"Memory per device: not estimated (no config.json to read in {model})"
     lines = [
@@ -50,7 +50,7 @@ def memory_text(memory: Sequence[RoleMemory] | None, plan: PlacementPlan, model:
 
 
 def traffic_text(traffic: Sequence[Traffic]) -> str:
-    """What a device of the policy receives in a step, for each purpose."""
+    """Describe the bytes that a device of the policy receives per step, by purpose."""
     lines = ["Sent per device and step (docs/scaling.md has the formulas)"]
     lines += [f"  {each.what:<44}{_size(each.bytes):>12}{each.messages:>12,} x" for each in traffic]
     return "\n".join(lines)
@@ -97,7 +97,7 @@ def _gib(size: int) -> str:
 
 
 def _numbers(devices: Sequence[int]) -> str:
-    """0-3,8-11 for 0 1 2 3 8 9 10 11."""
+    """Format 0 1 2 3 8 9 10 11 as 0-3,8-11."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and device == runs[-1][-1] + 1:

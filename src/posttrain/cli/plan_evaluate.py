@@ -1,4 +1,4 @@
-"""The plan of an evaluation, and everything that is wrong with it before anything is scored."""
+"""The plan of an evaluation, with every problem found before scoring."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from posttrain.plan.files import check_output_folder
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateRequest:
     loaded: LoadedConfig[EvaluateConfig]
-    sources: Mapping[str, str]  # data source -> the first file that holds it; empty when not looked at
-    rows: int | None  # of the files; None: not looked at
+    sources: Mapping[str, str]  # data source -> the first file that holds it; empty when files are not checked
+    rows: int | None  # of all files; None: not counted
 
 
 def check_request(
     loaded: LoadedConfig[EvaluateConfig], *, look_at_files: bool, to_run: bool = False
 ) -> EvaluateRequest:
-    """Check the configuration, its files, and whether every data source in them can be scored.
+    """Check the configuration, its files, and that every data source in them has a scorer.
 
-    Args: ``to_run`` refuses what is planned and not built yet.
-    Raises: RequestError with every problem.
+    Args: ``to_run`` also rejects what is planned but not built yet.
+    Raises: RequestError with all problems.
     """
     problems = [*loaded.problems, *(loaded.unsupported if to_run else ())]
     sources: Mapping[str, str] = {}

@@ -1,4 +1,4 @@
-"""The plan of a generation, and everything that is wrong with it before torch is loaded."""
+"""The plan of a generation, with every problem found before torch is loaded."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from posttrain.plan.files import check_model_files, check_output_file
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     loaded: LoadedConfig[GenerateConfig]
-    rows: int | None  # of the files; None: not looked at
+    rows: int | None  # of all files; None: not counted
 
 
 def check_request(
     loaded: LoadedConfig[GenerateConfig], *, look_at_files: bool, to_run: bool = False
 ) -> GenerateRequest:
-    """Check the configuration, its files and its model's.
+    """Check the configuration, its files and the model's files.
 
-    Args: ``to_run`` refuses what is planned and not built yet.
-    Raises: RequestError with every problem.
+    Args: ``to_run`` also rejects what is planned but not built yet.
+    Raises: RequestError with all problems.
     """
     problems = [*loaded.problems, *(loaded.unsupported if to_run else ())]
     rows = None

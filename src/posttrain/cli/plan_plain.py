@@ -1,4 +1,4 @@
-"""The plan of an entry that has nothing to work out: its configuration, complete, and what there is to say about it."""
+"""The plan of an entry without derived values: the complete configuration and the remarks on it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from posttrain.dialects.loaded import LoadedConfig
 
 
 def check_request(loaded: LoadedConfig[Any], *, look_at_files: bool, to_run: bool = False) -> LoadedConfig[Any]:
-    """The request as it is. Raises: ConfigError with every problem."""
+    """Return the request unchanged. Raises: ConfigError with all problems."""
     return loaded.runnable() if to_run else loaded.checked()
 
 
 def plan_text(loaded: LoadedConfig[Any]) -> str:
-    """The complete configuration as YAML, then remarks."""
+    """Format the complete configuration as YAML, then the remarks."""
     from posttrain.dialects.native.write import to_yaml
 
     return "\n\n".join([to_yaml(loaded.config).rstrip(), *closing(loaded)])
@@ -26,7 +26,7 @@ def plan_json(loaded: LoadedConfig[Any]) -> str:
 
 
 def document(loaded: LoadedConfig[Any], derived: dict[str, Any]) -> dict[str, Any]:
-    """A plan for programs, of any entry: {dialect, entry, config, derived, ignored, unsupported, warnings}."""
+    """Return a plan of any entry for programs: {dialect, entry, config, derived, ignored, unsupported, warnings}."""
     return {
         "dialect": loaded.dialect,
         "entry": loaded.entry,
@@ -42,7 +42,7 @@ def document(loaded: LoadedConfig[Any], derived: dict[str, Any]) -> dict[str, An
 
 
 def closing(loaded: LoadedConfig[Any]) -> list[str]:
-    """The last paragraphs of a plan for people: remarks, and what is planned."""
+    """Return the last paragraphs of a plan: remarks, and what is planned but not built."""
     parts = []
     said = remarks(loaded)
     if said:
@@ -54,7 +54,7 @@ def closing(loaded: LoadedConfig[Any]) -> list[str]:
 
 
 def remarks(loaded: LoadedConfig[Any]) -> list[str]:
-    """What is changed, ignored, or without effect, a line each."""
+    """List what is changed, ignored, or without effect, one per line."""
     if loaded.dialect == "native" and not (loaded.changes or loaded.ignored or loaded.warnings):
         return []
     shown = [one for one in loaded.ignored if one.asks]

@@ -1,4 +1,4 @@
-"""The plan of a run of supervised fine-tuning, and everything that is wrong with it before torch is loaded."""
+"""The plan of supervised fine-tuning, with every problem found before torch is loaded."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class SftRequest:
     loaded: LoadedConfig[SftConfig]
     batches: SftBatchPlan
     placement: PlacementPlan
-    rows: int | None  # of the training files; None: not looked at
+    rows: int | None  # of the training files; None: not counted
     validation_rows: int | None
 
 
 def check_request(loaded: LoadedConfig[SftConfig], *, look_at_files: bool, to_run: bool = False) -> SftRequest:
     """Check the configuration, its files and its sizes.
 
-    Args: ``to_run`` refuses what is planned and not built yet.
-    Raises: RequestError with every problem.
+    Args: ``to_run`` also rejects what is planned but not built yet.
+    Raises: RequestError with all problems.
     """
     problems = [*loaded.problems, *(loaded.unsupported if to_run else ())]
     rows = validation_rows = None
@@ -56,8 +56,8 @@ def check_request(loaded: LoadedConfig[SftConfig], *, look_at_files: bool, to_ru
 
 
 def _look_at_files(config: SftConfig) -> tuple[list[Problem], int | None, int | None]:
-    """Problems of all files, and the rows of training and validation files where they can be counted: not where a class of
-    the user's reads them."""
+    """Check all files. Returns: problems, and the rows of training and validation files; None for files that a user's class
+    reads."""
     from posttrain.data.record_files import count_rows
     from posttrain.data.sft_rows import check_sft_files
 
@@ -79,7 +79,7 @@ def _at_most(count: int | None, limit: int | None) -> int | None:
 
 
 def plan_text(request: SftRequest) -> str:
-    """What is learned, a step, where it is learned, the whole run, and remarks."""
+    """Format the plan: data and model, one step, the devices, the whole run, and remarks."""
     config = request.loaded.config
     data = config.data
     rows = [
@@ -87,7 +87,7 @@ def plan_text(request: SftRequest) -> str:
         ("model", model_text(config.model)),
         *([("adapter", f"rank {config.policy.lora.rank}")] if config.policy.lora else []),
         ("data", f"{files_text(data.train_files)}{_count(request.rows)}"),
-        ("", f"{_what_is_learned(data)}, up to {data.max_tokens} tokens"),
+        ("", f"{_trained_tokens(data)}, up to {data.max_tokens} tokens"),
         ("validation", _validation(request)),
         ("optimizer", optimizer_text(config.policy.optimizer, config.policy.schedule)),
     ]
@@ -108,7 +108,7 @@ def plan_text(request: SftRequest) -> str:
 
 
 def plan_json(request: SftRequest) -> str:
-    """See plan_plain.document; ``derived`` holds the sizes and the placement."""
+    """Return the plan as JSON (plan_plain.document); ``derived`` holds the sizes and the placement."""
     derived = {
         "world_size": request.batches.devices,
         **asdict(request.batches),
@@ -117,7 +117,7 @@ def plan_json(request: SftRequest) -> str:
     return json.dumps(document(request.loaded, derived), indent=2)
 
 
-def _what_is_learned(data: SftDataConfig) -> str:
+def _trained_tokens(data: SftDataConfig) -> str:
     if data.dataset_class_file is not None:
         return f"what {data.dataset_class_name} of {data.dataset_class_file} marks"
     return "the last answer of a row" if data.train_on == "last_turn" else "every answer of a row"

@@ -1,4 +1,4 @@
-"""A request in words, for a person, and as JSON, for programs."""
+"""The plan of a training run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posttrain.cli.box_text import box_text
 from posttrain.cli.plan_devices import devices_text, memory_text, traffic_text
 from posttrain.cli.plan_plain import closing, document
 from posttrain.cli.plan_worlds import episodes_text, worlds_text
-from posttrain.cli.request import Request, check_request
+from posttrain.cli.request import TrainRequest, check_request
 from posttrain.config import RunConfig
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.lora import LoraConfig
@@ -26,8 +26,8 @@ from posttrain.registry import POLICY_LOSSES
 __all__ = ["check_request", "plan_json", "plan_text"]
 
 
-def plan_json(request: Request) -> str:
-    """{dialect, entry, config, derived, ignored, unsupported, warnings}; ``derived`` holds batch plan and placement."""
+def plan_json(request: TrainRequest) -> str:
+    """Return the plan as JSON (plan_plain.document); ``derived`` holds batch plan and placement."""
     derived = {
         "world_size": request.batches.devices,
         **asdict(request.batches),
@@ -36,12 +36,12 @@ def plan_json(request: Request) -> str:
     return json.dumps(document(request.loaded, derived), indent=2)
 
 
-def plan_text(request: Request) -> str:
-    """The plan in three parts (what, one step, the whole run) and the warnings."""
+def plan_text(request: TrainRequest) -> str:
+    """Format the plan in three parts (settings, one step, the whole run), then the warnings."""
     config = request.loaded.config
     memory = estimate(config, request.batches, request.placement)
     parts = [
-        _what(request),
+        _settings_text(request),
         _step(request),
         devices_text(request.placement),
         memory_text(memory, request.placement, config.model.path),
@@ -55,13 +55,13 @@ def plan_text(request: Request) -> str:
         parts.append("\n".join(box))
     parts += closing(request.loaded)
     if request.loaded.unsupported and (config.placement.devices > 1 or config.rollout.engine != "native"):
-        parts.append("With --here it runs on the one device of this machine, and every change is printed.")
+        parts.append("With --here it runs on the single device of this machine, and prints every change.")
     if config.data.overlong_prompts == "filter" and request.training_prompts is not None:
         parts.append("Prompts that the overlong filter drops are still counted here: they are known once tokenized.")
     return "\n\n".join(parts)
 
 
-def _what(request: Request) -> str:
+def _settings_text(request: TrainRequest) -> str:
     config = request.loaded.config
     rows = [
         ("run", f"{config.run.name}, into {config.folder}, seed {config.run.seed}"),
@@ -87,13 +87,13 @@ def _what(request: Request) -> str:
 
 
 def model_text(model: ModelConfig) -> str:
-    """Which weights are trained, and in which precision, on two lines."""
+    """Describe the weights and their precisions, in two lines."""
     kind = "hub id; no such folder here" if is_hub_id(model.path) else "folder"
     return f"{model.path} ({kind})\n{'':<11}{model.master_dtype} weights, {model.compute_dtype} compute"
 
 
 def lora_text(lora: LoraConfig) -> str:
-    """Which adapter is trained, and where it sits."""
+    """Describe the adapter and the layers that it changes."""
     if lora.adapter_path is not None:
         return f"LoRA, from {lora.adapter_path}: only the adapter is trained and saved"
     layers = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
@@ -108,7 +108,7 @@ def _prompts(count: int | None) -> str:
     return "" if count is None else f": {count} prompts"
 
 
-def _validation(request: Request) -> str:
+def _validation(request: TrainRequest) -> str:
     config = request.loaded.config
     episodes = episodes_text(config.environment.validation_episodes)
     if not config.data.validation_files and not episodes:
@@ -166,7 +166,7 @@ def _of(part: str) -> str:
 
 
 def _groups(config: RunConfig) -> str:
-    """Which groups make up a step."""
+    """Describe the selection of groups for a step."""
     chosen = config.group_filter
     bounds = {
         "standard deviation above": chosen.above_std,
@@ -237,8 +237,8 @@ def optimizer_text(optimizer: OptimizerConfig, schedule: ScheduleConfig) -> str:
     return f"{optimizer.name}, learning rate {optimizer.lr:g}, {shape}{warmup}"
 
 
-def _step(request: Request) -> str:
-    """The way of a step's sequences, with the user's key that decides each number beside it."""
+def _step(request: TrainRequest) -> str:
+    """Format the batch arithmetic of a step, with the user's key beside each number."""
     plan, key = request.batches, request.loaded.key
     per_pass = plan.updates_per_step // plan.epochs_per_step
     updates = _count(plan.updates_per_step, "update")
@@ -257,16 +257,16 @@ def _step(request: Request) -> str:
     return "\n".join(["One step", *(f"  {number:<30} {key}".rstrip() for number, key in rows)])
 
 
-def _mini_batch(request: Request) -> str:
-    """Its sequences; where the user's own key counts prompts, with that count."""
+def _mini_batch(request: TrainRequest) -> str:
+    """Format the size of a mini-batch in sequences, with the count of prompts where the user's key counts prompts."""
     plan = request.batches
     counts_prompts = request.loaded.words is not None and plan.sequences_per_update % plan.samples_per_prompt == 0
     prompts = plan.sequences_per_update // plan.samples_per_prompt
     return f"{f'{prompts} x {plan.samples_per_prompt} = ' if counts_prompts else ''}{plan.sequences_per_update}"
 
 
-def _copies(request: Request) -> list[tuple[str, str]]:
-    """How an update's sequences are shared out among the copies of the policy, when there are several."""
+def _copies(request: TrainRequest) -> list[tuple[str, str]]:
+    """Describe the split of an update's sequences over several copies of the policy."""
     plan = request.batches
     policy = request.placement.role("policy")
     copies = policy.copies if policy else 1
@@ -279,7 +279,7 @@ def _copies(request: Request) -> list[tuple[str, str]]:
     ]
 
 
-def _micro_batches(request: Request) -> list[tuple[str, str]]:
+def _micro_batches(request: TrainRequest) -> list[tuple[str, str]]:
     plan, key = request.batches, request.loaded.key
     passes = "(forward and backward passes)"
     if plan.gradient_accumulation_steps is None:
@@ -299,7 +299,7 @@ def _micro_batches(request: Request) -> list[tuple[str, str]]:
     ]
 
 
-def _whole_run(request: Request) -> str:
+def _whole_run(request: TrainRequest) -> str:
     plan, run = request.batches, request.loaded.config.run
     lines = ["Whole run"]
     if plan.steps_per_epoch is not None:

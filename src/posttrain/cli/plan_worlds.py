@@ -1,4 +1,4 @@
-"""The environments of a plan, for people."""
+"""The environments of a plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from posttrain.config import RunConfig
 
 
 def worlds_text(config: RunConfig) -> str:
-    """Which environments, how they are played, and by how many at once; "" for a run without."""
+    """Describe the environments, the form of a training sample, and the concurrency; "" without environments."""
     environment = config.environment
     if not environment.used:
         return ""
@@ -41,5 +41,5 @@ def _short(value: object) -> str:
 
 
 def episodes_text(count: int | None) -> str:
-    """In place of files."""
+    """Format the count of generated episodes, shown in place of files."""
     return "" if count is None else f"{count} generated episodes"

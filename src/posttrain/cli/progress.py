@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a bar that is redrawn on a terminal, a line now and then anywhere else."""
+"""Progress of long work: a bar on a terminal, a line at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-LINES = 10  # at most about so many, where there is no terminal
-QUIET_S = 1.0  # and none for work that takes less
+LINES = 10  # about the most lines without a terminal
+QUIET_S = 1.0  # work shorter than this prints no line
 
 
 class WorkProgress:
-    """Shows work that is counted in ``unit`` (rows), between ``begin`` and the end of its ``with``.
+    """Shows the progress of work counted in ``unit`` (rows), from ``begin`` to the end of its ``with`` block.
 
-    Args: ``detail`` names a second count whose rate is shown (tokens); empty shows the rate of the units.
+    Args: ``detail`` names a second count whose rate is shown (tokens); with "" the rate of the units is shown.
     """
 
     def __init__(self, title: str, *, unit: str, detail: str = "", stream: TextIO | None = None):
@@ -28,7 +28,7 @@ class WorkProgress:
         self._bar: Progress | None = None
 
     def begin(self, total: int, done: int = 0) -> None:
-        """There are ``total`` units of work, of which ``done`` are done."""
+        """Start the display: ``total`` units of work, of which ``done`` are finished."""
         self._total = total
         self._begun_with = self._done = self._shown = done
         self._start = time.monotonic()

@@ -1,4 +1,4 @@
-"""``posttrain report``: one HTML file about runs, or about evaluations, side by side; or the same page live."""
+"""``posttrain report``: one HTML file comparing runs, or evaluations; or the same page, live."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from posttrain.errors import Problem, RequestError
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or of an evaluation.")],
     more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[MORE]", help="Further runs, or evaluations, to stand beside it.")
+        list[Path] | None, typer.Argument(metavar="[MORE]", help="Further runs, or evaluations, to compare.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write it; by default into the first folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; by default in the first folder.")] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Instead, serve the page to this machine and keep it up to date.")
+        bool,
+        typer.Option("--live", help="Serve the page to this machine and keep it up to date, instead of writing it."),
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --live: the port; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --live: the port; 0 chooses a free one.")] = 0,
     push: Annotated[
-        str | None, typer.Option(metavar="TRACKER", help="Instead, send a tracker the steps of the run that it lacks.")
+        str | None,
+        typer.Option(metavar="TRACKER", help="Send the run's missing steps to a tracker, instead of writing a file."),
     ] = None,
 ) -> None:
-    """Write one offline HTML file with curves, samples and configuration of one run, or of several side by side."""
+    """Write one offline HTML file with curves, samples and configurations of one or several runs."""
     folders = [folder, *(more or [])]
     _check(folders, out, live, port, push)
     if push is not None:
@@ -43,7 +45,7 @@ def report(
 
 
 def _check(folders: list[Path], out: Path | None, live: bool, port: int, push: str | None) -> None:
-    """Raises: RequestError for options that do not go together."""
+    """Raises: RequestError for options that exclude each other."""
     from posttrain.report.evaluation import is_evaluation
 
     problems = []
@@ -72,9 +74,9 @@ def _push(name: str, folder: Path) -> int:
 
     if name in TRACKERS.names() and name not in SERVICES:
         raise RequestError(
-            Problem(f"{name} is nothing that steps are sent to", fix=f"use one of {', '.join(SERVICES)}")
+            Problem(f"{name} is not a tracker that receives steps", fix=f"use one of {', '.join(SERVICES)}")
         )
     service = TRACKERS.get(name)()
-    read_run(folder)  # says what is wrong with a folder that holds no run
-    with only_trainer(folder):  # a run that is going on sends its steps itself
+    read_run(folder)  # reports a folder that holds no run
+    with only_trainer(folder):  # an active run sends its steps itself
         return relay.push(name, service, folder)

@@ -1,4 +1,4 @@
-"""What the commands have in common: read the request, and find everything wrong with it before torch is loaded."""
+"""Reading of a command's request, and all its checks, before torch is loaded."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from posttrain.records.plans import BatchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A training request that can be run."""
+class TrainRequest:
+    """A checked training request."""
 
     loaded: LoadedConfig[RunConfig]
     batches: BatchPlan
     placement: PlacementPlan
-    training_prompts: int | None  # rows of the training files; None: not looked at
+    training_prompts: int | None  # rows of the training files; None: not counted
     validation_prompts: int | None
-    images: str = ""  # how many there are in the first prompts, and how large; "" without any
+    images: str = ""  # count and sizes of the images in the first prompts; "" without images
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The configuration file, if the first argument is one, and the overrides."""
+    """Split the arguments. Returns: the configuration file, if the first argument is one, and the overrides."""
     if not arguments:
         return None, []
     first, *rest = arguments
@@ -83,7 +83,7 @@ def named_by_hydra(arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_dashes(arguments: Sequence[str]) -> None:
-    """Raises ConfigError for options that do not exist; most are overrides as other trainers write them."""
+    """Raises: ConfigError for unknown options; most are overrides in the form of other trainers."""
     problems = [
         Problem(
             f"there is no option {argument.split('=')[0]}",
@@ -99,9 +99,9 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
 def load_request(
     arguments: Sequence[str], dialect: str | None, entry: Entry[Any] | None = None, *, here: bool = False
 ) -> LoadedConfig[Any]:
-    """The configuration that a command's arguments describe; ``entry`` is the one the command is for, None for any.
+    """Load the configuration that a command's arguments describe; ``entry`` is the expected entry, None for any.
 
-    Raises: RequestError for options that do not exist and for what cannot be read at all.
+    Raises: RequestError for unknown options and for files that cannot be read.
     """
     arguments = named_by_hydra(arguments)
     refuse_dashes(arguments)
@@ -113,21 +113,21 @@ def load_request(
 
 def read_request(
     arguments: Sequence[str], dialect: str | None, *, look_at_files: bool, here: bool = False, to_run: bool = False
-) -> Request:
-    """A training request: the configuration, the files it names and its sizes, all checked. See ``check_request``.
+) -> TrainRequest:
+    """Read and check a training request: the configuration, the files it names and its sizes. See ``check_request``.
 
-    Args: ``here`` puts a cluster's configuration on one device.
+    Args: ``here`` moves a cluster configuration to one device.
     """
     loaded = load_request(arguments, dialect, TRAIN, here=here)
     return check_request(loaded, look_at_files=look_at_files, to_run=to_run)
 
 
-def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_run: bool = False) -> Request:
+def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_run: bool = False) -> TrainRequest:
     """Check a training configuration, the files it names and its sizes.
 
-    Args: ``to_run`` refuses what is planned and not built yet, which a plan only tells.
-    Raises: RequestError with every problem: of single keys, between keys, of files and of batch sizes. Sizes are looked
-        at when the keys are right: arithmetic on a value that was not understood would only confuse.
+    Args: ``to_run`` also rejects what is planned but not built yet; a plan only reports it.
+    Raises: RequestError with all problems: of single keys, between keys, of files and of batch sizes. Sizes are checked only
+        when all keys are valid, to avoid follow-up errors.
     """
     problems = [*loaded.problems, *(loaded.unsupported if to_run else ())]
     training = validation = None
@@ -148,7 +148,7 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
         problems += loaded.locate([*misplaced, *found])
     if batches is None or placement is None or problems:
         raise RequestError(problems)
-    return Request(
+    return TrainRequest(
         loaded=loaded,
         batches=batches,
         placement=placement,
@@ -159,7 +159,7 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
 
 
 def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int | None, int | None]:
-    """Problems of all files, and the rows of the training and validation files when they are in order."""
+    """Check all files. Returns: problems, and the rows of the training and validation files when they are valid."""
     from posttrain.data.readers import check_files
     from posttrain.data.record_files import count_rows
     from posttrain.rewards.load import check_rewards
@@ -192,7 +192,7 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
 
 
 def _look_at_images(config: RunConfig) -> tuple[list[Problem], str]:
-    """Problems of the first prompts and of their images, and a line about them."""
+    """Check the images of the first prompts. Returns: problems, and a line that describes the images."""
     from posttrain.data.check import first_images
     from posttrain.data.images import CHOOSE_A_VISION_MODEL, VISION_MODELS
     from posttrain.data.readers import MAX_LISTED
@@ -202,7 +202,7 @@ def _look_at_images(config: RunConfig) -> tuple[list[Problem], str]:
     except DataError as error:
         return error.problems, ""
     if not found.image_sizes:
-        return [], ""  # rows of text are read, and told of, when the dataset is opened
+        return [], ""  # rows of text are read and reported when the dataset is opened
     problems = found.problems[:MAX_LISTED]
     problems += check_reads_images(config.model, VISION_MODELS, CHOOSE_A_VISION_MODEL)
     problems += image_problems(config)
@@ -210,7 +210,7 @@ def _look_at_images(config: RunConfig) -> tuple[list[Problem], str]:
 
 
 def _check_data_sources(config: RunConfig) -> list[Problem]:
-    """What the rewards cannot score of the tasks in the files. Raises DataError when a file cannot be read."""
+    """Return the problems of data sources without a scorer. Raises: DataError when a file cannot be read."""
     from posttrain.data.readers import data_sources
     from posttrain.rewards.load import check_data_sources, needs_data_sources
 

@@ -1,4 +1,4 @@
-"""``posttrain serve``: a model behind an OpenAI-compatible address."""
+"""``posttrain serve``: serve a model through an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posttrain.errors import RequestError
 
 
 def serve(arguments: Arguments = None) -> None:
-    """Serve a model to OpenAI's clients and record every response token by token."""
+    """Serve a model to OpenAI clients and record every response token by token."""
     try:
         _serve(arguments or [])
     except KeyboardInterrupt:
@@ -30,7 +30,8 @@ def _serve(arguments: list[str]) -> None:
     for line in remarks(loaded):
         typer.echo(line, err=True)
     prepare(loaded.config)
-    from posttrain.build.serve import serve_run  # imports torch, which reads the environment that prepare() has set
+    # Imports torch, which reads the environment that prepare() has set.
+    from posttrain.build.serve import serve_run
 
     def on_ready(address: str, token: str, notes: list[str]) -> None:
         for note in notes:

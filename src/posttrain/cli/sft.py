@@ -1,4 +1,4 @@
-"""``posttrain sft``: check everything, then learn the texts of a file."""
+"""``posttrain sft``: check the request, then run supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def sft(
     here: Here = False,
     allow_config_change: AllowConfigChange = False,
 ) -> None:
-    """Train a model on responses that are in a file (supervised fine-tuning)."""
+    """Train a model on the responses in a file (supervised fine-tuning)."""
     try:
         _sft(arguments or [], dialect, here=here, allow_config_change=allow_config_change)
     except KeyboardInterrupt:  # a second signal, or one before the first step
@@ -33,10 +33,11 @@ def _sft(arguments: list[str], dialect: str | None, *, here: bool, allow_config_
     for line in remarks(loaded):
         typer.echo(line, err=True)
     prepare(loaded.config)
-    from posttrain.build.sft import sft_run  # imports torch, which reads the environment that prepare() has set
+    # Imports torch, which reads the environment that prepare() has set.
+    from posttrain.build.sft import sft_run
 
     try:
         sft_run(loaded.config, allow_config_change=allow_config_change)
-    except RequestError as error:  # seen only once the data and the model were read: say where in the user's file
+    except RequestError as error:  # found only while reading data and model: add the place in the user's file
         error.locate(loaded.locate)
         raise

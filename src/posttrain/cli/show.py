@@ -1,4 +1,4 @@
-"""``posttrain show``: a run's steps and samples in the terminal."""
+"""``posttrain show``: browse a run's steps and samples in the terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from posttrain.registry import is_installed, missing_library
 
 def show(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
-    step: Annotated[int | None, typer.Option(help="Open the samples of this step at once.")] = None,
+    step: Annotated[int | None, typer.Option(help="Open the samples of this step directly.")] = None,
     validation: Annotated[
-        bool, typer.Option("--validation", help="With --step: those of its validation instead.")
+        bool, typer.Option("--validation", help="With --step: open the samples of its validation instead.")
     ] = False,
 ) -> None:
-    """Browse a run in the terminal: steps, samples, rewards, and what changed between validations."""
+    """Browse a run in the terminal: steps, samples, rewards, and changes between validations."""
     if not is_installed("textual"):
         raise MissingDependency(missing_library("textual", "posttrain show"))
     if validation and step is None:

@@ -1,4 +1,4 @@
-"""Where the ``posttrain`` command begins: Ctrl-C before the first step ends it, at any line, without a traceback."""
+"""Entry point of the ``posttrain`` command: Ctrl-C before the first step ends it, at any line, without a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RETRY_S = 0.02
 
 
 def main() -> None:
-    """Import the commands and run the one that is asked for."""
+    """Import the commands and run the requested one."""
     before = signal.signal(
         signal.SIGINT, signal.SIG_DFL
     )  # the system ends the process; there is nothing to tidy up yet
@@ -23,10 +23,10 @@ def main() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but not inside a ``__del__`` or a callback of the garbage collector: Python prints what is raised
-    there and goes on as if nothing were.
+    """Raise KeyboardInterrupt, except inside a ``__del__`` or a callback of the garbage collector, where Python would print the
+    exception and continue.
 
-    The signal is sent again a moment later instead.
+    There the signal is sent again a moment later.
     """
     callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:

@@ -1,4 +1,4 @@
-"""``posttrain train``: check everything, then run."""
+"""``posttrain train``: check the request, then run reinforcement learning."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def _train(arguments: list[str], dialect: str | None, *, here: bool, allow_confi
     for line in [*remarks(request.loaded), *box_text(request.loaded.config)]:
         typer.echo(line, err=True)
     prepare(request.loaded.config)
-    from posttrain.build.train import train_run  # imports torch, which reads the environment that prepare() has set
+    # Imports torch, which reads the environment that prepare() has set.
+    from posttrain.build.train import train_run
 
     try:
         train_run(request.loaded.config, allow_config_change=allow_config_change)
-    except RequestError as error:  # seen only once the data and the model were read: say where in the user's file
+    except RequestError as error:  # found only while reading data and model: add the place in the user's file
         error.locate(request.loaded.locate)
         raise

@@ -1,4 +1,4 @@
-"""``posttrain translate``: the same run in posttrain's own words."""
+"""``posttrain translate``: write a run's configuration in the native dialect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def translate(
     dialect: Dialect = None,
     here: Here = False,
 ) -> None:
-    """Print a configuration as a complete native YAML file. What was ignored goes to the error stream."""
+    """Print a configuration as a complete native YAML file. Ignored keys are reported on the error stream."""
     from posttrain.cli.plan_plain import remarks
     from posttrain.cli.request import load_request
     from posttrain.dialects.native.write import to_yaml

@@ -344,7 +344,7 @@ class TestOthers:
     def test_steps_are_pushed_to_services_only(self, posttrain: Run, tmp_path: Path) -> None:
         for name in ("jsonl", "console"):
             code, _, err = posttrain("report", "--push", name, str(tmp_path))
-            assert code == 2 and f"{name} is nothing that steps are sent to; use one of tensorboard," in err
+            assert code == 2 and f"{name} is not a tracker that receives steps; use one of tensorboard," in err
         code, _, err = posttrain("report", "--push", "tensorbord", str(tmp_path))
         assert code == 2 and "did you mean tensorboard?" in err
         code, _, err = posttrain("report", "--push", "tensorboard", str(tmp_path / "none"))

@@ -239,7 +239,7 @@ def test_a_changed_request_is_noticed(posttrain: Run, job: list[str]) -> None:
     told = " ".join(err.split())
     assert "rollout.temperature 1.0, and this request has 0.5" in told and "run.seed 1, and this request has 9" in told
     code, out, _ = posttrain("generate", *job)
-    assert code == 0 and "going on after 2 of 6 rows" in out
+    assert code == 0 and "resuming after 2 of 6 rows" in out
     assert not parts.folder.exists()
     assert pq.read_table("out.parquet")["responses"].to_pylist()[:2] == [["kept"] * 3] * 2
     write_rows(Path("p.parquet"), rows(5))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from posttrain.cli.request import Request, read_request
+from posttrain.cli.request import TrainRequest, read_request
 from posttrain.errors import RequestError
 
 
-def read(folder: Path, *overrides: str, source: str = "openai/gsm8k", reward: str = "by_data_source") -> Request:
+def read(folder: Path, *overrides: str, source: str = "openai/gsm8k", reward: str = "by_data_source") -> TrainRequest:
     rows: list[dict[str, Any]] = [
         {"prompt": f"{i}?", "data_source": source, "reward_model": {"ground_truth": str(i)}} for i in range(20)
     ]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from posttrain.cli.app import app
 from posttrain.cli.plan_text import plan_text
-from posttrain.cli.request import Request, read_request
+from posttrain.cli.request import TrainRequest, read_request
 from posttrain.errors import RequestError
 from posttrain.models.tiny import write_tiny_model
 from posttrain.models.tiny_vision import write_tiny_vision_model
@@ -25,7 +25,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "train.parquet"
 
 
-def read(folder: Path, file: Path, model: Path, *overrides: str) -> Request:
+def read(folder: Path, file: Path, model: Path, *overrides: str) -> TrainRequest:
     (folder / "run.yaml").write_text(
         f"model: {{path: {model}}}\ndata: {{train_files: {file}, prompts_per_step: 2}}\n"
         f"run: {{folder: {folder}/out, total_steps: 1}}\nreward: {{terms: [{{name: by_data_source}}]}}\n"

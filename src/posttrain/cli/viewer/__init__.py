@@ -1,1 +1,1 @@
-"""A run folder in the terminal: what ``posttrain show`` opens."""
+"""The terminal viewer of a run folder, opened by ``posttrain show``."""

@@ -1,5 +1,5 @@
-"""The screens of ``posttrain show``: the steps of a run, the samples of a step, one sample, and what changed between two
-validations. Keys stand in the line at the foot of each screen."""
+"""The screens of ``posttrain show``: the steps of a run, the samples of a step, one sample, and the changes between two
+validations. The last line of each screen lists its keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from posttrain.cli.viewer.words import one_line
 from posttrain.report.read import Run, read_run
 
 Kind = Literal["training", "validation"]
-# What a column of the steps shows; of those that the run has logged, the first MOST_COLUMNS.
+# Columns of the table of steps, in order of preference; the first MOST_COLUMNS that the run has logged are shown.
 COLUMNS = {
     "reward": "reward/mean",
     "length": "response/length_mean",
@@ -34,11 +34,11 @@ COLUMNS = {
     "held-out loss": "validation/loss",
     "gradient": "policy/grad_norm",
 }
-MOST_COLUMNS = 6  # with step, accuracy and keys as many as 80 characters hold
+MOST_COLUMNS = 6  # as many as fit into 80 characters, with step, accuracy and keys
 
 
 class Viewer(App[None]):
-    """One run folder. Nothing in it is written to."""
+    """The viewer of one run folder, which it only reads."""
 
     CSS = """
     .line { height: 1; background: $panel; }
@@ -63,7 +63,7 @@ class Viewer(App[None]):
             self.push_screen(Samples(kind, step))
 
     def reload(self) -> None:
-        """Read the run folder again: it may be going on."""
+        """Read the run folder again, for a run that is still active."""
         self.run_shown = read_run(self.folder)
 
     def files(self, kind: Kind) -> Mapping[int, Path]:
@@ -71,7 +71,7 @@ class Viewer(App[None]):
 
 
 class Page(Screen[None]):
-    """A screen of the viewer, with its line at the top."""
+    """A screen of the viewer, with a status line at the top."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,left", "back", "Back")]
 
@@ -83,13 +83,13 @@ class Page(Screen[None]):
     def action_back(self) -> None:
         self.app.pop_screen()
 
-    def say(self, text: str) -> None:
-        """Put a text into the line at the top."""
+    def show_status(self, text: str) -> None:
+        """Show a text in the status line."""
         self.query_one("#line", Static).update(Content(one_line(text, 400)))
 
 
 class Steps(Page):
-    """All steps, the last one first in view."""
+    """The table of all steps, scrolled to the last one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "open('training')", "Samples"),
@@ -120,7 +120,7 @@ class Steps(Page):
             table.move_cursor(row=len(steps) - 1, animate=False)
         status, total = run.info.get("status") or "?", run.info.get("total_steps") or "?"
         notes = f" · {len(run.notes)} notes: {run.notes[0]}" if run.notes else ""
-        self.say(f"{run.name} · {run.model} · {status}, step {run.steps_done} of {total}{notes}")
+        self.show_status(f"{run.name} · {run.model} · {status}, step {run.steps_done} of {total}{notes}")
 
     def _step(self) -> int | None:
         table = self.query_one(DataTable)
@@ -135,21 +135,21 @@ class Steps(Page):
     def action_open(self, kind: Kind) -> None:
         step = self._step()
         if step is None or step not in self.viewer.files(kind):
-            self.say(f"no samples of a {kind} were written at step {step}")
+            self.show_status(f"no samples of a {kind} were written at step {step}")
         else:
             self.app.push_screen(Samples(kind, step))
 
     def action_metrics(self) -> None:
         step = self._step()
         if step is not None:
-            self.app.push_screen(Reading(pages.metrics_page(step, self.viewer.run_shown.metrics.get(step, {}))))
+            self.app.push_screen(TextPage(pages.metrics_page(step, self.viewer.run_shown.metrics.get(step, {}))))
 
     def action_reload(self) -> None:
         self.viewer.reload()
         self._fill()
 
     def action_back(self) -> None:
-        """There is nothing before this screen."""
+        """No-op: this is the first screen."""
 
 
 def _cells(run: Run, step: int, columns: Iterable[str]) -> list[str]:
@@ -182,7 +182,7 @@ class Samples(Page):
         self.step = step
         self.order = "file"
         self.descending = False
-        self.wanted = ""
+        self.condition = ""
 
     def compose(self) -> ComposeResult:
         self.samples = SampleFile(self.viewer.files(self.kind)[self.step])
@@ -195,22 +195,24 @@ class Samples(Page):
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
         self.query_one(SampleList).focus()
-        self._tell()
+        self._update_status()
 
-    def _tell(self) -> None:
+    def _update_status(self) -> None:
         count, all_of_them = len(self.query_one(SampleList).numbers), len(self.samples)
         which = f"{count:,} of {all_of_them:,} samples" if count != all_of_them else f"{count:,} samples"
         order = f"by {self.order}, {'falling' if self.descending else 'rising'}"
-        wanted = f" · filter: {self.wanted}" if self.wanted else ""
-        self.say(f"{self.kind}, step {self.step} · {which} · {order if self.order != 'file' else 'as written'}{wanted}")
+        suffix = f" · filter: {self.condition}" if self.condition else ""
+        self.show_status(
+            f"{self.kind}, step {self.step} · {which} · {order if self.order != 'file' else 'as written'}{suffix}"
+        )
 
     def action_order(self) -> None:
         self.order = search.ORDERS[(search.ORDERS.index(self.order) + 1) % len(search.ORDERS)]
-        self._look()
+        self._search()
 
     def action_turn(self) -> None:
         self.descending = not self.descending
-        self._look()
+        self._search()
 
     def action_filter(self) -> None:
         box = self.query_one("#filter", Input)
@@ -218,29 +220,29 @@ class Samples(Page):
         box.focus()
 
     @on(Input.Submitted)
-    def _asked(self, event: Input.Submitted) -> None:
-        self.wanted = event.value.strip()
+    def _filter_entered(self, event: Input.Submitted) -> None:
+        self.condition = event.value.strip()
         event.input.display = False
         self.query_one(SampleList).focus()
-        self._look()
+        self._search()
 
     @work(thread=True, exclusive=True)
-    def _look(self) -> None:
-        """Find the samples that are asked for; a large file takes a while, and keys work meanwhile."""
-        self.app.call_from_thread(self.say, f"looking through {len(self.samples):,} samples …")
+    def _search(self) -> None:
+        """Search for the samples of the filter, in a thread: a large file takes a while, and keys stay responsive."""
+        self.app.call_from_thread(self.show_status, f"searching {len(self.samples):,} samples …")
         try:
-            numbers = search.chosen(self.samples, self.wanted, self.order, descending=self.descending)
+            numbers = search.chosen(self.samples, self.condition, self.order, descending=self.descending)
         except ValueError as error:
-            self.app.call_from_thread(self.say, str(error))
+            self.app.call_from_thread(self.show_status, str(error))
             return
-        self.app.call_from_thread(self._found, numbers)
+        self.app.call_from_thread(self._show_found, numbers)
 
-    def _found(self, numbers: Any) -> None:
+    def _show_found(self, numbers: Any) -> None:
         self.query_one(SampleList).show_numbers(numbers)
-        self._tell()
+        self._update_status()
 
     @on(SampleList.Chosen)
-    def _chosen(self, event: SampleList.Chosen) -> None:
+    def _open_sample(self, event: SampleList.Chosen) -> None:
         self.app.push_screen(OneSample(self, event.place))
 
     def action_back(self) -> None:
@@ -252,7 +254,7 @@ class Samples(Page):
             self.app.pop_screen()
 
     def row(self, place: int) -> Mapping[str, Any]:
-        """The sample at a place of the list."""
+        """Return the sample at a position of the list."""
         row: Mapping[str, Any] = self.samples[self.query_one(SampleList).numbers[place]]
         return row
 
@@ -262,18 +264,18 @@ class Samples(Page):
             self.show_difference(self.row(listed.cursor))
 
     def show_difference(self, row: Mapping[str, Any]) -> None:
-        """Beside the same prompt's response in the validation before, or in the one after where this is the first."""
+        """Compare with the response to the same prompt in the previous validation, or in the next for the first one."""
         steps = sorted(self.viewer.files("validation"))
         if self.kind != "validation" or len(steps) < 2:
-            self.say("a diff needs two validations of the same prompt: open a step's held-out samples (v)")
+            self.show_status("a diff needs two validations of the same prompt: open a step's held-out samples (v)")
             return
         place = steps.index(self.step)
         before, after = (steps[place - 1], self.step) if place else (self.step, steps[1])
         found = [_same_sample(SampleFile(self.viewer.files("validation")[step]), row) for step in (before, after)]
         if found[0] is None or found[1] is None:
-            self.say(f"step {before if found[0] is None else after} has no sample {row.get('sample_id')}")
+            self.show_status(f"step {before if found[0] is None else after} has no sample {row.get('sample_id')}")
         else:
-            self.app.push_screen(Reading(pages.difference_page(found[0], found[1], (before, after))))
+            self.app.push_screen(TextPage(pages.difference_page(found[0], found[1], (before, after))))
 
 
 def _same_sample(samples: SampleFile, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -281,8 +283,8 @@ def _same_sample(samples: SampleFile, wanted: Mapping[str, Any]) -> Mapping[str,
     return next((row for row in map(samples.parse, range(len(samples))) if row.get("sample_id") == name), None)
 
 
-class Reading(Page):
-    """A text to be read."""
+class TextPage(Page):
+    """A screen with a text to read."""
 
     def __init__(self, text: Content):
         super().__init__()
@@ -295,7 +297,7 @@ class Reading(Page):
 
 
 class OneSample(Page):
-    """One sample whole, and its neighbours in the list."""
+    """A complete sample, with keys to move to the next one in the list."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n,right", "move(1)", "Next"),
@@ -320,7 +322,7 @@ class OneSample(Page):
     def _show(self) -> None:
         row = self.samples.row(self.place)
         count = len(self.samples.query_one(SampleList).numbers)
-        self.say(f"{self.place + 1:,} of {count:,} · {row.get('sample_id') or ''} · step {self.samples.step}")
+        self.show_status(f"{self.place + 1:,} of {count:,} · {row.get('sample_id') or ''} · step {self.samples.step}")
         self.query_one("#text", Static).update(pages.sample_page(row, self.samples.viewer.folder))
         self.query_one(VerticalScroll).scroll_home(animate=False)
 

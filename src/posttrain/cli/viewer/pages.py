@@ -1,5 +1,5 @@
-"""What the viewer says about one sample, one step and two validations, as styled text. Everything that a model, a dataset or a
-reward wrote goes through ``shown`` and is never taken for markup."""
+"""Pages of the viewer about a sample, a step and two validations, as styled text. Text written by a model, a dataset or a
+reward passes through ``shown`` and is never read as markup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STYLES = {"gone": "strike $text-error", "new": "bold $text-success", "same": ""}
 
 
 def sample_page(row: Row, run_folder: Path) -> Content:
-    """Everything that a samples file says about a sample, and its images, which are in the run folder."""
+    """Render all fields of a sample, and its images from the run folder."""
     if "damaged" in row:
         return Content(f"This line of the file is not a JSON object:\n\n{shown(row['damaged'])}")
     about = {
@@ -66,7 +66,7 @@ SHOWN_ABOVE = {
 
 
 def _rewards(row: Row) -> Content:
-    """The reward, its terms, and the texts that terms gave; or why there is none."""
+    """Render the reward, its terms, and the terms' texts; or the reason why there is none."""
     invalid = row.get("invalid")
     if isinstance(invalid, Mapping):
         reason = f"no valid reward: {shown(str(invalid.get('reason')))}\n{shown(str(invalid.get('detail') or ''))}"
@@ -80,7 +80,7 @@ def _rewards(row: Row) -> Content:
 
 
 def _turn(number: int, turn: Any) -> Content:
-    """One turn of a conversation: what the policy said, and what it was answered."""
+    """Render one turn of a conversation: the policy's text and the observation."""
     if not isinstance(turn, Mapping):
         return _section(f"turn {number}", turn)
     about = [
@@ -103,7 +103,7 @@ def _value(value: Any) -> str:
 
 
 def difference_page(before: Row, after: Row, steps: tuple[int, int]) -> Content:
-    """The responses of two validations to one prompt, word by word."""
+    """Render the differences, word by word, between the responses of two validations to one prompt."""
     rewards = f"reward {_value(before.get('reward'))} → {_value(after.get('reward'))}"
     parts = [
         Content.assemble(
@@ -121,7 +121,7 @@ def difference_page(before: Row, after: Row, steps: tuple[int, int]) -> Content:
 
 
 def metrics_page(step: int, metrics: Mapping[str, float | None]) -> Content:
-    """All numbers of a step."""
+    """Render all metrics of a step."""
     width = max((len(name) for name in metrics), default=0)
     lines = [
         f"{one_line(name, 80):<{min(width, 80)}}  {'not finite' if value is None else format(value, '.6g')}"

@@ -1,4 +1,4 @@
-"""A sample's images drawn with half blocks: two pixels, one above the other, in every character of the terminal."""
+"""Images of a sample drawn in half blocks: every character of the terminal shows two pixels, one above the other."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from textual.content import Content
 
 from posttrain.report.pictures import picture_files, read_picture
 
-MAX_COLUMNS = 48  # characters of a picture, each a pixel wide; half as many lines are two pixels high
-MAX_PICTURES = 4  # of a sample
+# Width of a picture in characters, each one pixel wide; a line is two pixels high.
+MAX_COLUMNS = 48
+MAX_PICTURES = 4  # per sample
 
 
 def pictures(row: Mapping[str, Any], run_folder: Path) -> Content:
-    """The images of a sample that the run folder holds, and where they are."""
+    """Draw the images of a sample that the run folder holds, each after its path."""
     parts: list[Content] = []
     files = picture_files(row)
     for file in files[:MAX_PICTURES]:
@@ -34,7 +35,7 @@ def _drawn(content: bytes) -> Content:
     try:
         with Image.open(BytesIO(content), formats=("PNG",)) as image:
             small = image.convert("RGB")
-    except Exception as error:  # noqa: BLE001  # a file that says PNG and is none may fail in any way in PIL's decoder
+    except Exception as error:  # noqa: BLE001  # PIL's decoder may fail in any way on a damaged PNG
         return Content(f"it cannot be drawn: {type(error).__name__}\n")
     small.thumbnail((MAX_COLUMNS, MAX_COLUMNS))
     width, height = small.size

@@ -1,4 +1,4 @@
-"""A file of samples, read line by line as lines are looked at: opening one costs a search for its line ends."""
+"""A file of samples with random access: opening it only searches for line ends, and lines are parsed on access."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-ROWS_KEPT = 512  # parsed rows, so that drawing a screen again parses nothing
+ROWS_KEPT = 512  # parsed rows in the cache, so that redrawing a screen parses nothing
 
 
 class SampleFile(Sequence[dict[str, Any]]):
-    """The samples of a step or of a validation. A line that is no JSON object (half-written, or damaged) is a row whose
-    ``damaged`` is its text, cut. The file is mapped: one that is replaced meanwhile stays as it was when it was opened."""
+    """The samples of a step or of a validation. A line that is no JSON object (incomplete or damaged) becomes a row whose
+    ``damaged`` holds its text, cut. The file is memory-mapped: when it is replaced, the opened version stays readable."""
 
     def __init__(self, path: Path):
         with path.open("rb") as file:
@@ -32,7 +32,7 @@ class SampleFile(Sequence[dict[str, Any]]):
         return self._row(range(len(self))[index])
 
     def parse(self, index: int) -> dict[str, Any]:
-        """The row, without keeping it: for a walk over the whole file."""
+        """Parse a row without caching it, for a pass over the whole file."""
         return self._parse(index)
 
     def _parse(self, index: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class SampleFile(Sequence[dict[str, Any]]):
 
 
 def _line_starts(data: mmap.mmap | bytes) -> list[int]:
-    """Where the lines begin that hold anything."""
+    """Return the offsets of the lines that are not empty."""
     starts, start = [], 0
     while start < len(data):
         end = data.find(b"\n", start)

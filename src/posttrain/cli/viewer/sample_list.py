@@ -1,4 +1,4 @@
-"""A list of samples that draws the lines in view and nothing else, however many there are."""
+"""A list of samples that renders only the visible lines, for any number of samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADER = f"{'#':>6} {'reward':>8} {'adv':>7} {'tokens':>6} {'end':<9} response"
 
 
 class SampleList(ScrollView, can_focus=True):
-    """Lines of a step's samples, by number in their file. Enter posts Chosen."""
+    """A list of a step's samples, by number in their file. Enter posts Chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", show=False),
@@ -33,7 +33,7 @@ class SampleList(ScrollView, can_focus=True):
     ]
 
     class Chosen(Message):
-        """A sample is to be opened; ``place`` is its place in the list."""
+        """The user opened a sample; ``place`` is its position in the list."""
 
         def __init__(self, place: int):
             super().__init__()
@@ -49,7 +49,7 @@ class SampleList(ScrollView, can_focus=True):
         self.show_numbers(self.numbers)
 
     def show_numbers(self, numbers: Sequence[int]) -> None:
-        """Show these samples, in this order."""
+        """Show the samples with these numbers, in this order."""
         self.numbers = numbers
         self.virtual_size = Size(0, len(numbers))
         self.action_to(0)
@@ -70,7 +70,7 @@ class SampleList(ScrollView, can_focus=True):
         self.action_move(by * max(self.size.height - 1, 1))
 
     def action_to(self, place: int) -> None:
-        """Put the cursor on a place of the list; -1 is the last."""
+        """Move the cursor to a position of the list; -1 is the last."""
         self.cursor = place if place >= 0 else max(len(self.numbers) - 1, 0)
         top, height = self.scroll_offset.y, max(self.size.height, 1)
         if self.cursor < top:
@@ -85,7 +85,7 @@ class SampleList(ScrollView, can_focus=True):
 
 
 def line_of(number: int, row: Mapping[str, Any], width: int) -> str:
-    """One sample in one line; what it lacks is empty."""
+    """Format a sample in one line; missing values stay empty."""
     if "damaged" in row:
         return f"{number:>6} not a JSON object: {one_line(row['damaged'], width)}"
     invalid = row.get("invalid")

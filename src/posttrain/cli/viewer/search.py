@@ -1,4 +1,4 @@
-"""Which samples are shown, and in which order."""
+"""Filter and order of the samples shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from posttrain.cli.viewer.sample_file import SampleFile
 
 Row = Mapping[str, Any]
-# What a condition may name, and where a sample has it.
+# Names that a condition may use, and the field of a sample that each reads.
 NUMBERS = {
     "reward": "reward",
     "advantage": "advantage",
@@ -32,10 +32,10 @@ HELP = "reward<0.5  advantage>0  tokens>=100  term.NAME=1  stop=length  source=g
 
 
 def conditions(text: str) -> list[Callable[[Row], bool]]:
-    """What is asked for, in words that a sample must all fulfil: ``reward<0.5 stop=length some words``.
+    """Parse a filter: words that a sample must all satisfy, such as ``reward<0.5 stop=length some words``.
 
-    A word that is no condition is looked for in prompt and response, whatever its case.
-    Raises: ValueError, for people, when a condition names what a sample does not have, or compares it with no number.
+    A word that is no condition must occur in the prompt or response, ignoring case.
+    Raises: ValueError, with a message for the user, for an unknown name, or a comparison with a text that is not a number.
     """
     return [_condition(word) for word in text.split()]
 
@@ -68,7 +68,7 @@ def _condition(word: str) -> Callable[[Row], bool]:
 
 
 def chosen(samples: SampleFile, text: str = "", order: str = "file", *, descending: bool = False) -> Sequence[int]:
-    """The numbers of the samples that are shown, in their order; those without the number that orders them come last.
+    """Return the numbers of the samples that pass the filter, in order; samples without the ordering number come last.
 
     Raises: ValueError as ``conditions``.
     """
