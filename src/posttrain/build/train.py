@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from posttrain.backends.environments.start import start_worlds
@@ -121,7 +122,8 @@ def _train(
 
 
 def run_scorer(config: RunConfig) -> Scorer:
-    """Raises: ConfigError with the problems of all terms."""
+    """Start the scorer of a run. Raises: ConfigError with the problems of all terms."""
     if config.environment.used and not config.reward.terms and config.reward.model is None:
         return NothingToScore()
-    return start_scorer(config.reward)
+    tokenizer = cache(lambda: load_tokenizer(config.model))
+    return start_scorer(config.reward, lambda ids: str(tokenizer().decode(list(ids), skip_special_tokens=False)))

@@ -27,6 +27,9 @@ class RewardTerm(Section):
     halve_failed_batch: bool = True
     """With batched: when the call fails it is made again about halves of the responses, until only those are without a reward
     that fail alone; false is for a function whose values depend on what it is asked about together."""
+    reads: Literal["response", "sequence"] = "response"
+    """The text your function gets: the response, without special tokens; or sequence, the prompt and the response in one text
+    with all special tokens, which verl 0.1 and 0.2 pass to reward functions."""
     data_sources: list[str] = []
     """The term counts for prompts of these data sources only; empty means all."""
 

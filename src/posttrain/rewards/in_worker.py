@@ -11,7 +11,7 @@ from posttrain.libraries import math_verify, reasoning_gym
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid
 from posttrain.rewards.load import load_rewards
-from posttrain.rewards.score import LARGEST, RewardTerms, TermAnswer, TermValue
+from posttrain.rewards.score import LARGEST, ResponseText, RewardTerms, TermAnswer, TermValue
 from posttrain.sandbox import boxes
 
 FACTORY = "posttrain.rewards.in_worker:make"
@@ -36,7 +36,7 @@ def make(setup: Mapping[str, Any]) -> Scoring:
 
 
 class Scoring:
-    """Handler of two calls: {"prompt", "response"}, and {"term", "prompts", "responses"} for a batched term."""
+    """Handler of two calls: {"prompt", "response", "sequence"}, and {"term", "prompts", "responses"} for a batched term."""
 
     def __init__(self, terms: RewardTerms, *, runs_code: bool):
         self._terms = terms
@@ -52,7 +52,7 @@ class Scoring:
             prompts = [prompt_of(prompt) for prompt in call["prompts"]]
             said = self._terms.call_batched(call["term"], prompts, call["responses"])
             return plain(said) if isinstance(said, Invalid) else [plain(answer) for answer in said]
-        answers = self._terms.call(prompt_of(call["prompt"]), call["response"])
+        answers = self._terms.call(prompt_of(call["prompt"]), ResponseText(call["response"], call["sequence"]))
         return [[index, plain(answer)] for index, answer in answers.items()]
 
 

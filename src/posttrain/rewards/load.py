@@ -13,7 +13,7 @@ from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.options import RunWide
-from posttrain.rewards.score import RewardTerms, Term
+from posttrain.rewards.score import Decode, RewardTerms, Term
 from posttrain.rewards.user import check_function, load_batched_function, load_function
 
 
@@ -22,22 +22,31 @@ def check_rewards(config: RewardConfig) -> list[Problem]:
     return _try_all(config, partial(_check, run_wide=_run_wide(config)))[1]
 
 
-def load_rewards(config: RewardConfig) -> RewardTerms:
+def load_rewards(config: RewardConfig, decode: Decode | None = None) -> RewardTerms:
     """Build the functions of a run's terms, in this process.
 
+    Args: ``decode`` gives the text of token ids to terms that read the sequence.
     Raises: ConfigError with the problems of all terms.
     """
     rewards, problems = _try_all(config, partial(_load, run_wide=_run_wide(config)))
     if problems:
         raise ConfigError(problems)
     terms = [replace(term, reward=reward) for term, reward in zip(terms_of(config), rewards, strict=True)]
-    return RewardTerms(terms, may_be_none=config.model is not None)
+    return RewardTerms(terms, may_be_none=config.model is not None, decode=decode)
 
 
 def terms_of(config: RewardConfig) -> list[Term]:
     """Return the terms without their functions."""
     return [
-        Term(name, term.weight, None, frozenset(term.data_sources), term.batched, term.halve_failed_batch)
+        Term(
+            name=name,
+            weight=term.weight,
+            reward=None,
+            data_sources=frozenset(term.data_sources),
+            batched=term.batched,
+            halve=term.halve_failed_batch,
+            reads_sequence=term.reads == "sequence",
+        )
         for name, term in zip(_names(config.terms), config.terms, strict=True)
     ]
 

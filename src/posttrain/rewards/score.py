@@ -44,9 +44,38 @@ class Term:
     data_sources: frozenset[str] = frozenset()  # the prompts the term applies to; empty means all
     batched: bool = False  # reward is a BatchedRewardFn
     halve: bool = True  # repeat a failed batched call on halves
+    reads_sequence: bool = False  # the reward gets prompt and response in one text with special tokens
 
     def counts_for(self, data_source: str) -> bool:
         return not self.data_sources or data_source in self.data_sources
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseText:
+    """A response as reward functions read it."""
+
+    response: str  # without special tokens
+    sequence: str = ""  # prompt and response with special tokens; "" when no term reads it
+
+    def read_by(self, term: Term) -> str:
+        return self.sequence if term.reads_sequence else self.response
+
+
+# Token ids to text, special tokens kept.
+Decode = Callable[[Sequence[int]], str]
+
+
+def response_texts(group: TrajectoryGroup, terms: Sequence[Term], decode: Decode | None) -> list[ResponseText]:
+    """Return the texts of a group's responses, in order. Without ``decode`` (responses from a file, which have no token ids)
+    the sequence is the prompt's text followed by the response's."""
+    if not any(term.reads_sequence for term in terms):
+        return [ResponseText(trajectory.text) for trajectory in group.trajectories]
+    found = []
+    for trajectory in group.trajectories:
+        prompt = group.prompt.token_ids if trajectory.prompt_token_ids is None else trajectory.prompt_token_ids
+        whole = decode([*prompt, *trajectory.token_ids]) if decode else group.prompt.text + trajectory.text
+        found.append(ResponseText(trajectory.text, whole))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +126,19 @@ class RewardTerms:
     the response, which majority voting uses.
     """
 
-    def __init__(self, terms: Sequence[Term], *, may_be_none: bool = False):
+    def __init__(self, terms: Sequence[Term], *, may_be_none: bool = False, decode: Decode | None = None):
         self.terms = tuple(terms)
         self._may_be_none = may_be_none
+        self._decode = decode
+
+    def read(self, group: TrajectoryGroup) -> list[ResponseText]:
+        """Return the texts of a group's responses, in order, as far as a term reads them."""
+        return response_texts(group, self.terms, self._decode)
 
     def score(self, group: TrajectoryGroup) -> tuple[Outcome, ...]:
         """Return an outcome per response, in order; a batched term is called once for the group. Bad responses and failing
         graders raise nothing."""
-        prompt, responses = group.prompt, [trajectory.text for trajectory in group.trajectories]
+        prompt, responses = group.prompt, self.read(group)
         asked = {
             index: self._call_on_group(index, prompt, responses)
             for index, term in enumerate(self.terms)
@@ -115,26 +149,29 @@ class RewardTerms:
             for number, response in enumerate(responses)
         )
 
-    def _call_on_group(self, index: int, prompt: Prompt, responses: Sequence[str]) -> list[TermAnswer]:
+    def _call_on_group(self, index: int, prompt: Prompt, responses: Sequence[ResponseText]) -> list[TermAnswer]:
         def call(ranges: Sequence[range]) -> list[list[TermAnswer] | Invalid]:
             return [
-                self.call_batched(index, [prompt] * len(each), [responses[place] for place in each]) for each in ranges
+                self.call_batched(
+                    index, [prompt] * len(each), [responses[place].read_by(self.terms[index]) for place in each]
+                )
+                for each in ranges
             ]
 
         return call_with_bisection(len(responses), call, halve=self.terms[index].halve)
 
     def score_response(self, prompt: Prompt, response: str) -> Outcome:
-        """Score one response to a prompt, when no term is batched."""
-        return self._outcome(prompt, response, {})
+        """Score one response to a prompt, when no term is batched and none reads the sequence."""
+        return self._outcome(prompt, ResponseText(response), {})
 
-    def _outcome(self, prompt: Prompt, response: str, batched: Mapping[int, TermAnswer]) -> Outcome:
+    def _outcome(self, prompt: Prompt, response: ResponseText, batched: Mapping[int, TermAnswer]) -> Outcome:
         try:
             answers = self.call(prompt, response)
         except MemoryError as error:
             return Invalid(MEMORY, str(error))
         return combine(self.terms, {**answers, **batched}, prompt.data_source, may_be_none=self._may_be_none)
 
-    def call(self, prompt: Prompt, response: str) -> dict[int, TermAnswer]:
+    def call(self, prompt: Prompt, response: ResponseText) -> dict[int, TermAnswer]:
         """Call the terms that are not batched, up to the first failure. Returns: their answers by index.
 
         Raises: MemoryError, after which the process may lack memory for the next call. Other faults of a response or a grader
@@ -145,7 +182,8 @@ class RewardTerms:
             if term.batched or not term.counts_for(prompt.data_source):
                 continue
             reward: Any = term.reward
-            found = _call_term(term.name, lambda reward=reward: reward(prompt, response))  # type: ignore[misc]
+            text = response.read_by(term)
+            found = _call_term(term.name, lambda reward=reward, text=text: reward(prompt, text))  # type: ignore[misc]
             answers[index] = answer = found if isinstance(found, Invalid) else _value(found[0], term.name)
             if isinstance(answer, Invalid):
                 break

@@ -19,7 +19,7 @@ from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryG
 from posttrain.rewards.bisection import call_with_bisection
 from posttrain.rewards.in_worker import FACTORY, answer_of, plain_prompt
 from posttrain.rewards.load import load_rewards, terms_of
-from posttrain.rewards.score import RewardTerms, Term, TermAnswer, combine
+from posttrain.rewards.score import Decode, ResponseText, RewardTerms, Term, TermAnswer, combine, response_texts
 from posttrain.rewards.where import runs_here
 
 MOST_WORKERS = 4  # default upper bound
@@ -38,15 +38,15 @@ class Scorer(GroupScorer, Protocol):
         ...
 
 
-def start_rewards(config: RewardConfig, *, withheld: Collection[str] = ()) -> Scorer:
+def start_rewards(config: RewardConfig, *, withheld: Collection[str] = (), decode: Decode | None = None) -> Scorer:
     """Start the scorer of a run; its workers, when needed, have loaded on return and do not see the environment variables
-    called ``withheld``.
+    called ``withheld``. ``decode`` gives the text of token ids to terms that read the sequence.
 
     Raises: ConfigError with the problems of all terms.
     """
     if runs_here(config):
-        return ScorerHere(load_rewards(config))
-    return ScorerInWorkers(config, withheld=withheld)
+        return ScorerHere(load_rewards(config, decode))
+    return ScorerInWorkers(config, withheld=withheld, decode=decode)
 
 
 class ScorerHere:
@@ -80,8 +80,9 @@ class ScorerHere:
 class ScorerInWorkers:
     """Scores each response in workers as soon as its group is complete; batched terms run once all groups are complete."""
 
-    def __init__(self, config: RewardConfig, *, withheld: Collection[str] = ()):
+    def __init__(self, config: RewardConfig, *, withheld: Collection[str] = (), decode: Decode | None = None):
         self._terms = terms_of(config)
+        self._decode = decode
         self._may_be_none = config.model is not None
         self._one_by_one = any(not term.batched for term in self._terms)
         self._begun: dict[int, tuple[TrajectoryGroup, list[Future[Reply]]]] = {}  # by id(group)
@@ -146,18 +147,24 @@ class ScorerInWorkers:
     def _ask(self, group: TrajectoryGroup) -> list[Future[Reply]]:
         prompt = plain_prompt(group.prompt)
         return [
-            self._pool.submit({"prompt": prompt, "response": trajectory.text}, seed=_seed(trajectory.sample_id))
-            for trajectory in group.trajectories
+            self._pool.submit(
+                {"prompt": prompt, "response": text.response, "sequence": text.sequence},
+                seed=_seed(trajectory.sample_id),
+            )
+            for trajectory, text in zip(group.trajectories, self._read(group), strict=True)
         ]
+
+    def _read(self, group: TrajectoryGroup) -> list[ResponseText]:
+        return response_texts(group, self._terms, self._decode)
 
     def _call_batched(self, index: int, term: Term, groups: Sequence[TrajectoryGroup]) -> Iterator[TermAnswer]:
         """Call a batched term on all responses that it counts for, on halves again where that fails. Yields: its answers, in the
         order of the responses."""
         counting = [
-            (group.prompt, trajectory.text)
+            (group.prompt, text.read_by(term))
             for group in groups
             if term.counts_for(group.prompt.data_source)
-            for trajectory in group.trajectories
+            for text in self._read(group)
         ]
         prompts, responses = [plain_prompt(prompt) for prompt, _ in counting], [response for _, response in counting]
 

@@ -20,7 +20,7 @@ from posttrain.processes.limits import CRASHED, EXCEPTION
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
 from posttrain.rewards.background import background
 from posttrain.rewards.built_in import built_in
-from posttrain.rewards.score import LARGEST, NOT_FINITE
+from posttrain.rewards.score import LARGEST, NOT_FINITE, Decode
 from posttrain.rewards.scorer import Scorer, start_rewards
 from posttrain.rewards.server_reward import Result, ServerReward
 from posttrain.rewards.sources import ASK_A_SERVER
@@ -37,19 +37,23 @@ class ServerTerm:
     data_sources: frozenset[str] = frozenset()  # the prompts the term applies to; empty means all
 
 
-def start_scorer(config: RewardConfig) -> Scorer:
+def start_scorer(config: RewardConfig, decode: Decode | None = None) -> Scorer:
     """Start the scorer of a run, with its workers and servers.
+
+    Args: ``decode`` gives the text of token ids, special tokens kept, to terms that read the sequence.
 
     Raises: ConfigError with the problems of all terms.
     """
     asks = [queries_a_server(term) for term in config.terms]
     if not any(asks):
-        return start_rewards(config)
+        return start_rewards(config, decode=decode)
     served = _load(config)
     places = [index for index, asking in enumerate(asks) if not asking]
     rest = config.model_copy(update={"terms": [config.terms[index] for index in places]})
     try:
-        return ScorerWithServers(served, rest, start_rewards(rest, withheld=frozenset(_variables(config))))
+        return ScorerWithServers(
+            served, rest, start_rewards(rest, withheld=frozenset(_variables(config)), decode=decode)
+        )
     except ConfigError as error:
         raise ConfigError([_at_its_place(problem, places) for problem in error.problems]) from error
 

@@ -24,6 +24,8 @@ from posttrain.records.prompts import Prompt
 
 # Keyword arguments of a function: verl's compute_score.
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
+# Values that a function with other parameter names gets by position, by how many of them it needs.
+POSITIONAL = {2: ("solution_str", "ground_truth"), 4: KEYWORDS}
 # Keyword arguments of a batched function.
 BATCH_KEYWORDS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
@@ -92,8 +94,9 @@ def _module_file(module: str) -> Path:
 
 
 def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
-    """Build a reward from the function ``name`` in the file or module, called with KEYWORDS and ``options`` (which take
-    precedence, as in verl). A function with other parameter names is called with the four by position.
+    """Build a reward from the function ``name`` in the file or module, called with those of KEYWORDS that it takes and with
+    ``options`` (which take precedence, as in verl). A function with other parameter names is called by position: with all four
+    values, or, when it takes two, with the response and the reference answer.
 
     The function returns a number, or a mapping with its number under "score"; other numbers in the mapping are logged. It may
     be async. It receives copies, so its changes to extra_info are lost after the call.
@@ -102,8 +105,10 @@ def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
         these arguments.
     """
     function, file = _find(path, name)
-    by_position = _called_by_position(function, path, name, options)
-    return partial(_score, function=function, file=str(file), options=dict(options), by_position=by_position)
+    positional, keywords = _passed(function, path, name, options)
+    return partial(
+        _score, function=function, file=str(file), options=dict(options), positional=positional, keywords=keywords
+    )
 
 
 def load_batched_function(path: str, name: str, options: Mapping[str, Any]) -> BatchedRewardFn:
@@ -153,26 +158,31 @@ def _find(path: str, name: str) -> tuple[Callable[..., Any], Path]:
     return function, file
 
 
-def _called_by_position(function: Callable[..., Any], path: str, name: str, options: Mapping[str, Any]) -> bool:
-    """Return True when a function takes the four values by position, False by keyword. Raises: ConfigError for neither."""
+def _passed(
+    function: Callable[..., Any], path: str, name: str, options: Mapping[str, Any]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return which of KEYWORDS a function gets by position and which by keyword. Raises: ConfigError when it can be called
+    in neither way."""
     signature = inspect.signature(function)
-    values = dict.fromkeys(KEYWORDS)
-    try:
-        signature.bind(**{**values, **options})
-        return False
-    except TypeError as error:
-        more = {option: value for option, value in options.items() if option not in KEYWORDS}
-        # A parameter with one of the four names shows that the function means keywords, and that another name is wrong.
-        if not set(KEYWORDS) & set(signature.parameters):
-            try:
-                signature.bind(*values.values(), **more)
-                return True
-            except TypeError:
-                pass
-        called = ", ".join([*KEYWORDS, *more])
-        what = f"{name}{signature} in {path} cannot be called with the keywords {called}: {error}"
-        fix = "take these names, or **kwargs, or four parameters of other names; the term's options add to them"
-        raise ConfigError(Problem(what, fix=fix)) from error
+    parameters = signature.parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    named = tuple(word for word in KEYWORDS if takes_any or word in parameters)
+    more = {option: value for option, value in options.items() if option not in KEYWORDS}
+    # A parameter with one of the four names shows that the function means keywords, and that another name is wrong.
+    by_name = takes_any or any(word in parameters for word in KEYWORDS)
+    ways = [((), named)] if by_name else [(words, ()) for words in reversed(POSITIONAL.values())]
+    failure: TypeError | None = None
+    for positional, keywords in ways:
+        try:
+            signature.bind(*positional, **dict.fromkeys(keywords), **more)
+        except TypeError as error:
+            failure = failure or error
+        else:
+            return positional, keywords
+    called = ", ".join([*KEYWORDS, *more])
+    what = f"{name}{signature} in {path} cannot be called with the keywords {called}: {failure}"
+    fix = "take some of these names, or **kwargs, or two or four parameters of other names; the term's options add to them"
+    raise ConfigError(Problem(what, fix=fix))
 
 
 def _score(
@@ -182,18 +192,19 @@ def _score(
     function: Callable[..., Any],
     file: str,
     options: Mapping[str, Any],
-    by_position: bool,
+    positional: Sequence[str],
+    keywords: Sequence[str],
 ) -> Any:
     """Call the function. Raises: UserRewardError when it raises."""
-    arguments = {
+    values = {
         "data_source": prompt.data_source,
         "solution_str": response,
         "ground_truth": copy.deepcopy(prompt.ground_truth),
         "extra_info": copy.deepcopy(dict(prompt.extra_info)),
         **options,
     }
-    positional = [arguments.pop(name) for name in KEYWORDS] if by_position else []
-    return _called(function, positional, arguments, file)
+    named = {word: value for word, value in values.items() if word in keywords or word not in KEYWORDS}
+    return _called(function, [values[word] for word in positional], named, file)
 
 
 def _called(function: Callable[..., Any], positional: Sequence[Any], arguments: Mapping[str, Any], file: str) -> Any:

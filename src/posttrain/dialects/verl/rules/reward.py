@@ -12,6 +12,8 @@ from posttrain.dialects.verl.rules.look import get
 
 _FUNCTION = "custom_reward_function"
 _MODEL = "reward_model"
+# Versions that pass prompt and response in one text, special tokens kept, to reward functions.
+WHOLE_SEQUENCE = ("0.1", "0.2")
 
 
 def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
@@ -37,6 +39,8 @@ def _term(keys: Reader) -> dict[str, Any]:
         options = keys.section(f"{_FUNCTION}.reward_kwargs")
     if path is not None:
         term = {"name": name, "path": path}
+        if keys.ledger.version in WHOLE_SEQUENCE:
+            term["reads"] = "sequence"
     else:
         term = {"name": "by_data_source" if name == "compute_score" else name}
     if _manager(keys) == "batch":

@@ -1,0 +1,128 @@
+"""The texts and arguments that users' functions get: of verl's versions, and as many as they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posttrain.config.reward import RewardConfig
+from posttrain.dialects.detect import read_config
+from posttrain.errors import ConfigError
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import Reward, StopReason, Trajectory, TrajectoryGroup
+from posttrain.rewards.load import load_rewards
+from posttrain.rewards.scorer import ScorerHere, start_rewards
+
+# Token ids of a made-up vocabulary, special tokens included.
+WORDS = {0: "<|user|>", 1: "What is 5 + 7?", 2: "<|assistant|>", 3: "Five.", 4: "#### 12", 5: "<|end|>"}
+WHOLE = "<|user|>What is 5 + 7?<|assistant|>#### 12<|end|>"
+
+
+def decode(ids) -> str:
+    return "".join(WORDS[number] for number in ids)
+
+
+def group(*responses: tuple[int, ...]) -> TrajectoryGroup:
+    prompt = Prompt(prompt_id="a:0", token_ids=(0, 1, 2), text=decode((0, 1, 2)), data_source="s", ground_truth="12")
+    return TrajectoryGroup(
+        prompt=prompt,
+        trajectories=tuple(
+            Trajectory(
+                sample_id=f"a:0/{number}",
+                token_ids=ids,
+                logprobs=(0.0,) * len(ids),
+                text=decode(each for each in ids if each != 5),
+                stop_reason=StopReason.EOS,
+                policy_version=0,
+            )
+            for number, ids in enumerate(responses)
+        ),
+    )
+
+
+def config(tmp_path: Path, source: str, **term) -> RewardConfig:
+    (tmp_path / "mine.py").write_text(source)
+    return RewardConfig(terms=[{"name": "compute_score", "path": str(tmp_path / "mine.py"), **term}], workers=1)
+
+
+def scores(outcomes) -> list[float]:
+    assert all(isinstance(outcome, Reward) for outcome in outcomes), outcomes
+    return [outcome.value for outcome in outcomes]
+
+
+# As functions of research code on verl 0.1 and 0.2 do it: the answer stands between the assistant's mark and the end token.
+OLD = f"""
+def compute_score(solution_str, ground_truth):
+    if solution_str != {WHOLE!r}:
+        return -3
+    answer = solution_str.split("<|assistant|>")[1].removesuffix("<|end|>")
+    return float(answer == "#### " + ground_truth)
+"""
+
+
+class TestTexts:
+    def test_the_sequence_is_prompt_and_response_with_special_tokens(self, tmp_path: Path) -> None:
+        """In this process, and in a worker."""
+        terms = config(tmp_path, OLD, reads="sequence")
+        here = ScorerHere(load_rewards(terms, decode))
+        assert [scores(found) for found in here.score([group((4, 5), (3, 5))])] == [[1.0, -3.0]]
+        workers = start_rewards(terms, decode=decode)
+        try:
+            assert [scores(found) for found in workers.score([group((4, 5), (3, 5)), group((4, 5))])] == [
+                [1.0, -3.0],
+                [1.0],
+            ]
+        finally:
+            workers.close()
+
+    def test_a_batched_function_reads_it_too(self, tmp_path: Path) -> None:
+        source = "def compute_score(solution_strs, **rest):\n    return [len(text) for text in solution_strs]\n"
+        workers = start_rewards(config(tmp_path, source, reads="sequence", batched=True), decode=decode)
+        try:
+            [found] = workers.score([group((4, 5))])
+        finally:
+            workers.close()
+        assert scores(found) == [len(WHOLE)]
+
+    def test_the_response_stays_without_them(self, tmp_path: Path) -> None:
+        source = "def compute_score(solution_str, ground_truth): return float(solution_str == '#### 12')\n"
+        assert scores(ScorerHere(load_rewards(config(tmp_path, source), decode)).score([group((4, 5))])[0]) == [1.0]
+
+    def test_responses_of_a_file_have_no_token_ids(self, tmp_path: Path) -> None:
+        source = "def compute_score(solution_str, ground_truth): return len(solution_str)\n"
+        [found] = ScorerHere(load_rewards(config(tmp_path, source, reads="sequence"))).score([group((4, 5))])
+        assert scores(found) == [len(WHOLE) - len("<|end|>")]
+
+
+@pytest.mark.parametrize(
+    ("signature", "expression", "value"),
+    [
+        ("solution_str, ground_truth", "solution_str + ground_truth", "#### 1212"),
+        ("solution_str, ground_truth, method='strict', format_score=0.1", "solution_str + method", "#### 12strict"),
+        ("ground_truth, solution_str", "solution_str + ground_truth", "#### 1212"),
+        ("solution_str", "solution_str", "#### 12"),
+        ("data_source, solution_str, ground_truth", "data_source + ground_truth", "s12"),
+        ("response, answer", "response + answer", "#### 1212"),
+        ("source, text, truth, more=None", "source + text + truth + str(more)", "s#### 1212{}"),
+        ("solution_str, **rest", "solution_str + ','.join(sorted(rest))", "#### 12data_source,extra_info,ground_truth"),
+    ],
+)
+def test_a_function_is_called_with_the_parameters_it_takes(
+    tmp_path: Path, signature: str, expression: str, value: str
+) -> None:
+    source = f"def compute_score({signature}):\n    return float({expression} == {value!r})\n"
+    assert scores(ScorerHere(load_rewards(config(tmp_path, source))).score([group((4, 5))])[0]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "signature", ["solution_str, gold", "a, b, c", "one", "", "solution_str, ground_truth, *, must"]
+)
+def test_a_function_that_cannot_be_called(tmp_path: Path, signature: str) -> None:
+    with pytest.raises(ConfigError, match=r"compute_score\(.*\) in .*mine\.py cannot be called"):
+        load_rewards(config(tmp_path, f"def compute_score({signature}): return 1\n"))
+
+
+def test_verl_passes_the_response_since_0_3() -> None:
+    loaded = read_config(None, ["custom_reward_function.path=mine.py"], "verl")
+    assert loaded.config.reward.terms[0].reads == "response"
