@@ -7,6 +7,7 @@ import os
 import platform
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 MACHINE = platform.machine()
 
@@ -73,6 +74,17 @@ def prctl(option: int, value: int, address: object = 0) -> None:
 def syscall(number: int, *arguments: object) -> int:
     """The result, -1 with ``ctypes.get_errno()`` set when it failed."""
     return int(_libc.syscall(ctypes.c_long(number), *arguments))
+
+
+@contextmanager
+def message_queue() -> Iterator[int]:
+    """A queue of System V that every user may read, by its number; -1 where the kernel has none."""
+    queue = int(_libc.msgget(0, 0o1666))  # IPC_PRIVATE, IPC_CREAT
+    try:
+        yield queue
+    finally:
+        if queue >= 0:
+            _libc.msgctl(queue, 0, None)  # IPC_RMID
 
 
 def drop_capabilities() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.errors import ConfigError, Problem
-from posttrain.sandbox import landlock
+from posttrain.sandbox import kernel, landlock
 from posttrain.sandbox.boxes import BoxError, Program, close, run, waiting
 from posttrain.sandbox.walls import WALLS, Limits
 
@@ -25,7 +25,7 @@ NEEDED = {
 }
 _ESCAPES = """
 import json, os, sys
-canary, port, sibling = json.load(sys.stdin)
+canary, port, sibling, queue = json.load(sys.stdin)
 got = []
 def attempt(name, what):
     try:
@@ -38,10 +38,21 @@ def dial():
     with socket.socket() as s:
         s.settimeout(2)
         s.connect(("127.0.0.1", port))
+def reach_a_queue():
+    import ctypes
+    if ctypes.CDLL(None).msgctl(queue, 2, ctypes.create_string_buffer(1024)) < 0:  # IPC_STAT
+        raise OSError
+def watch_a_folder():
+    import ctypes
+    libc = ctypes.CDLL(None)
+    if libc.inotify_add_watch(libc.inotify_init1(0), os.path.dirname(canary).encode(), 0x100) < 0:  # IN_CREATE
+        raise OSError
 attempt("read a file of the host", lambda: open(canary).read())
 attempt("write a file of the host", lambda: open(sibling, "w"))
 attempt("list a folder of the host", lambda: os.listdir(os.path.dirname(canary)))
 attempt("reach a port of this machine", dial)
+attempt("reach a message queue of another process", reach_a_queue)
+attempt("watch a folder of the host", watch_a_folder)
 attempt("see the environment", lambda: os.environ["PATH"])
 attempt("signal another process", lambda: os.kill(os.getppid() or 1 / 0, 0))  # 0: it sees no parent
 print(json.dumps(got))
@@ -154,8 +165,9 @@ def _try_to_escape(walls: list[str]) -> tuple[str, ...]:
         canary = Path(folder, "canary")
         canary.write_text("for nobody", encoding="utf-8")
         canary.chmod(0o666)
-        given = [str(canary), listener.getsockname()[1], str(Path(folder, "written"))]
-        done = run(Program(source=_ESCAPES, stdin=json.dumps(given)), Limits(timeout_s=20.0), walls)
+        with kernel.message_queue() as queue:
+            given = [str(canary), listener.getsockname()[1], str(Path(folder, "written")), queue]
+            done = run(Program(source=_ESCAPES, stdin=json.dumps(given)), Limits(timeout_s=20.0), walls)
         if not done.finished:
             raise BoxError("", f"a program in the box did not run: {done.why()}")
         return tuple(json.loads(done.stdout))

@@ -89,7 +89,6 @@ _FILES: _Numbers = {
     "mknodat": (259, 33),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
-    "fanotify_init": (300, 262),
     # What Landlock does not cover: attributes of files that belong to the same user.
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -115,14 +114,41 @@ _FILES: _Numbers = {
     "truncate": (76, 45),  # Landlock covers it from version 3
 }
 # Memory that no limit of the process counts, and that may outlive it.
-_SHARED_MEMORY: _Numbers = {
+_MEMORY: _Numbers = {
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+}
+# Queues, semaphores and shared memory of System V and POSIX: those of other processes are reached by their number or name.
+_SHARED: _Numbers = {
     "shmget": (29, 194),
     "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "shmdt": (67, 197),
     "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
     "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
     "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "mq_timedsend": (242, 182),
+    "mq_timedreceive": (243, 183),
+    "mq_notify": (244, 184),
+    "mq_getsetattr": (245, 185),
+}
+# Seeing what others do with files that this process may not open, and where they are mounted.
+_WATCHING: _Numbers = {
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    "inotify_rm_watch": (255, 28),
+    "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    "statmount": (457, 457),
+    "listmount": (458, 458),
 }
 _KERNEL: _Numbers = {
     "bpf": (321, 280),
@@ -153,7 +179,7 @@ _KERNEL: _Numbers = {
     "ioperm": (173, None),
     "uselib": (134, None),
 }
-_REFUSED: _Numbers = {**_NETWORK, **_PROCESSES, **_IDENTITY, **_FILES, **_SHARED_MEMORY, **_KERNEL}
+_REFUSED: _Numbers = {**_NETWORK, **_PROCESSES, **_IDENTITY, **_FILES, **_MEMORY, **_SHARED, **_WATCHING, **_KERNEL}
 # Refused by their arguments.
 _CLONE, _CLONE3 = {"x86_64": 56, "aarch64": 220}, 435
 _CLONE_THREAD = 0x00010000

@@ -31,6 +31,8 @@ _NAMESPACES: dict[str, int] = {
     "uts": kernel.CLONE_NEWUTS,
 }
 _CAP_SYS_ADMIN = 21
+# Files in memory (memfd_create) count for no process; seccomp refuses them. Elsewhere each is as long as a file may be, at most.
+OPEN_FILES_WITHOUT_SECCOMP = 16
 # With the number of a box added, a user id that nobody has: nothing belongs to it, and its processes can be counted.
 _FIRST_USER = 2_000_000_000
 
@@ -87,7 +89,8 @@ def shut(walls: Sequence[str], limits: Limits, readable: Sequence[str], number: 
     own_user = "user" in walls and os.getuid() == 0
     if own_user:
         _put("user", lambda: _become_nobody(number, sees_own_files="mount" in walls))
-    _limit(limits, count_threads="user" in walls)
+    open_files = limits.open_files if "seccomp" in walls else min(limits.open_files, OPEN_FILES_WITHOUT_SECCOMP)
+    _limit(limits, open_files, count_threads="user" in walls)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which would undo it
@@ -121,14 +124,14 @@ def _become_nobody(number: int, *, sees_own_files: bool) -> None:
     os.setresuid(user, user, user)
 
 
-def _limit(limits: Limits, *, count_threads: bool) -> None:
+def _limit(limits: Limits, open_files: int, *, count_threads: bool) -> None:
     """The kernel counts threads by user; where the box has none of its own, the warden counts them."""
     cpu_s = int(limits.timeout_s) + 1
     for kind, value in (
         (resource.RLIMIT_AS, limits.memory_bytes),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, limits.scratch_bytes),
-        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         *([(resource.RLIMIT_NPROC, limits.threads)] if count_threads else []),

@@ -5,11 +5,13 @@ Every program is harmless outside a box: it sends nothing beyond this machine, a
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -97,6 +99,16 @@ def canaries(tmp_path: Path) -> Iterator[Canaries]:
             opened[name].listen()
     (tmp_path / "socket").chmod(0o777)
     victim = subprocess.Popen(["sleep", "60"], env={"SECRET": "victim"})
+    libc = ctypes.CDLL(None, use_errno=True)
+    shared = {
+        "queue": libc.msgget(0, 0o1666),
+        "semaphore": libc.semget(0, 1, 0o1666),
+        "memory": libc.shmget(0, 4096, 0o1666),
+    }
+    assert min(shared.values()) >= 0
+    libc.msgsnd(shared["queue"], struct.pack("l8s", 1, b"secret"), 8, 0)
+    mq = f"/posttrain-canary-{os.getpid()}".encode()
+    has_mq = libc.mq_open(mq, os.O_CREAT | os.O_RDWR, 0o666, None) >= 0
     given = {
         "file": str(file),
         "port": opened["tcp"].getsockname()[1],
@@ -104,6 +116,8 @@ def canaries(tmp_path: Path) -> Iterator[Canaries]:
         "unix": str(tmp_path / "socket"),
         "abstract": listeners[3][3],
         "victim": victim.pid,
+        "shared": shared,
+        "mq": mq.decode() if has_mq else None,
         "repository": str(Path(posttrain.__file__).parent / "errors.py"),
         "home": str(Path.home()),
         "at_home": [path.name for path in Path.home().iterdir() if path not in Path(os.__file__).parents],
@@ -111,6 +125,10 @@ def canaries(tmp_path: Path) -> Iterator[Canaries]:
     yield Canaries(given, file, victim, opened)
     for path in ESCAPED:
         path.unlink(missing_ok=True)
+    libc.mq_unlink(mq)
+    libc.msgctl(shared["queue"], 0, None)  # IPC_RMID
+    libc.semctl(shared["semaphore"], 0, 0)
+    libc.shmctl(shared["memory"], 0, None)
     victim.kill()
     victim.wait()
     for listener in opened.values():
@@ -254,6 +272,41 @@ def signal_victim(): os.kill(given["victim"], signal.SIGTERM)
 @attempt
 def remove_file(): os.remove(given["file"])
 @attempt
+def see_a_queue(): must(libc.msgctl(given["shared"]["queue"], 2, ctypes.create_string_buffer(1024)))
+@attempt
+def write_to_a_queue():
+    message = ctypes.create_string_buffer(bytes([1]) + bytes(15))
+    must(libc.msgsnd(given["shared"]["queue"], message, 8, 0o4000))
+@attempt
+def read_a_queue(): must(libc.msgrcv(given["shared"]["queue"], ctypes.create_string_buffer(64), 8, 0, 0o4000))
+@attempt
+def remove_a_queue(): must(libc.msgctl(given["shared"]["queue"], 0, None))
+@attempt
+def read_a_semaphore(): must(libc.semctl(given["shared"]["semaphore"], 0, 12))
+@attempt
+def remove_semaphores(): must(libc.semctl(given["shared"]["semaphore"], 0, 0))
+@attempt
+def map_shared_memory():
+    libc.shmat.restype = ctypes.c_ssize_t
+    must(libc.shmat(given["shared"]["memory"], None, 0))
+@attempt
+def remove_shared_memory(): must(libc.shmctl(given["shared"]["memory"], 0, None))
+@attempt
+def remove_a_posix_queue(): must(libc.mq_unlink(given["mq"].encode()))
+@attempt
+def watch_a_folder(): must(libc.inotify_add_watch(libc.inotify_init(), os.path.dirname(given["file"]).encode(), 0x100))
+@attempt
+def watch_the_library():
+    if "/scratch" == os.getcwd():
+        return False  # nobody else's files are there
+    must(libc.inotify_add_watch(libc.inotify_init(), os.path.dirname(os.__file__).encode(), 0x100))
+@attempt
+def list_mounts():
+    request = (ctypes.c_ulong * 4)(32, 2**64 - 1, 0, 0)
+    if "/scratch" == os.getcwd() and os.getpid() == 1:
+        return False  # its own mounts
+    must(libc.syscall(458, request, (ctypes.c_ulong * 64)(), 64, 0))
+@attempt
 def find_open_files():
     found = []
     for fd in range(5, 256):
@@ -293,6 +346,9 @@ def test_the_attempts_are_real(canaries: Canaries) -> None:
         *("read_file", "read_passwd", "list_home", "read_repository", "write_file", "append_file", "make_file"),
         *("change_time", "cut_file", "read_up", "tcp", "udp", "unix", "unix_abstract", "from_a_pair", "signal_victim"),
         *("signal_parent", "limit_victim", "outlive_the_warden", "run_a_shell", "remove_file", "dns", "look_up_a_name"),
+        *("see_a_queue", "read_a_queue", "write_to_a_queue", "remove_a_queue", "read_a_semaphore", "remove_semaphores"),
+        *("map_shared_memory", "remove_shared_memory", "watch_a_folder", "watch_the_library"),
+        *(("remove_a_posix_queue",) if canaries.given["mq"] else ()),
     } <= set(json.loads(done.stdout))
     assert canaries.noticed() == ["tcp", "udp", "unix", "abstract"]
     assert canaries.victim.wait(5) < 0
@@ -430,6 +486,29 @@ print(started)
     done = box(source, walls, threads=32)
 
     assert done.ended == "threads" or int(done.stdout) < 32
+
+
+def test_memory_that_is_no_process_is_limited(walls: tuple[str, ...]) -> None:
+    """Files in memory count for no process's address space: seccomp refuses them; without it a few small ones can be held."""
+    source = """
+import os
+held, files = 0, []
+try:
+    while True:
+        files.append(os.memfd_create("m"))
+        while True:
+            try:
+                held += os.write(files[-1], bytes(1 << 20))
+            except OSError:  # as long as a file may be
+                break
+except OSError:
+    pass
+print(held >> 20)
+"""
+    done = box(source, walls, timeout_s=20, memory_bytes=256 << 20, scratch_bytes=16 << 20)
+
+    assert done.finished, done.stderr
+    assert int(done.stdout) <= (0 if "seccomp" in walls else 256)
 
 
 NAMED = """
