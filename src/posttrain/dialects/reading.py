@@ -90,6 +90,11 @@ class Reader:
         """Whether the user wrote the key, or something below it, by its name."""
         return any(same_branch(key, place) and len(place) >= len(key) for place in self.sources.places)
 
+    def in_file(self, key: str) -> bool:
+        """Whether the key stands in a file of the user's, and no override replaces it."""
+        place = self.sources.places.get(key)
+        return place is not None and not place.text.startswith("override ")
+
     def order(self, key: str) -> int:
         """Sorts keys as they were written."""
         places = list(self.sources.places)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from posttrain.dialects.loaded import LoadedConfig
@@ -142,3 +144,33 @@ def test_a_configuration_without_a_word_about_the_critic_gives_it_the_actors_siz
     assert loaded.problems == ()
     assert loaded.config.critic.sequences_per_micro_batch_per_device == 40
     assert any("it takes the actor's size" in text for text in loaded.warnings)
+
+
+class TestSizesThatAFileLeavesOpen:
+    """verl's own files write null for the size of micro-batches, which its trainer then refuses."""
+
+    def read(self, tmp_path: Path, *overrides: str) -> LoadedConfig:
+        file = tmp_path / "ppo_trainer.yaml"
+        file.write_text(
+            "actor_rollout_ref:\n"
+            "  actor: {ppo_mini_batch_size: 6, ppo_micro_batch_size_per_gpu: null}\n"
+            "  rollout: {n: 2, tensor_model_parallel_size: 1, log_prob_micro_batch_size_per_gpu: null}\n"
+            "data: {train_batch_size: 6}\n"
+            "trainer: {n_gpus_per_node: 1}\n"
+        )
+        return read_dialect(DIALECT, str(file), ["algorithm.adv_estimator=grpo", *overrides])
+
+    def test_take_a_size_that_divides_and_say_so(self, tmp_path: Path) -> None:
+        """6 prompts x 2 samples = 12 sequences of a mini-batch on one device: 6 is the largest divisor up to 8."""
+        loaded = self.read(tmp_path)
+        assert not loaded.problems
+        assert loaded.config.policy.sequences_per_micro_batch_per_device == 6
+        assert loaded.config.reference.sequences_per_micro_batch_per_device == 8
+        said = [text for text in loaded.warnings if "is null, which verl refuses" in text]
+        assert len(said) == 2 and "6 is used" in said[0]
+
+    def test_an_override_asks_for_nothing_and_is_refused(self, tmp_path: Path) -> None:
+        loaded = self.read(tmp_path, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=null")
+        assert [problem.field for problem in loaded.problems] == [
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+        ]

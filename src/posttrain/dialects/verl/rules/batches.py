@@ -12,6 +12,7 @@ from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, 
 
 _BY_TOKENS = "micro-batches are cut by tokens (use_dynamic_bsz)"
 _BY_COUNT = "read with use_dynamic_bsz only"
+MOST_CHOSEN = 8  # sequences of a micro-batch on one device, where a file leaves the size open
 
 
 def batches(keys: Reader, layout: Layout, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:
@@ -143,7 +144,10 @@ def _shared(copies: int, layout: Layout) -> str:
 def per_device(
     keys: Reader, name: str, copies: int, *, needed: bool, mini: int | None = None, sequence_parallel: int = 1
 ) -> int | None:
-    """The size of a micro-batch on one device, from ``name`` (deprecated, all devices together) or ``name``_per_gpu."""
+    """The size of a micro-batch on one device, from ``name`` (deprecated, all devices together) or ``name``_per_gpu.
+
+    A null in a file, as verl's own have it, leaves the choice to this program; without a word it is an error, as in verl.
+    """
     total, each = keys[name], keys[f"{name}_per_gpu"]
     if total is not None and each is not None:
         if needed:
@@ -153,6 +157,8 @@ def per_device(
     if each is not None:
         return int(each)
     if total is None:
+        if needed and keys.in_file(f"{name}_per_gpu") and f"{name}_per_gpu" not in keys.bad:
+            return _chosen_here(keys, f"{name}_per_gpu", copies, mini)
         if needed and name not in keys.bad and f"{name}_per_gpu" not in keys.bad:
             keys.problem(
                 f"the size of micro-batches is not given: {name}_per_gpu is null, in verl's own file too",
@@ -183,6 +189,20 @@ def per_device(
         f"{name} is deprecated: {total} sequences on {copies} device{'s' * (copies > 1)} are {name}_per_gpu={total // copies}"
     )
     return int(total // copies)
+
+
+def _chosen_here(keys: Reader, key: str, copies: int, mini: int | None) -> int | None:
+    """A size for a null: at most 8 sequences, and a divisor of a device's share of the mini-batch."""
+    samples = keys[f"{ROLLOUT}.n"]
+    if mini is None or not all_are_counts(samples, mini) or mini * samples % copies:
+        size = MOST_CHOSEN
+    else:
+        share = mini * samples // copies
+        size = max(count for count in range(1, MOST_CHOSEN + 1) if share % count == 0)
+    keys.warn(
+        f"{key} is null, which verl refuses; {size} is used: here the size changes memory and speed, not the gradient"
+    )
+    return size
 
 
 def _check_micro_batch(keys: Reader, section: str, mini: int, size: int, copies: int, layout: Layout) -> None:
