@@ -150,6 +150,8 @@ def read_dialect(
     reader.ignored += [
         Ignored(key=key, reason=UNUSED, where=where, asks=False) for key, where in composed.hydra.items()
     ]
+    for key in composed.open:
+        reader.warn(f"{key} is left open (???) and takes {show(reader[key])}, the default of {dialect.name}")
     fields = _direct(reader) | dialect.rules[entry.name](reader)
     words = Words(ledger, reader, entry.root)
     fields = _only_what_engines_read(fields, reader, words, here=here) | dict(leaves(reader.section(OUR_SECTION)))

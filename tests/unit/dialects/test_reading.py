@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
+from posttrain.dialects.detect import read_config
 from posttrain.dialects.ledger import ABSENT, Ledger, fits, ignored, mapped, planned, refused, type_text
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import Dialect, Reader, read_dialect
@@ -234,3 +235,13 @@ def test_types(type: Any, text: str, good: list[Any], bad: list[Any]) -> None:
 def test_two_rows_for_one_key_are_a_mistake_of_ours() -> None:
     with pytest.raises(ValueError, match=r"two rows for opt\.lr"):
         Ledger("toy", "", (ROWS[3], ROWS[3]), ())
+
+
+def test_a_key_that_a_file_leaves_open_takes_the_default_with_a_note(tmp_path: Path) -> None:
+    """verl's later files leave the sampler open, which earlier ones named."""
+    file = tmp_path / "run.yaml"
+    file.write_text("actor_rollout_ref:\n  rollout:\n    name: ???\n")
+    loaded = read_config(str(file), [], "verl")
+    assert loaded.config.rollout.engine == "vllm"
+    assert any("rollout.name is left open (???) and takes 'vllm'" in text for text in loaded.warnings)
+    assert read_config(str(file), ["actor_rollout_ref.rollout.name=hf"], "verl").config.rollout.engine == "hf"

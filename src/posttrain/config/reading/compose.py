@@ -22,6 +22,8 @@ from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml, yaml_problem
 from posttrain.errors import ConfigError, Problem, nearest
 
+MISSING = "???"
+
 
 @dataclass(frozen=True, slots=True)
 class Composed:
@@ -33,6 +35,8 @@ class Composed:
     problems: tuple[Problem, ...] = ()
     # Where each key of Hydra's own section was written; they are not in ``values``.
     hydra: Mapping[str, str] = field(default_factory=dict)
+    # Keys with ??? (OmegaConf's word for a value to be given), where a dialect's default stands in.
+    open: tuple[str, ...] = ()
 
 
 def compose(
@@ -47,8 +51,8 @@ def compose(
     """Read ``path`` (None: nothing but overrides), apply the overrides in order, resolve interpolations.
 
     Args: ``struct`` is Hydra's rule that an override of a key which is not there yet needs a ``+``, unless it is ``known``;
-        ``base`` holds the values of what nobody writes; ``read`` reads a file, and is read_yaml unless a dialect has
-        defaults lists.
+        ``base`` holds the values of what nobody writes, or leaves open with ???; ``read`` reads a file, and is read_yaml
+        unless a dialect has defaults lists.
     Raises: ConfigError with file and line, or the override: a file that cannot be read, broken YAML, a key written twice,
         an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` nobody replaced.
     """
@@ -61,9 +65,11 @@ def compose(
         raise ConfigError(problems)
     hydra_keys = hydra.set_aside(values, places) | {one.key: one.where for one in assignments if one.of_hydra}
     sources = SourceMap(path, places)
+    left_open: list[str] = []
     if base is not None:
+        _close(values, base, "", left_open)
         values = merged(copy.deepcopy(dict(base)), values)
-    return Composed(_resolve(values, sources), sources, tuple(problems), hydra_keys)
+    return Composed(_resolve(values, sources), sources, tuple(problems), hydra_keys, tuple(left_open))
 
 
 def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,6 +78,17 @@ def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         below = under.get(key)
         under[key] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return under
+
+
+def _close(values: dict[str, Any], base: Any, path: str, found: list[str]) -> None:
+    """Remove every ??? for which ``base`` has a value, and list its key."""
+    for key in list(values):
+        value, under, name = values[key], base.get(key) if isinstance(base, Mapping) else None, child(path, key)
+        if isinstance(value, dict):
+            _close(value, under, name, found)
+        elif value == MISSING and under is not None:
+            del values[key]
+            found.append(name)
 
 
 def read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Place]]:

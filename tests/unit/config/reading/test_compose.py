@@ -232,3 +232,15 @@ class TestBadFiles:
         (message,) = refusal(text, *overrides)
         assert "${x" in message
         assert message.endswith("override a.b='${x'" if overrides else "run.yaml:1 a.b")
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_what_is_left_open_takes_the_value_below_or_is_reported() -> None:
+    Path("run.yaml").write_text("a:\n  b: ???\n  c: 2\nd: ???\n")
+    base = {"a": {"b": 1, "c": 1}, "d": 4}
+    composed = compose("run.yaml", [], base=base)
+    assert composed.values == {"a": {"b": 1, "c": 2}, "d": 4}
+    assert composed.open == ("a.b", "d")
+    assert compose("run.yaml", ["a.b=5", "d=6"], base=base).open == ()
+    with pytest.raises(ConfigError, match=r"d must be given: \?\?\? stands in its place, at run\.yaml:4 d"):
+        compose("run.yaml", [], base={"a": {"b": 1}})
