@@ -1,6 +1,6 @@
-"""Third-party libraries that more than one folder needs: one adapter file each, below all who use it.
+"""Third-party libraries used by several folders: one adapter file each, below all their users.
 
-A backend's library has its adapter in the backend's file. What lives here is shared by folders that stand side by side
-(``data`` and ``rewards``), so by the rule of the floors it sinks below them. compilers.py, folders.py and git_lfs.py are there
-for the same reason. Imports only errors and registry.
+A library with one user has its adapter there. The adapters here are shared by folders that must not import each other
+(``data`` and ``rewards``). compilers.py, folders.py and git_lfs.py are here for the same reason. Imports only errors and
+registry.
 """

@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine, which some speed depends on and nothing else."""
+"""The C++ compiler of this machine. Only speed depends on it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ COMPILERS = ("g++", "clang++", "c++")
 
 
 def find_compiler() -> str | None:
-    """The path of the first one; None where there is none."""
+    """Return the path of the first compiler found; None without one."""
     return next(filter(None, map(shutil.which, COMPILERS)), None)

@@ -1,4 +1,4 @@
-"""Folders that are written into."""
+"""Creation of the folders that are written to."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from posttrain.errors import Problem, RequestError
 
 
 def user_cache() -> Path:
-    """Where this package keeps what it can make again. Raises: RuntimeError for a user without a home."""
+    """Return the folder for files that this package can recreate. Raises: RuntimeError for a user without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "posttrain"
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and see that a file can be written there; one that is there already may hold others.
+    """Create a folder with its parents, and check that a file can be written there. An existing folder may hold other files.
 
-    Raises: RequestError that names the folder, whatever the operating system has against it.
+    Raises: RequestError that names the folder, for any error of the operating system.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What git-lfs leaves in the place of large files that it has not fetched."""
+"""Detection of git-lfs pointers, which stand in place of large files that were not fetched."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def without_git_lfs(path: str) -> str:
-    """What to do where a model's folder holds pointers in the place of its weights; empty where it does not."""
+    """Return the fix for a model folder that holds pointers instead of weights; "" for other folders."""
     folder = Path(path).expanduser()
     for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
         with file.open("rb") as stream:

@@ -1,6 +1,6 @@
-"""JSON over HTTP, one try at a time: an answer, or a failure with a type. The sole importer of httpx2.
+"""JSON over HTTP, one try per call: an answer, or a typed failure. The sole importer of httpx2.
 
-What is asked again, how often and of whom is the caller's: rewards that ask a server, samplers that are servers.
+Retries are the caller's: rewards that query a server, samplers that are servers.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import httpx2
 
 TIMEOUT = "timeout"  # no answer before the deadline
-STATUS = "status"  # the answer says that it failed, or is a redirect
-CONNECTION = "connection"  # no connection, or one that broke
-ANSWER = "answer"  # an answer that is too long, or no JSON
+STATUS = "status"  # an error status, or a redirect
+CONNECTION = "connection"  # no connection, or a broken one
+ANSWER = "answer"  # an answer that is too long or is not JSON
 
-CONNECT_S = 10.0  # a server that cannot be reached in this time is tried again
-FIRST_WAIT_S = 0.5  # before the second try; twice as long before each further one
+CONNECT_S = 10.0  # time limit of a connection attempt
+FIRST_WAIT_S = 0.5  # before the second try; doubled before each further one
 LONGEST_WAIT_S = 30.0
 
 
 class HttpFailure(Exception):
-    """A try that brought no answer. ``passing``: another try may; ``after_s``: the wait that the server asks for."""
+    """A try failed. ``passing``: another try may succeed; ``after_s``: the wait that the server requests."""
 
     def __init__(self, kind: str, detail: str, *, passing: bool = False, after_s: float = 0.0, status: int = 0):
         super().__init__(detail)
@@ -39,8 +39,8 @@ class HttpFailure(Exception):
 def open_client(
     headers: Mapping[str, str], *, connections: int, connect_s: float = CONNECT_S, proxy_from_env: bool = False
 ) -> httpx2.AsyncClient:
-    """A client without a limit on the whole request: deadlines are the caller's. Certificates are checked, redirects are not
-    followed."""
+    """Open a client without a limit on the whole request, which the caller limits. It checks certificates and does not follow
+    redirects."""
     return httpx2.AsyncClient(
         headers={"Accept": "application/json", "Accept-Encoding": "identity", **headers},
         timeout=httpx2.Timeout(None, connect=connect_s),
@@ -52,7 +52,7 @@ def open_client(
 
 
 def is_url(text: str) -> bool:
-    """Whether requests can go there."""
+    """Return True when requests can be sent to this address."""
     try:
         httpx2.URL(text)
     except (ValueError, httpx2.InvalidURL):
@@ -61,7 +61,7 @@ def is_url(text: str) -> bool:
 
 
 def short(text: str) -> str:
-    """One line of at most 200 characters."""
+    """Shorten a text to one line of at most 200 characters."""
     text = " ".join(text.split())
     return text if len(text) <= 200 else f"{text[:200]}…"
 
@@ -77,16 +77,16 @@ async def ask(
     quoted: Callable[[str], str] = short,
     empty: bool = False,
 ) -> Any:
-    """The JSON of one answer; None for an empty one where ``empty``, such as the answers of health checks.
+    """Send a request and return the JSON of the answer; None for an empty answer where ``empty`` allows it (health checks).
 
-    Args: ``body`` is JSON; ``name`` is the server's in messages; ``quoted`` makes foreign words fit for one.
+    Args: ``body`` is JSON; ``name`` is the server's name in messages; ``quoted`` sanitises foreign text for messages.
     Raises: HttpFailure.
     """
     headers = {"Content-Type": "application/json"} if body is not None else {}
     try:
         async with client.stream(method, url, content=body, headers=headers) as response:
             data = bytearray()
-            async for chunk in response.aiter_raw():  # not decompressed: a small answer could become a huge one
+            async for chunk in response.aiter_raw():  # not decompressed: a small answer could expand to a huge one
                 data += chunk
                 if len(data) > largest_bytes:
                     raise HttpFailure(ANSWER, f"the answer of {name} is longer than {largest_bytes >> 20} MiB")
@@ -111,8 +111,8 @@ async def ask(
 
 
 def wait_s(body: bytes, attempt: int) -> float:
-    """How long to wait after try ``attempt`` (from 0): it grows, differs from body to body, so that requests that fail
-    together do not come back together, and is the same in every run."""
+    """Return the wait after try ``attempt`` (from 0). It grows, depends on the body, so that requests that fail together are not
+    retried together, and is the same in every run."""
     longest = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S)
     return longest * random.Random(body + bytes([min(attempt, 255)])).uniform(0.5, 1.0)
 
@@ -121,7 +121,7 @@ def _status_text(name: str, status: int, data: bytes, quoted: Callable[[str], st
     text = f"{name} answered with status {status}"
     if 300 <= status < 400:
         return f"{text}, a redirect; redirects are not followed"
-    if status in (401, 403) or not data:  # such answers like to repeat a part of the key
+    if status in (401, 403) or not data:  # such answers often repeat a part of the key
         return text
     return f"{text}: {quoted(data[:2000].decode(errors='replace'))}"
 
@@ -131,7 +131,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _retry_after_s(value: str) -> float:
-    """Seconds from now that a Retry-After header says, in seconds or as a date; 0 when it says nothing."""
+    """Parse a Retry-After header, in seconds or as a date, to seconds from now; 0 when it is invalid."""
     if re.fullmatch(r"[0-9]{1,9}", value):
         return float(value)
     try:

@@ -10,13 +10,12 @@ from typing import Any
 from posttrain.errors import MissingDependency
 from posttrain.registry import missing_library
 
-# Languages do not need more of a text than this, in characters.
+# Characters of a text that suffice to detect its language.
 _LONGEST = 10_000
 
 
 def language(text: str) -> str | None:
-    """The code of the language (ISO 639-1, zh-cn and zh-tw), None when nothing in the text tells. The same text gives the
-    same answer.
+    """Detect the language. Returns: its code (ISO 639-1, zh-cn and zh-tw); None when the text gives no evidence. Deterministic.
 
     Raises: MissingDependency without langdetect.
     """
@@ -32,5 +31,5 @@ def _library() -> Any:
     if find_spec("langdetect") is None:
         raise MissingDependency(missing_library("langdetect", "the constraint validate_response_language"))
     library = importlib.import_module("langdetect")
-    library.DetectorFactory.seed = 0  # it draws samples of the text
+    library.DetectorFactory.seed = 0  # it samples parts of the text
     return library

@@ -1,4 +1,4 @@
-"""A user's own classes and functions, by where they stand. For processes that run such code; nothing else imports it."""
+"""Loading of a user's own classes and functions, for the processes that run such code; nothing else imports this file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from posttrain.errors import ConfigError, Problem
 
 
 def load(where: str) -> Any:
-    """The class or function at ``package.module:Name``, ``package.module.Name`` or ``path/to/file.py:Name``.
+    """Load the class or function at ``package.module:Name``, ``package.module.Name`` or ``path/to/file.py:Name``.
 
-    Raises: ConfigError when there is none; whatever importing it raises.
+    Raises: ConfigError when it does not exist; any error of the import.
     """
     path, colon, attribute = where.rpartition(":") if ":" in where else where.rpartition(".")
     if not path or not attribute:
@@ -33,13 +33,13 @@ def load(where: str) -> Any:
 
 
 class Calls:
-    """Calls of functions that may be coroutine functions, all on one event loop. For one thread."""
+    """Calls functions, coroutine functions included, on one event loop. For one thread."""
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
 
     def call(self, function: Any, *positional: Any, **named: Any) -> Any:
-        """What it returns, at the end."""
+        """Call a function and return its result, awaited where it is a coroutine."""
         value = function(*positional, **named)
         if not inspect.isawaitable(value):
             return value
@@ -66,14 +66,14 @@ def _module(name: str) -> ModuleType:
 
 
 def _file_module(file: Path) -> ModuleType:
-    """The file as a module of its own name: files of the same name in different folders stay apart."""
+    """Load the file as a module with a unique name: files of the same name in different folders stay apart."""
     if not file.is_file():
         raise ConfigError(Problem(f"there is no file {file}"))
     file = file.resolve()
     name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None  # a file that ends in .py
+        assert spec is not None and spec.loader is not None  # the name ends in .py
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)

@@ -1,7 +1,7 @@
-"""The sole importer of reasoning-gym: task names, generators, verifiers, and entries as text.
+"""The sole importer of reasoning-gym: task names, generators, verifiers, and the serialization of entries.
 
-``data`` writes datasets of its tasks and ``rewards`` asks its verifiers; neither may import the other, so the adapter
-stands below both. The library takes about a second to import, which happens at the first call that needs it.
+``data`` writes datasets of its tasks and ``rewards`` calls its verifiers; neither may import the other, so the adapter is
+below both. The library takes about a second to import, on the first call that needs it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 from posttrain.errors import ConfigError, MissingDependency, Problem, did_you_mean
 from posttrain.registry import missing_library
 
-# Tasks whose verifier calls Python's eval, itself or through sympy's parser, mostly on the answer. Model text is never
-# evaluated in the trainer's process, so these wait for reward workers that can be boxed in. Seen in reasoning-gym
-# 0.1.25; a test compares the list with what the installed verifiers do.
+# Tasks whose verifier calls Python's eval, directly or through sympy's parser, usually on the answer. Model text is never
+# evaluated in the trainer's process, so these need sandboxed reward workers. Seen in reasoning-gym 0.1.25; a test compares
+# the list with the installed verifiers.
 EVALUATING_TASKS = frozenset(
     {
         "binary_matrix",
@@ -44,18 +44,18 @@ EVALUATING_TASKS = frozenset(
 )
 # A mixture of other tasks, not a task: its verifier needs the generators of the whole mixture.
 _MIXTURES = {"composite"}
-# Items per generator object. Item i is drawn from seed + i, so generators set side by side go on in one stream.
+# Items per generator object. Item i is drawn from seed + i, so successive generators continue one stream.
 _CHUNK = 1000
 
 
 def check_installed(needed_by: str) -> None:
-    """Raises MissingDependency, with the line that installs it, when reasoning-gym is absent. Does not import it."""
+    """Raises: MissingDependency, with the install command, when reasoning-gym is absent. Does not import it."""
     if find_spec("reasoning_gym") is None:
         raise MissingDependency(missing_library("reasoning_gym", needed_by))
 
 
 def check_scorable(task: str) -> None:
-    """Raises ConfigError for a task whose verifier may not run in this process."""
+    """Raises: ConfigError for a task whose verifier must not run in this process."""
     if task in EVALUATING_TASKS:
         raise ConfigError(
             Problem(
@@ -67,20 +67,20 @@ def check_scorable(task: str) -> None:
 
 
 def task_names() -> list[str]:
-    """Every single task, sorted."""
+    """Return the names of all single tasks, sorted."""
     return sorted(set(_library().factory.DATASETS) - _MIXTURES)
 
 
 def option_names(task: str) -> list[str]:
-    """The options of a task's generator, without seed and size, which belong to the caller."""
+    """Return the options of a task's generator, except seed and size, which the caller sets."""
     _, config = _library().factory.DATASETS[task]
     return [item.name for item in fields(config) if item.name not in ("seed", "size")]
 
 
 def generator(task: str, *, seed: int, size: int, options: Mapping[str, Any]) -> Any:
-    """A reasoning_gym ProceduralDataset of ``size`` items; it also verifies answers (``score_answer(answer, entry)``).
+    """Create a reasoning_gym ProceduralDataset of ``size`` items; it also verifies answers (``score_answer(answer, entry)``).
 
-    Raises: ConfigError for a task, an option or an option's value that reasoning-gym does not know.
+    Raises: ConfigError for an unknown task or option, or an invalid value.
     """
     names = task_names()
     if task not in names:
@@ -89,7 +89,7 @@ def generator(task: str, *, seed: int, size: int, options: Mapping[str, Any]) ->
     unknown = [
         Problem(
             f"{task} has no option called {name!r} (known: {', '.join(known)})",
-            fix="seed and the number of rows are set beside the options"
+            fix="seed and the number of rows have settings of their own"
             if name in ("seed", "size")
             else did_you_mean(name, known),
         )
@@ -105,10 +105,10 @@ def generator(task: str, *, seed: int, size: int, options: Mapping[str, Any]) ->
 
 
 def entries(task: str, *, seed: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Endless entries (question, answer, metadata) of a task; questions may repeat.
+    """Yield endless entries (question, answer, metadata) of a task; questions may repeat.
 
-    reasoning-gym draws item i from ``seed + i``, so seeds 1 and 2 as they are would give nearly the same items. The
-    seed is therefore spread over a wide range first: streams of different seeds have only chance in common.
+    reasoning-gym draws item i from ``seed + i``, so seeds 1 and 2 would give nearly the same items. The seed is therefore
+    spread over a wide range first, so that streams of different seeds overlap only by chance.
     """
     first = random.Random(seed).getrandbits(30)
     while True:
@@ -121,7 +121,7 @@ def entries(task: str, *, seed: int, options: Mapping[str, Any]) -> Iterator[dic
 
 
 def category(task: str) -> str:
-    """The family a task belongs to, such as arithmetic."""
+    """Return the category of a task, such as arithmetic."""
     dataset, _ = _library().factory.DATASETS[task]
     return str(dataset.__module__.split(".")[1])
 
@@ -132,21 +132,21 @@ def _verifier(task: str, options: str) -> Any:
 
 
 def verify(task: str, options: str, answer: str, entry: Mapping[str, Any]) -> float:
-    """What reasoning-gym says of an answer, usually 0 to 1. ``options`` is the JSON text the entry was written with.
+    """Score an answer with the task's verifier, usually 0 to 1. ``options`` is the JSON text the entry was written with.
 
-    Raises: ConfigError as ``generator`` and ``check_scorable`` do; whatever the task's verifier raises.
+    Raises: ConfigError as ``generator`` and ``check_scorable`` do; any error of the task's verifier.
     """
     check_scorable(task)
     return float(_verifier(task, options).score_answer(answer, dict(entry)))
 
 
 def preload() -> None:
-    """Import it now: it takes seconds. Raises: MissingDependency."""
+    """Import reasoning-gym, which takes seconds. Raises: MissingDependency."""
     _library()
 
 
 def entry_to_text(entry: Mapping[str, Any]) -> str:
-    """An entry as JSON text from which ``entry_from_text`` makes an equal one.
+    """Serialize an entry as JSON text, from which ``entry_from_text`` restores an equal one.
 
     Some verifiers compare tuples or look up integer keys in the metadata, and JSON has neither: a tuple is written as
     {"__tuple__": [...]}, a mapping whose keys are not all text as {"__items__": [[key, value], ...]}.
@@ -155,7 +155,7 @@ def entry_to_text(entry: Mapping[str, Any]) -> str:
 
 
 def entry_from_text(text: str) -> dict[str, Any]:
-    """Raises ValueError when the text is not what ``entry_to_text`` writes."""
+    """Restore an entry. Raises: ValueError when the text is not in the form of ``entry_to_text``."""
     entry = _from_json(json.loads(text))
     if not isinstance(entry, dict) or "question" not in entry or "answer" not in entry:
         raise ValueError("not a reasoning-gym entry: a question and an answer are expected")
@@ -194,10 +194,10 @@ def _library() -> Any:
 
 
 def _stand_in_for_pycosat() -> None:
-    """Let reasoning-gym be imported where pycosat could not be installed.
+    """Allow the import of reasoning-gym where pycosat cannot be installed.
 
-    reasoning-gym 0.1.25 imports pycosat (a C extension published without wheels) when it is imported itself, for the
-    puzzles of zebra_puzzles only. Where there is no C compiler, a stand-in takes its place, which fails when called.
+    reasoning-gym 0.1.25 imports pycosat (a C extension published without wheels) at its own import, but only zebra_puzzles uses
+    it. Without a C compiler, a replacement module is registered that fails when called.
     Unnecessary once reasoning-gym imports pycosat on use, or pycosat is published with wheels.
     """
     if find_spec("pycosat") is not None:
@@ -209,13 +209,14 @@ def _stand_in_for_pycosat() -> None:
         )
 
     stand_in = ModuleType("pycosat")
-    stand_in.__spec__ = ModuleSpec("pycosat", loader=None)  # find_spec of a loaded module without one is an error
+    # find_spec fails for a loaded module without a spec.
+    stand_in.__spec__ = ModuleSpec("pycosat", loader=None)
     stand_in.solve = stand_in.itersolve = absent  # type: ignore[attr-defined]
     sys.modules["pycosat"] = stand_in
 
 
 def _suggest(task: str, names: list[str]) -> str:
-    """The three nearest names; a few well-known ones when nothing is near."""
+    """Suggest the three nearest names; a few well-known ones when none is near."""
     near = get_close_matches(task, names, n=3, cutoff=0.5)
     return (
         f"did you mean {' or '.join(near)}?" if near else f"there are {len(names)}: chain_sum, gsm_symbolic, sudoku, …"

@@ -1,7 +1,7 @@
 """The sole importer of fsspec: folders by URL (s3://bucket/folder, gs://..., hdfs://..., memory://...), or on another disk.
 
-Who may do what there is said as the library of each protocol expects it, in environment variables and its own files; for S3
-these are AWS_ACCESS_KEY_ID and the like, and AWS_ENDPOINT_URL for another server than Amazon's.
+Credentials are given as the library of each protocol expects them, in environment variables and its own files; for S3
+these are AWS_ACCESS_KEY_ID and the like, and AWS_ENDPOINT_URL for other servers than Amazon's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from posttrain.errors import Problem
 from posttrain.registry import missing_library
 
-# Stores of objects under names; there are no folders to make, and asking for one would make a bucket.
+# Object stores: they have no folders, and creating one would create a bucket.
 BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss")
 
 
@@ -21,17 +21,17 @@ def is_url(path: str) -> bool:
 
 
 def plain(url: str) -> str:
-    """One way to write a URL or a folder."""
+    """Normalise a URL or folder."""
     return url.rstrip("/") if is_url(url) else str(Path(url).expanduser().resolve())
 
 
 def problem_of(url: str, field: str) -> Problem | None:
-    """Why a URL cannot be used, as far as it can be seen without looking there."""
-    import fsspec  # here and below: only a run that names a URL pays for it
+    """Return the problem of an unusable URL, as far as it can be detected without connecting."""
+    import fsspec  # imported here and below, so that only runs with a URL load it
 
     protocol, _, place = url.partition("://")
     if not is_url(url):
-        return None  # a folder, of another disk
+        return None  # a local folder
     if not place.strip("/"):
         return Problem(f"{url} names no folder", fix=f"write {protocol}://BUCKET/FOLDER", field=field)
     if protocol not in fsspec.available_protocols():
@@ -47,7 +47,7 @@ def problem_of(url: str, field: str) -> Problem | None:
 
 
 class RemoteFolder:
-    """Files below a URL, by their names relative to it. Errors are those of the protocol's library; most are OSError."""
+    """Files below a URL, by their names relative to it. Raises the errors of the protocol's library; most are OSError."""
 
     def __init__(self, url: str):
         import fsspec
@@ -59,13 +59,13 @@ class RemoteFolder:
         self._root = root.rstrip("/")
 
     def files(self) -> dict[str, int]:
-        """Size in bytes by name, of everything there is now."""
+        """Return the size in bytes of every existing file, by name."""
         self._files.invalidate_cache()
         found = self._files.find(self._root, detail=True)
         return {name[len(self._root) :].lstrip("/"): int(about["size"]) for name, about in found.items()}
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None when there is no such file."""
+        """Read a file; None when it does not exist."""
         try:
             content: bytes = self._files.cat_file(self._path(name))
         except FileNotFoundError:
@@ -77,17 +77,17 @@ class RemoteFolder:
         self._files.pipe_file(self._path(name), content)
 
     def put(self, local: Path, name: str) -> None:
-        """Copy a file there. On stores of objects it is whole or absent."""
+        """Upload a file. On object stores this is atomic."""
         self._make_room_for(name)
         self._files.put_file(str(local), self._path(name))
 
     def get(self, name: str, local: Path) -> None:
-        """Copy a file here."""
+        """Download a file."""
         local.parent.mkdir(parents=True, exist_ok=True)
         self._files.get_file(self._path(name), str(local))
 
     def delete(self, name: str) -> None:
-        """Remove a file, or a folder with what is in it."""
+        """Delete a file, or a folder with its contents."""
         self._files.invalidate_cache()
         if self._files.exists(self._path(name)):
             self._files.rm(self._path(name), recursive=True)

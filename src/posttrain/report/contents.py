@@ -1,4 +1,4 @@
-"""What a page about runs shows, as plain values."""
+"""The contents of a page about runs, as plain values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from posttrain.report.differences import differences
 from posttrain.report.embedded import embed_samples
 from posttrain.report.harmless import finite
-from posttrain.report.read import Run, json_rows, read_timeline
+from posttrain.report.read import RecordedRun, json_rows, read_timeline
 
-MAX_NOTES = 20  # about what could not be read
+MAX_NOTES = 20  # most notes about unreadable files
 
 
-def page_data(runs: Sequence[Run], *, live: bool = False) -> dict[str, Any]:
-    """Everything the page shows about these runs. ``live`` pages ask for it again and again."""
+def page_data(runs: Sequence[RecordedRun], *, live: bool = False) -> dict[str, Any]:
+    """Collect all data that the page shows about these runs. ``live`` pages request it repeatedly."""
     names = labels(runs)
     notes = [
         f"{name}: {note}" if len(runs) > 1 else note
@@ -35,19 +35,19 @@ def page_data(runs: Sequence[Run], *, live: bool = False) -> dict[str, Any]:
     }
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
-    """What tells the runs apart: their names, else the names of their folders, else numbers behind the names."""
+def labels(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return labels that distinguish the runs: their names, else the names of their folders, else numbered names."""
     for found in ([run.name for run in runs], [run.folder.resolve().name for run in runs]):
         if len(set(found)) == len(runs):
             return found
     return [f"{run.name} ({number})" for number, run in enumerate(runs, start=1)]
 
 
-def _notes(run: Run) -> list[str]:
+def _notes(run: RecordedRun) -> list[str]:
     return [*run.notes] + ([] if run.metrics else ["No step has been logged yet."])
 
 
-def _run(run: Run, label: str) -> dict[str, Any]:
+def _run(run: RecordedRun, label: str) -> dict[str, Any]:
     steps = list(run.metrics)
     return {
         "name": run.name,
@@ -69,15 +69,15 @@ def _run(run: Run, label: str) -> dict[str, Any]:
     }
 
 
-def _timeline(run: Run) -> list[tuple[int, str, float, float]]:
-    """The phases of the run, in seconds since the first of them that is here."""
+def _timeline(run: RecordedRun) -> list[tuple[int, str, float, float]]:
+    """Return the phases of the run, in seconds since the start of the first one recorded."""
     phases = read_timeline(run.folder)
     first = phases[0][2] if phases else 0.0
     return [(step, name, round(start - first, 4), round(end - first, 4)) for step, name, start, end in phases]
 
 
-def _headline(run: Run, source: str) -> dict[str, Any]:
-    """Held-out accuracy of one data source, first and last, with what it was counted over."""
+def _headline(run: RecordedRun, source: str) -> dict[str, Any]:
+    """Return the first and last held-out accuracy of one data source, with the counts behind them."""
     series = [(step, value) for step, value in run.series(f"validation/{source}/accuracy").items() if value is not None]
     points = [
         {"step": step, "accuracy": value, **_counts(run, step, source, value)}
@@ -86,8 +86,8 @@ def _headline(run: Run, source: str) -> dict[str, Any]:
     return {"source": source, "points": points}
 
 
-def _counts(run: Run, step: int, source: str, accuracy: float) -> dict[str, Any]:
-    """Prompts behind an accuracy, and its 95 % interval; nothing when the validation samples were not kept."""
+def _counts(run: RecordedRun, step: int, source: str, accuracy: float) -> dict[str, Any]:
+    """Return the number of prompts behind an accuracy, and its 95 % interval; empty when the validation samples were not kept."""
     path = run.validation.get(step)
     prompts = {
         str(row.get("prompt_id")) for row in (json_rows(path, []) if path else ()) if row.get("data_source") == source
@@ -96,7 +96,7 @@ def _counts(run: Run, step: int, source: str, accuracy: float) -> dict[str, Any]
 
 
 def wilson_interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Interval that holds the true share 95 times of 100, for ``share`` of ``count`` independent trials.
+    """Return the interval that covers the true share with 95 % confidence, for ``share`` of ``count`` independent trials.
 
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
     """
@@ -107,5 +107,5 @@ def wilson_interval(share: float, count: int, z: float = 1.96) -> tuple[float, f
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six significant digits: more than a curve shows, in half the bytes."""
+    """Round to six significant digits: more than a curve shows, in half the bytes."""
     return None if value is None else float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""A static picture of some runs side by side, for a README: plain SVG, readable on light and dark pages."""
+"""A static picture comparing runs, for a README: plain SVG, readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from xml.sax.saxutils import escape
 
 from posttrain.errors import Problem, RequestError
 from posttrain.libraries.folders import make_folder
-from posttrain.report.read import Run, read_run
+from posttrain.report.read import RecordedRun, read_run
 
 PANEL_WIDTH, PANEL_HEIGHT = 400, 250  # px of one panel's plotting area
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 44, 46  # px around it, for labels
 LEGEND_HEIGHT = 34  # px
 
-# The picture has a ground of its own: a page's colours do not always follow the system's.
+# The picture has a background of its own: a page's colours do not always follow the system's.
 STYLE = """
 .ground{fill:#ffffff;stroke:#d9dbd6} .text{fill:#1f2429} .soft{fill:#5f6973} .grid{stroke:#e5e7e3}
 .line{fill:none;stroke-width:2.2;stroke-linejoin:round} .raw{fill:none;stroke-width:1;opacity:.3}
@@ -39,8 +39,8 @@ def write_curves_svg(
     """Draw one panel per metric against the step, with one line per run, and return ``out``.
 
     Args: ``metrics``: by default the held-out accuracy of every data source, then the training reward. ``labels``: one per
-    run; by default its seed where runs differ in it, else its name.
-    Raises: RequestError when a folder is not a run, when there is no run, or none of them logged a metric asked for.
+    run; by default its seed where the runs' seeds differ, else its name.
+    Raises: RequestError when a folder is not a run, when there is no run, or when no run logged a requested metric.
     """
     runs = [read_run(Path(folder)) for folder in run_dirs]
     if not runs:
@@ -61,8 +61,8 @@ def write_curves_svg(
     return out
 
 
-def _picture(runs: list[Run], metrics: list[str], labels: list[str]) -> str:
-    """The SVG: panels two to a row, and a legend below."""
+def _picture(runs: list[RecordedRun], metrics: list[str], labels: list[str]) -> str:
+    """Render the SVG: panels in rows of two, with a legend below."""
     columns = min(2, len(metrics))
     cell_width, cell_height = LEFT + PANEL_WIDTH + RIGHT, TOP + PANEL_HEIGHT + BOTTOM
     legend = _legend(labels, columns * cell_width)
@@ -88,8 +88,8 @@ def _picture(runs: list[Run], metrics: list[str], labels: list[str]) -> str:
 
 
 def _panel(heading: str, curves: list[Points], first: int, last: int) -> str:
-    """One metric from step ``first`` to ``last``: title, axes, a line per run; where its points are many, a thin line
-    through all of them and a thick smoothed one."""
+    """Render one metric from step ``first`` to ``last``: title, axes, a line per run; a dense curve is drawn thin, with a thick
+    smoothed line over it."""
     low, high, tick = axis([value for points in curves for _, value in points] or [0.0])
 
     def at(point: tuple[int, float]) -> str:
@@ -120,7 +120,7 @@ def _panel(heading: str, curves: list[Points], first: int, last: int) -> str:
 
 
 def smooth(points: Points) -> Points:
-    """Centred mean over about a fifteenth of the run (half of that at the ends): follows the curve without lagging."""
+    """Return the centred mean over about a fifteenth of the run (half of that at the ends), which follows without lag."""
     half = round(len(points) / 30)
     result = []
     for i, (step, _) in enumerate(points):
@@ -130,7 +130,7 @@ def smooth(points: Points) -> Points:
 
 
 def axis(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower end, upper end and tick distance of an axis for these values; it starts at 0 unless that presses them flat."""
+    """Return lower end, upper end and tick distance of an axis; it starts at 0 unless that would flatten the values."""
     low, high = min(values), max(values)
     if 0 <= low < 0.5 * high:
         low = 0.0
@@ -141,18 +141,18 @@ def axis(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def tick_size(span: float, count: int) -> float:
-    """The 1, 2 or 5 times a power of ten that cuts ``span`` into at most ``count`` parts."""
+    """Return the 1, 2 or 5 times a power of ten that divides ``span`` into at most ``count`` parts."""
     power = 10.0 ** math.floor(math.log10(span / count))
     return next(factor * power for factor in (1, 2, 5, 10) if span / (factor * power) <= count + 1e-9)
 
 
 def xml_text(text: str) -> str:
-    """Text for an SVG; characters that XML does not allow become question marks."""
+    """Escape text for SVG; characters that XML does not allow become question marks."""
     return escape(re.sub(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text))
 
 
 def title(metric: str) -> str:
-    """What a panel is called."""
+    """Return the title of a panel."""
     if metric == "reward/mean":
         return "Training reward (mean of a step)"
     if metric.startswith("validation/") and metric.endswith("/accuracy"):
@@ -160,8 +160,8 @@ def title(metric: str) -> str:
     return metric
 
 
-def _labels(runs: list[Run]) -> list[str]:
-    """Seeds where they tell the runs apart, else names, numbered where these do not either."""
+def _labels(runs: list[RecordedRun]) -> list[str]:
+    """Label runs by seeds when these differ, else by names, numbered when these are equal."""
     sections = [run.config.get("run") for run in runs]
     seeds = [section.get("seed") if isinstance(section, dict) else None for section in sections]
     if None not in seeds and len(set(seeds)) == len(runs) > 1:
@@ -171,7 +171,7 @@ def _labels(runs: list[Run]) -> list[str]:
 
 
 def _legend(labels: list[str], width: int) -> list[list[tuple[int, int, str]]]:
-    """Rows of (x in px, colour, label), broken where a row is full. A character is taken to be 8 px wide."""
+    """Return rows of (x in px, colour, label), broken where a row is full, assuming 8 px per character."""
     rows: list[list[tuple[int, int, str]]] = [[]]
     x = LEFT
     for index, label in enumerate(labels):

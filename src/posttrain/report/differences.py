@@ -1,4 +1,4 @@
-"""In which settings runs differ."""
+"""The settings in which runs differ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str | None]]]:
-    """(setting, its value in each configuration as JSON, None where it is not set) for the settings that are not the same
-    everywhere, in the order of the configurations. Lists are compared whole."""
+    """Return (setting, its value in each configuration as JSON, None where it is missing) for the settings that differ, in the
+    order of the configurations. Lists are compared as a whole."""
     flat = [_flat(config) for config in configs]
     names = list(dict.fromkeys(name for config in flat for name in config))
     rows = [(name, [config.get(name) for config in flat]) for name in names]

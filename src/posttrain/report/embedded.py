@@ -1,4 +1,4 @@
-"""The samples that a page carries: the most telling ones within its size, with the values of their tokens where there is room."""
+"""Selection of the samples embedded in a page: the most informative ones within its size, with token values when they fit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from posttrain.report.harmless import embed, finite
 from posttrain.report.pictures import data_url, picture_files, read_picture
-from posttrain.report.read import Run, json_rows, token_rows
+from posttrain.report.read import RecordedRun, json_rows, token_rows
 
-MAX_SAMPLES = 3000  # on a page
-MAX_SAMPLE_BYTES = 8_000_000  # of the page that samples may take
-MAX_TOKEN_BYTES = 6_000_000  # of the page that values of single tokens may take
-MAX_PICTURE_BYTES = 6_000_000  # of the page that images may take
-MAX_SAMPLES_PER_FILE = 500  # so that one big validation set does not crowd out every other step
-MAX_TEXT_CHARS = 20_000  # of one prompt, response, ground truth or turn
+MAX_SAMPLES = 3000  # per page
+MAX_SAMPLE_BYTES = 8_000_000  # of samples per page
+MAX_TOKEN_BYTES = 6_000_000  # of token values per page
+MAX_PICTURE_BYTES = 6_000_000  # of images per page
+MAX_SAMPLES_PER_FILE = 500  # leaves room for other steps beside a big validation set
+MAX_TEXT_CHARS = 20_000  # per prompt, response, ground truth or turn
 TEXT_FIELDS = ("prompt", "response", "ground_truth")
 TOKEN_COLUMNS = (
     "token_ids", "sampled", "in_loss", "rollout_logprobs", "gap", "ref_gap", "advantages", "importance_weights", "rejected",
@@ -27,19 +27,20 @@ TOKEN_COLUMNS = (
 
 @dataclass(slots=True)
 class Embedded:
-    """What of the samples goes into a page."""
+    """The samples embedded in a page."""
 
     samples: list[dict[str, Any]] = field(default_factory=list)  # by run, step and kind
-    token_texts: list[dict[str, str]] = field(default_factory=list)  # of each run: token id -> its text
+    # Per run: token id -> its text.
+    token_texts: list[dict[str, str]] = field(default_factory=list)
     pictures: dict[str, str] = field(
         default_factory=dict
     )  # file that samples name -> data URL; its name is its content's
-    left_out: list[str] = field(default_factory=list)  # sentences about what is not on the page
+    left_out: list[str] = field(default_factory=list)  # sentences about data that is not on the page
 
 
 @dataclass(slots=True)
 class _Room:
-    """What is left of a page for one run."""
+    """Space left on a page for one run."""
 
     samples: int
     sample_bytes: int
@@ -47,8 +48,8 @@ class _Room:
     picture_bytes: int
 
 
-def embed_samples(runs: Sequence[Run], names: Sequence[str], notes: list[str]) -> Embedded:
-    """Samples of the runs, each of which gets an equal part of the page. Files that cannot be read become ``notes``."""
+def embed_samples(runs: Sequence[RecordedRun], names: Sequence[str], notes: list[str]) -> Embedded:
+    """Select samples of the runs, each of which gets an equal share of the page. Unreadable files become ``notes``."""
     found = Embedded()
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         limits = (MAX_SAMPLES, MAX_SAMPLE_BYTES, MAX_TOKEN_BYTES, MAX_PICTURE_BYTES)
@@ -67,9 +68,11 @@ def embed_samples(runs: Sequence[Run], names: Sequence[str], notes: list[str]) -
     return found
 
 
-def _of_run(run: Run, room: _Room, notes: list[str]) -> tuple[list[dict[str, Any]], dict[str, str], list[str]]:
-    """Samples, texts of token ids, and what was left out. Files are taken newest first, then the oldest, then ever finer in
-    between; validation and training in turn."""
+def _of_run(run: RecordedRun, room: _Room, notes: list[str]) -> tuple[list[dict[str, Any]], dict[str, str], list[str]]:
+    """Select a run's samples: newest files first, then the oldest, then ever finer in between; validation and training in turn.
+
+    Returns: samples, texts of token ids, and sentences about what was left out.
+    """
     validation = [("validation", step, run.validation[step]) for step in spread(run.validation)]
     training = [("training", step, run.samples[step]) for step in spread(run.samples)]
     files = [item for pair in zip_longest(validation, training) for item in pair if item is not None]
@@ -107,9 +110,9 @@ def _of_run(run: Run, room: _Room, notes: list[str]) -> tuple[list[dict[str, Any
     return sorted(taken, key=lambda row: (row["step"], row["kind"])), texts, left_out
 
 
-def _add_pictures(samples: list[dict[str, Any]], run: Run, pictures: dict[str, str], room: _Room) -> list[str]:
-    """Put the pictures that samples name into ``pictures``, the newest samples' first, while there is room. Returns a sentence
-    about those that are not there."""
+def _add_pictures(samples: list[dict[str, Any]], run: RecordedRun, pictures: dict[str, str], room: _Room) -> list[str]:
+    """Add the images that samples name to ``pictures``, newest samples first, while there is room. Returns: a sentence about
+    missing ones."""
     missing = set()
     for row in reversed(samples):
         for file in picture_files(row):
@@ -128,7 +131,7 @@ def _add_pictures(samples: list[dict[str, Any]], run: Run, pictures: dict[str, s
 def _add_tokens(
     row: dict[str, Any], parts: list[dict[str, Any]], token_texts: dict[str, str], texts: dict[str, str], room: _Room
 ) -> bool:
-    """Put the values of a sample's tokens into its row, and the texts of new token ids into ``texts``, if there is room."""
+    """Add a sample's token values to its row, and the texts of new token ids to ``texts``, if there is room."""
     columns = [{name: finite(part[name]) for name in TOKEN_COLUMNS if name in part} for part in parts]
     ids = {str(number) for part in parts for number in part["token_ids"]}
     new = {number: token_texts.get(number, "") for number in sorted(ids) if number not in texts}
@@ -142,7 +145,7 @@ def _add_tokens(
 
 
 def _cut_texts(row: dict[str, Any]) -> int:
-    """Shorten the long texts of a row in place, and make texts of what is none; returns how many were cut."""
+    """Shorten the long texts of a row in place, and convert other values to text. Returns: the number of shortened texts."""
     cut = 0
     turns = row.get("turns")
     if isinstance(turns, list):
@@ -165,11 +168,11 @@ def _shortened(text: str) -> str:
 
 
 def spread(steps: Iterable[int]) -> Iterator[int]:
-    """All steps: the last, the first, then the middle of each gap, widest gaps first, so that any prefix is evenly spaced."""
+    """Yield the last step, the first, then the middle of each gap, widest first, so that any prefix is evenly spaced."""
     steps = sorted(steps)
     yield from dict.fromkeys(steps[-1:] + steps[:1])
     gaps = [(0, len(steps) - 1)]
-    for low, high in gaps:  # grows while it is walked
+    for low, high in gaps:  # grows during the iteration
         if high - low > 1:
             middle = (low + high) // 2
             yield steps[middle]

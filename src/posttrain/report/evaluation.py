@@ -1,6 +1,6 @@
-"""One offline page about an evaluation, or several side by side: tables of metrics with their intervals, and samples.
+"""One offline page comparing evaluations: tables of metrics with their intervals, and samples.
 
-The page has no script. What a model wrote is escaped, and the page's security policy allows nothing but its own style.
+The page has no script. Text from a model is escaped, and the page's security policy allows only its own style.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from posttrain.report.read import json_rows
 
 RESULTS = "results.json"
 SAMPLES = "dumped_evals"
-MAX_SAMPLES = 200  # of one evaluation
-MAX_CHARS = 4000  # of one text
+MAX_SAMPLES = 200  # per evaluation
+MAX_CHARS = 4000  # per text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,12 @@ class Evaluation:
 
 
 def is_evaluation(folder: Path) -> bool:
-    """Whether ``posttrain evaluate`` wrote this folder."""
+    """Return True when ``posttrain evaluate`` wrote this folder."""
     return (folder / RESULTS).is_file()
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """Raises: RequestError when the folder holds no results that can be read."""
+    """Read an evaluation. Raises: RequestError when the folder holds no readable results."""
     try:
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -57,16 +57,14 @@ def read_evaluation(folder: Path) -> Evaluation:
 
 
 def write_evaluation_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page about these evaluations, into the first one's folder unless ``out`` says otherwise.
+    """Write the page about these evaluations, by default into the folder of the first.
 
     Raises: RequestError as ``read_evaluation``.
     """
     evaluations = [read_evaluation(folder) for folder in folders]
     out = out or folders[0] / "report.html"
     if out.is_dir():
-        raise RequestError(
-            Problem(f"{out} is a folder, and a report is a file", fix="name a file, such as report.html")
-        )
+        raise RequestError(Problem(f"{out} is a folder; a report is a file", fix="name a file, such as report.html"))
     make_folder(out.parent)
     beside = out.with_name(out.name + ".new")
     beside.write_text(page(evaluations), encoding="utf-8", errors="xmlcharrefreplace")
@@ -103,7 +101,7 @@ def _facts(evaluations: Sequence[Evaluation]) -> str:
 
 
 def _table(source: str, evaluations: Sequence[Evaluation]) -> str:
-    """Metrics down, evaluations across."""
+    """Render a table with a row per metric and a column per evaluation."""
     found = [evaluation.sources.get(source, {}) for evaluation in evaluations]
     names = list(dict.fromkeys(name for one in found for name in one.get("metrics", {})))
     head = "".join(f"<th class='num'>{_text(evaluation.name)}</th>" for evaluation in evaluations)

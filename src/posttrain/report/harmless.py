@@ -1,4 +1,4 @@
-"""What makes text that a model wrote harmless in a page."""
+"""Escaping of model-written text for a page."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 def embed(data: object) -> str:
-    """JSON that can stand inside a <script> element: no character in it means anything to HTML. Non-ASCII, U+2028 and lone
-    surrogates among it, is written as \\u escapes."""
+    """Serialize JSON for use inside a <script> element, without characters that HTML interprets. Non-ASCII characters, U+2028
+    and lone surrogates included, are written as \\u escapes."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def finite(value: Any) -> Any:
-    """The value with NaN and infinities, which another writer may leave in a file, as texts: JSON has no such numbers."""
+    """Replace NaN and infinities, which another writer may leave in a file, by texts: JSON has no such numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -26,5 +26,5 @@ def finite(value: Any) -> Any:
 
 
 def source_hash(text: str) -> str:
-    """A source expression that allows exactly this inline script or style."""
+    """Return a CSP source expression that allows exactly this inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,7 +1,7 @@
-"""RUN_DIR/report.html: one page that needs no network, about a run or several side by side.
+"""RUN_DIR/report.html: one page comparing runs, which needs no network.
 
-What a model wrote is data here: it travels as escaped JSON and reaches the page as text only (script/ never sets HTML),
-and the page's security policy allows nothing but its own script and style.
+Text from a model is data: it is embedded as escaped JSON and shown as text only (script/ never sets HTML), and the page's
+security policy allows only its own script and style.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from posttrain.libraries.folders import make_folder
 from posttrain.report.contents import page_data
 from posttrain.report.evaluation import is_evaluation
 from posttrain.report.harmless import embed, source_hash
-from posttrain.report.read import Run, read_run
+from posttrain.report.read import RecordedRun, read_run
 
-MAX_RUNS = 8  # on a page: as many as it has colours
-SCRIPTS = ("text", "charts", "curves", "time", "diff", "tokens", "samples", "main")  # script/*.js, in this order
+MAX_RUNS = 8  # per page: its number of colours
+# Names of script/*.js, in loading order.
+SCRIPTS = ("text", "charts", "curves", "time", "diff", "tokens", "samples", "main")
 
 
 def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the report of these run folders and return its path, report.html in the first one unless ``out`` says otherwise.
+    """Write the report of these run folders, by default report.html in the first one. Returns: its path.
 
     Raises: RequestError as ``read_runs``, or when ``out`` is a folder.
     """
@@ -32,9 +33,7 @@ def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     page = render(page_data(runs), title=title_of(runs))
     out = Path(out) if out is not None else runs[0].folder / "report.html"
     if out.is_dir():
-        raise RequestError(
-            Problem(f"{out} is a folder, and a report is a file", fix="name a file, such as report.html")
-        )
+        raise RequestError(Problem(f"{out} is a folder; a report is a file", fix="name a file, such as report.html"))
     make_folder(out.parent)
     beside = out.with_name(out.name + ".new")
     beside.write_text(page, encoding="utf-8")
@@ -42,9 +41,9 @@ def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     return out
 
 
-def read_runs(run_dirs: Sequence[Path]) -> list[Run]:
-    """Raises: RequestError when one is not a run folder, is named twice, or there are more than MAX_RUNS; all that is wrong
-    with the folders together."""
+def read_runs(run_dirs: Sequence[Path]) -> list[RecordedRun]:
+    """Read run folders. Raises: RequestError with all problems: folders that hold no run or are named twice, and more than
+    MAX_RUNS."""
     problems = []
     resolved = [Path(folder).resolve() for folder in run_dirs]
     if len(run_dirs) > MAX_RUNS:
@@ -66,12 +65,12 @@ def read_runs(run_dirs: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def title_of(runs: Sequence[Run]) -> str:
+def title_of(runs: Sequence[RecordedRun]) -> str:
     return f"{' · '.join(dict.fromkeys(run.name for run in runs))} · posttrain"
 
 
 def render(data: dict[str, Any], title: str) -> str:
-    """The page: page.html with the style, the script and the data put in."""
+    """Render page.html with the style, the script and the data."""
     here = Path(__file__).parent
     style = (here / "page.css").read_text(encoding="utf-8")
     script = page_script()
@@ -87,13 +86,13 @@ def render(data: dict[str, Any], title: str) -> str:
         "script": script,
         "data": embed(data),
     }
-    # One pass, so that nothing put in is taken for a placeholder itself.
+    # One pass, so that inserted text is never taken for a placeholder.
     template = (here / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
 def page_script() -> str:
-    """The page's script: its parts share one scope, and nothing of it is visible outside."""
+    """Join the page's scripts, which share one scope that is not visible outside."""
     folder = Path(__file__).parent / "script"
     parts = "".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'

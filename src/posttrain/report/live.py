@@ -1,8 +1,8 @@
-"""The report page while runs go on: served to this machine alone, to whoever has its address.
+"""The report page of active runs, served to this machine only, to anyone who has its address.
 
-One port on loopback, and an address with a random part in it, so that neither other machines nor other users of this one can
-read it. Names that merely point here (DNS rebinding) are refused. The page is made anew when a browser asks and a file of the
-runs has changed; nothing is done while no page is open.
+It listens on loopback, at an address with a random part, so that neither other machines nor other users of this one can
+read it. Other host names that resolve to this machine (DNS rebinding) are rejected. The page is rendered again when a browser
+requests it and a file of the runs has changed; without requests no work is done.
 """
 
 from __future__ import annotations
@@ -25,56 +25,57 @@ from posttrain.report.harmless import embed
 from posttrain.report.html import read_runs, render, title_of
 
 HOST = "127.0.0.1"
-NAMES = (HOST, "localhost")  # that a browser on this machine, or at the other end of a tunnel, may call it
+NAMES = (HOST, "localhost")  # host names of a browser on this machine, or at the other end of a tunnel
 FILES = ("metrics.jsonl", "timeline.jsonl", "run.json", "config.yaml")
 FOLDERS = ("samples", "validation")
 
 
-class Answer(NamedTuple):
+class PageResponse(NamedTuple):
     status: int
     body: str
     kind: str = "text/plain"
 
 
 class LivePage:
-    """What a browser is answered about these runs. Several may ask at once."""
+    """Responses to the requests of browsers about these runs. Thread-safe."""
 
     def __init__(self, run_dirs: Sequence[Path]):
-        read_runs(run_dirs)  # says what is wrong with the folders
+        read_runs(run_dirs)  # reports problems of the folders
         self.token = secrets.token_urlsafe(24)
         self._run_dirs = list(run_dirs)
         self._lock = threading.Lock()
-        self._made: tuple[dict[str, Any], str] | None = None  # the newest data, and the page's title
+        # The newest data, and the page's title.
+        self._rendered: tuple[dict[str, Any], str] | None = None
 
-    def answer(self, target: str, host: str) -> Answer:
-        """``target`` is what a request asks for, ``host`` the name it uses for this machine."""
+    def answer(self, target: str, host: str) -> PageResponse:
+        """Respond to a request for ``target``, with ``host`` as the name of this machine."""
         url = urlsplit(target)
         _, token, *rest = [*url.path.split("/"), ""]
         if urlsplit(f"//{host}").hostname not in NAMES or not hmac.compare_digest(token.encode(), self.token.encode()):
-            return Answer(403, "Open the address that posttrain report --live printed, with all that is in it.\n")
+            return PageResponse(403, "Open the complete address that posttrain report --live printed.\n")
         if rest not in (["", ""], ["data.json", ""]):
-            return Answer(404, "There is no such page.\n")
+            return PageResponse(404, "There is no such page.\n")
         try:
             data, title = self._newest()
-        except (OSError, RequestError) as error:  # a folder was moved, or a file replaced while it was read
-            return Answer(503, f"The runs cannot be read just now: {error}\n")
+        except (OSError, RequestError) as error:  # a folder was moved, or a file replaced during the read
+            return PageResponse(503, f"The runs cannot be read now: {error}\n")
         if rest[0] == "":
-            return Answer(200, render(data, title), "text/html")
+            return PageResponse(200, render(data, title), "text/html")
         if parse_qs(url.query).get("seen") == [data["version"]]:
-            return Answer(204, "")
-        return Answer(200, embed(data), "application/json")
+            return PageResponse(204, "")
+        return PageResponse(200, embed(data), "application/json")
 
     def _newest(self) -> tuple[dict[str, Any], str]:
         with self._lock:
             version = signature(self._run_dirs)
-            if self._made is None or self._made[0]["version"] != version:
+            if self._rendered is None or self._rendered[0]["version"] != version:
                 runs = read_runs(self._run_dirs)
-                self._made = page_data(runs, live=True) | {"version": version}, title_of(runs)
-            return self._made
+                self._rendered = page_data(runs, live=True) | {"version": version}, title_of(runs)
+            return self._rendered
 
 
 def signature(run_dirs: Sequence[Path]) -> str:
-    """A text that is another one when a file that the page is made of has changed."""
+    """Return a text that changes when a file of the page changes."""
     digest = blake2b(digest_size=12)
     for folder in run_dirs:
         paths = [folder / name for name in FILES]
@@ -87,7 +88,7 @@ def signature(run_dirs: Sequence[Path]) -> str:
 
 @contextmanager
 def serving(run_dirs: Sequence[Path], port: int = 0) -> Iterator[str]:
-    """Serve the page of these runs inside; gives its address. Port 0 takes a free one.
+    """Serve the page of these runs inside the ``with`` block. Yields: its address. Port 0 chooses a free port.
 
     Raises: RequestError as ``read_runs``, or when the port is taken.
     """
@@ -96,7 +97,7 @@ def serving(run_dirs: Sequence[Path], port: int = 0) -> Iterator[str]:
         server = ThreadingHTTPServer((HOST, port), _handler(page))
     except OSError as error:
         what = f"port {port} of {HOST} cannot be used: {error.strerror}"
-        raise RequestError(Problem(what, fix="name another with --port, or none for a free one")) from error
+        raise RequestError(Problem(what, fix="name another with --port, or omit it for a free one")) from error
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
@@ -113,7 +114,7 @@ def serve(run_dirs: Sequence[Path], port: int, say: Callable[[str], None]) -> No
     with serving(run_dirs, port) as address:
         number = urlsplit(address).port
         say(f"live at {address}")
-        say(f"for this machine alone; elsewhere, first: ssh -L {number}:{HOST}:{number} THIS_MACHINE. Ctrl-C ends it.")
+        say(f"for this machine only; elsewhere, first: ssh -L {number}:{HOST}:{number} THIS_MACHINE. Ctrl-C ends it.")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -122,10 +123,10 @@ def serve(run_dirs: Sequence[Path], port: int, say: Callable[[str], None]) -> No
 
 def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 30  # s that a connection may say nothing
+        timeout = 30  # seconds without data before a connection is closed
         server_version, sys_version = "posttrain", ""
 
-        def do_GET(self) -> None:  # the name that http.server looks for
+        def do_GET(self) -> None:  # the name is fixed by http.server
             answer = page.answer(self.path, self.headers.get("Host", ""))
             body = answer.body.encode("utf-8")
             self.send_response(answer.status)
@@ -144,6 +145,6 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Requests are not told: the terminal is the user's."""
+            """No-op: the terminal shows no requests."""
 
     return Handler

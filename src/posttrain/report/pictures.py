@@ -1,5 +1,5 @@
-"""Pictures of samples as data URLs. A run folder may come from anywhere: only small PNG files under the one name that training
-gives them are taken, and a browser draws PNG and nothing else from such a URL."""
+"""Images of samples as data URLs. A run folder may be untrusted: only small PNG files with the names that training writes are
+read, and a browser renders such a URL as PNG only."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 NAME = re.compile(r"samples/images/[0-9a-f]{32}\.png")
 MAX_SIDE = 1024  # pixels
-MAX_BYTES = 1_000_000  # of one file
+MAX_BYTES = 1_000_000  # per file
 _START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 
 def picture_files(row: Mapping[str, Any]) -> list[str]:
-    """The files, within the run folder, that a sample names as its images; what is no such name is passed over."""
+    """Return the files, within the run folder, that a sample names as its images; other values are ignored."""
     images = row.get("images")
     found = [image.get("file") for image in images if isinstance(image, Mapping)] if isinstance(images, list) else []
     return [file for file in found if isinstance(file, str) and NAME.fullmatch(file)]
 
 
 def read_picture(run_folder: Path, file: str) -> bytes | None:
-    """A PNG file that ``picture_files`` named, or None where there is none, or something else under its name."""
+    """Read a PNG file that ``picture_files`` returned; None when it is missing or not a PNG."""
     path = run_folder / file
     if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_BYTES:
         return None

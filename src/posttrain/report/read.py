@@ -1,4 +1,4 @@
-"""Read a run folder: finished, running, or killed half-way through a line."""
+"""Reading of a run folder: finished, active, or killed in the middle of a line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import yaml
 from posttrain.errors import Problem, RequestError
 
 SAMPLES_FILE = re.compile(r"step_(\d+)\.jsonl")
-MAX_PHASES = 3000  # of a timeline
+MAX_PHASES = 3000  # per timeline
 ACCURACY = re.compile(r"validation/(.+)/accuracy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A run as its folder tells it. Sample files are named here and read when wanted: they may be large."""
+class RecordedRun:
+    """The record of a run in its folder. Sample files are listed here and read on demand: they may be large."""
 
     folder: Path
     info: Mapping[str, Any]  # run.json: name, started, versions, device, total_steps, status
@@ -31,7 +31,7 @@ class Run:
     metrics: Mapping[int, Mapping[str, float | None]]  # step -> metric -> value; None was not finite; steps ascending
     samples: Mapping[int, Path]  # step -> samples/step_N.jsonl
     validation: Mapping[int, Path]  # step -> validation/step_N.jsonl; step 0 is the starting weights
-    notes: tuple[str, ...]  # what could not be read
+    notes: tuple[str, ...]  # about files that could not be read
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def model(self) -> str:
-        """Folder or hub id of the model; empty when the configuration does not say."""
+        """Folder or hub id of the model; empty when the configuration names none."""
         section = self.config.get("model")
         return str(section.get("path") or "") if isinstance(section, dict) else ""
 
@@ -48,23 +48,23 @@ class Run:
         return max(self.metrics, default=0)
 
     def series(self, metric: str) -> dict[int, float | None]:
-        """Step -> value, for the steps that logged this metric."""
+        """Return step -> value, for the steps that logged this metric."""
         return {step: values[metric] for step, values in self.metrics.items() if metric in values}
 
     def metric_names(self) -> list[str]:
-        """Every metric that was logged, sorted."""
+        """Return every logged metric, sorted."""
         return sorted({name for values in self.metrics.values() for name in values})
 
     def data_sources(self) -> list[str]:
-        """The tasks with a held-out accuracy, sorted."""
+        """Return the data sources with a held-out accuracy, sorted."""
         return [match[1] for name in self.metric_names() if (match := ACCURACY.fullmatch(name))]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RecordedRun:
     """Read a run folder.
 
-    A half-written last line is passed over; anything else that cannot be read becomes a note, so that a report about a
-    damaged run can still be had. Lines about the same step are merged.
+    An incomplete last line is ignored; other unreadable content becomes a note, so that a damaged run still has a report. Lines
+    about the same step are merged.
 
     Raises: RequestError when the folder does not exist or is not a run folder.
     """
@@ -83,7 +83,7 @@ def read_run(folder: Path) -> Run:
         )
     notes: list[str] = []
     text = _text(folder / "config.yaml", notes)
-    return Run(
+    return RecordedRun(
         folder=folder,
         info=_mapping(folder / "run.json", _text(folder / "run.json", notes), notes),
         config_text=text,
@@ -96,8 +96,8 @@ def read_run(folder: Path) -> Run:
 
 
 def json_rows(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file, one at a time. A line that is none becomes a note, unless it is a last line
-    without its newline: that one is still being written, or its writer was killed."""
+    """Yield the objects of a JSON-lines file. An invalid line becomes a note, unless it is a last line without a newline: that
+    one is still being written, or its writer was killed."""
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -107,14 +107,12 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
             if isinstance(row, dict):
                 yield row
             elif line.strip() and line.endswith("\n"):
-                notes.append(
-                    f"{path.parent.name}/{path.name}, line {number}, is not a JSON object and was passed over."
-                )
+                notes.append(f"{path.parent.name}/{path.name}, line {number}, is not a JSON object and was ignored.")
 
 
 def token_rows(samples: Path) -> tuple[dict[str, str], dict[int, list[dict[str, Any]]]]:
-    """What step_N.tokens.jsonl says of single tokens, for the file step_N.jsonl beside it: the text of every token id, and for
-    the number of a sample (from 0) its rows, each with a list of ``token_ids``. Both are empty where there is no such file."""
+    """Read step_N.tokens.jsonl, the token values of step_N.jsonl. Returns: the text of every token id; and by number of the
+    sample (from 0) its rows, each with a list of ``token_ids``. Both are empty without such a file."""
     path = samples.with_suffix(".tokens.jsonl")
     texts: dict[str, str] = {}
     rows: dict[int, list[dict[str, Any]]] = {}
@@ -127,8 +125,8 @@ def token_rows(samples: Path) -> tuple[dict[str, str], dict[int, list[dict[str, 
 
 
 def read_timeline(folder: Path, last: int = MAX_PHASES) -> list[tuple[int, str, float, float]]:
-    """(step, phase, start, end) of the last phases that timeline.jsonl names, seconds since some fixed time, in the order in
-    which they began; empty without such a file."""
+    """Return (step, phase, start, end) of the last phases in timeline.jsonl, in seconds since some fixed time, in order of their
+    starts; empty without such a file."""
     path = folder / "timeline.jsonl"
     found: deque[tuple[int, str, float, float]] = deque(maxlen=last)
     for row in json_rows(path, []) if path.is_file() else ():
@@ -149,7 +147,7 @@ def _metrics(path: Path, notes: list[str]) -> dict[int, dict[str, float | None]]
 
 
 def _number(value: object) -> float | None:
-    """The number, or None for null, NaN (as another writer may leave it) and what is not a number."""
+    """Return the number; None for null, NaN (which another writer may leave) and other values."""
     number = isinstance(value, (int, float)) and math.isfinite(value)
     return float(value) if number else None  # type: ignore[arg-type]
 
@@ -168,7 +166,7 @@ def _text(path: Path, notes: list[str]) -> str:
 
 
 def _mapping(path: Path, text: str, notes: list[str]) -> dict[str, Any]:
-    """A YAML or JSON object (JSON is YAML, but for speed and tabs), or {} and a note."""
+    """Parse a YAML or JSON object (JSON is parsed faster, and may hold tabs); {} and a note when invalid."""
     if not text:
         return {}
     try:

@@ -87,7 +87,7 @@ def test_wrong_task_and_options_offer_the_right_ones():
         library.generator("chain_sum", seed=1, size=1, options={"max_term": 3, "seed": 4})
     assert [problem.fix for problem in caught.value.problems] == [
         "did you mean max_terms?",
-        "seed and the number of rows are set beside the options",
+        "seed and the number of rows have settings of their own",
     ]
     assert "known: min_terms, max_terms, min_digits, max_digits, allow_negation" in caught.value.problems[0].what
     with pytest.raises(ConfigError, match="max_terms must be >= min_terms"):

@@ -66,7 +66,7 @@ def test_notes_and_gaps_name_their_run(run_dir: Path, tmp_path: Path, monkeypatc
     )
     monkeypatch.setattr(embedded, "MAX_SAMPLES", 4)  # two for each run
     data = page_data([read_run(run_dir), read_run(other)])
-    assert data["notes"] == ["other: samples/step_1.jsonl, line 1, is not a JSON object and was passed over."]
+    assert data["notes"] == ["other: samples/step_1.jsonl, line 1, is not a JSON object and was ignored."]
     assert data["left_out"][1] == "other: Of 1 step only the first samples are here."
     assert [sample["sample_id"] for sample in data["samples"] if sample["run"] == 1] == ["a", "b"]
 

@@ -82,9 +82,7 @@ def test_report_goes_into_the_run_folder_or_where_told(run_dir: Path, tmp_path: 
 
 
 def test_a_folder_is_no_place_for_a_report(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        RequestError, match=r"new is a folder, and a report is a file; name a file, such as report\.html"
-    ):
+    with pytest.raises(RequestError, match=r"new is a folder; a report is a file; name a file, such as report\.html"):
         (tmp_path / "new").mkdir()
         write_report([run_dir], tmp_path / "new")
     assert not (tmp_path / "new.new").exists()

@@ -54,7 +54,7 @@ def test_page_and_data_are_served_with_the_token(browser: Browser) -> None:
 @pytest.mark.parametrize("path", ["/", "/data.json", "/wrong/", "/wrong/data.json", "//"])
 def test_nothing_is_served_without_the_token(browser: Browser, path: str) -> None:
     status, _, body = browser.get(path)
-    assert (status, body) == (403, "Open the address that posttrain report --live printed, with all that is in it.\n")
+    assert (status, body) == (403, "Open the complete address that posttrain report --live printed.\n")
 
 
 def test_another_name_for_this_machine_is_refused(browser: Browser) -> None:
@@ -106,7 +106,7 @@ def test_every_new_file_changes_the_signature(run_dir: Path) -> None:
 def test_a_folder_that_goes_away_is_told_and_comes_back(browser: Browser, run_dir: Path) -> None:
     run_dir.rename(run_dir.with_name("moved"))
     status, _, body = browser.get("data.json")
-    assert status == 503 and body.startswith("The runs cannot be read just now: ") and "does not exist" in body
+    assert status == 503 and body.startswith("The runs cannot be read now: ") and "does not exist" in body
     run_dir.with_name("moved").rename(run_dir)
     assert browser.get("data.json")[0] == 200
 

@@ -43,7 +43,7 @@ def test_read_run_says_which_line_is_broken(run_dir: Path) -> None:
     path.write_text("\n".join([lines[0], "\x00garbage", *lines[2:]]) + "\n")
     run = read_run(run_dir)
     assert list(run.metrics) == [0, 2, 3, 4]
-    assert run.notes == ("run/metrics.jsonl, line 2, is not a JSON object and was passed over.",)
+    assert run.notes == ("run/metrics.jsonl, line 2, is not a JSON object and was ignored.",)
 
 
 def test_read_run_takes_null_and_nan_for_not_finite(run_dir: Path) -> None:

@@ -19,7 +19,7 @@ from posttrain.cli.viewer import pages, search
 from posttrain.cli.viewer.sample_file import SampleFile
 from posttrain.cli.viewer.sample_list import HEADER, SampleList
 from posttrain.cli.viewer.words import one_line
-from posttrain.report.read import Run, read_run
+from posttrain.report.read import RecordedRun, read_run
 
 Kind = Literal["training", "validation"]
 # Columns of the table of steps, in order of preference; the first MOST_COLUMNS that the run has logged are shown.
@@ -152,7 +152,7 @@ class Steps(Page):
         """No-op: this is the first screen."""
 
 
-def _cells(run: Run, step: int, columns: Iterable[str]) -> list[str]:
+def _cells(run: RecordedRun, step: int, columns: Iterable[str]) -> list[str]:
     metrics = run.metrics.get(step, {})
     numbers = [metrics.get(name) for name in columns]
     accuracies = [metrics.get(f"validation/{source}/accuracy") for source in run.data_sources()]
