@@ -1,4 +1,4 @@
-"""Frozen lake: walk over the ice from the start to the goal without falling into a hole."""
+"""Frozen lake: cross the ice from the start to the goal without falling into a hole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
 
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # rows grow downwards
-TURNS = tuple(MOVES)  # gymnasium's numbers of the actions: slippery ice leads to a neighbour in this circle
+TURNS = tuple(MOVES)  # gymnasium's action numbers: slippery ice moves to a neighbour in this circle
 SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "fallen": "X", "arrived": "√"}
 
 Cell = tuple[int, int]  # row, column
@@ -30,16 +30,16 @@ def frozen_lake(
     symbols: Mapping[str, str] | None = None,
     **wording: Unpack[TextGameWording],
 ) -> Env:
-    """A lake of ``size`` x ``size`` cells, in which the goal can be reached: reward 1 there, else 0; a hole ends the episode.
+    """A lake of ``size`` x ``size`` cells with a reachable goal: reward 1 there, else 0; a hole ends the episode.
 
-    Args: ice_share, the chance of a cell to be ice and no hole; slippery, a move goes where it was meant to in one of three
-        cases, and to either side of it in the others; map_seed gives all episodes one lake; symbols, other signs than SYMBOLS;
-        wording is TextGame's, with 20 turns where nothing else is said.
+    Args: ice_share, the chance of a cell to be ice instead of a hole; slippery, a move goes in the chosen direction in one of
+        three cases, and to either side in the others; map_seed gives all episodes one lake; symbols replace those in SYMBOLS;
+        wording is TextGame's, with 20 turns by default.
     Raises: ConfigError.
     Source: the game is that of gymnasium's FrozenLake-v1, the maps and their text are as in ROLL's frozen_lake.
     """
     if size < 2 or not 0.0 < ice_share <= 1.0:
-        what = f"a lake of size {size} with an ice_share of {ice_share:g} has no way from a start to a goal"
+        what = f"a lake of size {size} with an ice_share of {ice_share:g} has no path from a start to a goal"
         raise ConfigError(Problem(what, fix="use size=4 and ice_share=0.8"))
     if unknown := sorted(set(symbols or {}) - set(SYMBOLS)):
         raise ConfigError(Problem(f"a lake has no {unknown[0]!r} (known: {', '.join(SYMBOLS)})"))
@@ -48,7 +48,7 @@ def frozen_lake(
 
 
 class FrozenLake:
-    """The rules."""
+    """The rules of the game."""
 
     def __init__(self, size: int, ice_share: float, slippery: bool, map_seed: int | None, symbols: Mapping[str, str]):
         self.actions = TURNS
@@ -85,12 +85,12 @@ class FrozenLake:
         )
 
     def state(self) -> str:
-        """The grid, a line per row."""
+        """Render the grid, a line per row."""
         cells = range(self._size)
         return "\n".join("".join(self._symbols[self._kind((row, column))] for column in cells) for row in cells)
 
     def _beside(self, cell: Cell, move: str) -> Cell:
-        """The next cell that way; the edge holds."""
+        """Return the next cell in a direction; at the edge, the cell itself."""
         down, right = MOVES[move]
         last = self._size - 1
         return min(max(cell[0] + down, 0), last), min(max(cell[1] + right, 0), last)
@@ -102,7 +102,7 @@ class FrozenLake:
 
 
 def _lake(drawn_by: random.Random, size: int, ice_share: float) -> tuple[Cell, Cell, frozenset[Cell]]:
-    """Start, goal and holes, drawn again until a way leads from one to the other."""
+    """Draw start, goal and holes, repeatedly until a path connects start and goal."""
     cells = [(row, column) for row in range(size) for column in range(size)]
     while True:
         start, goal = drawn_by.sample(cells, 2)

@@ -1,4 +1,4 @@
-"""Guess the number: after every guess the player is told whether the secret is higher or lower."""
+"""Guess the number: after every guess the player learns if the secret is higher or lower."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def guess_number(
 ) -> Env:
     r"""A secret number from ``low`` to ``high``: reward 1 for the guess that finds it.
 
-    Args: consistent_reward, besides, for every guess that the answers before it allow: what there is to learn first; wording
-        is TextGame's, with 5 turns and the first number of an answer (``(\d+)``) where nothing else is said.
+    Args: consistent_reward, additional reward for every guess that is consistent with the answers so far; wording is
+        TextGame's, with 5 turns and the first number of an answer (``(\d+)``) by default.
     Raises: ConfigError.
     """
     if low >= high:
-        raise ConfigError(Problem(f"there is nothing to guess from {low} to {high}", fix="use a high above low"))
+        raise ConfigError(Problem(f"low is {low} and high is {high}", fix="use a high above low"))
     usual: TextGameWording = {"action_pattern": r"(\d+)"}
     return TextGame(spec, GuessNumber(low, high, consistent_reward), usual_turns=5, **(usual | wording))
 
 
 class GuessNumber:
-    """The rules. ``low`` and ``high`` are included."""
+    """The rules of the game. ``low`` and ``high`` are included."""
 
     def __init__(self, low: int, high: int, consistent_reward: float):
         self.actions = [str(number) for number in range(low, high + 1)]
@@ -38,7 +38,7 @@ class GuessNumber:
         self._consistent_reward = consistent_reward
 
     def begin(self, seed: int) -> str:
-        low, high = self.possible = self._range  # what the answers leave, to a player who remembers them
+        low, high = self.possible = self._range  # numbers that are consistent with the answers so far
         self.secret = random.Random(f"guess_number/{seed}").randint(low, high)
         return "Your first guess?"
 

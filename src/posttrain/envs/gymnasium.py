@@ -1,4 +1,4 @@
-"""Environments of gymnasium whose actions can be named, played in text. The sole importer of gymnasium."""
+"""Gymnasium environments with named actions, played in text. The sole importer of gymnasium."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
 
-_HIGHLIGHT = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m")  # in colour: where the player is, which is written in brackets
+_HIGHLIGHT = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m")  # marks the player by colour; replaced by brackets
 
 
 @ENVS.register("gymnasium")
@@ -27,15 +27,15 @@ def gymnasium(
     reward_for_success: float = 1.0,
     **wording: Unpack[TextGameWording],
 ) -> Env:
-    """The environment that gymnasium knows by ``id``, with its own rewards.
+    """The gymnasium environment with this ``id``, with its own rewards.
 
-    What is seen is its ansi rendering, where it has one, else its observation as text. An answer without an action leaves it
-    untouched.
+    The observation is its ansi rendering, where it has one, else its observation as text. An answer without an action does not
+    step it.
 
     Args: actions, a name for every action of its discrete space, in the order of their numbers; options, keyword arguments for
-        gymnasium.make; an episode that ends by itself with a last reward of at least reward_for_success counts as a success;
+        gymnasium.make; an episode that terminates with a last reward of at least reward_for_success counts as a success;
         wording is TextGame's.
-    Raises: ConfigError when there is no such environment, or its actions are not these.
+    Raises: ConfigError when the environment does not exist, or its actions differ from these.
     """
     return TextGame(spec, Gymnasium(id, list(actions), dict(options or {}), reward_for_success), **wording)
 
@@ -50,7 +50,7 @@ class Gymnasium:
             raise ConfigError(Problem(f"gymnasium cannot make {id}: {error}", fix="check id and options")) from None
         count = getattr(self._env.action_space, "n", None)
         if count != len(actions):
-            what = f"{id} has the actions {self._env.action_space}, and {len(actions)} names are given for them"
+            what = f"{id} has the actions {self._env.action_space}, but {len(actions)} names are given for them"
             raise ConfigError(Problem(what, fix="give a name for each action of a discrete space"))
         self.actions = actions
         self.instruction = (

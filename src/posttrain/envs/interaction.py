@@ -1,7 +1,7 @@
-"""A conversation with another side, in verl's form: a class of the user's answers what the model says, until it ends the talk.
+"""Multi-turn conversations in verl's form: a class of the user's replies to the model until it ends the conversation.
 
-The class has ``start_interaction``, ``generate_response`` (which returns whether the talk is over, the answer, a score and what
-else there is to tell) and ``finalize_interaction``, of which only the second must be there; they may be coroutine functions.
+The class has ``start_interaction``, ``generate_response`` (which returns True at the end, the reply, a score and further
+information) and ``finalize_interaction``, of which only the second is required; they may be coroutine functions.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def interaction(
     max_result_characters: int = 2000,
     cut: Literal["end", "start", "middle"] = "end",
 ) -> Env:
-    """The row's conversation, answered by the interaction that the row's ``interaction_kwargs`` name, and by tools where the
-    model calls them. A row without interaction_kwargs is over with the first reply that calls no tool.
+    """The row's conversation, with replies from the interaction that the row's ``interaction_kwargs`` name, and from tools that
+    the model calls. A row without interaction_kwargs ends with the first reply that calls no tool.
 
-    Args: interactions, mappings of name, class_name (package.module.Class, path/to/file.py:Class, or gsm8k: the one built in)
+    Args: interactions, mappings of name, class_name (package.module.Class, path/to/file.py:Class, or gsm8k, which is built in)
         and config; the others as in the environment tools.
-    Raises: ConfigError when the row names another interaction, or for a class that is not there.
+    Raises: ConfigError when the row names an unknown interaction, or a class does not exist.
     """
     wanted = spec.row.get("interaction_kwargs") or None
     other = None
@@ -58,7 +58,7 @@ def interaction(
 
 
 class Talk:
-    """One conversation with an interaction, and with tools in between."""
+    """One conversation with an interaction, and with tools."""
 
     def __init__(
         self, spec: EnvSpec, tools: WithTools, other: Any, arguments: Mapping[str, Any], *, with_calls: bool
@@ -95,7 +95,7 @@ class Talk:
         return EnvStep(messages=[answer])
 
     def close(self) -> Mapping[str, float]:
-        """Metrics of the tools, and the last score that the interaction gave. The run's reward terms decide what it is worth."""
+        """Return metrics of the tools, and the interaction's last score, which only the run's reward terms turn into a reward."""
         try:
             if self._other is not None and hasattr(self._other, "finalize_interaction"):
                 self._calls.call(self._other.finalize_interaction, "episode")
@@ -106,7 +106,7 @@ class Talk:
 
 
 class Gsm8k:
-    """verl's Gsm8kInteraction: a wrong answer to a GSM8K question is sent back, a right one ends the talk."""
+    """verl's Gsm8kInteraction: rejects a wrong answer to a GSM8K question, and ends with a right one."""
 
     def __init__(self, config: Mapping[str, Any]):
         self._reference = ""

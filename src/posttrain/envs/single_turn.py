@@ -1,4 +1,4 @@
-"""One question, one answer: the dataset's row is asked, and the reward terms score what comes back."""
+"""Single-turn environment: the policy answers the dataset's row, and the reward terms score the response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posttrain.registry import ENVS
 
 @ENVS.register("single_turn")
 class SingleTurn:
-    """Done after the first action, with no reward of its own."""
+    """Done after the first action, without a reward of its own."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self._messages = spec.messages

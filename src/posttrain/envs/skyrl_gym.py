@@ -1,4 +1,4 @@
-"""The environments of the package skyrl-gym, and the user's own in its form, as they are."""
+"""The environments of the package skyrl-gym, and a user's own in the same form, unchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
 from posttrain.registry import ENVS
 
-RUN_CODE = ("lcb", "searchcode")  # they run what the model writes, in processes that nothing keeps from the machine
-# What SkyRL's own configuration says where nothing is written.
+RUN_CODE = ("lcb", "searchcode")  # execute model-written code in processes without a sandbox
+# Defaults of SkyRL's own configuration.
 USUAL: dict[str, dict[str, Any]] = {
     "search": {"log_requests": False, "search_url": "http://127.0.0.1:8000/retrieve", "topk": 3, "timeout": 30},
     "text2sql": {"db_path": "/home/ray/default/sql_data"},
@@ -31,18 +31,18 @@ def make_skyrl_gym(
     register: Mapping[str, str] | None = None,
     allow_unboxed_code: bool = False,
 ) -> Env:
-    """The environment that the row's column ``env_class`` names, or else the setting of that name.
+    """The environment named by the row's column ``env_class``, or else by the setting ``env_class``.
 
-    It gets the row without its prompt as ``extras``, with ``max_turns`` where the run has one, and ``configs[env_class]`` over
+    It receives the row without its prompt as ``extras``, with the run's ``max_turns`` if set, and ``configs[env_class]`` over
     SkyRL's defaults as ``env_config``.
 
     Args: env_class, a registered id, or package.module:Class; register, further ids with their package.module:Class;
-        allow_unboxed_code lets those run that run what the model writes.
+        allow_unboxed_code permits environments that execute model-written code.
     Raises: ConfigError.
     """
     name = str(spec.row.get("env_class") or env_class or "")
     if not name:
-        what = "the row has no env_class, and the run names none"
+        what = "the row has no env_class, and environment.settings names none"
         raise ConfigError(Problem(what, fix="give one, such as environment.settings.env_class=gsm8k"))
     for own, entry_point in (register or {}).items():
         if own not in registry:
@@ -54,8 +54,8 @@ def make_skyrl_gym(
         fix = did_you_mean(name, known, listed=True) or "add it with environment.settings.register"
         raise ConfigError(Problem(f"skyrl-gym has no environment {name!r} (known: {', '.join(known)})", fix=fix))
     if name in RUN_CODE and not allow_unboxed_code:
-        what = f"the environment {name} runs code that the model writes, without a box around it"
-        fix = "use the reward code, which boxes it in, or accept it with environment.settings.allow_unboxed_code=true"
+        what = f"the environment {name} executes model-written code without a sandbox"
+        fix = "use the reward code, which sandboxes it, or accept it with environment.settings.allow_unboxed_code=true"
         raise ConfigError(Problem(what, fix=fix))
     extras = {key: value for key, value in spec.row.items() if key != "env_class"}
     if spec.max_turns is not None:
@@ -65,7 +65,7 @@ def make_skyrl_gym(
 
 
 class SkyRLGym:
-    """One of its environments behind our interface."""
+    """Adapter from an environment of skyrl-gym to Env."""
 
     def __init__(self, env: Any, spec: EnvSpec) -> None:
         self._env = env
@@ -85,7 +85,7 @@ class SkyRLGym:
         )
 
     def close(self) -> Mapping[str, float]:
-        """Those of its metrics that are numbers."""
+        """Return those of its metrics that are numbers."""
         metrics = self._env.get_metrics()
         self._env.close()
         return {name: float(value) for name, value in metrics.items() if isinstance(value, (bool, int, float))}

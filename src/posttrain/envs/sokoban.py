@@ -24,7 +24,7 @@ SYMBOLS = {
 }
 TURN_REWARD, PLACED_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0  # as in gym_sokoban
 _TRIES = 200  # rooms drawn before giving up
-_STEPS = 100  # of the walk that makes a room, at most, for every pull that is asked for
+_STEPS = 100  # longest random walk per pull
 
 Cell = tuple[int, int]  # row, column
 
@@ -40,13 +40,13 @@ def sokoban(
     symbols: Mapping[str, str] | None = None,
     **wording: Unpack[TextGameWording],
 ) -> Env:
-    """A room of ``rows`` x ``columns`` cells, its walls included, that can be solved.
+    """A solvable room of ``rows`` x ``columns`` cells, walls included.
 
-    Reward of a turn: -0.1, +1 for a box that came onto a target, -1 for one that left it, +10 when every box is on one, which
+    Reward per turn: -0.1, +1 for a box that moved onto a target, -1 for one that left it, +10 when every box is on one, which
     ends the episode.
 
-    Args: pulls, how often the walk that makes a room pulls a box away: more of them make harder rooms; symbols, other signs
-        than SYMBOLS; wording is TextGame's, with 20 turns where nothing else is said.
+    Args: pulls, how often the random walk that builds a room pulls a box away: more pulls make harder rooms; symbols replace
+        those in SYMBOLS; wording is TextGame's, with 20 turns by default.
     Raises: ConfigError.
     Source: rewards as in gym_sokoban, actions and text as in ROLL's sokoban; the rooms are our own.
     """
@@ -65,7 +65,7 @@ def sokoban(
 
 
 class Sokoban:
-    """The rules."""
+    """The rules of the game."""
 
     def __init__(self, rows: int, columns: int, boxes: int, pulls: int, symbols: Mapping[str, str]):
         self.actions = tuple(MOVES)
@@ -108,7 +108,7 @@ class Sokoban:
         )
 
     def state(self) -> str:
-        """The grid, a line per row."""
+        """Render the grid, a line per row."""
         columns = range(self._columns)
         return "\n".join(
             "".join(self._symbols[self._kind((row, column))] for column in columns) for row in range(self._rows)
@@ -132,7 +132,7 @@ class Sokoban:
         return "target" if on else "wall" if cell in self.walls else "floor"
 
     def _draw(self, drawn_by: random.Random) -> None:
-        """A room made backwards: every box stands on its target and is pulled away on a random walk, so that the way back, which
+        """Build a room backwards: boxes start on targets and are pulled away on a random walk, so that the reverse walk, which
         pushes, solves it."""
         inside = [(row, column) for row in range(1, self._rows - 1) for column in range(1, self._columns - 1)]
         floor = _walked(drawn_by, inside, at_least=max(2 * self._count + 2, round(0.6 * len(inside))))
@@ -147,7 +147,7 @@ class Sokoban:
                 return
 
     def _step_back(self, down: int, right: int) -> bool:
-        """A step of the player, who drags along the box behind, if there is one: a push, backwards. Whether there was one."""
+        """Move the player, pulling the box behind, if there is one: a reversed push. Returns: True when a box was pulled."""
         ahead = (self.player[0] + down, self.player[1] + right)
         behind = (self.player[0] - down, self.player[1] - right)
         if ahead in self.walls or ahead in self.boxes:
@@ -160,7 +160,7 @@ class Sokoban:
 
 
 def _walked(drawn_by: random.Random, inside: list[Cell], at_least: int) -> set[Cell]:
-    """The cells that a random walk has come through when it has seen so many: a floor in one piece."""
+    """Return the first ``at_least`` cells visited by a random walk: a connected floor."""
     cell, room = drawn_by.choice(inside), set(inside)
     floor = {cell}
     while len(floor) < at_least:

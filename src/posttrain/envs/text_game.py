@@ -1,7 +1,7 @@
-"""From a game to an environment: what the model writes becomes an action, what the game answers becomes a message.
+"""Text games as environments: the model's text becomes an action, the game's answer a message.
 
-A game knows its rules and nothing of messages; ``TextGame`` makes an environment of it, in the way of ROLL's trajectory
-environments: an instruction, then turn after turn an observation in a template, and an answer in a pattern. For a game of
+A game knows its rules and no messages; ``TextGame`` turns it into an environment, in the manner of ROLL's trajectory
+environments: an instruction, then in every turn an observation in a template, and an answer in a pattern. For a game of
 your own write a function with this line, and name it as the environment (``my_game.py:build``):
 
     def build(spec, **wording): return TextGame(spec, MyGame(), **wording)
@@ -18,58 +18,58 @@ from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep
 
 ANSWER = r"<answer>(.*?)</answer>"
-_MARKS = re.compile(r"<\|im_start\|>|<\|im_end\|>")  # ROLL takes these out of an answer before it looks for the action
+_MARKS = re.compile(r"<\|im_start\|>|<\|im_end\|>")  # removed from an answer before the action is matched, as in ROLL
 FIELDS = ("observation", "turn_idx", "actions_left", "max_response_length", "suffix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What an action led to."""
+    """The result of an action."""
 
     seen: str
     reward: float
     done: bool = False
     success: bool = False
-    effective: bool = True  # the state is another than before
+    effective: bool = True  # the action changed the state
 
 
 class Game(Protocol):
-    """The rules. ``begin`` comes first, and again for another round."""
+    """The rules of a game. ``begin`` is called first, and again for another round."""
 
     @property
     def instruction(self) -> str:
-        """What it is about, and which actions there are."""
+        """The task and its actions, for the model."""
         ...
 
     @property
     def actions(self) -> Sequence[str]:
-        """Their names, which the model writes."""
+        """Names of the actions, as the model writes them."""
         ...
 
     def begin(self, seed: int) -> str:
-        """A new round. Equal seeds, equal rounds. Returns what is seen."""
+        """Start a new round, equal for equal seeds. Returns: the first observation."""
         ...
 
     def act(self, action: str | None) -> Played:
-        """One of ``actions``, or None for an answer that named none of them: the player stands still, and the turn counts."""
+        """Take one of ``actions``; None, for an answer that names none, changes nothing but counts as a turn."""
         ...
 
     def state(self) -> str:
-        """Equal texts for equal states (GiGPO compares the actions taken in one)."""
+        """A text that is equal for equal states (GiGPO compares the actions taken in one)."""
         ...
 
 
 class TextGame:
     """An environment that plays a game.
 
-    An answer's action is what the first match of ``action_pattern`` captures (two groups: a thought and the action), without
-    spaces around it, whatever its case. An answer without an action leaves the game as it is, and its turn has
-    ``format_penalty`` added to its reward.
+    The first match of ``action_pattern`` in an answer captures the action (two groups: a thought and the action); surrounding
+    spaces and case are ignored. An answer without an action leaves the game unchanged, and adds ``format_penalty`` to the
+    turn's reward.
 
-    Args: ``max_turns`` ends the episode, and so does the run's limit; where neither is given, ``usual_turns``;
-        ``instruction`` None is the game's own; ``template`` makes a message of an observation, with the names in FIELDS in
-        braces (``turn_idx`` counts from 1); ``system`` None has no system message; ``action_words``, what the model writes for
-        an action, where that is not its name; ``max_response_tokens`` is but a number for the template.
+    Args: ``max_turns`` ends the episode, and so does the run's limit; the default of both is ``usual_turns``;
+        ``instruction`` None is the game's own; ``template`` renders the message of an observation, with the names in FIELDS in
+        braces (``turn_idx`` counts from 1); ``system`` None has no system message; ``action_words``, the model's word for an
+        action, where that is not its name; ``max_response_tokens`` is only a number for the template.
     Raises: ConfigError for a pattern, a template or words that cannot be used.
     """
 
@@ -99,7 +99,7 @@ class TextGame:
         self._fields: dict[str, Any] = {"max_response_length": max_response_tokens or "", "suffix": ""}
         self._turns = self._valid = self._effective = 0
         self._success = False
-        self._message("")  # a template that cannot be filled is told now
+        self._message("")  # report an invalid template now
 
     def reset(self, seed: int) -> EnvStart:
         first = "\n".join(text for text in (self._instruction, self._message(self._game.begin(seed))) if text)
@@ -124,8 +124,8 @@ class TextGame:
         )
 
     def close(self) -> Mapping[str, float]:
-        """Whether the game was won, the turns it took, and of these the shares with a valid and with an effective action and
-        the mean format penalty."""
+        """Return success, the number of turns, the shares of turns with a valid and with an effective action, and the mean format
+        penalty."""
         turns = max(self._turns, 1)
         return {
             "success": float(self._success),
@@ -153,7 +153,7 @@ class TextGame:
 
 
 def _by_word(actions: Sequence[str], words: Mapping[str, str]) -> dict[str, str]:
-    """What the model writes, in lower case -> the action."""
+    """Return the model's word, in lower case -> the action."""
     for action in words:
         if action not in actions:
             raise ConfigError(

@@ -83,9 +83,9 @@ def test_its_text_and_what_makes_no_sense() -> None:
     text = env.reset(5).messages[0]["content"]
     assert "grid of 4 x 4 cells: P player, . ice, O hole" in text and "slippery" not in text and "_" not in text
     assert env.step("<answer>jump</answer>").reward == 0.0
-    with pytest.raises(ConfigError, match=r"a lake of size 1 with an ice_share of 0\.8 has no way"):
+    with pytest.raises(ConfigError, match=r"a lake of size 1 with an ice_share of 0\.8 has no path"):
         frozen_lake(SPEC, size=1)
-    with pytest.raises(ConfigError, match="ice_share of 0 has no way"):
+    with pytest.raises(ConfigError, match="ice_share of 0 has no path"):
         frozen_lake(SPEC, ice_share=0.0)
     with pytest.raises(ConfigError, match=r"a lake has no 'rock' \(known: player, ice"):
         frozen_lake(SPEC, symbols={"rock": "#"})

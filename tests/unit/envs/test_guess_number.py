@@ -65,5 +65,5 @@ def test_equal_seeds_are_equal_games() -> None:
 
 
 def test_a_range_of_nothing() -> None:
-    with pytest.raises(ConfigError, match="nothing to guess from 5 to 5; use a high above low"):
+    with pytest.raises(ConfigError, match="low is 5 and high is 5; use a high above low"):
         guess_number(SPEC, low=5, high=5)

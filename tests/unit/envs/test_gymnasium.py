@@ -48,7 +48,7 @@ def test_numbers_are_seen_as_text_and_seeds_repeat() -> None:
     [
         (LAKE | {"id": "FrozenLke-v1"}, "Did you mean: `FrozenLake`"),
         (LAKE | {"options": {"slip": 1}}, "unexpected keyword argument 'slip'"),
-        (LAKE | {"actions": ["Left"]}, r"has the actions Discrete\(4\), and 1 names are given"),
+        (LAKE | {"actions": ["Left"]}, r"has the actions Discrete\(4\), but 1 names are given"),
         ({"id": "Pendulum-v1", "actions": ["Left"]}, "give a name for each action of a discrete space"),
     ],
 )

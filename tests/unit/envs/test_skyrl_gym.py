@@ -165,7 +165,7 @@ def test_a_class_of_ones_own_and_its_correction(tmp_path: Path, monkeypatch: pyt
     [
         ({}, "the row has no env_class"),
         ({"env_class": "gms8k"}, "skyrl-gym has no environment 'gms8k'"),
-        ({"env_class": "lcb"}, "runs code that the model writes"),
+        ({"env_class": "lcb"}, "executes model-written code without a sandbox"),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], said: str) -> None:

@@ -1,10 +1,10 @@
-"""Agents that exist already: a function or a program that asks an OpenAI-compatible address for its turns.
+"""Existing agents as environments: a function or program that requests its turns from an OpenAI-compatible endpoint.
 
     agent (a process of its own) ──HTTP on loopback──▶ listener.py ──▶ Agent.step ──▶ the run's sampler
 
-Every request of the agent is a turn of the episode: what the policy answers goes back to the agent, and its next request is the
-observation. A request that goes on where the last one ended is added behind the tokens that were sampled; any other one (a
-history that was edited, a conversation beside the first) begins a new training sample. Nothing is tokenised here.
+Every request of the agent is a turn of the episode: the policy's response is returned to the agent, and the next request is
+the observation. A request that extends the previous conversation is appended to the sampled tokens; any other one (edited
+history, a parallel conversation) begins a new training sample. Nothing is tokenised here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from posttrain.data.chat_api import behind, message_told
 from posttrain.envs.agent.episode import AgentEpisode
-from posttrain.envs.agent.listener import Asked, Listener
+from posttrain.envs.agent.listener import Listener, TurnRequest
 from posttrain.envs.agent.process import AgentEnd, AgentProcess, start_command, start_function, with_result
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
@@ -25,7 +25,7 @@ __all__ = ["Agent", "AgentEpisode", "agent"]
 
 
 class AgentFailed(Exception):
-    """The agent ended in another way than by returning. Says how."""
+    """The agent ended without returning. The message describes how."""
 
 
 @ENVS.register("agent")
@@ -37,14 +37,14 @@ def agent(
     any_sampling: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Env:
-    """A session of an agent, which plays a row.
+    """An agent that plays the episode of a row.
 
     Args: function, package.module:function or path/to/file.py:function, is called with an AgentEpisode and ``options`` as keyword
         arguments, in a process of its own, and returns a reward, or {"reward": ..., "metrics": {...}}, or None to leave it to the
         run's reward terms; it may be a coroutine function. command, a program and its arguments, finds the address and the
-        token in OPENAI_BASE_URL and OPENAI_API_KEY, the row at GET $POSTTRAIN_URL/episode, and gives its reward to POST
-        $POSTTRAIN_URL/result; ``options`` are among what the first of these answers. any_sampling lets temperature, top_p and
-        seed of its requests pass unheeded: the run samples in one way.
+        token in OPENAI_BASE_URL and OPENAI_API_KEY, reads the row with GET $POSTTRAIN_URL/episode, which includes ``options``,
+        and sends its reward with POST $POSTTRAIN_URL/result. any_sampling ignores temperature, top_p and seed of its requests:
+        the run determines the sampling.
     Raises: ConfigError unless exactly one of function and command is given.
     """
     if (function is None) == (command is None):
@@ -60,7 +60,7 @@ def agent(
 
 
 class Agent:
-    """One session. Requests that come while another is being answered wait their turn."""
+    """One episode of an agent. Concurrent requests are answered one after the other."""
 
     def __init__(
         self,
@@ -75,17 +75,17 @@ class Agent:
         self._function = function
         self._command = command
         self._options = options
-        self._events: queue.SimpleQueue[Asked | AgentEnd] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[TurnRequest | AgentEnd] = queue.SimpleQueue()
         self._listener = Listener(self._events.put, any_sampling=any_sampling)
         self._process: AgentProcess | None = None
-        self._asked: Asked | None = None  # the request that the policy is answering
+        self._current: TurnRequest | None = None  # the request that the policy is answering
         self._turns = 0
         self._refused = 0
         self._cut = False
         self._metrics: Mapping[str, float] = {}
 
     def reset(self, seed: int) -> EnvStart:
-        """Raises: AgentFailed when it ends before it has asked for anything."""
+        """Start the agent. Raises: AgentFailed when it ends before its first request."""
         episode = AgentEpisode(
             base_url=f"{self._listener.url}/v1",
             api_key=self._listener.token,
@@ -103,24 +103,25 @@ class Agent:
         self._process.watch(self._events.put)
         event = self._next()
         if isinstance(event, AgentEnd):
-            raise AgentFailed(event.failure or "the agent has ended without asking for a turn")
-        self._asked = event
+            raise AgentFailed(event.failure or "the agent ended without requesting a turn")
+        self._current = event
         return EnvStart(messages=event.messages, tools=event.tools, max_response_tokens=event.max_tokens)
 
     def turn_was_cut(self) -> None:
         self._cut = True
 
     def step(self, action: str) -> EnvStep:
-        """Raises: AgentFailed when it has ended by an error or a signal, unless it was for want of turns."""
-        assert self._asked is not None
+        """Answer the request, and wait for the next one. Raises: AgentFailed when the agent ended by an error or a signal, unless
+        that was caused by the limit of turns."""
+        assert self._current is not None
         self._turns += 1
-        before, told = self._asked, message_told(action, f"{self._turns}", with_tools=bool(self._asked.tools))
+        before, told = self._current, message_told(action, f"{self._turns}", with_tools=bool(self._current.tools))
         before.answer(told, cut=self._cut)
         self._cut = False
         event = self._next()
         if isinstance(event, AgentEnd):
             return self._ended(event)
-        self._asked = event
+        self._current = event
         same_tools = list(event.tools) == list(before.tools)
         added = behind(before.messages, told, event.messages) if same_tools else None
         if added is not None:
@@ -128,19 +129,19 @@ class Agent:
         return EnvStep(conversation=event.messages, tools=event.tools, max_response_tokens=event.max_tokens)
 
     def close(self) -> Mapping[str, float]:
-        """Ends the agent and all that it has started. Its own metrics, and the turns that it had."""
+        """End the agent and its child processes. Returns: its own metrics, and the number of turns."""
         if self._process is not None:
             self._process.kill()
         self._listener.close()
         return {**self._metrics, "num_actions": float(self._turns), "refused_turns": float(self._refused)}
 
-    def _next(self) -> Asked | AgentEnd:
-        """The next request that may be answered, or the agent's end."""
+    def _next(self) -> TurnRequest | AgentEnd:
+        """Return the next request that may be answered, or the agent's end."""
         while True:
             event = self._events.get()
-            if isinstance(event, Asked) and self._turns == self._spec.max_turns:
+            if isinstance(event, TurnRequest) and self._turns == self._spec.max_turns:
                 self._refused += 1
-                event.refuse(f"all {self._turns} turns of this episode are used up (environment.max_turns)")
+                event.refuse(f"all {self._turns} turns of this episode are used (environment.max_turns)")
             else:
                 return event
 

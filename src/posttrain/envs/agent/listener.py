@@ -1,7 +1,7 @@
-"""The address that an agent asks: POST /v1/chat/completions, and GET /episode, POST /result for programs.
+"""The endpoint of an agent: POST /v1/chat/completions, and GET /episode, POST /result for programs.
 
-It listens on loopback, on a port of its own, and answers those who know the token. A request waits here until the run has sampled
-its turn. Every connection is for one request, so that threads end with what they answer.
+It listens on loopback, on a port of its own, and requires the token. A request waits here until the run has sampled its turn.
+Every connection serves one request, so that its thread ends with the answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.interfaces.env import Message, Tool
 
 LARGEST_BODY = 16 << 20  # bytes
-READ_S = 60.0  # for the body of a request
+READ_S = 60.0  # time limit for reading the body of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Asked:
-    """A request for a turn, which waits for ``answer`` or ``refuse``."""
+class TurnRequest:
+    """A request for a turn, pending until ``answer`` or ``refuse`` is called."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool]
@@ -52,7 +52,7 @@ class Asked:
     _reply: queue.SimpleQueue[_Answer] = field(default_factory=queue.SimpleQueue)
 
     def answer(self, message: Message, *, cut: bool) -> None:
-        """``cut``: a token limit has ended the turn."""
+        """Answer the request. ``cut``: a token limit ended the turn."""
         reason = "tool_calls" if "tool_calls" in message else "length" if cut else "stop"
         self._reply.put(_Answer(message, reason))
 
@@ -64,19 +64,19 @@ class Asked:
 
 
 class Listener:
-    """One session's server. Listens from the beginning, and answers after ``start``."""
+    """The HTTP server of one episode. Listens from its creation, and answers after ``start``."""
 
-    def __init__(self, tell: Callable[[Asked], None], *, any_sampling: bool):
+    def __init__(self, on_request: Callable[[TurnRequest], None], *, any_sampling: bool):
         self.token = secrets.token_urlsafe(24)
-        self.result: Mapping[str, Any] | None = None  # what a program has given to POST /result
-        self._tell = tell
+        self.result: Mapping[str, Any] | None = None  # sent by a program to POST /result
+        self._on_request = on_request
         self._any_sampling = any_sampling
-        self._waiting: set[Asked] = set()
+        self._waiting: set[TurnRequest] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._episode: dict[str, Any] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = False  # so that closing waits for them: nobody may fork while they run
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _AgentHandler)
+        self._server.daemon_threads = False  # so that closing waits for them: forking is unsafe while they run
         self._server.listener = self  # type: ignore[attr-defined]
         self._thread: threading.Thread | None = None
 
@@ -95,53 +95,53 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Those who wait are told, and all threads end."""
+        """Reject the pending requests and end all threads."""
         with self._lock:
             self._closed = True
-            for asked in self._waiting:
-                asked.refuse("the episode is over", 503)
+            for request in self._waiting:
+                request.refuse("the episode is over", 503)
         if self._thread is not None:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
 
-    def told_by(self, given: str) -> bool:
+    def authorized(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode())
 
     def episode_body(self) -> dict[str, Any]:
         return self._episode
 
-    def turn(self, body: Any) -> tuple[Asked, _Answer]:
-        """Waits for the turn. Raises: Refused."""
-        asked = read(body, any_sampling=self._any_sampling)
+    def turn(self, body: Any) -> tuple[TurnRequest, _Answer]:
+        """Wait for the policy's turn. Raises: Refused."""
+        request = read(body, any_sampling=self._any_sampling)
         with self._lock:
             if self._closed:
                 raise Refused("the episode is over", 503)
-            self._waiting.add(asked)
-        self._tell(asked)
-        answer = asked.wait()
+            self._waiting.add(request)
+        self._on_request(request)
+        answer = request.wait()
         with self._lock:
-            self._waiting.discard(asked)
-        return asked, answer
+            self._waiting.discard(request)
+        return request, answer
 
 
-def read(body: Any, *, any_sampling: bool) -> Asked:
-    """Raises: Refused with everything that is wrong."""
+def read(body: Any, *, any_sampling: bool) -> TurnRequest:
+    """Parse the body of a request. Raises: Refused with all problems."""
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
-    heard = {name: value for name, value in body.items() if not (any_sampling and name == "seed")}
-    problems = [*word_problems(heard), *tool_problems(body)]
+    considered = {name: value for name, value in body.items() if not (any_sampling and name == "seed")}
+    problems = [*word_problems(considered), *tool_problems(body)]
     for name in () if any_sampling else ("temperature", "top_p"):
         if body.get(name) is not None:
             problems.append(
-                f"{name} is the run's; leave it out, or let it pass unheeded (environment.settings.any_sampling=true)"
+                f"{name} is set by the run; omit it, or have it ignored (environment.settings.any_sampling=true)"
             )
     if body.get("stop"):
-        problems.append("stop is the run's (rollout.stop)")
+        problems.append("stop is set by the run (rollout.stop)")
     if body.get("n") not in (None, 1):
         problems.append("n must be 1: a turn is sampled once")
     if body.get("logprobs"):
-        problems.append("logprobs are not given to agents")
+        problems.append("logprobs are not returned to agents")
     wanted = body.get("max_completion_tokens") or body.get("max_tokens")
     if wanted is not None and not is_count(wanted):
         problems.append(f"max_tokens is {json.dumps(wanted)[:60]}; use a whole number above 0")
@@ -152,10 +152,12 @@ def read(body: Any, *, any_sampling: bool) -> Asked:
         problems.append(str(refused))
     if problems:
         raise Refused("; ".join(problems))
-    return Asked(messages=messages, tools=body.get("tools") or (), max_tokens=wanted, stream=bool(body.get("stream")))
+    return TurnRequest(
+        messages=messages, tools=body.get("tools") or (), max_tokens=wanted, stream=bool(body.get("stream"))
+    )
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _AgentHandler(BaseHTTPRequestHandler):
     timeout = READ_S
 
     @property
@@ -170,11 +172,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"/v1/chat/completions": self._turn, "/result": self._result})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a turn is not news."""
+        """No-op: requests are not logged."""
 
     def _answer(self, routes: Mapping[str, Callable[[], Any]]) -> None:
         try:
-            if not self._listener.told_by(self.headers.get("authorization", "")):
+            if not self._listener.authorized(self.headers.get("authorization", "")):
                 raise Refused("the bearer token is missing or wrong (Authorization: Bearer TOKEN)", 401)
             route = routes.get(self.path.partition("?")[0])
             if route is None:
@@ -182,14 +184,14 @@ class _Handler(BaseHTTPRequestHandler):
             found = route()
         except Refused as refused:
             self._send(json.dumps(error_body(str(refused), refused.status)), refused.status)
-        except OSError:  # the agent has gone, or sends no more
+        except OSError:  # the agent has ended, or sends nothing more
             self.close_connection = True
         else:
             events = isinstance(found, list)
             self._send("".join(found) if events else json.dumps(found), 200, "text/event-stream" if events else "")
 
     def _turn(self) -> Any:
-        asked, answer = self._listener.turn(self._body())
+        request, answer = self._listener.turn(self._body())
         if answer.message is None:
             raise Refused(answer.why, answer.status)
         choice = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None, "message": answer.message}
@@ -201,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
             "choices": [choice],
             "usage": None,
         }
-        return as_events(whole) if asked.stream else whole
+        return as_events(whole) if request.stream else whole
 
     def _result(self) -> Any:
         body = self._body()
@@ -229,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
-        except OSError:  # the agent has gone
+        except OSError:  # the agent has ended
             self.close_connection = True
 
 

@@ -1,6 +1,6 @@
-"""Questions that the model answers with the help of tools: it calls them as often as it likes, then answers.
+"""Questions answered with tools: the model calls them as often as it wants, then answers.
 
-A file here holds a tool, and its name is the tool's.
+Each file here holds one tool, of the same name.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def tools(
     """The row's conversation, with tools that the model may call; an answer without a call ends the episode, and the run's
     reward terms score it.
 
-    Args: tools, names of tools, or mappings of a name and its options ({name: search, corpus: wiki.jsonl}), the option schema
-        of any tool among them: how it is offered to the model; a name with a colon is a function of the user's that returns a
-        Tool. A row whose need_tools_kwargs is true is offered the tools that its tools_kwargs name. Of a turn's calls
-        only the first max_calls_per_turn are run (null: all), and of the episode's the first max_calls; a result of more than
-        max_result_characters is cut at an end; role of the messages that results come in, user for chat templates that know no
-        tools; call_reward is given for every call that was answered, failed_call_reward for every other.
-    Raises: ConfigError with what is wrong with each tool.
+    Args: tools, names of tools, or mappings of a name and its options ({name: search, corpus: wiki.jsonl}); the option schema,
+        which every tool has, replaces its schema in the prompt; a name with a colon is a user's function that returns a
+        Tool. A row whose need_tools_kwargs is true is offered only the tools that its tools_kwargs name. Only the first
+        max_calls_per_turn calls of a turn are run (null: all), and the first max_calls of the episode; a result of more than
+        max_result_characters is cut; role of the messages that hold results, user for chat templates without tools;
+        call_reward is given for every call that succeeds, failed_call_reward for every other.
+    Raises: ConfigError with the problems of all tools.
     """
     if cut not in ("end", "start", "middle"):
         raise ConfigError(Problem(f"cut is {cut!r}", fix="use end, start or middle"))
@@ -75,7 +75,7 @@ class WithTools:
         self._row = spec.row
         self._max_turns = spec.max_turns
         self._all = tools
-        self._tools = {tool.name: tool for tool in tools}  # those that are offered
+        self._tools = {tool.name: tool for tool in tools}  # offered to the model
         self._max_calls_per_turn = max_calls_per_turn
         self._max_calls = max_calls
         self._longest = max_result_characters
@@ -97,7 +97,7 @@ class WithTools:
         calls = tool_calls(action)
         if not calls:
             return EnvStep(done=True, stop="answered")
-        if self._turns == self._max_turns:  # nobody would read the results
+        if self._turns == self._max_turns:  # the results would not be read
             return EnvStep(done=True, stop="max_turns")
         before = self._answered, self._failed
         results = [self._result(number, call) for number, call in enumerate(calls)]
@@ -106,7 +106,7 @@ class WithTools:
         return EnvStep(messages=results, reward=reward if any(self._rewards) else None)
 
     def close(self) -> Mapping[str, float]:
-        """Calls that were answered and that failed, turns, and what the tools tell."""
+        """Return the numbers of successful and failed calls and of turns, and the tools' own metrics."""
         told: dict[str, float] = {}
         for tool in self._all:
             told |= tool.close() or {}
@@ -118,7 +118,7 @@ class WithTools:
         }
 
     def _result(self, number: int, call: ToolCall) -> Message:
-        """The message that answers a call, whatever was wrong with it."""
+        """Run a call. Returns: the message that answers it, also when the call failed."""
         try:
             text = self._run(number, call)
             self._answered += 1
@@ -144,8 +144,8 @@ class WithTools:
 
 
 def shortened(text: str, longest: int, cut: str) -> str:
-    """The text with at most so many characters of it, and a mark where others were. ``cut``: what goes is its end, its start or
-    its middle."""
+    """Cut a text to at most ``longest`` characters, with a mark in place of the rest. ``cut``: the removed part, end, start or
+    middle."""
     if len(text) <= longest:
         return text
     if cut == "end":
@@ -157,7 +157,7 @@ def shortened(text: str, longest: int, cut: str) -> str:
 
 
 def tools_of(wanted: Sequence[str | Mapping[str, Any]]) -> list[Tool]:
-    """The tools. Raises: ConfigError with the problems of all of them."""
+    """Build the tools. Raises: ConfigError with the problems of all of them."""
     made: list[Tool] = []
     problems: list[Problem] = []
     for one in wanted:
@@ -169,7 +169,7 @@ def tools_of(wanted: Sequence[str | Mapping[str, Any]]) -> list[Tool]:
     names = [tool.name for tool in made]
     problems += [Problem(f"two tools are called {name}") for name in sorted({n for n in names if names.count(n) > 1})]
     if not made and not problems:
-        problems.append(Problem("there is no tool", fix=f"name some (known: {', '.join(TOOLS.names())})"))
+        problems.append(Problem("tools is empty", fix=f"name some (known: {', '.join(TOOLS.names())})"))
     if problems:
         for tool in made:
             tool.close()
@@ -178,7 +178,7 @@ def tools_of(wanted: Sequence[str | Mapping[str, Any]]) -> list[Tool]:
 
 
 def _made(name: str, options: dict[str, Any]) -> Sequence[Tool]:
-    """One tool, or all those of a server."""
+    """Build one tool, or all tools of a server."""
     schema = options.pop("schema", None)
     own = ":" in name
     build = load(name) if own else TOOLS.get(name)

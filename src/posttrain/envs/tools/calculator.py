@@ -1,4 +1,4 @@
-"""A pocket calculator."""
+"""A calculator for arithmetic expressions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.rewards.expression import Expression, NoValue
 
 @TOOLS.register("calculator")
 def calculator() -> Tool:
-    """The value of an expression, to 12 digits."""
+    """A tool that evaluates an expression, to 12 digits."""
     return Tool(
         name="calculator",
         description="The value of an arithmetic expression with + - * / ^, brackets, sqrt, ln, log, exp, sin, cos, tan and pi.",
@@ -24,7 +24,8 @@ def calculator() -> Tool:
 
 def _value(arguments: Mapping[str, Any]) -> str:
     text = str(arguments["expression"])
-    for word in ("sqrt", "ln", "log", "exp", "sin", "cos", "tan", "pi"):  # the grammar is LaTeX's
+    # The grammar expects LaTeX commands, such as \sqrt.
+    for word in ("sqrt", "ln", "log", "exp", "sin", "cos", "tan", "pi"):
         text = text.replace(word, f"\\{word}").replace(f"\\\\{word}", f"\\{word}")
     try:
         expression = Expression(text)

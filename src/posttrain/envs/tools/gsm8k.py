@@ -1,4 +1,4 @@
-"""Looks an answer to a GSM8K question up: verl's Gsm8kTool, with which a model may try answers before it gives one."""
+"""Checks an answer to a GSM8K question: verl's Gsm8kTool, with which a model may try answers before it gives one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posttrain.rewards.scorers.gsm8k import extract
 
 @TOOLS.register("gsm8k")
 def gsm8k() -> Tool:
-    """Says whether an answer is the row's ``ground_truth``: the last number of the answer counts."""
+    """A tool that compares the last number of an answer with the row's ``ground_truth``."""
     checked = _Checked()
     return Tool(
         name="calc_gsm8k_reward",
@@ -32,7 +32,7 @@ class _Checked:
         self._reward = 0.0
 
     def begin(self, row: Mapping[str, Any]) -> None:
-        """Raises: ValueError when the row has no reference."""
+        """Store the reference. Raises: ValueError when the row has none."""
         if row.get("ground_truth") is None:
             raise ValueError("the tool gsm8k needs the row's reference answer, and it has none")
         self._reference = str(row["ground_truth"])

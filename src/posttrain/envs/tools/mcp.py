@@ -1,7 +1,7 @@
 """Tools of MCP servers, by the official SDK. The sole importer of mcp.
 
-A server that is a program is started for the episode and ended with it; one at an address is asked there. The SDK's
-connection lives in one task of an event loop, so each server has a thread with such a loop, which is handed calls.
+A server that is a program is started for the episode and ended with it; one at an address is contacted there. The SDK's
+connection lives in one task of an event loop, so each server has a thread with such a loop, to which calls are submitted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from posttrain.interfaces.tool import Tool, ToolFailed
 from posttrain.libraries.json_http import open_client
 from posttrain.registry import TOOLS
 
-CLOSE_S = 10.0  # for a server to end; the SDK kills it after some 4 s
+CLOSE_S = 10.0  # time limit for a server to end; the SDK kills it after some 4 s
 
 
 @TOOLS.register("mcp")
@@ -37,24 +37,24 @@ def mcp(
     only: Sequence[str] | None = None,
     timeout_s: float = 30.0,
 ) -> list[Tool]:
-    """All tools of a server, or ``only`` those named.
+    """All tools of a server, or those named in ``only``.
 
-    Args: command, a program and its arguments, which speaks MCP on its standard input and output, and is given little of the
-        environment besides ``env``; or url, the address of one that speaks it over HTTP (streamable), with the token in the
+    Args: command, a program and its arguments, which speaks MCP on its standard input and output, and receives ``env`` and few
+        other environment variables; or url, the address of one that speaks it over HTTP (streamable), with the token in the
         environment variable token_env; timeout_s for the server to be ready, and for each call.
-    Raises: ConfigError when the server cannot be reached in that time, or has no such tool.
+    Raises: ConfigError when the server cannot be reached in that time, or lacks a tool named in ``only``.
     """
     if (command is None) == (url is None):
         what = "an MCP server is a command or a url, and " + ("neither is given" if url is None else "both are given")
         raise ConfigError(Problem(what, fix="give one of them"))
     if timeout_s <= 0:
         raise ConfigError(Problem(f"timeout_s is {timeout_s}", fix="use more than 0"))
-    server = _Server(command, url, dict(env or {}), _token(token_env), timeout_s)
+    server = _McpConnection(command, url, dict(env or {}), _token(token_env), timeout_s)
     try:
         offered = {tool.name: tool for tool in server.tools}
         if missing := [name for name in only or () if name not in offered]:
             what = f"the MCP server {server.name} has no tool {missing[0]!r} (it has: {', '.join(offered) or 'none'})"
-            raise ConfigError(Problem(what, fix="name those that it has in only"))
+            raise ConfigError(Problem(what, fix="name tools of the server in only"))
         wanted = [offered[name] for name in only] if only is not None else server.tools
         if not wanted:
             raise ConfigError(Problem(f"the MCP server {server.name} has no tools"))
@@ -81,13 +81,13 @@ def _token(token_env: str | None) -> str:
     return token
 
 
-class _Server:
-    """A connection, kept by a thread of its own until it is closed."""
+class _McpConnection:
+    """A connection to a server, held by a thread of its own until it is closed."""
 
     def __init__(
         self, command: Sequence[str] | None, url: str | None, env: Mapping[str, str], token: str, timeout_s: float
     ):
-        """Raises: ConfigError when there is no connection in time."""
+        """Connect. Raises: ConfigError when this takes too long or fails."""
         self.name = url or " ".join(map(str, command or ()))
         self.tools: list[Any] = []
         self._command, self._url, self._env, self._token = command, url, env, token
@@ -107,7 +107,7 @@ class _Server:
             raise ConfigError(Problem(what, fix="try its command, or its url, by hand")) from None
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a tool says. Raises: ToolFailed with what went wrong, in time."""
+        """Call a tool. Returns: its text. Raises: ToolFailed with the reason, also after the time limit."""
         asking = self._client.call_tool(name, dict(arguments), read_timeout_seconds=self._timeout_s)
         try:
             found = asyncio.run_coroutine_threadsafe(asking, self._loop).result(self._timeout_s + 1.0)
@@ -121,13 +121,13 @@ class _Server:
         if found.is_error:
             raise ToolFailed("\n".join(texts) or "the tool has failed")
         if found.content and not texts:
-            raise ToolFailed(f"the tool has answered with {found.content[0].type}, which cannot be shown here")
+            raise ToolFailed(f"the tool answered with {found.content[0].type}, which cannot be shown here")
         return "\n".join(texts)
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the connection; repeated calls are allowed."""
         if self._thread.is_alive():
-            with suppress(RuntimeError):  # the thread is just ending, and has closed its loop
+            with suppress(RuntimeError):  # the thread is ending, and has closed its loop
                 self._loop.call_soon_threadsafe(self._end)
             self._thread.join(CLOSE_S)
 
@@ -140,7 +140,7 @@ class _Server:
         try:
             self._task = self._loop.create_task(self._connected())
             self._loop.run_until_complete(self._task)
-        except BaseException as error:  # noqa: BLE001 - of the SDK or the server; told to who waits
+        except BaseException as error:  # noqa: BLE001 - of the SDK or the server; passed to the waiting caller
             if not self._ready.done():
                 self._ready.set_exception(error)
         finally:
@@ -168,7 +168,7 @@ class _Server:
 
 
 def _cause(error: BaseException) -> str:
-    """The first exception of a group of them."""
+    """Return the first exception of an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"[:500]

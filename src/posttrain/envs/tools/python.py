@@ -1,4 +1,4 @@
-"""Python programs that the model wrote, each run in a box of its own (docs/sandbox.md)."""
+"""Model-written Python programs, each run in a sandbox of its own (docs/sandbox.md)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from posttrain.sandbox.walls import Limits
 
 @TOOLS.register("python")
 def python(*, timeout_s: float = 5.0, memory_mib: int = 1024, allow_unboxed: bool = False) -> Tool:
-    """What a program prints; every call starts anew.
+    """A tool that runs a program and returns its output; calls share no state.
 
-    Args: timeout_s and memory_mib of address space for one program; allow_unboxed runs it with what this user may do on a
-        machine that cannot box it in.
-    Raises: ConfigError when the machine cannot, or for limits that make no sense.
+    Args: timeout_s and memory_mib of address space for one program; allow_unboxed runs it with the rights of this user on a
+        machine without a sandbox.
+    Raises: ConfigError on a machine without a sandbox, or for invalid limits.
     """
     for name, value in (("timeout_s", timeout_s), ("memory_mib", memory_mib)):
         if value <= 0:
@@ -36,7 +36,7 @@ def python(*, timeout_s: float = 5.0, memory_mib: int = 1024, allow_unboxed: boo
 
 
 def _run(arguments: Mapping[str, Any], *, limits: Limits, walls: Sequence[str]) -> str:
-    """Standard output, and with an error its last line. Raises: ToolFailed when there is no box to be had."""
+    """Return standard output, and after an error its last line. Raises: ToolFailed when no sandbox can be created."""
     try:
         done = run(Program(source=str(arguments["code"])), limits, walls)
     except BoxError as error:

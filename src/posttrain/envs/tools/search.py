@@ -19,11 +19,11 @@ TEXT_KEYS = ("text", "contents")
 
 @TOOLS.register("search")
 def search(*, corpus: str, results: int = 3, max_characters: int = 1000) -> Tool:
-    """The passages of a corpus that fit a query best.
+    """A tool that finds the passages of a corpus that match a query best.
 
-    Args: corpus, a JSONL file with a ``text`` (or ``contents``, and a ``title`` if there is one) in every line; results per
-        query; max_characters of each that are shown.
-    Raises: ConfigError, or DataError with the line that cannot be used.
+    Args: corpus, a JSONL file with a ``text`` (or ``contents``, and optionally a ``title``) in every line; results per
+        query; max_characters shown of each.
+    Raises: ConfigError, or DataError with the invalid line.
     """
     for name, value in (("results", results), ("max_characters", max_characters)):
         if value < 1:
@@ -42,7 +42,7 @@ def search(*, corpus: str, results: int = 3, max_characters: int = 1000) -> Tool
 
 @lru_cache(maxsize=4)
 def _index(path: str, changed: int) -> tuple[bm25s.BM25, Sequence[str]]:
-    """The index of a corpus, made once per process (``changed``: for the file as it was then)."""
+    """Build the index of a corpus, cached per process (``changed``: the file's modification time)."""
     passages = _passages(Path(path))
     index = bm25s.BM25()
     index.index(bm25s.tokenize(list(passages), show_progress=False), show_progress=False)

@@ -1,4 +1,4 @@
-"""Questions to an SQLite database, which is read and never written."""
+"""Read-only queries of an SQLite database."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.tool import Tool, ToolFailed, parameters
 from posttrain.registry import TOOLS
 
-_LONGEST_VALUE = 1 << 20  # bytes of a text or blob, also in between
-_STEPS = 1000  # virtual machine instructions between two looks at the clock
-# What a query may do: read. Attaching files, pragmas, extensions and every kind of writing are refused.
+_LONGEST_VALUE = 1 << 20  # bytes of a text or blob, also of intermediate ones
+_STEPS = 1000  # virtual machine instructions between two checks of the time limit
+# Actions of a query that are allowed: reading. Attaching files, pragmas, extensions and writes are rejected.
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_FUNCTION}
 _REFUSED_FUNCTIONS = {"load_extension"}
 
 
 @TOOLS.register("sql")
 def sql(*, database: str, timeout_s: float = 5.0, max_rows: int = 20) -> Tool:
-    """The rows of a query.
+    """A tool that returns the rows of a query.
 
-    Args: database, an SQLite file; timeout_s of one query; max_rows that are shown.
-    Raises: ConfigError when it is none, or for limits that make no sense.
+    Args: database, an SQLite file; timeout_s of one query; max_rows shown.
+    Raises: ConfigError for other files, or for invalid limits.
     """
     for name, value in (("timeout_s", timeout_s), ("max_rows", max_rows)):
         if value <= 0:

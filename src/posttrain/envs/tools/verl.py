@@ -19,14 +19,14 @@ from posttrain.registry import TOOLS
 def verl(
     *, class_name: str, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None
 ) -> Tool:
-    """One tool of a verl tool file, in that file's words.
+    """A tool defined as in a verl tool file.
 
-    The class is called with ``config`` and ``tool_schema`` (verl's own model of a schema where the class has imported it, else a
-    mapping). The row's ``tools_kwargs[name]`` holds create_kwargs, execute_kwargs, calc_reward_kwargs and release_kwargs.
+    The class is constructed with ``config`` and ``tool_schema`` (verl's own model of a schema where the class has imported it,
+    else a mapping). The row's ``tools_kwargs[name]`` holds create_kwargs, execute_kwargs, calc_reward_kwargs and release_kwargs.
 
-    Args: class_name, package.module.Class or path/to/file.py:Class; tool_schema may be left out where the class has
+    Args: class_name, package.module.Class or path/to/file.py:Class; tool_schema may be omitted where the class has
         ``get_openai_tool_schema``.
-    Raises: ConfigError when there is no such class, or no schema.
+    Raises: ConfigError when the class or its schema does not exist.
     """
     made = load(class_name)
     schemas = sys.modules.get("verl.tools.schemas")
@@ -52,7 +52,7 @@ def verl(
 
 
 class _OwnTool:
-    """What an episode has of the tool. Created with the first call."""
+    """An episode's instance of the tool, created at the first call."""
 
     def __init__(self, tool: Any, name: str):
         self._tool = tool
@@ -66,7 +66,7 @@ class _OwnTool:
         self._arguments = (row.get("tools_kwargs") or {}).get(self._name) or {}
 
     def run(self, arguments: Mapping[str, Any]) -> str:
-        """Raises: ToolFailed, whatever the class has raised: the model reads it."""
+        """Call the tool. Raises: ToolFailed for any error of the class: the model reads it."""
         try:
             if self._instance is None:
                 created = self._calls.call(self._tool.create, "episode", **self._given("create_kwargs"))
@@ -74,7 +74,7 @@ class _OwnTool:
             answer = self._calls.call(
                 self._tool.execute, self._instance, dict(arguments), **self._given("execute_kwargs")
             )
-        except Exception as error:  # someone's code
+        except Exception as error:  # a user's class may raise anything
             raise ToolFailed(f"{type(error).__name__}: {error}") from error
         if isinstance(answer, tuple):
             reward = answer[1] if len(answer) > 1 else None
@@ -83,7 +83,7 @@ class _OwnTool:
         return _text_of(answer)
 
     def close(self) -> Mapping[str, float]:
-        """Its rewards, which are told and do not count: in verl, too, the scorers decide what they are worth."""
+        """Return its rewards as metrics; in verl, too, only the scorers decide the reward."""
         try:
             if self._instance is None:
                 return {}
@@ -102,10 +102,10 @@ class _OwnTool:
 
 
 def _text_of(answer: Any) -> str:
-    """A text, or the text of a ToolResponse. Raises: ToolFailed for one that holds pictures."""
+    """Return a text, or the text of a ToolResponse. Raises: ToolFailed for one that holds images."""
     if isinstance(answer, str):
         return answer
     if getattr(answer, "image", None) or getattr(answer, "video", None):
-        raise ToolFailed("the tool has answered with a picture, which cannot be shown here")
+        raise ToolFailed("the tool answered with an image, which cannot be shown here")
     text = getattr(answer, "text", answer)
     return "" if text is None else str(text)

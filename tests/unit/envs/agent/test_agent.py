@@ -162,7 +162,7 @@ def test_an_agent_that_fails_says_how(name: str, words: str, made: Callable[...,
 
 
 def test_one_that_asks_for_nothing(made: Callable[..., Agent]) -> None:
-    with pytest.raises(AgentFailed, match="has ended without asking for a turn"):
+    with pytest.raises(AgentFailed, match="ended without requesting a turn"):
         made("silent").reset(0)
 
 
@@ -262,10 +262,10 @@ def test_a_hanging_agent_is_killed_with_what_it_has_started(agents: Path, tmp_pa
     [
         ([], "the body must be a JSON object"),
         ({"messages": []}, "messages must be a list of at least one message"),
-        ({"messages": ASKED, "temperature": 0.5}, "temperature is the run's; leave it out"),
-        ({"messages": ASKED, "stop": ["x"]}, "stop is the run's"),
+        ({"messages": ASKED, "temperature": 0.5}, "temperature is set by the run; omit it"),
+        ({"messages": ASKED, "stop": ["x"]}, "stop is set by the run"),
         ({"messages": ASKED, "n": 2}, "n must be 1"),
-        ({"messages": ASKED, "logprobs": True}, "logprobs are not given"),
+        ({"messages": ASKED, "logprobs": True}, "logprobs are not returned"),
         ({"messages": ASKED, "max_tokens": 0.5}, "max_tokens is 0.5"),
         ({"messages": ASKED, "tools": [1]}, "tools must be a list of functions"),
         ({"messages": ASKED, "seed": 3}, "seed=3 is not supported"),

@@ -76,7 +76,7 @@ def test_a_class_in_verls_form(own: Path) -> None:
     step = env.step(call("weather", city="Atlantis") + call("weather", city="Paris"))
     assert [message["content"] for message in step.messages] == [
         "Error: KeyError: 'Atlantis'",
-        "Error: the tool has answered with a picture, which cannot be shown here",
+        "Error: the tool answered with an image, which cannot be shown here",
     ]
     # three answers with a reward of 0.25, the picture's with 0
     told = env.close()

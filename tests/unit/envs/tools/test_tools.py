@@ -175,7 +175,7 @@ def test_everything_wrong_with_the_tools_is_told_at_once() -> None:
     assert "the tool search: missing a required argument: 'corpus'" in text
     assert "the tool sql has no option 'databse'" in text and "did you mean database?" in text
     assert "two tools are called calculator" in text
-    with pytest.raises(ConfigError, match="there is no tool; name some"):
+    with pytest.raises(ConfigError, match="tools is empty; name some"):
         tools(SPEC, tools=[])
     with pytest.raises(ConfigError, match="cut is 'front'"):
         tools(SPEC, tools=["calculator"], cut="front")  # type: ignore[arg-type]
