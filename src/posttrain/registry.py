@@ -1,7 +1,8 @@
 """Names to things, found without importing them: every extension point of the package is a row at the end of this file.
 
 A registry belongs to a package folder, and the file's name is the name: ``@ADVANTAGES.register("grpo")`` stands in
-``algos/advantages/grpo.py``. So the known names can be listed without importing torch, and only what is chosen is loaded.
+``algos/advantages/grpo.py``. So the known names can be listed without importing torch, and only the chosen one is loaded.
+Beside those stand the names of plug-ins (``model.external_modules``) and a user's own files, by their path.
 """
 
 from __future__ import annotations
@@ -9,16 +10,28 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from posttrain.errors import MissingDependency, Problem, UnknownName, did_you_mean
+from posttrain.descriptions import (
+    Description,
+    Registration,
+    describe_object,
+    describe_source,
+    registrations,
+    registrations_in,
+)
+from posttrain.errors import ConfigError, MissingDependency, Problem, RequestError, UnknownName, did_you_mean
+from posttrain.facts import AdvantageFacts, LossFacts, NoFacts, RewardFacts, RolloutEngineFacts
+from posttrain.settings import Setting
+from posttrain.user_files import import_path, module_file, parse_file, source_file
 
 T = TypeVar("T")
+F = TypeVar("F")
 
 # The package extra that brings a third-party library, by the library's import name.
 EXTRAS = {
@@ -46,40 +59,53 @@ EXTRAS = {
 }
 
 
-class Registry:
-    """Names of one kind of thing (an advantage, a reward, a backend) and how to get at it.
+class Registry(Generic[F]):
+    """Names of one kind of thing (an advantage, a reward, a backend) with what they stand for.
 
-    Args: ``kind`` is the word used in errors; ``package`` is the dotted name of the folder that holds one file per name.
+    Args: ``kind`` is the word used in errors; ``package`` is the dotted name of the folder that holds one file per name;
+        ``facts`` is the dataclass of what a name states about itself where it is registered.
     """
 
-    def __init__(self, kind: str, package: str):
+    def __init__(self, kind: str, package: str, facts: type[F]):
         self.kind = kind
         self.package = package
+        self._facts = facts
         self._entries: dict[str, Any] = {}
+        self._stated: dict[str, F] = {}
+        self._plugged: dict[str, _Plugged] = {}
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator: what it decorates is the thing called ``name``."""
+    def register(self, name: str, **facts: Any) -> Callable[[T], T]:
+        """Decorator: register what it decorates as ``name``, with facts about it (fields of the registry's facts)."""
+        stated = self._facts(**facts)
 
         def add(entry: T) -> T:
             self._entries[name] = entry
+            self._stated[name] = stated
             return entry
 
         return add
 
     def names(self) -> list[str]:
         """Every known name, sorted. Imports nothing but the (empty) package itself."""
-        return sorted(_files_of(self.package) | set(self._entries))
+        return sorted(_files_of(self.package) | set(self._entries) | set(self._plugged))
 
-    def get(self, name: str) -> Any:
-        """The thing called ``name``; its module is imported now.
+    def get(self, name: str, path: str | None = None) -> Any:
+        """The thing called ``name``, or the function of that name in the user's file at ``path``; its module is imported now.
 
-        Raises: UnknownName, listing the known names; MissingDependency when the library it stands on is not installed.
+        Raises: UnknownName, listing the known names; MissingDependency when the library it stands on is not installed;
+            ConfigError when the user's file cannot be imported.
         """
+        if path is not None:
+            found = getattr(import_path(path), name, None)
+            if not callable(found):
+                raise ConfigError(Problem(f"{name!r} in {path} is not a function", field="name"))
+            return found
         if name not in self._entries:
             if name not in self.names():
                 raise UnknownName(self.problem(name))
+            plugged = self._plugged.get(name)
             try:
-                importlib.import_module(f"{self.package}.{name}")
+                importlib.import_module(plugged.module if plugged else f"{self.package}.{name}")
             except ModuleNotFoundError as error:
                 library = (error.name or "").split(".")[0]
                 if library in ("", "posttrain"):
@@ -87,44 +113,118 @@ class Registry:
                 raise MissingDependency(missing_library(library, f"{self.kind} {name}")) from error
         return self._entries[name]
 
-    def settings(self, name: str) -> tuple[str, ...]:
-        """The keyword-only parameters of the function called ``name``: the numbers it takes from the configuration.
+    def describe(self, name: str, path: str | None = None) -> Description[F]:
+        """Inputs, settings and facts of a name, read from its source, so that a request can be checked without importing what
+        it names; of one that was registered by running code outside the package, from the object itself.
 
-        Read from its source, so that a request can be checked without importing what it names; of one that was registered from
-        outside the package, from the function itself.
+        Raises: UnknownName; ConfigError when the user's file cannot be read or defines no such function.
         """
-        if name in self._from_outside():
-            return self._parameters(name, Parameter.KEYWORD_ONLY)
-        return tuple(keyword.arg for function in self._functions(name) for keyword in function.args.kwonlyargs)
+        if path is not None:
+            return self._describe_own(name, path)
+        if name in _files_of(self.package):
+            return self._describe_file(name)
+        if name in self._entries:
+            return describe_object(self._entries[name], self._stated[name])
+        if name in self._plugged:
+            return self._plugged[name].description
+        raise UnknownName(self.problem(name))
+
+    def known(self, name: str, path: str | None = None) -> Description[F]:
+        """As ``describe``; for a name or file that is not there an empty description, because it is reported elsewhere."""
+        try:
+            return self.describe(name, path)
+        except RequestError:
+            return Description(self._facts())
+
+    def facts(self, name: str) -> F:
+        """The facts stated where ``name`` is registered; the defaults for an unknown name."""
+        return self.known(name).facts
+
+    def settings(self, name: str) -> Mapping[str, Setting]:
+        """The keyword-only parameters of the function called ``name``, by name; none for an unknown name."""
+        return self.known(name).settings
 
     def inputs(self, name: str) -> tuple[str, ...]:
-        """The positional parameters of the function called ``name``: the tensors it needs, by name. Found as ``settings``."""
-        if name in self._from_outside():
-            return self._parameters(name, Parameter.POSITIONAL_OR_KEYWORD)
-        return tuple(argument.arg for function in self._functions(name) for argument in function.args.args)
+        """The positional parameters of the function called ``name``: the tensors it needs; none for an unknown name."""
+        return self.known(name).inputs
 
-    def _from_outside(self) -> set[str]:
-        """Names that were registered and have no file in the package."""
-        return set(self._entries) - _files_of(self.package)
+    def stating(self, fact: str) -> list[str]:
+        """The names whose fact of that name is set."""
+        return [name for name in self.names() if getattr(self.facts(name), fact)]
 
-    def _parameters(self, name: str, kind: Any) -> tuple[str, ...]:
-        parameters = signature(self._entries[name]).parameters.values()
-        return tuple(parameter.name for parameter in parameters if parameter.kind is kind)
-
-    def _functions(self, name: str) -> Sequence[ast.FunctionDef]:
-        """The registered function of the file called ``name``. Raises UnknownName."""
-        if name not in _files_of(self.package):
-            raise UnknownName(self.problem(name))
-        return _registered_in(f"{self.package}.{name}")
+    def taking(self, tensor: str) -> list[str]:
+        """The names whose function takes the input ``tensor``."""
+        return [name for name in self.names() if tensor in self.inputs(name)]
 
     def problem(self, name: str, field: str = "") -> Problem:
-        """What to tell a user who asked for a name that is not known."""
+        """The problem to report for a name that is not known."""
         known = self.names()
         return Problem(
             f"there is no {self.kind} called {name!r} (known: {', '.join(known)})",
             fix=did_you_mean(name, known, listed=True),
             field=field,
         )
+
+    def _describe_file(self, name: str) -> Description[F]:
+        for file in _sources(self.package, name):
+            for each in registrations(file):
+                if each.name == name and each.registry == self._variable():
+                    return _description(each, self._facts)
+        return Description(self._facts())
+
+    def _describe_own(self, name: str, path: str) -> Description[F]:
+        tree = parse_file(path, source_file(path, holds=f"your {self.kind}"))
+        for each in registrations_in(tree):
+            if each.definition.name == name and each.registry == self._variable():
+                return _description(each, self._facts)
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if name not in functions:
+            what = f"{path} defines no function {name!r} (it defines: {', '.join(functions) or 'no function'})"
+            raise ConfigError(Problem(what, fix=did_you_mean(name, functions, listed=True), field="name"))
+        return describe_source(functions[name], self._facts())
+
+    def _variable(self) -> str:
+        """The name that this registry has in this file."""
+        return next(name for name, value in globals().items() if value is self)
+
+    def _plug(self, module: str, each: Registration) -> None:
+        self._plugged.setdefault(each.name, _Plugged(module, _description(each, self._facts)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plugged:
+    """A name that a plug-in registers."""
+
+    module: str
+    description: Description[Any]
+
+
+def plug_in(modules: Iterable[str]) -> None:
+    """Make the names that plug-ins register known, from their source: nothing is imported before it is used. A module that is
+    not installed is passed over: importing it reports it."""
+    for module in modules:
+        for name, file in _module_sources(module):
+            for each in registrations(file):
+                registry = globals().get(each.registry)
+                if isinstance(registry, Registry):
+                    registry._plug(name, each)
+
+
+def _description(each: Registration, facts: type[F]) -> Description[F]:
+    return describe_source(each.definition, facts(**each.facts))
+
+
+@cache
+def _module_sources(module: str) -> tuple[tuple[str, Path], ...]:
+    """The modules of a plug-in with their files: of a package, all that are in it."""
+    try:
+        file = module_file(module, asked=module)
+    except ConfigError:
+        return ()
+    if file.name != "__init__.py":
+        return ((module, file),)
+    names = ((path, path.relative_to(file.parent).with_suffix("").parts) for path in sorted(file.parent.rglob("*.py")))
+    return tuple((".".join([module, *(part for part in parts if part != "__init__")]), path) for path, parts in names)
 
 
 @cache  # a request asks for them a hundred times
@@ -134,7 +234,7 @@ def _files_of(package: str) -> frozenset[str]:
     folders = spec.submodule_search_locations if spec else None
     modules = list(pkgutil.iter_modules(folders or []))
     return frozenset(
-        name for _, name, folder in modules if folder or f'.register("{name}")' in _source(f"{package}.{name}")
+        name for _, name, folder in modules if folder or f'.register("{name}"' in _source(f"{package}.{name}")
     )
 
 
@@ -145,16 +245,17 @@ def _source(module: str) -> str:
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
-@cache
-def _registered_in(module: str) -> Sequence[ast.FunctionDef]:
-    """The functions of a module that are registered, from its source."""
-    tree = ast.parse(_source(module))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [function for function in functions if any("register" in ast.dump(d) for d in function.decorator_list)]
+def _sources(package: str, name: str) -> Iterator[Path]:
+    """The file called ``name``, or the files of that folder that register the name."""
+    spec = find_spec(package)
+    for folder in (spec.submodule_search_locations if spec else None) or []:
+        file = Path(folder) / f"{name}.py"
+        files = [file] if file.is_file() else sorted((Path(folder) / name).glob("*.py"))
+        yield from (file for file in files if f'.register("{name}"' in file.read_text(encoding="utf-8"))
 
 
 def is_installed(library: str) -> bool:
-    """Whether a third-party library can be imported, without importing it."""
+    """Tell if a third-party library can be imported, without importing it."""
     return find_spec(library) is not None
 
 
@@ -164,14 +265,14 @@ def missing_library(library: str, needed_by: str) -> Problem:
     return Problem(f"{library} is not installed (needed by {needed_by})", fix=f"pip install '{what}'")
 
 
-ADVANTAGES = Registry("advantage estimator", "posttrain.algos.advantages")
-POLICY_LOSSES = Registry("policy loss", "posttrain.algos.losses")
-REWARDS = Registry("reward", "posttrain.rewards.scorers")
-ENVS = Registry("environment", "posttrain.envs")
-TOOLS = Registry("tool", "posttrain.envs.tools")
-TRAIN_ENGINES = Registry("training engine", "posttrain.backends.train")
-VALUE_ENGINES = Registry("critic engine", "posttrain.backends.train")
-ROLLOUT_ENGINES = Registry("rollout engine", "posttrain.backends.rollout")
-WEIGHT_SYNCS = Registry("weight sync", "posttrain.backends.weight_sync")
-RUNTIMES = Registry("runtime", "posttrain.backends.runtime")
-TRACKERS = Registry("tracker", "posttrain.backends.tracking")
+ADVANTAGES = Registry("advantage estimator", "posttrain.algos.advantages", AdvantageFacts)
+POLICY_LOSSES = Registry("policy loss", "posttrain.algos.losses", LossFacts)
+REWARDS = Registry("reward", "posttrain.rewards.scorers", RewardFacts)
+ENVS = Registry("environment", "posttrain.envs", NoFacts)
+TOOLS = Registry("tool", "posttrain.envs.tools", NoFacts)
+TRAIN_ENGINES = Registry("training engine", "posttrain.backends.train", NoFacts)
+VALUE_ENGINES = Registry("critic engine", "posttrain.backends.train", NoFacts)
+ROLLOUT_ENGINES = Registry("rollout engine", "posttrain.backends.rollout", RolloutEngineFacts)
+WEIGHT_SYNCS = Registry("weight sync", "posttrain.backends.weight_sync", NoFacts)
+RUNTIMES = Registry("runtime", "posttrain.backends.runtime", NoFacts)
+TRACKERS = Registry("tracker", "posttrain.backends.tracking", NoFacts)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algos.aggregation import aggregate
-from posttrain.algos.objective import weights_of
+from posttrain.algos.objective import loss_weights
 from posttrain.algos.value_loss import value_loss
 from posttrain.records.batches import LossCounts
 from posttrain.registry import POLICY_LOSSES
@@ -52,10 +52,11 @@ def run(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The policy log-probs (a leaf), the loss per token, and the report."""
     loss = POLICY_LOSSES.get(name)
-    numbers = numbers | {"mini_batch_tokens": int(case.mask().sum())}
     keywords = [p.name for p in inspect.signature(loss).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    tensors = {name: case.tensor(name, dtype) for name in ("policy_logprobs", "advantages")} | {"mask": case.mask()}
+    tensors: dict[str, Any] = {name: case.tensor(name, dtype) for name in ("policy_logprobs", "advantages")}
+    tensors["mask"] = case.mask()
     tensors["old_logprobs"] = tensors["rollout_logprobs"] = case.tensor(old_logprobs, dtype)
+    tensors["mini_batch_tokens"] = int(case.mask().sum())
     policy = tensors["policy_logprobs"].requires_grad_()
     arguments = [tensors[name] for name in POLICY_LOSSES.inputs(name)]
     token_loss, report = loss(*arguments, **{key: numbers[key] for key in keywords})
@@ -70,7 +71,9 @@ def test_verl_policy_losses(case: Any, dtype: torch.dtype) -> None:
     policy, token_loss, report = run(case, name, verl_numbers(case.params), dtype)
     assert (token_loss[~mask] == 0).all()
     if "rollout_is_weights" in case.inputs:  # they multiply the token loss; geo_mean's row by their geometric mean
-        token_loss = token_loss * weights_of(name, case.tensor("rollout_is_weights", dtype), mask)
+        token_loss = token_loss * loss_weights(
+            case.tensor("rollout_is_weights", dtype), mask, per_response=POLICY_LOSSES.facts(name).per_response
+        )
     accepted = [case.outputs, *case.content.get("also_accept", [])]
     extreme = "extreme" in case["name"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,9 +83,10 @@ def estimate(name: str, inputs: Inputs, **given: Any) -> Tensor:
             "second": inputs.tensors["greedy_rewards"],
         }
     }
-    parameters = inspect.signature(estimator).parameters
-    needed = [available[p.name] for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    given = {key: value for key, value in (GIVEN | given).items() if key in parameters}
+    settings = ADVANTAGES.settings(name)
+    needed = [available[tensor] for tensor in ADVANTAGES.inputs(name)]
+    given = {key: value for key, value in (GIVEN | given).items() if key in settings}
+    given |= {key: each.example() for key, each in settings.items() if each.required and key not in given}
     result = estimator(*needed, **given)
     return torch.cat(result, dim=1) if isinstance(result, tuple) else result
 
@@ -153,9 +153,7 @@ def test_an_invalid_row_is_as_good_as_absent(name: str, inputs: Inputs, lone: bo
 
 # What equal rewards are worth where an estimator compares responses with each other. The others have no such comparison: for
 # them a reward is worth something, whoever else got it.
-COMPARING = tuple(
-    name for name in NAMES if "group_index" in ADVANTAGES.inputs(name) and "old_logprobs" not in ADVANTAGES.inputs(name)
-)
+COMPARING = ADVANTAGES.stating("compares_responses")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from posttrain.config.algorithm import Aggregation
 from posttrain.records.batches import LossCounts
 from posttrain.registry import POLICY_LOSSES
 
+# Other values than the defaults where these would make a test empty; other settings keep theirs.
 NUMBERS = {
     "clip_ratio_low": 0.2,
     "clip_ratio_high": 0.28,
@@ -39,7 +39,6 @@ NUMBERS = {
 }
 AGGREGATIONS = get_args(Aggregation)
 ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "abs+", "k3+")
-CHOOSE_IN_THE_MINI_BATCH = ("clip_cov", "kl_cov")
 
 # policy, old, advantages, mask -> loss per token [B, T]
 TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -48,13 +47,14 @@ TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def policy_loss(name: str) -> TokenLoss:
     def compute(policy: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         loss = POLICY_LOSSES.get(name)
-        parameters = inspect.signature(loss).parameters.values()
-        tensors = {"policy_logprobs": policy, "old_logprobs": old, "rollout_logprobs": old, "advantages": advantages}
+        tensors: dict[str, Any] = {"policy_logprobs": policy, "old_logprobs": old, "rollout_logprobs": old}
+        tensors["advantages"] = advantages
         tensors |= {"mask": mask, "scores": torch.where(mask, advantages, 0.0).sum(dim=1)}
-        numbers = NUMBERS | {"mini_batch_tokens": int(mask.sum())}
+        tensors["mini_batch_tokens"] = int(mask.sum())
+        settings = POLICY_LOSSES.settings(name)
         token_loss, report = loss(
-            *(tensors[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
-            **{p.name: numbers[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY},
+            *(tensors[tensor] for tensor in POLICY_LOSSES.inputs(name)),
+            **{key: NUMBERS.get(key, setting.example()) for key, setting in settings.items()},
         )
         for logged in report.values():
             assert logged.shape == mask.shape and not logged.requires_grad
@@ -133,7 +133,7 @@ def test_row_order_and_padding_do_not_matter(loss: TokenLoss, batch: tuple[Tenso
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - set(CHOOSE_IN_THE_MINI_BATCH)))
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - set(POLICY_LOSSES.taking("mini_batch_tokens"))))
 @settings(max_examples=10)
 @given(batch=batches(), cut=st.integers(0, 5))
 def test_parts_of_a_mini_batch_add_up_to_it(name: str, mode: str, batch: tuple[Tensor, ...], cut: int) -> None:

@@ -24,13 +24,14 @@ def mine() -> Iterator[None]:
             self.sum = sum(rewards)
 
     yield
+    del ENVS._stated["coin"], ADVANTAGES._stated["mine"]
     del ENVS._entries["coin"], ADVANTAGES._entries["mine"]
 
 
 def test_a_function_and_a_class_are_listed_and_described(mine: None) -> None:
     assert {"coin", "frozen_lake"} <= set(ENVS.names())
-    assert ENVS.settings("coin") == ("sides", "faces") and ENVS.inputs("coin") == ()
-    assert ADVANTAGES.settings("mine") == ("clip_low",) and ADVANTAGES.inputs("mine") == ("rewards", "valid")
+    assert tuple(ENVS.settings("coin")) == ("sides", "faces") and ENVS.inputs("coin") == ()
+    assert tuple(ADVANTAGES.settings("mine")) == ("clip_low",) and ADVANTAGES.inputs("mine") == ("rewards", "valid")
     assert ENVS.get("coin")(sides=1) == "h"
     with pytest.raises(UnknownName, match="coin, frozen_lake"):
         ENVS.get("dice")

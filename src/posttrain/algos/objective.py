@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,6 @@ from posttrain.algos.ratio import row_mean
 from posttrain.records.batches import LossCounts, TrainBatch
 from posttrain.records.plans import LossPlan
 from posttrain.registry import POLICY_LOSSES
-
-RESPONSE_LOSSES = ("geo_mean",)  # one loss for the whole response, so it has one importance weight too
 
 
 def policy_objective(
@@ -28,9 +24,8 @@ def policy_objective(
     """policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference) + sft_coef * SFT, each aggregated by ``counts``.
 
     Without old log-probs (one update per step) the policy's own, detached, take their place: the ratio is 1 and its
-    gradient is that of the log-prob. A loss names the tensors it needs by its positional parameters, among those below; one
-    with a parameter mini_batch_tokens is told how many loss tokens there are. Importance weights multiply the policy loss
-    after its clipping. SFT is -score x log pi on the responses whose score is above 0.
+    gradient is that of the log-prob. Importance weights multiply the policy loss after its clipping. SFT is
+    -score x log pi on the responses whose score is above 0.
 
     Args: policy_logprobs and entropy [B, T] nats, carrying grad; batch: the same B rows; full_kl [B, T] nats, carrying
         grad: the KL over the whole vocabulary, which kl_estimator "full" asks for.
@@ -52,7 +47,8 @@ def policy_objective(
     token_loss, report = _policy_loss(policy_logprobs, scores, batch, plan, counts)
     report = {f"policy/{name}": values for name, values in report.items()}
     if sequences.importance_weights is not None:
-        token_loss = token_loss * weights_of(plan.name, sequences.importance_weights, mask)
+        per_response = POLICY_LOSSES.describe(plan.name, plan.path).facts.per_response
+        token_loss = token_loss * loss_weights(sequences.importance_weights, mask, per_response=per_response)
     loss = aggregated(token_loss)
     report["policy/pg_loss"] = token_loss
     report["policy/entropy"] = entropy
@@ -79,7 +75,8 @@ def policy_objective(
 def _policy_loss(
     policy_logprobs: Tensor, scores: Tensor, batch: TrainBatch, plan: LossPlan, counts: LossCounts
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The chosen loss per token [B, T], and its report."""
+    """The chosen loss per token [B, T], and its report. A loss names what it needs by its positional parameters, among these;
+    mini_batch_tokens is the number of loss tokens."""
     rollout_logprobs = batch.sequences.rollout_logprobs
     old_logprobs = rollout_logprobs if plan.use_rollout_logprobs else batch.sequences.old_logprobs
     available = {
@@ -89,18 +86,15 @@ def _policy_loss(
         "advantages": batch.advantages,
         "mask": batch.loss_mask,
         "scores": scores,
+        "mini_batch_tokens": counts.tokens,
     }
-    policy_loss = POLICY_LOSSES.get(plan.name)
-    wanted = inspect.signature(policy_loss).parameters
-    needed = [name for name, parameter in wanted.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    parameters = dict(plan.parameters)
-    if "mini_batch_tokens" in wanted:
-        parameters["mini_batch_tokens"] = counts.tokens
-    token_loss, report = policy_loss(*(available[name] for name in needed), **parameters)
+    policy_loss = POLICY_LOSSES.get(plan.name, plan.path)
+    inputs = [available[name] for name in POLICY_LOSSES.describe(plan.name, plan.path).inputs]
+    token_loss, report = policy_loss(*inputs, **plan.parameters)
     return token_loss, report
 
 
-def weights_of(loss: str, weights: Tensor, mask: Tensor) -> Tensor:
+def loss_weights(weights: Tensor, mask: Tensor, *, per_response: bool) -> Tensor:
     """The importance weights [B, T]; for a loss of whole responses the geometric mean over the response's loss tokens (0 when
     one of them is 0)."""
-    return row_mean(weights.log(), mask).exp() if loss in RESPONSE_LOSSES else weights
+    return row_mean(weights.log(), mask).exp() if per_response else weights

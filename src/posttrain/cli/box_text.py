@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posttrain.config import RunConfig
 from posttrain.config.evaluate import EvaluateConfig
-from posttrain.dialects.reward_checks import CODE_REWARDS
+from posttrain.rewards.where import runs_code
 
 
 def box_text(config: RunConfig | EvaluateConfig) -> list[str]:
@@ -12,7 +12,7 @@ def box_text(config: RunConfig | EvaluateConfig) -> list[str]:
     from posttrain.sandbox.layers import describe, probed
 
     layers = probed()
-    if layers is None or not any(term.name in CODE_REWARDS and term.path is None for term in config.reward.terms):
+    if layers is None or not runs_code(config.reward):
         return []
     lines = describe(layers).splitlines()
     if not layers.enough:

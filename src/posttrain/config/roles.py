@@ -10,20 +10,20 @@ from posttrain.config.lora import LoraConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.rollout import RolloutConfig
-from posttrain.registry import ADVANTAGES
+from posttrain.registry import ADVANTAGES, ROLLOUT_ENGINES
 
 VLLM_LARGEST_RANK = 512  # of adapters
 
 
 def needs_values(estimator: str) -> bool:
     """Tell whether an advantage estimator reads values, so that a run with it has a critic; False for an unknown name."""
-    return estimator in ADVANTAGES.names() and "values" in ADVANTAGES.inputs(estimator)
+    return "values" in ADVANTAGES.inputs(estimator)
 
 
 def needs_old_logprobs(config: RunConfig) -> bool:
     """Tell whether a run reads the trainer's log-probs of a step from before its first update, however many updates follow."""
-    correction, name = config.loss.rollout_correction, config.advantage.name
-    estimator = name in ADVANTAGES.names() and "old_logprobs" in ADVANTAGES.inputs(name)
+    correction = config.loss.rollout_correction
+    estimator = "old_logprobs" in ADVANTAGES.inputs(config.advantage.name)
     return estimator or config.reward.kl.coef > 0 or correction.weights != "none" or bool(correction.reject)
 
 
@@ -44,6 +44,16 @@ def starts_from(config: TrainingConfig, role: str) -> str:
     """Return the folder or hub id of a trained role's starting weights; a critic without one starts from the policy's."""
     section = learner_of(config, role)
     return (section.path if isinstance(section, CriticConfig) else None) or config.model.path
+
+
+def shares_weights(engine: str) -> bool:
+    """Tell whether a rollout engine reads the trainer's own weights; False: it has a copy of its own, and is sent new ones."""
+    return ROLLOUT_ENGINES.facts(engine).shares_weights
+
+
+def holds_a_copy(engine: str) -> bool:
+    """Tell whether a rollout engine has a copy of the weights of its own; False for an unknown name."""
+    return engine in ROLLOUT_ENGINES.names() and not shares_weights(engine)
 
 
 def runtime_of(place: PlacementConfig) -> Literal["inprocess", "ray"]:

@@ -11,9 +11,6 @@ from posttrain.errors import Problem, did_you_mean
 from posttrain.records.rejection import RULES, rejection_rules
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 
-SAMPLER_LOSSES = ("rollout_is",)  # the ratio is to the sampler's log-probs in any case
-WITHOUT_RATIO = ("cross_entropy", "gpg")
-OF_STEPS = ("gigpo", "step_reinforce")  # estimators whose rows are turns
 # What shapes the sum of an episode's reward, and how it is turned off.
 SHAPES = (("zero_unless_stopped", False), ("normalize_mean", "none"), ("normalize_std", "none"), ("clip", None))
 _CORRECTION = "loss.rollout_correction"
@@ -22,16 +19,17 @@ _CORRECTION = "loss.rollout_correction"
 def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
     """What cannot be run."""
     yield from _correction_problems(config)
-    if config.advantage.name == "gdpo":
+    inputs = ADVANTAGES.inputs(config.advantage.name)
+    if "reward_terms" in inputs:
         yield from _term_problems(config)
-    if config.advantage.name in OF_STEPS:
+    if "trajectory_index" in inputs:  # its rows are turns
         yield from _step_problems(config)
     reward = config.reward
     normalized = [name for name in ("normalize_mean", "normalize_std") if getattr(reward, name) != "none"]
-    if config.advantage.name == "remax" and normalized:
+    if "greedy_rewards" in inputs and normalized:
         yield Problem(
-            f"remax compares rewards with that of a greedy response, and reward.{normalized[0]} changes the ones and not the "
-            "other",
+            f"{config.advantage.name} compares rewards with that of a greedy response, and reward.{normalized[0]} "
+            "changes the ones and not the other",
             fix=f"use reward.{normalized[0]}=none, or another estimator",
             field=f"reward.{normalized[0]}",
         )
@@ -92,17 +90,17 @@ def _correction_problems(config: RunConfig) -> Iterator[Problem]:
                 fix=fix or "an upper bound above 0, or for k1 lower_upper with the lower one below, such as 0.5_2",
                 field=f"{_CORRECTION}.{'reject' if unknown else 'reject_bounds'}",
             )
-    if correction.weights != "none" and loss in SAMPLER_LOSSES:
+    if correction.weights != "none" and "rollout_logprobs" in POLICY_LOSSES.inputs(loss):
         yield Problem(
             f"the ratio of {loss} is to the sampler already, and {_CORRECTION}.weights would correct the gap twice",
             fix=f"use {_CORRECTION}.weights=none, or another loss, such as ppo_clip or gpg",
             field=f"{_CORRECTION}.weights",
         )
-    elif correction.weights != "none" and correction.use_rollout_logprobs and loss not in WITHOUT_RATIO:
+    elif correction.weights != "none" and correction.use_rollout_logprobs and POLICY_LOSSES.facts(loss).has_ratio:
         yield Problem(
             f"with {_CORRECTION}.use_rollout_logprobs the ratio of {loss} is to the sampler, and {_CORRECTION}.weights would "
             "correct the gap twice",
-            fix=f"use one of them, or a loss without a ratio: loss.name={WITHOUT_RATIO[1]}",
+            fix="use one of them, or a loss without a ratio: loss.name=gpg",
             field=f"{_CORRECTION}.weights",
         )
 
@@ -139,10 +137,10 @@ def algorithm_warnings(config: RunConfig) -> Iterator[str]:
         yield f"{_CORRECTION}.reject_bounds has no effect: {_CORRECTION}.reject names no rule"
     if config.loss.norm_tokens is not None and config.loss.aggregation != "sequence_mean_token_sum_norm":
         yield f"loss.norm_tokens has no effect: loss.aggregation is {config.loss.aggregation}"
-    name = config.advantage.name
-    if config.loss.name in POLICY_LOSSES.names() and "advantages" not in POLICY_LOSSES.inputs(config.loss.name):
+    inputs = POLICY_LOSSES.inputs(config.loss.name)
+    if inputs and "advantages" not in inputs:
         yield f"advantage.name has no effect: {config.loss.name} does not read advantages"
-    elif name in ADVANTAGES.names() and "reward_terms" in ADVANTAGES.inputs(name):
+    elif "reward_terms" in ADVANTAGES.inputs(config.advantage.name):
         yield from _unshaped(config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
@@ -23,8 +24,6 @@ from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, un
 from posttrain.plan.checks.engines import placement_problems, placement_warnings
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
-SEQUENCE_MEAN_LOSSES = ("geo_mean", "gspo", "sapo")  # losses defined as a mean over responses
-
 
 def check(config: RunConfig) -> list[Problem]:
     """Everything wrong with a configuration whose keys are right one by one."""
@@ -37,7 +36,7 @@ def unbuilt(config: RunConfig) -> list[Problem]:
 
 
 def _names(config: RunConfig) -> Iterator[Problem]:
-    chosen = [
+    chosen: list[tuple[Registry[Any], str, str]] = [
         (ADVANTAGES, config.advantage.name, "advantage.name"),
         (POLICY_LOSSES, config.loss.name, "loss.name"),
         (TRAIN_ENGINES, config.policy.engine, "policy.engine"),
@@ -78,8 +77,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
 
 def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
     advantage, loss = config.advantage, config.loss
-    known = advantage.name in ADVANTAGES.names()
-    compares = known and {"lone_sample_keeps_reward", "normalize_by_std"} & set(ADVANTAGES.settings(advantage.name))
+    compares = ADVANTAGES.facts(advantage.name).compares_responses
     if compares and config.rollout.samples_per_prompt == 1 and not advantage.lone_sample_keeps_reward:
         yield Problem(
             f"{advantage.name} compares the samples of a prompt, and with 1 sample per prompt every advantage is 0",
@@ -112,8 +110,9 @@ def warnings_of(config: RunConfig) -> list[str]:
             "loss.kl_estimator has no effect: loss.kl_coef is 0",
         ),
         (
-            config.loss.name in SEQUENCE_MEAN_LOSSES and config.loss.aggregation != "sequence_mean_token_mean",
-            f"{config.loss.name} is defined with loss.aggregation=sequence_mean_token_mean; this run uses "
+            POLICY_LOSSES.facts(config.loss.name).aggregation not in ("", config.loss.aggregation),
+            f"{config.loss.name} is defined with loss.aggregation="
+            f"{POLICY_LOSSES.facts(config.loss.name).aggregation}; this run uses "
             f"{config.loss.aggregation}",
         ),
     ]
@@ -141,7 +140,7 @@ def _without_a_critic(config: RunConfig) -> Iterator[str]:
     """What was changed about the critic in a run that has none."""
     changed = [f"critic.{name}" for name in _differences(config.critic, CriticConfig())]
     if changed and config.advantage.name in ADVANTAGES.names():
-        users = ", ".join(name for name in ADVANTAGES.names() if needs_values(name))
+        users = ", ".join(ADVANTAGES.taking("values"))
         have = "have" if len(changed) > 1 else "has"
         yield f"{', '.join(changed)} {have} no effect: {config.advantage.name} needs no critic ({users} would)"
 
@@ -156,7 +155,7 @@ def _differences(section: Section, default: Section) -> Iterator[str]:
             yield name
 
 
-def _unread(section: str, chosen: AdvantageConfig | LossConfig, registry: Registry) -> Iterator[str]:
+def _unread(section: str, chosen: AdvantageConfig | LossConfig, registry: Registry[Any]) -> Iterator[str]:
     """What was changed in a section and is read by other choices of its name only."""
     fields = {name: registry.settings(name) for name in registry.names()}
     if chosen.name not in fields:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from posttrain.config.evaluate import EvaluateConfig, MetricsConfig, ScoringConfig
-from posttrain.dialects.reward_checks import CODE_REWARDS
 from posttrain.errors import Problem
 from posttrain.registry import REWARDS
-from posttrain.rewards.where import WORKER_FIELDS, runs_here
+from posttrain.rewards.where import WORKER_FIELDS, runs_code, runs_here
 
 # What shapes the rewards of training; a score is the terms' sum.
 SHAPING = (
@@ -57,9 +56,9 @@ def warnings_of(config: EvaluateConfig) -> list[str]:
             for name in WORKER_FIELDS
             if getattr(reward, name) != getattr(default, name)
         ]
-    runs_code = any(term.name in CODE_REWARDS and term.path is None for term in reward.terms)
-    if reward.allow_unboxed_code and not runs_code:
-        found.append(f"reward.allow_unboxed_code has no effect: no term runs code ({', '.join(CODE_REWARDS)} may)")
+    if reward.allow_unboxed_code and not runs_code(reward):
+        may = ", ".join(REWARDS.stating("runs_code"))
+        found.append(f"reward.allow_unboxed_code has no effect: no term runs code ({may} may)")
     if metrics.bootstrap_draws == 0 and metrics.confidence != MetricsConfig().confidence:
         found.append("metrics.confidence has no effect: metrics.bootstrap_draws is 0")
     return found

@@ -9,10 +9,9 @@ from posttrain.config import RunConfig
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.group_filter import GroupFilterConfig
 from posttrain.errors import Problem, did_you_mean
-from posttrain.registry import ADVANTAGES
-from posttrain.rewards.where import WORKER_FIELDS, runs_here
+from posttrain.registry import ADVANTAGES, REWARDS
+from posttrain.rewards.where import WORKER_FIELDS, runs_code, runs_here
 
-CODE_REWARDS = ("by_data_source", "code", "text2sql")
 BOUNDS = ("above_std", "above_mean", "below_mean")
 
 
@@ -103,18 +102,22 @@ def reward_warnings(config: RunConfig) -> Iterator[str]:
     if reward.kl.coef and reward.kl.estimator.endswith("+"):
         yield f"the + of reward.kl.estimator={reward.kl.estimator} has no effect: it is about gradients, and rewards have none"
     normalized = [name for name in ("normalize_mean", "normalize_std") if getattr(reward, name) != "none"]
-    undone = advantage.name == "grpo" and advantage.normalize_by_std and reward.clip is None and reward.kl.coef == 0
+    standardizes = ADVANTAGES.facts(advantage.name).standardizes_groups and advantage.normalize_by_std
+    undone = standardizes and reward.clip is None and reward.kl.coef == 0
     if normalized and undone and not advantage.lone_sample_keeps_reward:
         names = " and ".join(f"reward.{name}" for name in normalized)
         have = "have" if len(normalized) > 1 else "has"
-        yield f"{names} {have} no effect: grpo brings each group's rewards to mean 0 and standard deviation 1 in any case"
-    known = advantage.name in ADVANTAGES.names()
-    if advantage.whiten_rewards and known and "token_rewards" not in ADVANTAGES.inputs(advantage.name):
-        readers = ", ".join(name for name in ADVANTAGES.names() if "token_rewards" in ADVANTAGES.inputs(name))
+        yield (
+            f"{names} {have} no effect: {advantage.name} brings each group's rewards to mean 0 and standard deviation 1 in any "
+            "case"
+        )
+    inputs = ADVANTAGES.inputs(advantage.name)
+    if advantage.whiten_rewards and inputs and "token_rewards" not in inputs:
+        readers = ", ".join(ADVANTAGES.taking("token_rewards"))
         yield f"advantage.whiten_rewards has no effect: {advantage.name} reads no token rewards ({readers} would)"
-    runs_code = any(term.name in CODE_REWARDS and term.path is None for term in reward.terms)
-    if reward.allow_unboxed_code and not runs_code:
-        yield f"reward.allow_unboxed_code has no effect: no term runs code ({', '.join(CODE_REWARDS)} may)"
+    if reward.allow_unboxed_code and not runs_code(reward):
+        may = ", ".join(REWARDS.stating("runs_code"))
+        yield f"reward.allow_unboxed_code has no effect: no term runs code ({may} may)"
     yield from _filter_warnings(config)
 
 

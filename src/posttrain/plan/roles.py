@@ -10,7 +10,7 @@ from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
-from posttrain.config.roles import learner_of, needs_values, runtime_of
+from posttrain.config.roles import learner_of, needs_values, runtime_of, shares_weights
 from posttrain.errors import Problem
 from posttrain.plan.experts import EXPERTS_OVER, ONE_EXPERT_OVER
 from posttrain.plan.megatron import megatron_settings
@@ -18,7 +18,6 @@ from posttrain.plan.placement import GroupSizes, Phase, PlacementPlan, Rank, Rol
 from posttrain.plan.sharding import fsdp_settings
 from posttrain.plan.zero import zero_settings
 
-SHARING = ("native", "hf")  # samplers that read the trainer's own weights
 ZERO_REST = {"offload_param": {"device": "cpu"}}  # in DeepSpeed's words: weights that rest on the CPU
 
 
@@ -122,7 +121,7 @@ def _policy(policy: LearnerConfig, awake: tuple[Phase, ...]) -> _Asked:
 
 def _roles_of_a_step(config: RunConfig) -> list[_Asked]:
     policy, critic, rollout, reward = config.policy, config.critic, config.rollout, config.reward.model
-    elsewhere = rollout.engine not in SHARING and bool(rollout.endpoints)  # servers that the run did not start
+    elsewhere = not shares_weights(rollout.engine) and bool(rollout.endpoints)  # servers that the run did not start
     asked = [
         _Asked(
             role="rollout",
@@ -216,7 +215,7 @@ def _learner_rests(section: LearnerConfig | CriticConfig) -> tuple[str, ...]:
 def _sampler_rests(config: RunConfig) -> tuple[str, ...]:
     """vLLM's sleep leaves with weights and cache, SGLang's with the cache; native and hf hold a cache only while they sample."""
     rollout = config.rollout
-    if rollout.engine in SHARING:
+    if shares_weights(rollout.engine):
         return ("cache",)
     if not rollout.engine_options.get("free_cache_engine"):
         return ()
@@ -227,7 +226,7 @@ def _lender(config: TrainingConfig, asked: _Asked, where: dict[str, list[int]]) 
     """The role whose weights this one reads where they are."""
     if not isinstance(config, RunConfig):
         return None
-    if asked.role == "rollout" and asked.engine in SHARING:
+    if asked.role == "rollout" and shares_weights(asked.engine):
         whole = config.policy.engine == "local" and where["rollout"] == where["policy"]
         return "policy" if whole else None
     adapted = config.policy.lora is not None and config.reference.path in (None, config.model.path)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
-from posttrain.config.roles import learner_of, needs_old_logprobs, sends_adapter
+from posttrain.config.roles import learner_of, needs_old_logprobs, sends_adapter, shares_weights
 from posttrain.plan.megatron import megatron_settings, virtual_stages
 from posttrain.plan.memory import BYTES, recomputes, trained_parameters
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.placement import PlacementPlan, RolePlacement
-from posttrain.plan.roles import SHARING, sharing_options
+from posttrain.plan.roles import sharing_options
 from posttrain.plan.sharding import FsdpSettings, fsdp_settings
 from posttrain.plan.zero import zero_settings
 from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
@@ -335,7 +335,7 @@ def _weight_sync(config: RunConfig, plan: PlacementPlan, shape: ModelShape) -> l
         if set(policy.devices) & set(rollout.devices)
         else 0
     )
-    alone = rollout.engine in SHARING or sends_adapter(config.rollout, config.policy.lora)
+    alone = shares_weights(rollout.engine) or sends_adapter(config.rollout, config.policy.lora)
     sent = trained_parameters(config.policy, shape) if alone else shape.parameters
     size = sent * BYTES[config.model.compute_dtype] // here
     kept = size // held if held else 0

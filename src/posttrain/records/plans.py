@@ -15,6 +15,7 @@ class LossPlan:
     """The policy's loss: a name in POLICY_LOSSES with its keyword arguments, and plain numbers."""
 
     name: str
+    path: str | None = None  # of the user's file that holds it
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str
     norm_tokens: int | None = None  # sequence_mean_token_sum_norm divides by it
@@ -143,9 +144,10 @@ class GroupFilterPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantagePlan:
-    """A name in ADVANTAGES with its keyword arguments, and what is done before and after it."""
+    """A name in ADVANTAGES with its keyword arguments, and the whitening and clipping around it."""
 
     name: str
+    path: str | None = None  # of the user's file that holds it
     parameters: Mapping[str, Any] = field(default_factory=dict)
     whiten_rewards: bool = False
     whiten: bool = False

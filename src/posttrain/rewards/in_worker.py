@@ -12,6 +12,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid
 from posttrain.rewards.load import load_rewards
 from posttrain.rewards.score import LARGEST, ResponseText, RewardTerms, TermAnswer, TermValue
+from posttrain.rewards.where import runs_code
 from posttrain.sandbox import boxes
 
 FACTORY = "posttrain.rewards.in_worker:make"
@@ -22,13 +23,12 @@ _PRELOAD = {
     "math_rule": math_verify.preload,
     "reasoning_gym": reasoning_gym.preload,
 }
-_RUN_CODE = ("code", "text2sql", "by_data_source")
 
 
 def make(setup: Mapping[str, Any]) -> Scoring:
     """Build the handler of calls from the plain values of a ``RewardConfig``. Raises: ConfigError."""
     config = RewardConfig.model_validate(setup)
-    scoring = Scoring(load_rewards(config), runs_code=any(term.name in _RUN_CODE for term in config.terms))
+    scoring = Scoring(load_rewards(config), runs_code=runs_code(config))
     for term in config.terms:
         if term.path is None and term.name in _PRELOAD:
             _PRELOAD[term.name]()

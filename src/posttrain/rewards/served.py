@@ -23,7 +23,7 @@ from posttrain.rewards.built_in import built_in
 from posttrain.rewards.score import LARGEST, NOT_FINITE, Decode
 from posttrain.rewards.scorer import Scorer, start_rewards
 from posttrain.rewards.server_reward import Result, ServerReward
-from posttrain.rewards.sources import ASK_A_SERVER
+from posttrain.rewards.where import facts_of
 
 # Answers of the server terms about a response, by index; those after a failure are missing.
 Answers = dict[int, Result]
@@ -69,7 +69,7 @@ def _variables(config: RewardConfig) -> Iterator[str]:
 
 
 def queries_a_server(term: RewardTerm) -> bool:
-    return term.path is None and term.name in ASK_A_SERVER
+    return facts_of(term).queries_server
 
 
 class ScorerWithServers(Scorer):

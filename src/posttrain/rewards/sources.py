@@ -9,7 +9,6 @@ from typing import Any
 from posttrain.errors import Problem, did_you_mean
 
 NO_REWARD = "no_reward_for_data_source"  # value of Invalid.reason
-ASK_A_SERVER = ("http", "llm_judge")  # terms of their own: they batch their requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

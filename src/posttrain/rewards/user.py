@@ -5,22 +5,16 @@ from __future__ import annotations
 import ast
 import asyncio
 import copy
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from posttrain.errors import ConfigError, PosttrainError, Problem, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
 from posttrain.records.prompts import Prompt
+from posttrain.user_files import import_path, last_line, parse_file, place_of, source_file
 
 # Keyword arguments of a function: verl's compute_score.
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -29,10 +23,7 @@ POSITIONAL = {2: ("solution_str", "ground_truth"), 4: KEYWORDS}
 # Keyword arguments of a batched function.
 BATCH_KEYWORDS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
-
-# Prefixes of a path: a module's name, or a file.
-PACKAGE = "pkg://"
-FILE = "file://"
+REWARD_FUNCTION = "your reward function"
 
 
 class UserRewardError(PosttrainError):
@@ -44,53 +35,11 @@ def check_function(path: str, name: str) -> None:
 
     Raises: ConfigError.
     """
-    file = source_file(path)
-    try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
-    except OSError as error:
-        raise ConfigError(Problem(f"{path} cannot be read: {error.strerror}", field="path")) from error
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        place = f"{path}:{line}" if line else path
-        what = f"{place} is not Python: {getattr(error, 'msg', error)}"
-        raise ConfigError(Problem(what, field="path")) from error
+    tree = parse_file(path, source_file(path, holds=REWARD_FUNCTION))
     functions = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     if name not in functions and not {name, "*"} & _other_names(tree):
         what = f"{path} defines no {name!r} (it defines: {', '.join(functions) or 'no function'})"
         raise ConfigError(Problem(what, fix=did_you_mean(name, functions, listed=True)))
-
-
-def source_file(path: str) -> Path:
-    """Return the file of a path: my.py, ~/my.py, file:///home/ann/my.py, or pkg://package.module. Imports nothing.
-
-    Raises: ConfigError when it does not exist.
-    """
-    if path.startswith(PACKAGE):
-        return _module_file(path.removeprefix(PACKAGE))
-    file = Path(path.removeprefix(FILE)).expanduser()
-    if not file.is_file():
-        fix = "name the Python file that holds your reward function"
-        if "/" not in path and "." in path and not path.endswith(".py"):
-            fix = f"a module is written {PACKAGE}{path}"
-        raise ConfigError(Problem(f"there is no file {path}", fix=fix, field="path"))
-    return file.resolve()
-
-
-def _module_file(module: str) -> Path:
-    """Find the file of a module part by part: looking up a submodule directly would import the packages around it."""
-    folders: list[str] | None = None
-    file = None
-    for count in range(1, len(parts := module.split(".")) + 1):
-        name = ".".join(parts[:count])
-        spec = importlib.util.find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
-        if spec is None or (spec.origin is None and spec.submodule_search_locations is None):
-            what = f"there is no module {name} (asked for: {PACKAGE}{module})"
-            fix = "install the package, or put its folder on PYTHONPATH"
-            raise ConfigError(Problem(what, fix=fix, field="path"))
-        file, folders = spec.origin, list(spec.submodule_search_locations or [])
-    if file is None or not file.endswith(".py"):
-        raise ConfigError(Problem(f"{PACKAGE}{module} is not a Python file", fix="name a module in it", field="path"))
-    return Path(file).resolve()
 
 
 def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
@@ -150,12 +99,10 @@ def _score_batch(
 def _find(path: str, name: str) -> tuple[Callable[..., Any], Path]:
     """Return a function and its file. Raises: ConfigError."""
     check_function(path, name)
-    file = source_file(path)
-    module = _import_module(path, file) if path.startswith(PACKAGE) else _import_file(file)
-    function = getattr(module, name, None)
+    function = getattr(import_path(path), name, None)
     if not callable(function):
         raise ConfigError(Problem(f"{name!r} in {path} is not a function"))
-    return function, file
+    return function, source_file(path)
 
 
 def _passed(
@@ -213,50 +160,11 @@ def _called(function: Callable[..., Any], positional: Sequence[Any], arguments: 
         result = function(*positional, **arguments)
         return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
     except (Exception, SystemExit) as error:  # a user's program may fail in any way, and its exit() must not end ours
-        raise UserRewardError(f"{_place(error, file)}: {_said(error)}") from error
+        raise UserRewardError(f"{place_of(error, file)}: {last_line(error)}") from error
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:
     return await result
-
-
-def _place(error: BaseException, file: str) -> str:
-    """Return file:line of the last frame in the user's own file, even when a library raised the error."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"{file}:{lines[-1]}" if lines else file
-
-
-def _said(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[-1].strip()
-
-
-def _import_file(file: Path) -> ModuleType:
-    """Run the file as a module with a unique name. Files of the same name in different folders stay apart; an unchanged
-    file runs once."""
-    digest = hashlib.sha256(str(file).encode() + b"\0" + file.read_bytes()).hexdigest()[:12]
-    name = f"{file.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(Problem(f"{file} cannot be imported", fix="give it a name that ends in .py", field="path"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look up modules by name
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        what = f"{_place(error, str(file))}: importing the file failed: {_said(error)}"
-        raise ConfigError(Problem(what, field="path")) from error
-    return module
-
-
-def _import_module(path: str, file: Path) -> ModuleType:
-    try:
-        return importlib.import_module(path.removeprefix(PACKAGE))
-    except (Exception, SystemExit) as error:
-        what = f"{_place(error, str(file))}: importing {path} failed: {_said(error)}"
-        raise ConfigError(Problem(what, field="path")) from error
 
 
 def _other_names(tree: ast.Module) -> set[str]:

@@ -1,34 +1,25 @@
-"""Choice of the rewards that may run in the training process."""
+"""Where rewards run: in the process that trains, in workers, or behind a server."""
 
 from __future__ import annotations
 
-from posttrain.config.reward import RewardConfig
-from posttrain.rewards.sources import ASK_A_SERVER
-
-# Rules of this package that take time linear in the length of any response
-# (tests/unit/rewards/test_nasty_inputs.py) and call no library. All others run in workers.
-QUICK = frozenset(
-    {
-        "crossthinkqa",
-        "exact_match",
-        "format",
-        "geo3k",
-        "gsm8k",
-        "length",
-        "math",
-        "math_dapo",
-        "multiple_choice",
-        "prime_math",
-        "repetition",
-        "search",
-    }
-)
-
+from posttrain.config.reward import RewardConfig, RewardTerm
+from posttrain.facts import RewardFacts
+from posttrain.registry import REWARDS
 
 WORKER_FIELDS = ("workers", "timeout_s", "memory_gib")  # of RewardConfig, without effect where no worker is needed
 
 
+def facts_of(term: RewardTerm) -> RewardFacts:
+    """The facts of a term's built-in reward; the defaults for a function of the user's own."""
+    return RewardFacts() if term.path is not None else REWARDS.facts(term.name)
+
+
 def runs_here(config: RewardConfig) -> bool:
-    """Return True when no term needs a worker. Terms that query a server do not count."""
-    own = [term for term in config.terms if term.path is not None or term.name not in ASK_A_SERVER]
-    return all(term.path is None and term.name in QUICK for term in own)
+    """Tell whether no term needs a worker. Terms that query a server do not count."""
+    facts = [facts_of(term) for term in config.terms]
+    return all(each.quick for each in facts if not each.queries_server)
+
+
+def runs_code(config: RewardConfig) -> bool:
+    """Tell whether a term may run code that a model wrote."""
+    return any(facts_of(term).runs_code for term in config.terms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +45,7 @@ def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch
         "step_index": batch.step_index,
         "state_index": batch.state_index,
     }
-    estimator, needed = ADVANTAGES.get(plan.name), inputs_of(plan)
+    estimator, needed = ADVANTAGES.get(plan.name, plan.path), inputs_of(plan)
     missing = [name for name in needed if available.get(name) is None]
     if missing:
         raise RequestError(
@@ -88,10 +87,9 @@ def _joined(whole: Joined, value: Any) -> Any:
     return whole.join(value)
 
 
-def inputs_of(plan: AdvantagePlan) -> list[str]:
-    """Names of what the estimator needs."""
-    parameters = inspect.signature(ADVANTAGES.get(plan.name)).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+def inputs_of(plan: AdvantagePlan) -> tuple[str, ...]:
+    """Names of the tensors that the estimator takes."""
+    return ADVANTAGES.describe(plan.name, plan.path).inputs
 
 
 def token_rewards(batch: SequenceBatch) -> Tensor:

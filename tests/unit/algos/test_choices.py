@@ -16,13 +16,14 @@ from posttrain.build.plans import chosen_parameters
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, Aggregation, LossConfig
 from posttrain.config.roles import needs_values
-from posttrain.dialects.algorithm_checks import OF_STEPS
 from posttrain.dialects.checks import check, warnings_of
 from posttrain.errors import RequestError
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 from posttrain.steps.advantage import estimate_advantages, token_rewards
+
+OF_STEPS = ADVANTAGES.taking("trajectory_index")  # estimators whose rows are turns
 
 
 def keywords(function: Any, section: Any) -> set[str]:
@@ -93,7 +94,7 @@ def test_every_estimator_is_supplied_with_what_it_needs(name: str) -> None:
     }
     wanted = {key: value for key, value in supplied.items() if key in ADVANTAGES.inputs(name)}
     train = estimate_advantages(replace(batch(), **wanted), AdvantagePlan(name=name))
-    assert (train.returns is None) == (name != "gae")
+    assert (train.returns is None) == ("values" not in ADVANTAGES.inputs(name))
     assert train.advantages.shape == (4, 3)
     assert (train.advantages[~train.loss_mask] == 0).all() and not train.loss_mask[3].any()
 
@@ -139,7 +140,7 @@ def test_a_lone_sample_that_keeps_its_reward_can_be_asked_for() -> None:
     assert check(config(advantage=asked, rollout={"samples_per_prompt": 1})) == []
 
 
-@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+@pytest.mark.parametrize("name", POLICY_LOSSES.taking("mini_batch_tokens"))
 def test_losses_that_choose_in_the_mini_batch_need_it_in_one_piece(name: str) -> None:
     sizes = {"data": {"train_files": ["x"], "prompts_per_step": 4}, "rollout": {"samples_per_prompt": 4}}
     policy = {"sequences_per_micro_batch_per_device": 8}

@@ -24,8 +24,9 @@ def loss_and_gradient(
     advantage = torch.tensor([advantages], dtype=torch.float64)
     mask = torch.ones(1, len(ratios), dtype=torch.bool)
     tensors = {"policy_logprobs": policy, "old_logprobs": old_logprobs, "rollout_logprobs": old_logprobs}
-    tensors |= {"advantages": advantage, "mask": mask, "scores": torch.tensor([score])}
-    loss, report = POLICY_LOSSES.get(name)(*(tensors[each] for each in POLICY_LOSSES.inputs(name)), **given)
+    inputs: dict[str, Any] = tensors | {"advantages": advantage, "mask": mask, "scores": torch.tensor([score])}
+    inputs["mini_batch_tokens"] = given.pop("mini_batch_tokens", len(ratios))
+    loss, report = POLICY_LOSSES.get(name)(*(inputs[each] for each in POLICY_LOSSES.inputs(name)), **given)
     (gradient,) = torch.autograd.grad(loss.sum(), policy)
     return loss[0].tolist(), gradient[0].tolist(), report
 

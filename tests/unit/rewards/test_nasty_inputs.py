@@ -72,6 +72,10 @@ RULES: list[tuple[str, Any, dict[str, Any]]] = [
 ]
 
 
+def test_every_reward_that_may_run_in_the_process_that_trains_is_tried() -> None:
+    assert set(REWARDS.stating("quick")) <= {name for name, _, _ in RULES}
+
+
 @pytest.mark.parametrize(("name", "truth", "options"), RULES, ids=lambda value: value if isinstance(value, str) else "")
 def test_no_text_is_slow_or_raises(name: str, truth: Any, options: dict[str, Any]) -> None:
     """Some 50 texts of up to 200,000 characters; a quadratic rule would take minutes on one."""

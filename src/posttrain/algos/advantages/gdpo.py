@@ -14,7 +14,7 @@ from posttrain.errors import Problem, RequestError
 from posttrain.registry import ADVANTAGES
 
 
-@ADVANTAGES.register("gdpo")
+@ADVANTAGES.register("gdpo", compares_responses=True)
 def gdpo(
     reward_terms: Mapping[str, Tensor],
     valid: Tensor,

@@ -11,7 +11,7 @@ from posttrain.algos.steps import last_steps, step_returns
 from posttrain.registry import ADVANTAGES
 
 
-@ADVANTAGES.register("gigpo")
+@ADVANTAGES.register("gigpo", compares_responses=True)
 def gigpo(
     episode_rewards: Tensor,
     step_rewards: Tensor,

@@ -8,7 +8,7 @@ from posttrain.algos.groups import compare_in_groups, on_tokens
 from posttrain.registry import ADVANTAGES
 
 
-@ADVANTAGES.register("opo")
+@ADVANTAGES.register("opo", compares_responses=True)
 def opo(
     rewards: Tensor,
     valid: Tensor,

@@ -9,7 +9,7 @@ from posttrain.algos.statistics import whiten
 from posttrain.registry import ADVANTAGES
 
 
-@ADVANTAGES.register("reinforce_plus_plus_baseline")
+@ADVANTAGES.register("reinforce_plus_plus_baseline", compares_responses=True)
 def reinforce_plus_plus_baseline(
     rewards: Tensor,
     valid: Tensor,

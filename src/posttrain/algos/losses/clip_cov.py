@@ -19,13 +19,13 @@ def clip_cov(
     old_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
+    mini_batch_tokens: int,
     *,
     clip_ratio_low: float,
     clip_ratio_high: float,
     covariance_share: float,
     covariance_low: float,
     covariance_high: float,
-    mini_batch_tokens: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped loss per token; of the unclipped tokens with covariance_low < covariance < covariance_high, some drop out.
 

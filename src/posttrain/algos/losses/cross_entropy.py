@@ -9,7 +9,7 @@ from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
 
 
-@POLICY_LOSSES.register("cross_entropy")
+@POLICY_LOSSES.register("cross_entropy", has_ratio=False)
 def cross_entropy(policy_logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """-log pi per token. Advantages are not read: choose the responses instead (group_filter, rejection sampling).
 

@@ -9,7 +9,7 @@ from posttrain.algos.ratio import distance_report, log_ratio, row_mean
 from posttrain.registry import POLICY_LOSSES
 
 
-@POLICY_LOSSES.register("geo_mean")
+@POLICY_LOSSES.register("geo_mean", per_response=True, aggregation="sequence_mean_token_mean")
 def geo_mean(
     policy_logprobs: Tensor,
     old_logprobs: Tensor,

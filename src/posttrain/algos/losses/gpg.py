@@ -9,7 +9,7 @@ from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
 
 
-@POLICY_LOSSES.register("gpg")
+@POLICY_LOSSES.register("gpg", has_ratio=False)
 def gpg(
     policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:

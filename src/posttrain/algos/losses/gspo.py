@@ -10,7 +10,7 @@ from posttrain.algos.ratio import distance_report, log_ratio, row_mean
 from posttrain.registry import POLICY_LOSSES
 
 
-@POLICY_LOSSES.register("gspo")
+@POLICY_LOSSES.register("gspo", aggregation="sequence_mean_token_mean")
 def gspo(
     policy_logprobs: Tensor,
     old_logprobs: Tensor,

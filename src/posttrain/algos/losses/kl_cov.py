@@ -16,10 +16,10 @@ def kl_cov(
     old_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
+    mini_batch_tokens: int,
     *,
     covariance_share: float,
     covariance_kl_coef: float,
-    mini_batch_tokens: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-A r per token; the max(1, covariance_share x tokens) tokens of largest covariance also get coef |policy - old|.
 

@@ -9,7 +9,7 @@ from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
 
 
-@POLICY_LOSSES.register("sapo")
+@POLICY_LOSSES.register("sapo", aggregation="sequence_mean_token_mean")
 def sapo(
     policy_logprobs: Tensor,
     old_logprobs: Tensor,

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
-from posttrain.config.roles import sends_adapter
+from posttrain.config.roles import sends_adapter, shares_weights
 from posttrain.config.rollout import RolloutConfig
 from posttrain.interfaces.rollout_engine import RolloutEngine, SamplerPlan
 from posttrain.interfaces.weight_sync import WeightSync
@@ -24,8 +24,6 @@ from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.loading import expanded, load_model_config
 from posttrain.models.lora import adapter_rank, write_own_adapter
 from posttrain.registry import ROLLOUT_ENGINES, WEIGHT_SYNCS
-
-SHARING = ("native", "hf")  # engines that read the trainer's own module
 
 
 def make_sampler(
@@ -45,7 +43,7 @@ def make_sampler(
     Raises: RequestError when something is missing that the engine needs; RunStopped when its server does not start.
     """
     engine: Any = ROLLOUT_ENGINES.get(rollout.engine)
-    if rollout.engine in SHARING:
+    if shares_weights(rollout.engine):
         sharing: RolloutEngine = engine(
             load(),
             tokenizer,
@@ -142,7 +140,7 @@ def _weight_sync(
     device: torch.device,
     lora: LoraConfig | None,
 ) -> WeightSync:
-    if rollout.engine in SHARING:
+    if shares_weights(rollout.engine):
         shared: WeightSync = WEIGHT_SYNCS.get("in_memory")()
         return shared
     weights, bucket_bytes = partial(hugging_face_weights, model), rollout.weight_bucket_mib << 20

@@ -10,8 +10,7 @@ from posttrain.config.model import ReferenceConfig
 from posttrain.config.policy import PolicyConfig
 from posttrain.config.roles import needs_old_logprobs, needs_values
 from posttrain.errors import Problem
-
-CHOOSE_IN_THE_MINI_BATCH = ("clip_cov", "kl_cov")  # losses that need all tokens of a mini-batch at once
+from posttrain.registry import POLICY_LOSSES
 
 
 def batch_problems(config: RunConfig) -> Iterator[Problem]:
@@ -31,7 +30,7 @@ def batch_problems(config: RunConfig) -> Iterator[Problem]:
                 "rollout.max_response_tokens",
                 field=field,
             )
-    if config.loss.name in CHOOSE_IN_THE_MINI_BATCH:
+    if "mini_batch_tokens" in POLICY_LOSSES.inputs(config.loss.name):
         yield from _whole_mini_batch(config)
 
 

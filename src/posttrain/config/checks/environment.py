@@ -7,17 +7,10 @@ from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.config.base import Section
-from posttrain.config.checks.rollout import SERVERS
 from posttrain.config.environment import SINGLE_TURN, EnvironmentConfig, TextGameWording
+from posttrain.config.roles import holds_a_copy
 from posttrain.errors import Problem, did_you_mean
 from posttrain.registry import ENVS
-
-TEXT_GAMES = (
-    "frozen_lake",
-    "gymnasium",
-    "guess_number",
-    "sokoban",
-)  # environments that have all settings of TextGameWording
 
 
 def environment_problems(config: RunConfig) -> Iterator[Problem]:
@@ -77,7 +70,7 @@ def _episode_problems(config: RunConfig) -> Iterator[Problem]:
             fix=f"use environment.{room}, or larger micro-batches",
             field=f"{role}.max_tokens_per_micro_batch",
         )
-    if most is None and config.rollout.engine in SERVERS:
+    if most is None and holds_a_copy(config.rollout.engine):
         yield Problem(
             f"{config.rollout.engine} must know how long the conversations of the environments may become",
             fix="give environment.max_context_tokens, such as 4096",
@@ -93,7 +86,8 @@ def _episode_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _setting_problems(name: str, settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
     """Settings that a registered environment does not have: every episode would fail by them."""
-    known = [*ENVS.settings(name), *(TextGameWording.__annotations__ if name in TEXT_GAMES else ())]
+    described = ENVS.known(name)
+    known = [*described.settings, *(TextGameWording.__annotations__ if described.takes_more else ())]
     for setting in settings:
         if setting not in known:
             what = f"the environment {name} has no setting {setting!r} (known: {', '.join(known) or 'none'})"

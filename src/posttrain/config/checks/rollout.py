@@ -7,13 +7,11 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from posttrain.config import RunConfig
-from posttrain.config.roles import VLLM_LARGEST_RANK, runtime_of, sends_adapter
+from posttrain.config.roles import VLLM_LARGEST_RANK, holds_a_copy, runtime_of, sends_adapter, shares_weights
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.errors import Problem
 from posttrain.registry import is_installed, missing_library
 
-SHARING = ("native", "hf")  # samplers that read the trainer's own weights
-SERVERS = ("vllm", "sglang", "http")  # samplers with a copy of the weights
 # Options that count also for servers that run already; all others are about their start.
 OF_RUNNING_SERVERS = (
     "api_key_env",
@@ -60,11 +58,11 @@ def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_worker
     for url in rollout.endpoints:
         if urlsplit(url if "://" in url else f"http://{url}").scheme not in ("http", "https"):
             yield Problem(f"{url} is not the address of a server", fix="http://host:8000", field="rollout.endpoints")
-    if engine in SHARING and not apart and sync in ("disk", "collective", "adapter", "shared_memory"):
+    if shares_weights(rollout.engine) and not apart and sync in ("disk", "collective", "adapter", "shared_memory"):
         what = f"{engine} reads the trainer's own weights, so there is nothing to send by {sync}"
         yield Problem(what, fix="use rollout.weight_sync=auto", field="rollout.weight_sync")
     reaches = with_workers and not rollout.endpoints
-    if engine in SERVERS and (sync == "in_memory" or (sync == "shared_memory" and not reaches)):
+    if holds_a_copy(engine) and (sync == "in_memory" or (sync == "shared_memory" and not reaches)):
         what = f"{engine} has a copy of the weights in another place, which {sync} cannot reach"
         yield Problem(what, fix="use rollout.weight_sync=disk", field="rollout.weight_sync")
     if sync == "collective" and (engine in ("sglang", "http") or len(rollout.endpoints) > 1):
@@ -74,7 +72,7 @@ def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_worker
         what = f"{engine} is sent whole weights, with the adapter merged into them"
         yield Problem(what, fix="use rollout.weight_sync=disk", field="rollout.weight_sync")
     away = [url for url in rollout.endpoints if not _is_here(url)]
-    if away and engine in SERVERS and sync in ("auto", "disk", "adapter") and rollout.weight_folder is None:
+    if away and holds_a_copy(engine) and sync in ("auto", "disk", "adapter") and rollout.weight_folder is None:
         what = f"{away[0]} is on another machine, and weights go through a folder that it must see"
         fix = "name one (rollout.weight_folder=/shared/...)"
         if engine == "vllm" and len(rollout.endpoints) == 1 and sync != "adapter":
@@ -120,7 +118,7 @@ def rollout_warnings(rollout: RolloutConfig) -> Iterator[str]:
     """What has no effect with this sampler, and what it does otherwise than the others."""
     engine = rollout.engine
     default = RolloutConfig()
-    if engine in SHARING:
+    if shares_weights(rollout.engine):
         for name in ("endpoints", "timeout_s", "retries", "weight_folder", "weight_bucket_mib"):
             if getattr(rollout, name) != getattr(default, name):
                 yield f"rollout.{name} has no effect: {engine} samples in this process from the trainer's own weights"

@@ -8,12 +8,12 @@ from dataclasses import replace
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.checks.rollout import rollout_problems
 from posttrain.config.placement import PlacementConfig
-from posttrain.config.roles import learner_of, runtime_of
+from posttrain.config.roles import learner_of, runtime_of, shares_weights
 from posttrain.config.rollout import RolloutConfig
 from posttrain.errors import Problem
 from posttrain.plan.checks.megatron import unbuilt_megatron
 from posttrain.plan.placement import PlacementPlan
-from posttrain.plan.roles import SHARING, place
+from posttrain.plan.roles import place
 from posttrain.registry import is_installed, missing_library
 
 
@@ -25,7 +25,7 @@ def cluster_problems(config: RunConfig) -> Iterator[Problem]:
     if plan is None:
         return  # reported where placements are checked
     sync = config.rollout.weight_sync
-    if config.rollout.engine in SHARING and apart and sync in ("in_memory", "disk", "adapter"):
+    if shares_weights(config.rollout.engine) and apart and sync in ("in_memory", "disk", "adapter"):
         what = f"the sampler has devices of its own, and {sync} does not lead there"
         yield Problem(what, fix="use rollout.weight_sync=shared_memory or collective", field="rollout.weight_sync")
     policy, reference = plan.role("policy"), plan.role("reference")
@@ -75,7 +75,7 @@ def unbuilt_cluster(config: TrainingConfig) -> list[Problem]:
 
 def _unbuilt_samplers(rollout: RolloutConfig, plan: PlacementPlan) -> Iterator[Problem]:
     engine, role = rollout.engine, plan.role("rollout")
-    if engine in SHARING:
+    if shares_weights(rollout.engine):
         if rollout.tensor_parallel > 1:
             what = f"{engine} has a copy of the weights on each device, and cannot share one out"
             yield Problem(what, fix="use rollout.tensor_parallel=1", field="rollout.tensor_parallel")

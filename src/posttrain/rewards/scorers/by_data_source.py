@@ -11,10 +11,10 @@ from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.options import RunWide
-from posttrain.rewards.sources import ASK_A_SERVER, NoRewardForSource, Route, find_route, no_route
+from posttrain.rewards.sources import NoRewardForSource, Route, find_route, no_route
 
 
-@REWARDS.register("by_data_source")
+@REWARDS.register("by_data_source", runs_code=True)
 def by_data_source(*, sources: Mapping[str, Any] | None = None, run_wide: RunWide | None = None) -> RewardFn:
     """A reward that calls the scorer of the prompt's data source, from the table of ``posttrain.rewards.sources``.
 
@@ -68,7 +68,7 @@ def routes_of(sources: Mapping[str, Any] | None) -> dict[str, Route]:
             problems.append(Problem(what, fix="write the name of a scorer, or {name: …, options: {…}}", field=field))
         elif name not in REWARDS.names() or name == "by_data_source":
             problems.append(REWARDS.problem(name, field))
-        elif name in ASK_A_SERVER:
+        elif REWARDS.facts(name).queries_server:
             fix = f"add a term with name: {name} and data_sources: [{source}]"
             problems.append(Problem(f"{name} cannot be one of the sources of by_data_source", fix=fix, field=field))
         else:

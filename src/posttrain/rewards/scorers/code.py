@@ -22,7 +22,7 @@ _TEST_S = 5.0
 _MIB = 1024
 
 
-@REWARDS.register("code")
+@REWARDS.register("code", runs_code=True)
 def code(
     *,
     form: Form = "auto",

@@ -22,7 +22,7 @@ _TABLES: dict[RewardType, dict[tuple[bool, bool], float]] = {
 }
 
 
-@REWARDS.register("crossthinkqa")
+@REWARDS.register("crossthinkqa", quick=True)
 def crossthinkqa(*, reward_type: RewardType = "loose") -> RewardFn:
     """A reward from -1 to 1, with ``acc`` (1 when it is above 0) and ``pred`` (the letter). ROLL's penalties for repetition
     and length are separate terms: repetition and length.

@@ -10,7 +10,7 @@ from posttrain.registry import REWARDS
 from posttrain.rewards.extract import Extract, check_extract, extract_answer, number, reference_text, same_answer
 
 
-@REWARDS.register("exact_match")
+@REWARDS.register("exact_match", quick=True)
 def exact_match(*, extract: Extract = "last_number") -> RewardFn:
     """A reward that compares the answer with ``ground_truth``, as text or as numbers (see ``posttrain.rewards.extract``);
     ``pred`` is the answer, as text.

@@ -18,7 +18,7 @@ Form = Literal["think_answer", "think_boxed", "answer_tag", "boxed"]
 _TAGS = re.compile(r"</?(?:think|answer)>")
 
 
-@REWARDS.register("format")
+@REWARDS.register("format", quick=True)
 def format(*, form: Form = "think_answer", score: float = 1.0, otherwise: float = 0.0) -> RewardFn:
     r"""A reward of ``score`` for a response in the format, else ``otherwise``.
 

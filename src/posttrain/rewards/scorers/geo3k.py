@@ -12,7 +12,7 @@ from posttrain.rewards.extract import reference_text
 from posttrain.rewards.spans import last_boxed, thinks_then_boxes
 
 
-@REWARDS.register("geo3k")
+@REWARDS.register("geo3k", quick=True)
 def geo3k(*, format_share: float = 0.1) -> RewardFn:
     """A reward of ``1 - format_share`` for the right answer plus ``format_share`` for the format, independently; also ``acc``,
     ``format`` and ``pred``, the answer as text."""

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-?[0-9.,]+")
 _TAIL = 300
 
 
-@REWARDS.register("gsm8k")
+@REWARDS.register("gsm8k", quick=True)
 def gsm8k(
     *, method: Method = "strict", which: Which = "last", score: float = 1.0, format_score: float = 0.0
 ) -> RewardFn:

@@ -17,7 +17,7 @@ from posttrain.rewards.score import LARGEST
 from posttrain.rewards.server_reward import ServerReward
 
 
-@REWARDS.register("http")
+@REWARDS.register("http", queries_server=True)
 def http(
     *,
     url: str = "",

@@ -10,7 +10,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 
 
-@REWARDS.register("length")
+@REWARDS.register("length", quick=True)
 def length(
     *, min_characters: int = 0, max_characters: int | None = None, ramp_characters: int = 1000, penalty: float = 1.0
 ) -> RewardFn:

@@ -45,7 +45,7 @@ _WORDS = {"yes": 1.0, "no": 0.0}
 _REGEX_S = 1.0  # time limit of a pattern on one answer
 
 
-@REWARDS.register("llm_judge")
+@REWARDS.register("llm_judge", queries_server=True)
 def llm_judge(
     *,
     base_url: str = "",

@@ -10,7 +10,7 @@ from posttrain.rewards.latex_text import same_latex
 from posttrain.rewards.spans import braced
 
 
-@REWARDS.register("math")
+@REWARDS.register("math", quick=True)
 def math() -> RewardFn:
     """A reward of 1 for the right answer, else 0; ``pred`` is the answer, as text."""
     return _score

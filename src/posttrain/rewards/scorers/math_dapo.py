@@ -54,7 +54,7 @@ _FRAC = re.compile(r"(frac)([^{])(.)")
 _SQRT = re.compile(r"(sqrt)([^{])")
 
 
-@REWARDS.register("math_dapo")
+@REWARDS.register("math_dapo", quick=True)
 def math_dapo(*, strict_box: bool = False, box_fallback: bool = True, stop_at_tag: bool = False) -> RewardFn:
     r"""A reward of 1 or -1, with ``acc`` (correct or not) and ``pred`` (the answer).
 

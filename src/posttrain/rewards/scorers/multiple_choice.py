@@ -10,7 +10,7 @@ from posttrain.registry import REWARDS
 from posttrain.rewards.choice import chosen_letter, wanted_letter
 
 
-@REWARDS.register("multiple_choice")
+@REWARDS.register("multiple_choice", quick=True)
 def multiple_choice(*, boxed: bool = True) -> RewardFn:
     """A reward of 1 for the right letter, else 0; ``pred`` is the letter.
 

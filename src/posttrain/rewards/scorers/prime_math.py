@@ -18,7 +18,7 @@ _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _LAST_WORDS = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
 
 
-@REWARDS.register("prime_math")
+@REWARDS.register("prime_math", quick=True)
 def prime_math() -> RewardFn:
     """A reward of 1 for the right answer, else 0; ``pred`` is the answer, as text."""
     return _score

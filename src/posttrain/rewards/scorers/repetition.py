@@ -10,7 +10,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 
 
-@REWARDS.register("repetition")
+@REWARDS.register("repetition", quick=True)
 def repetition(*, words: int = 3, penalty: float = 0.5) -> RewardFn:
     """A reward of ``-penalty`` times (1 - different / all) n-grams of ``words`` words each; 0 when the response has fewer
     words. Words are separated by blanks and compared in lower case.

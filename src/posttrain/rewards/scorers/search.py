@@ -21,7 +21,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
-@REWARDS.register("search")
+@REWARDS.register("search", quick=True)
 def search(
     *, match: Match = "em", score: float = 1.0, format_score: float = 0.0, max_answer_tags: int | None = 10
 ) -> RewardFn:

@@ -37,7 +37,7 @@ json.dump([[["bytes", cell.hex()] if isinstance(cell, bytes) else cell for cell 
 """
 
 
-@REWARDS.register("text2sql")
+@REWARDS.register("text2sql", runs_code=True)
 def text2sql(*, db_path: str = "", timeout_s: float | None = None, run_wide: RunWide | None = None) -> RewardFn:
     """A reward of 1 when both queries return the same set of rows, 0 when they differ or the answer's query fails, -1 for a
     response in the wrong format. The row's extra_info holds ``db_id`` and ``data`` (synsql, spider or bird).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.config import RunConfig
-from posttrain.config.checks.environment import TEXT_GAMES, environment_problems
+from posttrain.config.checks.environment import environment_problems
 from posttrain.registry import ENVS
 
 
@@ -32,6 +32,10 @@ def test_a_weight_is_needed() -> None:
     assert any("has a weight above 0 in environment.train_episodes" in text for text in problems)
 
 
-def test_the_text_games_are_those_that_take_wording() -> None:
-    takers = [name for name in ENVS.names() if any(f.args.kwarg for f in ENVS._functions(name))]
-    assert sorted(takers) == sorted(TEXT_GAMES)
+def test_a_text_game_takes_the_wording_that_all_text_games_share() -> None:
+    takers = [name for name in ENVS.names() if ENVS.describe(name).takes_more]
+    assert {"frozen_lake", "sokoban"} <= set(takers)
+    for name in takers:
+        assert not [text for text in said(name=name, settings={"system": "x"}) if "no setting" in text]
+    [problem] = said(name="single_turn", settings={"system": "x"})
+    assert "has no setting 'system'" in problem

@@ -54,7 +54,7 @@ class _Row:
     stop_reason: StopReason | None = None
 
 
-@ROLLOUT_ENGINES.register("hf")
+@ROLLOUT_ENGINES.register("hf", shares_weights=True)
 class HuggingFaceEngine:
     """See interfaces.rollout_engine.RolloutEngine. Responses are sampled a batch at a time: ``max_concurrent_sequences`` rows,
     and a batch lasts until its longest response ends."""

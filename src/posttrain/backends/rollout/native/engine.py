@@ -15,7 +15,7 @@ from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
 
 
-@ROLLOUT_ENGINES.register("native")
+@ROLLOUT_ENGINES.register("native", shares_weights=True)
 class NativeEngine:
     """See interfaces.rollout_engine.RolloutEngine."""
 

@@ -24,7 +24,7 @@ from posttrain.backends.runtime.ray.serving import Server, server_of
 from posttrain.backends.runtime.ray.taking import CopyTaker, ServerTaker, Taker
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Groups, Outbox
-from posttrain.backends.serving.start import SHARING, make_sampler
+from posttrain.backends.serving.start import make_sampler
 from posttrain.backends.torch_training.resting import Resting, Turns
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.torch_training.start import (
@@ -37,7 +37,7 @@ from posttrain.backends.torch_training.start import (
     start_sft_policy,
 )
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
-from posttrain.config.roles import learner_of, sends_adapter
+from posttrain.config.roles import learner_of, sends_adapter, shares_weights
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import DTYPES, import_modules, load_tokenizer
@@ -306,7 +306,7 @@ class Cast:
             model,
             sharding or Sharding(),
             DTYPES[self.config.model.compute_dtype],
-            to_copies=not isinstance(self.config, RunConfig) or self.config.rollout.engine in SHARING,
+            to_copies=not isinstance(self.config, RunConfig) or shares_weights(self.config.rollout.engine),
             adapter=isinstance(self.config, RunConfig) and sends_adapter(self.config.rollout, self.config.policy.lora),
             device=self.device,
             rank=self.part.rank,
@@ -334,7 +334,7 @@ class Cast:
         """The sampler reads the policy's weights where this process has all of them, and has a copy elsewhere: a module here, or
         a server's."""
         model = self._model
-        if config.rollout.engine in SHARING and (model is None or config.policy.engine != "local"):
+        if shares_weights(config.rollout.engine) and (model is None or config.policy.engine != "local"):
             model = self._copy = load_policy(config, self.device)[0]
             self._arriving = {name: each for name, each in model.named_parameters() if each.requires_grad}
             model.requires_grad_(False)
@@ -350,7 +350,7 @@ class Cast:
         )
         self.roles["rollout"] = sampler
         where: dict[str, Any] = {"device": self.device, "timeout_s": self.part.timeout_s}
-        if config.rollout.engine not in SHARING:
+        if not shares_weights(config.rollout.engine):
             self.taker = ServerTaker(sampler, **where)
             self._server = server_of(sampler)
         elif self._copy is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from posttrain.config.roles import shares_weights
 from posttrain.plan.placement import PlacementPlan, Rank
-from posttrain.plan.roles import SHARING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def groups_of(plan: PlacementPlan) -> list[Group]:
     by_devices: dict[tuple[int, ...], list[str]] = {}
     policy, rollout = plan.role("policy"), plan.role("rollout")
     assert policy is not None
-    apart = rollout is not None and (rollout.devices != policy.devices or rollout.engine not in SHARING)
+    apart = rollout is not None and (rollout.devices != policy.devices or not shares_weights(rollout.engine))
     for role in plan.roles:
         if role is not rollout or not apart:
             by_devices.setdefault(role.devices, []).append(role.role)

@@ -12,10 +12,10 @@ from posttrain.dialects.roll.rules.environments import environment, samples_turn
 from posttrain.dialects.roll.rules.look import count, plain, text_none
 from posttrain.dialects.roll.rules.objective import generalised
 from posttrain.dialects.roll.rules.placement import Layout
+from posttrain.registry import ADVANTAGES
 
 TRAIN, VAL = "train_env_manager", "val_env_manager"
 GROUP = "traj_group_id"
-OF_STEPS = ("gigpo", "step_reinforce")
 _GENERATING = "generating_args"
 _NO_PROMPTS = "environments take the place of prompts"
 _UNREAD = {
@@ -58,7 +58,7 @@ def agentic(keys: Reader, sizes: Layout, *, has_reference: bool) -> dict[str, An
         "environment.named": named,
         "environment.sample_per_turn": samples_turns(keys, [tag for tag in tags if tag in named]),
         "reward.terms": [],
-        "reward.by_turn": keys["use_turn_scores"] or keys["adv_estimator"] in OF_STEPS,
+        "reward.by_turn": keys["use_turn_scores"] or _by_step(keys["adv_estimator"]),
     }
     fields |= _sampling(keys, TRAIN, "rollout") | _lengths(keys, tags)
     fields |= _sizes(keys, sizes) | forward_only(keys, has_reference=has_reference)
@@ -197,7 +197,7 @@ def advantage(keys: Reader) -> dict[str, Any]:
         if name not in estimators:
             for key in names:
                 keys.ignore(key, f"adv_estimator is {name}")
-    if name in OF_STEPS:
+    if _by_step(name):
         _rewards_as_they_are(keys, name)
     if name == "gigpo":
         return fields | _gigpo(keys, mean, std)
@@ -266,3 +266,8 @@ def _normalization(keys: Reader) -> tuple[str, str]:
             "reward_normalization.method=asym_clip is mean_std, as in ROLL of 2026; in mid-2025 it also cut to -1 and 3"
         )
     return mean or "none", std or "none"
+
+
+def _by_step(estimator: str) -> bool:
+    """Tell whether an estimator, which has the same name here, looks at every turn as a row of its own."""
+    return "trajectory_index" in ADVANTAGES.inputs(estimator)

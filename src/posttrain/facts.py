@@ -1,0 +1,58 @@
+"""Facts that a registered function, class or engine states about itself, on the line that registers it.
+
+``@POLICY_LOSSES.register("geo_mean", per_response=True)``: the rest of the package asks the registry, which reads the line
+without importing the module. What the positional parameters already say (an estimator that takes ``values`` needs a critic)
+is no fact of its own. Facts are written as literals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoFacts:
+    """Names of this kind have no facts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageFacts:
+    """Facts about an advantage estimator."""
+
+    compares_responses: bool = False
+    """A response is compared with the others to its prompt: with one sample per prompt every advantage is 0."""
+    standardizes_groups: bool = False
+    """With normalize_by_std, rewards shifted or scaled group by group give the same advantages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFacts:
+    """Facts about a policy loss."""
+
+    per_response: bool = False
+    """The loss is one number per response, so a response has one importance weight: the geometric mean over its tokens."""
+    has_ratio: bool = True
+    """The loss holds the ratio of the policy to the policy that sampled; False: importance weights are its only correction."""
+    aggregation: str = ""
+    """The loss.aggregation that the paper defines the loss with; "" where any will do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFacts:
+    """Facts about a built-in reward."""
+
+    quick: bool = False
+    """Takes time linear in the length of the response, whatever it says, and calls no library: it may run in the process that
+    trains. All other rewards run in workers."""
+    queries_server: bool = False
+    """Queries a server, from the process that trains, and batches its requests."""
+    runs_code: bool = False
+    """May run code that a model wrote, so it needs a box."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEngineFacts:
+    """Facts about a rollout engine."""
+
+    shares_weights: bool = False
+    """Samples from the trainer's own module: there is no second copy of the weights and, on one device, nothing to send."""

@@ -1,0 +1,116 @@
+"""A user's own Python file or module, found by its path, read, and imported."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from posttrain.errors import ConfigError, Problem
+
+# How a path says that it is a module's name, or a file's.
+PACKAGE = "pkg://"
+FILE = "file://"
+
+
+def source_file(path: str, *, holds: str = "your function") -> Path:
+    """The file behind a path: my.py, ~/my.py, file:///home/ann/my.py, or pkg://package.module. Imports nothing.
+
+    Raises: ConfigError when there is none.
+    """
+    if path.startswith(PACKAGE):
+        return module_file(path.removeprefix(PACKAGE), asked=path)
+    file = Path(path.removeprefix(FILE)).expanduser()
+    if not file.is_file():
+        fix = f"name the Python file that holds {holds}"
+        if "/" not in path and "." in path and not path.endswith(".py"):
+            fix = f"a module is written {PACKAGE}{path}"
+        raise ConfigError(Problem(f"there is no file {path}", fix=fix, field="path"))
+    return file.resolve()
+
+
+def module_file(module: str, *, asked: str) -> Path:
+    """The file of a module, found part by part: to ask for a submodule at once would import the packages around it.
+
+    Raises: ConfigError.
+    """
+    folders: list[str] | None = None
+    file = None
+    for count in range(1, len(parts := module.split(".")) + 1):
+        name = ".".join(parts[:count])
+        spec = importlib.util.find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
+        if spec is None or (spec.origin is None and spec.submodule_search_locations is None):
+            what = f"there is no module {name} (asked for: {asked})"
+            fix = "install the package, or put its folder on PYTHONPATH"
+            raise ConfigError(Problem(what, fix=fix, field="path"))
+        file, folders = spec.origin, list(spec.submodule_search_locations or [])
+    if file is None or not file.endswith(".py"):
+        raise ConfigError(Problem(f"{asked} is not a Python file", fix="name a module in it", field="path"))
+    return Path(file).resolve()
+
+
+def parse_file(path: str, file: Path) -> ast.Module:
+    """The syntax tree of a file, which ``path`` names. Raises: ConfigError."""
+    try:
+        return ast.parse(file.read_bytes(), filename=str(file))
+    except OSError as error:
+        raise ConfigError(Problem(f"{path} cannot be read: {error.strerror}", field="path")) from error
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = f"{path}:{line}" if line else path
+        what = f"{place} is not Python: {getattr(error, 'msg', error)}"
+        raise ConfigError(Problem(what, field="path")) from error
+
+
+def import_path(path: str) -> ModuleType:
+    """Run the file or module. Files of the same name in different folders stay apart; a file that is asked for twice is run
+    once, unless it has changed.
+
+    Raises: ConfigError, with the user's own file and line where importing it fails.
+    """
+    file = source_file(path)
+    try:
+        if path.startswith(PACKAGE):
+            return importlib.import_module(path.removeprefix(PACKAGE))
+        return _import_file(file)
+    except (Exception, SystemExit) as error:  # a user's program: it may fail in any way, and its exit() is not ours
+        if isinstance(error, ConfigError):
+            raise
+        asked = path if path.startswith(PACKAGE) else "the file"
+        what = f"{place_of(error, str(file))}: importing {asked} failed: {last_line(error)}"
+        raise ConfigError(Problem(what, field="path")) from error
+
+
+def _import_file(file: Path) -> ModuleType:
+    digest = hashlib.sha256(str(file).encode() + b"\0" + file.read_bytes()).hexdigest()[:12]
+    name = f"{file.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(Problem(f"{file} cannot be imported", fix="give it a name that ends in .py", field="path"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look modules up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def place_of(error: BaseException, file: str) -> str:
+    """file:line of the last frame in the user's own file, however deep in a library the error was raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{file}:{lines[-1]}" if lines else file
+
+
+def last_line(error: BaseException) -> str:
+    """The error as Python's traceback ends with it."""
+    return traceback.format_exception_only(error)[-1].strip()
