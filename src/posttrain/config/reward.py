@@ -84,6 +84,9 @@ class RewardConfig(Section):
     always see."""
     max_invalid_share: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of responses in one step that may be without a valid reward before the run stops."""
+    overrun_is_zero: bool = False
+    """A response on which math_verify or math_rule exceeds timeout_s or memory_gib gets 0 from that term, when a plain answer to
+    the same prompt can be scored; false makes it invalid, so that it leaves the gradient. ROLL scores 0."""
     allow_unboxed_code: bool = False
     """Run model-written code also where this machine cannot box it in: it can then read and write this user's files, use the
     network and signal this user's processes; only limits of time, memory and output hold. Has no effect where a box can be

@@ -11,6 +11,7 @@ from posttrain.libraries import math_verify as library
 from posttrain.rewards.digit_groups import joined
 from posttrain.rewards.spans import last_boxed
 
+REWARDS_BY_ALGEBRA = frozenset({"math_rule", "math_verify"})
 _SIGN = r"(?:\\?%|\\text\{\s*(?:\\?%|per ?cent)\s*\}|per ?cent\b)"
 # A per cent sign, or the word, behind a number or a closing brace.
 _PERCENT = re.compile(rf"(?<=[0-9.)}}])(?:\s|\\[,;:! ]|~)*{_SIGN}", re.IGNORECASE)

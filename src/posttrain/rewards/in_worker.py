@@ -36,7 +36,7 @@ def make(setup: Mapping[str, Any]) -> Scoring:
 
 
 class Scoring:
-    """Handler of two calls: {"prompt", "response", "sequence"}, and {"term", "prompts", "responses"} for a batched term."""
+    """Handler of {"prompt", "response", "sequence", "plain_answer"}, and of {"term", "prompts", "responses"}: a batched term."""
 
     def __init__(self, terms: RewardTerms, *, runs_code: bool):
         self._terms = terms
@@ -52,7 +52,8 @@ class Scoring:
             prompts = [prompt_of(prompt) for prompt in call["prompts"]]
             said = self._terms.call_batched(call["term"], prompts, call["responses"])
             return plain(said) if isinstance(said, Invalid) else [plain(answer) for answer in said]
-        answers = self._terms.call(prompt_of(call["prompt"]), ResponseText(call["response"], call["sequence"]))
+        text = ResponseText(call["response"], call["sequence"])
+        answers = self._terms.call(prompt_of(call["prompt"]), text, plain_answer=call["plain_answer"])
         return [[index, plain(answer)] for index, answer in answers.items()]
 
 

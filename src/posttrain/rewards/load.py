@@ -11,6 +11,7 @@ from typing import Any
 from posttrain.config.reward import RewardConfig, RewardTerm
 from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
+from posttrain.rewards.algebra import REWARDS_BY_ALGEBRA
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.options import RunWide
 from posttrain.rewards.score import Decode, RewardTerms, Term
@@ -44,6 +45,7 @@ def terms_of(config: RewardConfig) -> list[Term]:
             reward=None,
             data_sources=frozenset(term.data_sources),
             batched=term.batched,
+            calculates=term.path is None and term.name in REWARDS_BY_ALGEBRA,
             halve=term.halve_failed_batch,
             reads_sequence=term.reads == "sequence",
         )

@@ -33,6 +33,7 @@ WRONG_LENGTH = "wrong_length"
 
 _NO_SCORE = object()
 LARGEST = float(np.finfo(np.float32).max)
+PLAIN_ANSWER = "\n\n\\boxed{0}"  # a response that takes no time to compare with any reference
 LONGEST_TEXT = 1000  # characters of a text logged beside a score
 
 
@@ -43,6 +44,7 @@ class Term:
     reward: RewardFn | BatchedRewardFn | None  # None: the function lives in another process
     data_sources: frozenset[str] = frozenset()  # the prompts the term applies to; empty means all
     batched: bool = False  # reward is a BatchedRewardFn
+    calculates: bool = False  # by computer algebra, which some texts make exceed any limit
     halve: bool = True  # repeat a failed batched call on halves
     reads_sequence: bool = False  # the reward gets prompt and response in one text with special tokens
 
@@ -171,9 +173,11 @@ class RewardTerms:
             return Invalid(MEMORY, str(error))
         return combine(self.terms, {**answers, **batched}, prompt.data_source, may_be_none=self._may_be_none)
 
-    def call(self, prompt: Prompt, response: ResponseText) -> dict[int, TermAnswer]:
+    def call(self, prompt: Prompt, response: ResponseText, *, plain_answer: bool = False) -> dict[int, TermAnswer]:
         """Call the terms that are not batched, up to the first failure. Returns: their answers by index.
 
+        Args: ``plain_answer`` gives terms that calculate PLAIN_ANSWER instead of the response, to find out which of the two
+            made them exceed a limit.
         Raises: MemoryError, after which the process may lack memory for the next call. Other faults of a response or a grader
             are returned as Invalid.
         """
@@ -182,7 +186,7 @@ class RewardTerms:
             if term.batched or not term.counts_for(prompt.data_source):
                 continue
             reward: Any = term.reward
-            text = response.read_by(term)
+            text = PLAIN_ANSWER if plain_answer and term.calculates else response.read_by(term)
             found = _call_term(term.name, lambda reward=reward, text=text: reward(prompt, text))  # type: ignore[misc]
             answers[index] = answer = found if isinstance(found, Invalid) else _value(found[0], term.name)
             if isinstance(answer, Invalid):

@@ -12,14 +12,23 @@ from typing import Any, Protocol
 
 from posttrain.config.reward import RewardConfig
 from posttrain.interfaces.reward import GroupScorer
-from posttrain.processes.limits import CRASHED, Limits
-from posttrain.processes.pool import Answer, Reply, WorkerPool
+from posttrain.processes.limits import CRASHED, MEMORY, TIMEOUT, Limits
+from posttrain.processes.pool import Answer, Failure, Reply, WorkerPool
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
 from posttrain.rewards.bisection import call_with_bisection
 from posttrain.rewards.in_worker import FACTORY, answer_of, plain_prompt
 from posttrain.rewards.load import load_rewards, terms_of
-from posttrain.rewards.score import Decode, ResponseText, RewardTerms, Term, TermAnswer, combine, response_texts
+from posttrain.rewards.score import (
+    Decode,
+    ResponseText,
+    RewardTerms,
+    Term,
+    TermAnswer,
+    TermValue,
+    combine,
+    response_texts,
+)
 from posttrain.rewards.where import runs_here
 
 MOST_WORKERS = 4  # default upper bound
@@ -84,6 +93,7 @@ class ScorerInWorkers:
         self._terms = terms_of(config)
         self._decode = decode
         self._may_be_none = config.model is not None
+        self._overrun_is_zero = config.overrun_is_zero
         self._one_by_one = any(not term.batched for term in self._terms)
         self._begun: dict[int, tuple[TrajectoryGroup, list[Future[Reply]]]] = {}  # by id(group)
         limits = Limits(
@@ -122,6 +132,7 @@ class ScorerInWorkers:
 
     def _resolve(self, scorable: Future[bool], prompt: Prompt, reply: Future[Reply]) -> None:
         failed = any(isinstance(answer, Invalid) for answer in self._answers(reply.result(), prompt).values())
+        failed = failed and not self._overran(reply.result(), prompt)
         if scorable.set_running_or_notify_cancel():
             scorable.set_result(not failed)
 
@@ -147,10 +158,7 @@ class ScorerInWorkers:
     def _ask(self, group: TrajectoryGroup) -> list[Future[Reply]]:
         prompt = plain_prompt(group.prompt)
         return [
-            self._pool.submit(
-                {"prompt": prompt, "response": text.response, "sequence": text.sequence},
-                seed=_seed(trajectory.sample_id),
-            )
+            self._pool.submit(_call(prompt, text), seed=_seed(trajectory.sample_id))
             for trajectory, text in zip(group.trajectories, self._read(group), strict=True)
         ]
 
@@ -187,11 +195,46 @@ class ScorerInWorkers:
         source = group.prompt.data_source
         _, asked = self._begun[id(group)]
         outcomes = []
-        for number in range(len(group.trajectories)):
-            answers = self._answers(asked[number].result(), group.prompt) if asked else {}
+        for answers in self._answers_of(group, asked) if asked else [{} for _ in group.trajectories]:
             answers |= {index: next(said) for index, said in batched.items() if self._terms[index].counts_for(source)}
             outcomes.append(combine(self._terms, answers, source, may_be_none=self._may_be_none))
         return tuple(outcomes)
+
+    def _answers_of(self, group: TrajectoryGroup, asked: Sequence[Future[Reply]]) -> list[dict[int, TermAnswer]]:
+        """Return the answers of the terms that are not batched, per response.
+
+        Where computer algebra exceeded a limit and ``overrun_is_zero``, the call is made again with a plain answer: when that
+        succeeds the response is at fault and gets 0; when it fails the reference is, or this machine, and the response is
+        invalid.
+        """
+        prompt, found = group.prompt, []
+        again = {
+            number: self._pool.submit(
+                _call(plain_prompt(prompt), text, plain_answer=True), seed=_seed(trajectory.sample_id)
+            )
+            for number, (trajectory, text, reply) in enumerate(
+                zip(group.trajectories, self._read(group), asked, strict=True)
+            )
+            if self._overran(reply.result(), prompt)
+        }
+        for number, reply in enumerate(asked):
+            answers = self._answers(reply.result(), prompt)
+            if number in again:
+                plain = self._answers(again[number].result(), prompt)
+                if not any(isinstance(answer, Invalid) for answer in plain.values()):
+                    zero = TermValue(0.0, texts=(("overrun", _detail(reply.result())),))
+                    answers = {index: zero if self._terms[index].calculates else plain[index] for index in plain}
+            found.append(answers)
+        return found
+
+    def _overran(self, reply: Reply, prompt: Prompt) -> bool:
+        """Return True when computer algebra may have exceeded a limit, and that scores 0."""
+        return (
+            self._overrun_is_zero
+            and isinstance(reply, Failure)
+            and reply.reason in (TIMEOUT, MEMORY)
+            and any(term.calculates and term.counts_for(prompt.data_source) for term in self._terms)
+        )
 
     def _answers(self, reply: Reply, prompt: Prompt) -> dict[int, TermAnswer]:
         """Return the answers of the terms that are not batched; the failure of a worker is the answer of the first."""
@@ -210,6 +253,14 @@ class ScorerInWorkers:
         else:
             failed = Invalid(reply.reason, reply.detail)
         return dict.fromkeys(counting, failed)
+
+
+def _call(prompt: Mapping[str, Any], text: ResponseText, *, plain_answer: bool = False) -> dict[str, Any]:
+    return {"prompt": prompt, "response": text.response, "sequence": text.sequence, "plain_answer": plain_answer}
+
+
+def _detail(reply: Reply) -> str:
+    return reply.detail if isinstance(reply, Failure) else ""
 
 
 def _batch_of(reply: Reply, count: int) -> list[TermAnswer] | Invalid:

@@ -167,6 +167,8 @@ TOP = [
 REWARDS = [
     Case("rewards.*.worker_cls", "rewards.d.worker_cls=roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker",
          "reward.terms", [term("math_rule")]),
+    Case("rewards.*.worker_cls", "rewards.d.worker_cls=roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker",
+         "reward.overrun_is_zero", True),
     Case("rewards.*.worker_cls", "rewards.d.worker_cls=ifeval_rule_reward_worker.GeneralRuleRewardWorker",
          "reward.terms", [term("ifeval"), term("repetition")]),
     Case("rewards.*.worker_cls", f"rewards.d.worker_cls={CODE}", "reward.terms",

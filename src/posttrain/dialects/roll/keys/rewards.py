@@ -20,7 +20,8 @@ def _bound(name: str, default: float | None, field: str, meaning: str) -> Key:
 
 ROWS: tuple[Key, ...] = (
     mapped(f"{_AT}.worker_cls", str | None, None,
-           "reward.terms reward.timeout_s data.ground_truth_column data.extra_columns", "what scores the domain", by_rule=True,
+           "reward.terms reward.timeout_s reward.overrun_is_zero data.ground_truth_column data.extra_columns",
+           "what scores the domain", by_rule=True,
            change="ROLL's own workers by their class names; or a reward of this program; or FILE.py:FUNCTION"),
     mapped(f"{_AT}.tag_included", list[str], [], "reward.terms", "data tags of the domain", by_rule=True,
            change="the data sources that the domain's reward counts for; none: all",

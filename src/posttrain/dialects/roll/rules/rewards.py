@@ -47,6 +47,8 @@ def rewards(keys: Reader) -> dict[str, Any]:
     trained = _trained_domains(keys, domains)
     terms = [term for name in domains for term in _terms(keys, name, alone=len(domains) == 1)]
     fields: dict[str, Any] = {"reward.terms": terms} if terms else {}
+    if any(term["name"] == "math_rule" and "path" not in term for term in terms):
+        fields["reward.overrun_is_zero"] = True  # "any failure is 0", of the rule's own time limit
     workers = [str(keys[f"rewards.{name}.worker_cls"]).rpartition(".")[2] for name in domains]
     if CODE in workers:
         fields |= _code(alone=len(domains) == 1)
