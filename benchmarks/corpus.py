@@ -146,6 +146,9 @@ def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> L
     module = next((word for word in words if word in ENTRY_POINTS), None)
     if module is None:
         return None
+    peer = ENTRY_POINTS[module]
+    dialect = dialect if dialect.partition("@")[0] == peer else peer
+    folder = next((above for above in script.parents if (above / VERL_FILES).is_dir()), folder)
     rest = list(words[words.index(module) + 1 :])
     options: dict[str, str] = {}
     arguments = []
