@@ -34,8 +34,8 @@ from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.lora import add_adapter
 from posttrain.models.tiny import draw_weights, write_tiny_model
 from posttrain.models.value_head import head_name, load_value_model, value_head
-from posttrain.plan.experts import ExpertSettings
-from posttrain.plan.megatron import MegatronSettings
+from posttrain.plan.engines.megatron.experts import ExpertSettings
+from posttrain.plan.engines.megatron.options import MegatronSettings
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import ValueLossPlan
 from posttrain.registry import is_installed

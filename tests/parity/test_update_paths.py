@@ -38,8 +38,8 @@ from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.lora import add_adapter, merged_weights
 from posttrain.models.value_head import load_value_model
-from posttrain.plan.sharding import FsdpSettings
-from posttrain.plan.zero import ZeroSettings
+from posttrain.plan.engines.deepspeed import ZeroSettings
+from posttrain.plan.engines.fsdp import FsdpSettings
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, ValueLossPlan
 

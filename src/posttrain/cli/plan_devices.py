@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from posttrain.plan.memory import RoleMemory, peak
+from posttrain.plan.estimate import peak
+from posttrain.plan.memory import RoleMemory
 from posttrain.plan.placement import PlacementPlan, RolePlacement
 from posttrain.plan.traffic import Traffic
 

@@ -11,14 +11,14 @@ from posttrain.cli.plan_text import files_text, model_text, optimizer_text
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import DataError, Problem, RequestError
+from posttrain.plan.estimate import estimate_sft
 from posttrain.plan.files import check_model_files, check_run_folders
 from posttrain.plan.heads import head_problems
-from posttrain.plan.memory import estimate_sft
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
 from posttrain.plan.sft import plan_sft
-from posttrain.plan.traffic import sft_traffic
+from posttrain.plan.step_traffic import sft_traffic
 from posttrain.records.plans import SftBatchPlan
 
 

@@ -16,10 +16,10 @@ from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.rollout import SamplingConfig
+from posttrain.plan.estimate import estimate
 from posttrain.plan.files import is_hub_id
-from posttrain.plan.memory import estimate
 from posttrain.plan.model_shape import read_shape
-from posttrain.plan.traffic import step_traffic
+from posttrain.plan.step_traffic import step_traffic
 from posttrain.records.plans import CriticBatchPlan
 from posttrain.registry import POLICY_LOSSES
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from posttrain.config.algorithm import Aggregation
 from posttrain.config.base import Section
 from posttrain.config.lora import LoraConfig
-from posttrain.config.policy import OptimizerConfig, ScheduleConfig
+from posttrain.config.policy import ONE_DEVICE, OptimizerConfig, ScheduleConfig
 
 
 class CriticConfig(Section):
@@ -18,7 +18,7 @@ class CriticConfig(Section):
     path: str | None = None
     """Folder or hub id of the starting weights: a causal language model, which gets a new value head, or a token
     classification model with one label; null means the policy's."""
-    engine: str = "local"
+    engine: str = ONE_DEVICE
     """Training engine, as policy.engine."""
     epochs_per_step: int | None = Field(default=None, ge=1)
     """Passes over a step's sequences; null means policy.epochs_per_step."""

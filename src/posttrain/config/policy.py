@@ -9,6 +9,7 @@ from pydantic import Field
 from posttrain.config.base import Section
 from posttrain.config.lora import LoraConfig
 
+ONE_DEVICE = "local"  # the training engine of a whole model on one device
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -63,8 +64,8 @@ class ScheduleConfig(Section):
 class LearnerConfig(Section):
     """What every run that trains a policy says about it."""
 
-    engine: str = "local"
-    """Training engine: local is one device; fsdp, deepspeed and megatron share the weights out over several (docs/scaling.md)."""
+    engine: str = ONE_DEVICE
+    """Training engine: local is one device; the others split a model over several (docs/scaling.md lists them)."""
     sequences_per_micro_batch_per_device: int = Field(default=8, ge=1)
     """Sequences per forward and backward pass. Changes memory and speed, never the result."""
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)

@@ -21,7 +21,7 @@ from posttrain.dialects.algorithm_checks import algorithm_problems, algorithm_wa
 from posttrain.dialects.reward_checks import reward_problems, reward_warnings
 from posttrain.errors import Problem
 from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, unbuilt_cluster
-from posttrain.plan.checks.engines import placement_problems, placement_warnings
+from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
 
@@ -64,12 +64,13 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
         )
     yield from naming_problems(config)
     yield from resuming_problems(config)
+    yield from sharded_saving_problems(config)
     yield from _algorithm_rules(config)
     yield from algorithm_problems(config)
     yield from batch_problems(config)
     yield from cluster_problems(config)
     yield from environment_problems(config)
-    yield from placement_problems(config)
+    yield from engine_problems(config)
     yield from training_problems(config)
     yield from reward_problems(config)
     yield from tracking_problems(config.tracking)
@@ -125,7 +126,7 @@ def warnings_of(config: RunConfig) -> list[str]:
         *batch_warnings(config),
         *training_sampler_warnings(config),
         *environment_warnings(config),
-        *placement_warnings(config),
+        *engine_warnings(config),
         *training_warnings(config, uses_critic=uses_critic),
         *reward_warnings(config),
         *([] if uses_critic else _without_a_critic(config)),
@@ -149,7 +150,7 @@ def _differences(section: Section, default: Section) -> Iterator[str]:
     """Dotted names of the fields in which two sections of one kind differ."""
     for name in type(section).model_fields:
         value, other = getattr(section, name), getattr(default, name)
-        if isinstance(value, Section):
+        if isinstance(value, Section) and isinstance(other, Section):
             yield from (f"{name}.{field}" for field in _differences(value, other))
         elif value != other:
             yield name

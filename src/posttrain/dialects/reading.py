@@ -11,11 +11,11 @@ from posttrain.config.reading.compose import Composed, compose
 from posttrain.config.reading.defaults import read_with_defaults
 from posttrain.config.reading.hydra import UNUSED
 from posttrain.config.reading.sources import same_branch
+from posttrain.config.reading.validate import show, validate
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.ledger import ABSENT, Key, Ledger, choices, fits, leaves, type_text
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
-from posttrain.dialects.native.validate import show, validate
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import Problem, nearest
 

@@ -1,4 +1,4 @@
-"""What of a model decides its size, read from its config.json and the headers of its weights. Torch-free."""
+"""The shape of a model, read from its config.json and the headers of its weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.plan.experts import ExpertLayers, expert_layers
-from posttrain.plan.placement import GroupSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,23 +30,14 @@ class ModelShape:
     def layer_parameters(self) -> int:
         return (self.parameters - self.outer_parameters) // self.layers
 
-    def parts(self, sizes: GroupSizes, parameters: int | None = None) -> list[tuple[int, int]]:
-        """What megatron gives a device of so many weights (None: all), each with the ranks that hold the same: of what is
-        shared out by matrices and layers; and of experts, which are besides shared out one by one."""
-        experts = self.expert_parameters
-        rest = (self.parameters if parameters is None else parameters) - experts
-        split, copies = sizes.tensor * sizes.pipeline, sizes.data * sizes.context
-        over = sizes.expert * sizes.expert_tensor
-        return [(rest // split, copies), (experts // (over * sizes.pipeline), max(1, copies * sizes.tensor // over))]
-
     @property
     def expert_parameters(self) -> int:
-        """Of all experts of all layers, without routers and what all tokens go through."""
+        """Weights of all experts of all layers, without routers and shared experts."""
         return self.experts.parameters(self.hidden) if self.experts else 0
 
 
 def read_shape(path: str) -> ModelShape | None:
-    """The shape of the model in a local folder; None when there is none, or its config.json does not say enough."""
+    """Read the shape of the model in a local folder; None when there is none, or its config.json does not say enough."""
     folder = Path(path).expanduser()
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -57,7 +47,7 @@ def read_shape(path: str) -> ModelShape | None:
 
 
 def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
-    """From the fields of a config.json. Args: parameters as stored; 0 counts them. Raises: KeyError for fields it lacks."""
+    """Make a shape from the fields of a config.json. Args: parameters as stored, or 0 to count them. Raises: KeyError."""
     layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
     head = text.get("head_dim") or hidden // heads
     kv_heads = text.get("num_key_value_heads") or heads
@@ -77,7 +67,7 @@ def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
 
 
 def _layers(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head: int) -> int:
-    """Weights of all layers: attention, a gated MLP or experts with their router and an MLP that they share, two norms."""
+    """Count the weights of all layers: attention, two norms, and a gated MLP or experts with router and shared MLP."""
     attention = hidden * head * (heads + 2 * kv_heads) + heads * head * hidden
     layers, experts = text["num_hidden_layers"], expert_layers(text)
     each = layers * (attention + 2 * hidden)
@@ -90,7 +80,7 @@ def _layers(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, hea
 
 
 def _stored(folder: Path) -> int:
-    """Weights in the safetensors files, read off their headers; 0 when there are none."""
+    """Count the weights in the safetensors files by their headers; 0 when there are none."""
     count = 0
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as stream:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from posttrain.config import RunConfig, TrainingConfig
-from posttrain.config.critic import CriticConfig
 from posttrain.config.placement import PlacementConfig
-from posttrain.config.policy import LearnerConfig
+from posttrain.config.policy import ONE_DEVICE, LearnerConfig
 from posttrain.config.roles import learner_of, needs_values, runtime_of, shares_weights
 from posttrain.errors import Problem
-from posttrain.plan.experts import EXPERTS_OVER, ONE_EXPERT_OVER
-from posttrain.plan.megatron import megatron_settings
+from posttrain.plan.engine import engine_options, engine_plan
 from posttrain.plan.placement import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
-from posttrain.plan.sharding import fsdp_settings
-from posttrain.plan.zero import zero_settings
 
-ZERO_REST = {"offload_param": {"device": "cpu"}}  # in DeepSpeed's words: weights that rest on the CPU
+TRAINING_ENGINES = ("policy", "critic", "reference")  # roles that a training engine computes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What the configuration says about a role."""
+class RoleRequest:
+    """A role as the configuration asks for it."""
 
     role: str
     field: str  # of its devices
@@ -43,12 +38,10 @@ def place(config: TrainingConfig) -> tuple[PlacementPlan | None, list[Problem]]:
     for each in asked:
         problems += _problems(place, each)
     for each in asked:
-        if each.engine == "fsdp":
+        if each.role in TRAINING_ENGINES:
             ranks = place.devices if each.devices is None else len(each.devices)
-            problems += fsdp_settings(sharing_options(config, each.role), max(1, ranks), role=each.role)[1]
-        if each.engine == "deepspeed":
-            ranks = place.devices if each.devices is None else len(each.devices)
-            problems += zero_settings(sharing_options(config, each.role), max(1, ranks), role=each.role)[1]
+            options = engine_options(config, each.role)
+            problems += engine_plan(each.engine).option_problems(options, max(1, ranks), each.role)
     if problems:
         return None, problems
     per_node = place.devices // place.nodes
@@ -77,18 +70,6 @@ def place(config: TrainingConfig) -> tuple[PlacementPlan | None, list[Problem]]:
     ), []
 
 
-def sharing_options(config: TrainingConfig, role: str) -> dict[str, Any]:
-    """What says how a role's engine shares it out."""
-    if role == "reference" and isinstance(config, RunConfig):
-        given = config.reference.engine_options
-        if not config.reference.offload:
-            return given
-        if config.policy.engine == "deepspeed":
-            return given | {"zero_optimization": (given.get("zero_optimization") or {}) | ZERO_REST}
-        return given | {"cpu_offload": True}
-    return learner_of(config, role).engine_options
-
-
 def _of_the_run(place: PlacementConfig) -> list[Problem]:
     problems = []
     if place.devices % place.nodes:
@@ -102,28 +83,28 @@ def _of_the_run(place: PlacementConfig) -> list[Problem]:
     return problems
 
 
-def _roles(config: TrainingConfig) -> list[_Asked]:
+def _roles(config: TrainingConfig) -> list[RoleRequest]:
     """The roles of this run, in the order a step needs them. Supervised fine-tuning has the policy alone."""
     return _roles_of_a_step(config) if isinstance(config, RunConfig) else [_policy(config.policy, ("update",))]
 
 
-def _policy(policy: LearnerConfig, awake: tuple[Phase, ...]) -> _Asked:
-    return _Asked(
+def _policy(policy: LearnerConfig, awake: tuple[Phase, ...]) -> RoleRequest:
+    return RoleRequest(
         role="policy",
         field="policy.devices",
         engine=policy.engine,
         devices=policy.devices,
-        sizes=_trained_sizes(policy),
+        sizes=engine_plan(policy.engine).sizes(policy),
         awake=awake,
-        rests=_learner_rests(policy),
+        rests=engine_plan(policy.engine).rests(policy),
     )
 
 
-def _roles_of_a_step(config: RunConfig) -> list[_Asked]:
+def _roles_of_a_step(config: RunConfig) -> list[RoleRequest]:
     policy, critic, rollout, reward = config.policy, config.critic, config.rollout, config.reward.model
     elsewhere = not shares_weights(rollout.engine) and bool(rollout.endpoints)  # servers that the run did not start
     asked = [
-        _Asked(
+        RoleRequest(
             role="rollout",
             field="rollout.devices",
             engine=rollout.engine,
@@ -136,10 +117,10 @@ def _roles_of_a_step(config: RunConfig) -> list[_Asked]:
     ]
     if reward is not None:
         asked.append(
-            _Asked(
+            RoleRequest(
                 role="reward model",
                 field="reward.model.devices",
-                engine="local",
+                engine=ONE_DEVICE,
                 devices=reward.devices,
                 sizes=GroupSizes(),
                 awake=("reward",),
@@ -148,44 +129,29 @@ def _roles_of_a_step(config: RunConfig) -> list[_Asked]:
     asked.append(_policy(policy, ("log-probs", "update")))
     if config.loss.kl_coef or config.reward.kl.coef:
         asked.append(
-            _Asked(
+            RoleRequest(
                 role="reference",
                 field="reference.devices",
                 engine=policy.engine,
                 devices=config.reference.devices,
-                sizes=_trained_sizes(policy),
+                sizes=engine_plan(policy.engine).sizes(policy),
                 awake=("log-probs",),
                 rests=("weights",) if config.reference.offload else (),
             )
         )
     if needs_values(config.advantage.name):
         asked.append(
-            _Asked(
+            RoleRequest(
                 role="critic",
                 field="critic.devices",
                 engine=critic.engine,
                 devices=critic.devices,
-                sizes=_trained_sizes(critic),
+                sizes=engine_plan(critic.engine).sizes(critic),
                 awake=("values", "update"),
-                rests=_learner_rests(critic),
+                rests=engine_plan(critic.engine).rests(critic),
             )
         )
     return asked
-
-
-def _trained_sizes(section: LearnerConfig | CriticConfig) -> GroupSizes:
-    megatron = section.engine == "megatron"
-    experts, one_expert = 1, 1
-    if megatron:
-        experts, one_expert = megatron_settings(section.engine_options)[0].experts.split(section.tensor_parallel)
-    return GroupSizes(
-        tensor=section.tensor_parallel,
-        pipeline=section.pipeline_parallel,
-        sequence=1 if megatron else section.sequence_parallel,
-        context=section.sequence_parallel if megatron else 1,
-        expert=experts,
-        expert_tensor=one_expert,
-    )
 
 
 def _sampler_sizes(config: RunConfig) -> GroupSizes:
@@ -198,18 +164,9 @@ def _sampler_sizes(config: RunConfig) -> GroupSizes:
 
 
 def leaves(config: TrainingConfig, role: str) -> bool:
-    """Whether the weights of a role that is trained leave its device while others work there."""
-    return "weights" in _learner_rests(learner_of(config, role))
-
-
-def _learner_rests(section: LearnerConfig | CriticConfig) -> tuple[str, ...]:
-    settings = fsdp_settings(section.engine_options, 1)[0] if section.engine == "fsdp" else None
-    weights = ("weights",) if settings and settings.param_offload else ()
-    by_engine = settings is not None and settings.optimizer_offload
-    if section.engine == "megatron":
-        by_engine = megatron_settings(section.engine_options)[0].optimizer_offload
-    asked = section.optimizer.offload and section.engine != "deepspeed"  # which has a way of its own
-    return (*weights, "optimizer") if asked or by_engine else weights
+    """Tell whether the weights of a trained role leave its device while other roles work there."""
+    section = learner_of(config, role)
+    return "weights" in engine_plan(section.engine).rests(section)
 
 
 def _sampler_rests(config: RunConfig) -> tuple[str, ...]:
@@ -222,25 +179,22 @@ def _sampler_rests(config: RunConfig) -> tuple[str, ...]:
     return {"vllm": ("weights", "cache"), "sglang": ("cache",)}.get(rollout.engine, ())
 
 
-def _lender(config: TrainingConfig, asked: _Asked, where: dict[str, list[int]]) -> str | None:
+def _lender(config: TrainingConfig, asked: RoleRequest, where: dict[str, list[int]]) -> str | None:
     """The role whose weights this one reads where they are."""
     if not isinstance(config, RunConfig):
         return None
     if asked.role == "rollout" and shares_weights(asked.engine):
-        whole = config.policy.engine == "local" and where["rollout"] == where["policy"]
+        whole = engine_plan(config.policy.engine).keeps_whole and where["rollout"] == where["policy"]
         return "policy" if whole else None
     adapted = config.policy.lora is not None and config.reference.path in (None, config.model.path)
     return "policy" if asked.role == "reference" and adapted and where["reference"] == where["policy"] else None
 
 
-def _sizes(config: TrainingConfig, asked: _Asked, ranks: int) -> GroupSizes:
+def _sizes(config: TrainingConfig, asked: RoleRequest, ranks: int) -> GroupSizes:
     sizes = asked.sizes
     shard = 1
-    if asked.role in ("policy", "reference", "critic"):
-        if asked.engine == "fsdp":
-            shard = fsdp_settings(sharing_options(config, asked.role), ranks)[0].shard
-        elif asked.engine == "deepspeed":
-            shard = zero_settings(sharing_options(config, asked.role), ranks)[0].spread(ranks)[0]
+    if asked.role in TRAINING_ENGINES:
+        shard = engine_plan(asked.engine).shard(engine_options(config, asked.role), ranks)
     return replace(sizes, data=asked.servers or ranks // sizes.per_copy, shard=shard)
 
 
@@ -251,7 +205,7 @@ def _ranks(devices: Sequence[int], per_node: int) -> tuple[Rank, ...]:
     )
 
 
-def _problems(place: PlacementConfig, asked: _Asked) -> list[Problem]:
+def _problems(place: PlacementConfig, asked: RoleRequest) -> list[Problem]:
     role, devices, field, total = asked.role, asked.devices, asked.field, place.devices
     if asked.servers:
         return []
@@ -266,25 +220,17 @@ def _problems(place: PlacementConfig, asked: _Asked) -> list[Problem]:
     count, split = total if devices is None else len(devices), asked.sizes.per_copy
     if count % split:
         return [_does_not_split(asked, count, split)]
-    return _experts_do_not_split(asked, count // asked.sizes.pipeline)
+    return engine_plan(asked.engine).group_problems(asked.sizes, count, role=role, section=_sizes_of(role))
 
 
-def _experts_do_not_split(asked: _Asked, stage: int) -> list[Problem]:
-    """Args: stage: devices that have the same layers."""
-    experts, one_expert = asked.sizes.expert, asked.sizes.expert_tensor
-    if stage % (experts * one_expert) == 0:
-        return []
-    owner = "policy" if asked.role == "reference" else asked.role  # whose sizes the reference has
-    sizes = f"{experts} that share them x {one_expert} that share each = {experts * one_expert}"
-    what = f"the {asked.role} has its experts on {stage} devices, which do not split into groups of {sizes}"
-    fits = [size for size in range(experts, 0, -1) if stage % (size * one_expert) == 0]
-    name = f"{owner}.engine_options.{EXPERTS_OVER if fits else ONE_EXPERT_OVER}"
-    return [Problem(what, fix=f"use {name}={fits[0] if fits else 1}", field=name)]
+def _sizes_of(role: str) -> str:
+    """Return the section with a role's sizes; the reference has the policy's."""
+    return "policy" if role == "reference" else role
 
 
-def _does_not_split(asked: _Asked, count: int, split: int) -> Problem:
+def _does_not_split(asked: RoleRequest, count: int, split: int) -> Problem:
     role, sizes = asked.role, asked.sizes
-    owner = "policy" if role == "reference" else role  # whose sizes the reference has
+    owner = _sizes_of(role)
     shared = {
         f"{owner}.tensor_parallel": sizes.tensor,
         f"{owner}.sequence_parallel": sizes.sequence * sizes.context,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.config.reading import keys
 from posttrain.dialects.detect import NAMES, load_dialect
 from posttrain.dialects.entries import ENTRIES
 from posttrain.dialects.explain import page
 from posttrain.dialects.ledger import ABSENT, Ledger, fits
-from posttrain.dialects.native import schema
 
 DOCS = Path(__file__).parents[3] / "docs"
 PEERS = sorted({name.partition("@")[0] for name in NAMES} - {"native"})
@@ -42,9 +42,9 @@ def test_every_row_says_what_it_must(ledger: Ledger) -> None:
 def test_mapped_rows_name_fields_that_exist(ledger: Ledger) -> None:
     """A field may end below one that holds a section of the engine's own words."""
     for row in ledger.rows:
-        ours = schema.known_keys(ENTRIES[row.entry].root) if row.fields else {}
+        ours = keys.known_keys(ENTRIES[row.entry].root) if row.fields else {}
         for field in row.fields:
-            pattern = schema.pattern(field, ENTRIES[row.entry].root)
+            pattern = keys.pattern(field, ENTRIES[row.entry].root)
             parents = [pattern, *(pattern.rsplit(".", cut)[0] for cut in range(1, pattern.count(".") + 1))]
             open_ended = any(word in field for word in ("engine_", "options", "overrides", "settings"))
             known = [parent for parent in parents[: None if open_ended else 1] if parent in ours]

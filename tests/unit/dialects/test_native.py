@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
+from posttrain.config.reading import keys
 from posttrain.config.reading.sources import SourceMap
-from posttrain.dialects.native import load, read, schema
-from posttrain.dialects.native.validate import EXPECTED, validate
+from posttrain.config.reading.validate import EXPECTED, validate
+from posttrain.dialects.native import load, read
 from posttrain.errors import ConfigError
 
 SMALL = "model: {path: org/name}\ndata: {train_files: a.parquet}\n"
@@ -230,7 +231,7 @@ WRONG: list[Any] = [
 def test_no_value_of_any_key_gets_past_the_words() -> None:
     """Whatever is written at whatever key: it is accepted, or refused in our own words (none of pydantic's)."""
     refused = 0
-    for key in schema.known_keys():
+    for key in keys.known_keys():
         for value in WRONG:
             values: dict[str, Any] = {
                 "model": {"path": "x"},
@@ -251,11 +252,11 @@ def test_no_value_of_any_key_gets_past_the_words() -> None:
                     for word in ("input should", "extra inputs", "pydantic", "instance of", "value error")
                 ), (key, value, text)
                 assert problem.field.startswith(re.split(r"\.[#*]", key)[0]), (key, value, text)
-    assert refused > 5 * len(schema.known_keys())
+    assert refused > 5 * len(keys.known_keys())
 
 
 def test_every_kind_of_constraint_in_the_schema_has_words() -> None:
-    kinds = {type(rule).__name__.lower() for field in schema.known_keys().values() for rule in field.metadata}
+    kinds = {type(rule).__name__.lower() for field in keys.known_keys().values() for rule in field.metadata}
     words = {
         "ge": "greater_than_equal",
         "gt": "greater_than",

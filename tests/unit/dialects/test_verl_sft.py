@@ -15,8 +15,8 @@ from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.verl import DIALECT
 from posttrain.errors import ConfigError
+from posttrain.plan.engines.fsdp import fsdp_settings
 from posttrain.plan.roles import place
-from posttrain.plan.sharding import fsdp_settings
 
 DOCUMENTS = Path(__file__).parent / "verl_documents"
 ONE_DEVICE = ("trainer.n_gpus_per_node=1",)

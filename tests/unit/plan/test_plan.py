@@ -14,8 +14,8 @@ import pytest
 from posttrain.cli.plan_devices import devices_text
 from posttrain.config import RunConfig, SftConfig
 from posttrain.plan.batch import plan_batches
+from posttrain.plan.estimate import estimate, estimate_sft, peak
 from posttrain.plan.heads import head_problems
-from posttrain.plan.memory import estimate, estimate_sft, peak
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
 from posttrain.plan.sft import plan_sft

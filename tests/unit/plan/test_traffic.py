@@ -11,7 +11,7 @@ from posttrain.plan.experts import ExpertLayers
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.roles import place
 from posttrain.plan.sft import plan_sft
-from posttrain.plan.traffic import sft_traffic, step_traffic
+from posttrain.plan.step_traffic import sft_traffic, step_traffic
 
 SHAPE = ModelShape(
     parameters=1000, layers=4, hidden=8, heads=8, key_value_heads=2, query_width=8, key_value_width=2, vocabulary=16,

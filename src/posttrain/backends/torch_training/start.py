@@ -32,7 +32,7 @@ from posttrain.models.lora import adapter_off, add_adapter
 from posttrain.models.reward_model import load_reward_model, load_reward_tokenizer
 from posttrain.models.value_head import head_name, load_value_model
 from posttrain.models.vision import freeze_vision
-from posttrain.plan.roles import sharing_options
+from posttrain.plan.engine import engine_options
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
@@ -181,7 +181,7 @@ def start_reference(
     shares = policy is not None and config.policy.lora is not None and start == config.model.path
     full_kl = has_full_kl(config)
     if sharding is not None and not shares:
-        sharding = sharding.beside(sharing_options(config, "reference"), "reference")
+        sharding = sharding.beside(engine_options(config, "reference"), "reference")
     own = policy
     if own is None or not shares:
         own = load_causal_lm(

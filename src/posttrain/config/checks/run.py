@@ -29,11 +29,6 @@ def resuming_problems(config: TrainingConfig) -> Iterator[Problem]:
     if config.run.resume == "never" and config.run.resume_path is not None:
         what = "run.resume=never and a path to go on from contradict each other"
         yield Problem(what, fix="use run.resume=auto", field="run.resume_path")
-    for role, learner in trained_roles(config):
-        if config.checkpoint.sharded and learner.engine == "deepspeed":
-            what = f"checkpoint.sharded: with the engine deepspeed the processes' parts of the {role} are no parts of its tensors"
-            fix = f"leave checkpoint.sharded out, or use {role}.engine=fsdp"
-            yield Problem(what, fix=fix, field="checkpoint.sharded")
 
 
 def saving_warnings(config: TrainingConfig) -> Iterator[str]:

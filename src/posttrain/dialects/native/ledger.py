@@ -7,9 +7,9 @@ from typing import Any, get_origin
 from pydantic_core import PydanticUndefined
 
 from posttrain.config.base import Section
+from posttrain.config.reading.keys import ITEM, NAME, known_keys, sections
 from posttrain.dialects.entries import ENTRIES, Entry
 from posttrain.dialects.ledger import ABSENT, Key, Ledger
-from posttrain.dialects.native.schema import ITEM, NAME, known_keys, sections
 
 
 def native_ledger() -> Ledger:

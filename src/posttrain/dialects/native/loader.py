@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from posttrain.config.reading.compose import compose
+from posttrain.config.reading.validate import validate
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.loaded import LoadedConfig, expand_home
-from posttrain.dialects.native.validate import validate
 
 
 def read(

@@ -8,10 +8,10 @@ from dataclasses import replace
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.checks.rollout import rollout_problems
 from posttrain.config.placement import PlacementConfig
-from posttrain.config.roles import learner_of, runtime_of, shares_weights
+from posttrain.config.roles import runtime_of, shares_weights
 from posttrain.config.rollout import RolloutConfig
 from posttrain.errors import Problem
-from posttrain.plan.checks.megatron import unbuilt_megatron
+from posttrain.plan.checks.engines import unsupported_engines
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
 from posttrain.registry import is_installed, missing_library
@@ -42,25 +42,9 @@ def unbuilt_cluster(config: TrainingConfig) -> list[Problem]:
     plan, _ = place(config)
     if plan is None:
         return []
-    engines = {role: learner_of(config, role).engine for role in ("policy", "critic") if plan.role(role)}
-    problems: list[Problem] = []
+    problems = list(unsupported_engines(config, in_process=plan.runtime == "inprocess"))
     if plan.runtime == "inprocess":
-        problems += [
-            Problem(
-                f"{name} shares the {role} out over worker processes, and placement.runtime=inprocess has none",
-                fix="use placement.runtime=ray, or local",
-                field=f"{role}.engine",
-            )
-            for role, name in engines.items()
-            if name in ("fsdp", "deepspeed", "megatron")
-        ]
         return problems
-    problems += unbuilt_megatron(config, engines)
-    problems += [
-        replace(missing_library("deepspeed", f"{role}.engine=deepspeed"), field=f"{role}.engine")
-        for role, name in engines.items()
-        if name == "deepspeed" and not is_installed("deepspeed")
-    ]
     if isinstance(config, RunConfig):
         problems += _unbuilt_samplers(config.rollout, plan)
     if (config.placement.ray_address or "").startswith("ray://"):

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from posttrain.config import RunConfig
 from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
+from posttrain.plan.engine import engine_plan, engine_that
 
 ROLLOUT_ENGINES = ("native", "hf")
-TRAIN_ENGINES = ("local",)
 
 
 def image_problems(config: RunConfig) -> Iterator[Problem]:
     """What cannot be done with prompts that hold images."""
     yield from sampler_problems(config.rollout.engine)
-    if config.policy.engine not in TRAIN_ENGINES:
+    if not engine_plan(config.policy.engine).reads_images:
         yield Problem(
             f"the training data hold images, which policy.engine={config.policy.engine} does not read",
-            fix="use policy.engine=local",
+            fix=f"use policy.engine={engine_that(lambda engine: engine.reads_images)}",
             field="policy.engine",
         )
     if config.environment.used:

@@ -12,7 +12,7 @@ from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.config.tracking import TrackingConfig
 from posttrain.errors import Problem
 from posttrain.plan.checks.cluster import cluster_warnings, unbuilt_cluster
-from posttrain.plan.checks.engines import placement_problems, placement_warnings
+from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
 from posttrain.registry import TRACKERS, TRAIN_ENGINES
 
 # What only conversations, and what only our own reading of files, looks at.
@@ -35,9 +35,10 @@ def check(config: SftConfig) -> list[Problem]:
         *_data_problems(config.data),
         *naming_problems(config),
         *resuming_problems(config),
+        *sharded_saving_problems(config),
         *precision_problems(config.model),
         *schedule_problems("policy", config.policy.schedule),
-        *placement_problems(config),
+        *engine_problems(config),
     ]
 
 
@@ -57,7 +58,7 @@ def warnings_of(config: SftConfig) -> list[str]:
         *role_warnings("policy", policy.schedule, policy.optimizer, policy.lora),
         *frozen_warnings(config.model, policy.lora),
         *cluster_warnings(config.placement),
-        *placement_warnings(config),
+        *engine_warnings(config),
         *tracking_warnings(config.tracking),
         *profiling_warnings(config),
         *_tracking_of_samples(config.tracking),

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from posttrain.backends.train.fsdp.sharding import FsdpSharding
 from posttrain.models.loading import load_causal_lm
-from posttrain.plan.sharding import FsdpSettings
+from posttrain.plan.engines.fsdp import FsdpSettings
 
 
 def dealt(parts: list[list[int]], loads: list[int], ranks: int) -> list[list[list[int]]]:

@@ -10,7 +10,7 @@ import torch
 from posttrain.backends.train.fsdp.units import units
 from posttrain.errors import ModelError
 from posttrain.models.loading import load_causal_lm
-from posttrain.plan.sharding import FsdpSettings
+from posttrain.plan.engines.fsdp import FsdpSettings
 
 
 def names(folder: Path, **settings: object) -> list[str]:

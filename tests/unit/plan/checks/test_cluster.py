@@ -34,7 +34,7 @@ def test_two_devices_with_fsdp_are_built() -> None:
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.plan.checks.cluster.is_installed", lambda library: library != "deepspeed")
+    monkeypatch.setattr("posttrain.plan.checks.engines.is_installed", lambda library: library != "deepspeed")
     two = config(
         policy={"engine": "deepspeed"},
         critic={"engine": "deepspeed"},

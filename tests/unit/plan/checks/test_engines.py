@@ -49,6 +49,12 @@ def test_a_critic_that_the_run_does_without_is_not_looked_at() -> None:
     assert not [problem for problem in check(run) if "critic" in problem.what]
 
 
+def test_an_adapter_of_a_critic_that_the_run_does_without_is_reported() -> None:
+    assert any(
+        text.startswith("critic.lora has no effect: grpo") for text in warnings_of(config(critic={"lora": {"rank": 4}}))
+    )
+
+
 def test_options_without_effect_are_told() -> None:
     told = warnings_of(config(policy={"engine_options": {"fsdp_size": 2}}))
     assert "policy.engine_options has no effect: the local engine reads none (fsdp_size)" in told

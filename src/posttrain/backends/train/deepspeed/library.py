@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posttrain.plan.zero import ZeroSettings
+from posttrain.plan.engines.deepspeed import ZeroSettings
 
 T = TypeVar("T")
 _WORDS = {"float32": "fp32", "bfloat16": "bf16"}

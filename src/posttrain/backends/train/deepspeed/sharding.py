@@ -18,7 +18,7 @@ from posttrain.backends.torch_training.ranks import RanksSharding, checked
 from posttrain.backends.train.deepspeed import library
 from posttrain.backends.train.deepspeed.weights import ZeroWeights
 from posttrain.models.chunks import Chunk
-from posttrain.plan.zero import ZeroSettings, zero_settings
+from posttrain.plan.engines.deepspeed import ZeroSettings, zero_settings
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from posttrain.backends.torch_training.ranks import RanksSharding, checked
 from posttrain.backends.train.fsdp.units import units
 from posttrain.models.chunks import Chunk
-from posttrain.plan.sharding import FsdpSettings, fsdp_settings
+from posttrain.plan.engines.fsdp import FsdpSettings, fsdp_settings
 
 T = TypeVar("T")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

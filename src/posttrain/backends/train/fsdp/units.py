@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.models.value_head import HEADS
-from posttrain.plan.sharding import FsdpSettings
+from posttrain.plan.engines.fsdp import FsdpSettings
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold modules and have no forward pass, where gathering begins
 

@@ -20,7 +20,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import grouped_mm, linear, silu
 
-from posttrain.plan.experts import ExpertLayers, ExpertSettings
+from posttrain.plan.engines.megatron.experts import ExpertSettings
+from posttrain.plan.experts import ExpertLayers
 
 
 def expert_fields(experts: ExpertLayers, settings: ExpertSettings, tensor: int) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from posttrain.backends.train.megatron.experts import expert_fields, expert_mlp
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.models.packed_attention import attend_packed
 from posttrain.models.sequence_parallel import SplitRow, attend_split
+from posttrain.plan.engines.megatron.options import virtual_stages
 from posttrain.plan.experts import expert_layers
-from posttrain.plan.megatron import virtual_stages
 
 
 @dataclass

@@ -28,7 +28,7 @@ from posttrain.backends.train.megatron.without_cuda import on_this_machine
 from posttrain.errors import ModelError, Problem
 from posttrain.models.chunks import Chunk
 from posttrain.models.value_head import HEADS
-from posttrain.plan.megatron_models import unsupported
+from posttrain.plan.engines.megatron.models import unsupported
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError
 from posttrain.models.packed_attention import shared_layout
 from posttrain.models.sequence_parallel import SplitRow, collect
-from posttrain.plan.megatron import MegatronSettings, megatron_settings
+from posttrain.plan.engines.megatron.options import MegatronSettings, megatron_settings
 
 if TYPE_CHECKING:
     from posttrain.backends.train.megatron.parts import ModelParts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.native.validate import show
+from posttrain.config.reading.validate import show
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.keys.roles import TRAIN_ENVS, VAL_ENVS
 from posttrain.dialects.roll.rules.batches import forward_only, trajectory_batches

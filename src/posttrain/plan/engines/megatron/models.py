@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import Problem
-from posttrain.plan.experts import (
+from posttrain.plan.engine import engine_that
+from posttrain.plan.engines.megatron.experts import (
     BALANCE,
     EXPERT_FAMILIES,
     EXPERT_OPTIONS,
     EXPERTS_OVER,
     ONE_EXPERT_OVER,
-    expert_layers,
     expert_problems,
 )
-from posttrain.plan.megatron import CHUNKS, SPLIT, MegatronSettings, flat_options
+from posttrain.plan.engines.megatron.options import CHUNKS, SPLIT, MegatronSettings, flat_options
+from posttrain.plan.experts import expert_layers
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *EXPERT_FAMILIES)  # Hugging Face's model_type
 # What is planned, where it is more than 0: name -> what would be asked for.
@@ -56,7 +57,8 @@ def model_problems(path: str, *, role: str, tensor: int, pipeline: int, settings
         return []
     reason = unsupported(text)
     if reason:
-        fix = f"use {role}.engine=fsdp, or a Llama, Mistral, Mixtral, Qwen2 or Qwen3 model"
+        other = engine_that(lambda plan: plan.shares_out and plan.takes_any_model)
+        fix = f"use {role}.engine={other}, or a Llama, Mistral, Mixtral, Qwen2 or Qwen3 model"
         return [Problem(f"megatron cannot train {path}: {reason}", fix=fix, field=f"{role}.engine")]
     try:
         experts = expert_layers(text)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.plan.checks.engines import placement_warnings
-from posttrain.plan.memory import role_memory
+from posttrain.plan.checks.engines import engine_warnings
+from posttrain.plan.engine import Passes, PlacedModel, engine_plan
+from posttrain.plan.engines.deepspeed import ZeroSettings, zero_bytes, zero_settings
+from posttrain.plan.estimate import role_memory
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
-from posttrain.plan.traffic import _spread_by_zero
-from posttrain.plan.zero import ZeroSettings, zero_bytes, zero_settings
 from posttrain.records.plans import BatchPlan
 
 ZERO2: dict[str, Any] = {  # as ROLL's preset says it
@@ -115,31 +115,47 @@ def test_stage_1_has_nothing_to_overlap() -> None:
 @pytest.mark.parametrize(
     ("options", "what", "fix"),
     [
-        (zero(stage=0), "stage is 0, and there are the stages 1", "use 3"),
-        (zero(stage="auto"), "stage is 'auto'", "use 3"),
-        (zero(stage=True), "stage is True", "use 3"),
-        (zero(stagee=2), "zero_optimization.stagee is not known here", "stage"),
-        ({"zero_optimisation": {}}, "zero_optimisation is not known here", "zero_optimization"),
-        ({"zero_optimization": 2}, "zero_optimization holds settings, and is 2", ""),
+        (zero(stage=0), "deepspeed: stage must be 1, 2 or 3, not 0", "use 3"),
+        (zero(stage="auto"), "stage must be 1, 2 or 3, not 'auto'", "use 3"),
+        (zero(stage=True), "stage must be a number, not true", "use 3"),
+        (zero(stagee=2), "deepspeed has no option stagee", "stage"),
+        ({"zero_optimisation": {}}, "deepspeed has no option zero_optimisation", "zero_optimization"),
+        ({"zero_optimization": 2}, "zero_optimization must be a section of key: value lines, not 2", ""),
         ({"fp16": {"enabled": True}}, "float16 needs a loss scale", "use model.compute_dtype=bfloat16"),
-        ({"bf16": {"enabled": True, "x": 1}}, "bf16.x is not known here", ""),
+        ({"bf16": {"enabled": True, "x": 1}}, "deepspeed has no option x", ""),
         (zero(stage=2, offload_param={"device": "cpu"}), "ZeRO stage 2 has all of them on every device", "stage=3"),
-        (zero(offload_optimizer={"device": "nvme"}), "offload_optimizer.device is 'nvme'", "use cpu, or none"),
+        (zero(offload_optimizer={"device": "nvme"}), "device must be none or cpu, not 'nvme'", "use cpu, or none"),
         (zero(zero_quantized_weights=True), "does not send rounded numbers", "use false"),
         (zero(zero_hpz_partition_size=3), "4 devices do not split into groups of 3", "zero_hpz_partition_size=2"),
-        (zero(zero_hpz_partition_size="2"), "zero_hpz_partition_size counts devices, and is '2'", "use 1 for none"),
-        (zero(reduce_bucket_size=1.5), "reduce_bucket_size counts elements, and is 1.5", "use a whole number, or auto"),
-        (zero(reduce_bucket_size="big"), "reduce_bucket_size counts elements, and is 'big'", "auto"),
-        (zero(overlap_comm="yes"), "overlap_comm is 'yes', and is true or false", ""),
-        ({"communication_data_type": "fp16"}, "communication_data_type=fp16: no such precision here", "use fp32"),
-        ({"data_types": {"grad_accum_dtype": "fp8"}}, "grad_accum_dtype=fp8: no such precision here", "use fp32"),
+        (
+            zero(zero_hpz_partition_size="2"),
+            "zero_hpz_partition_size must be a whole number, not '2'",
+            "use 1 for none",
+        ),
+        (
+            zero(reduce_bucket_size=1.5),
+            "reduce_bucket_size must be a whole number or auto, not 1.5",
+            "use a whole number, or auto",
+        ),
+        (zero(reduce_bucket_size="big"), "reduce_bucket_size must be a whole number or auto, not 'big'", "auto"),
+        (zero(overlap_comm="yes"), "overlap_comm must be true or false, not 'yes'", ""),
+        (
+            {"communication_data_type": "fp16"},
+            "communication_data_type must be fp32, float32, bf16 or bfloat16",
+            "use fp32",
+        ),
+        (
+            {"data_types": {"grad_accum_dtype": "fp8"}},
+            "grad_accum_dtype must be fp32, float32, bf16 or bfloat16",
+            "use fp32",
+        ),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], what: str, fix: str) -> None:
     _, problems, _ = zero_settings(options, 4)
     (problem,) = problems
     assert what in problem.what and fix in problem.fix
-    assert problem.field.startswith("policy.engine_options")
+    assert problem.field.startswith("policy.engine_options.")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +267,8 @@ def test_what_is_sent_in_a_step(settings: dict[str, Any], sent: list[tuple[str, 
     config = run({"engine_options": settings})
     policy = placed(config).role("policy")
     assert policy is not None
-    found = _spread_by_zero(config, policy, SHAPE, passes=6, updates=2)
+    model = PlacedModel(config=config, place=policy, shape=SHAPE)
+    found = engine_plan("deepspeed").update_traffic(model, Passes(forward=6, tokens=0, updates=2))
     assert [(each.what, each.bytes, each.messages) for each in found] == [
         (f"policy: {what}", size, count) for what, size, count in sent
     ]
@@ -262,7 +279,7 @@ def test_settings_of_all_engines_that_deepspeed_has_ways_of_its_own_for() -> Non
         {"optimizer": {"offload": True}, "engine_options": {"gradient_clipping": 1.0}},
         model={"path": "m", "master_dtype": "bfloat16"},
     )
-    told = " ".join(placement_warnings(config))
+    told = " ".join(engine_warnings(config))
     assert "model.master_dtype=bfloat16 has no effect with deepspeed" in told
     assert "policy.optimizer.offload has no effect with deepspeed" in told
     assert "policy.engine_options.gradient_clipping has no effect" in told

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from posttrain.config.base import Section
+from posttrain.config.reading import keys
 from posttrain.config.reading.sources import SourceMap, child, same_branch
-from posttrain.dialects.native import schema
 from posttrain.errors import Problem
 
 C = TypeVar("C", bound=Section)
@@ -53,7 +53,7 @@ def validate(values: dict[str, Any], sources: SourceMap, root: type[C]) -> tuple
     Where there are problems, the configuration has a default or an empty value in the place of what is wrong.
     """
     values = copy.deepcopy(values)
-    for name, field in schema.sections(root)[""].items():
+    for name, field in keys.sections(root)[""].items():
         if field.is_required():  # so that what is missing is reported key by key
             values.setdefault(name, {})
     problems = _truth_values_as_numbers(values, "", sources, root)
@@ -95,12 +95,12 @@ def _problem(
     key: str, group: list[ErrorDetails], values: dict[str, Any], sources: SourceMap, root: type[Section]
 ) -> Problem:
     detail = group[0]
-    field = schema.field_of(key, root)
+    field = keys.field_of(key, root)
     leaf = _leaf(key)
     where = sources.where(key)
     kind = detail["type"]
     if kind == "extra_forbidden":
-        return Problem(f"there is no key {key}", fix=schema.suggest(key, root), where=where, field=key)
+        return Problem(f"there is no key {key}", fix=keys.suggest(key, root), where=where, field=key)
     if kind == "invalid_key":
         return Problem(f"{key} is a number or truth value, and keys are names", where=where, field=key)
     if _is_absent(detail):
@@ -172,7 +172,7 @@ def _repair(values: dict[str, Any], key: str, root: type[Section], *, absent: bo
     if isinstance(node, list):  # without the item, the list would say something else: it goes as a whole
         _repair(values, parent, root, absent=False)
     elif isinstance(node, dict) and absent:
-        field = schema.field_of(key, root)
+        field = keys.field_of(key, root)
         annotation = field.annotation if field else None
         node[leaf] = "" if annotation is str else [] if get_origin(annotation) is list else {}
     elif isinstance(node, dict):
@@ -185,7 +185,7 @@ def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap, root: type
     if isinstance(node, dict):
         parts = [(child(key, name), value) for name, value in node.items()]
         return [problem for name, value in parts for problem in _truth_values_as_numbers(value, name, sources, root)]
-    field = schema.field_of(key, root)
-    if not isinstance(node, bool) or field is None or not schema.is_number(field.annotation):
+    field = keys.field_of(key, root)
+    if not isinstance(node, bool) or field is None or not keys.is_number(field.annotation):
         return []
     return [Problem(f"{_leaf(key)} must be a number, not {show(node)}", where=sources.where(key), field=key)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.plan.sharding import FsdpSettings, fsdp_settings
+from posttrain.plan.engines.fsdp import FsdpSettings, fsdp_settings
 
 
 def read(ranks: int = 8, role: str = "policy", **options: Any) -> FsdpSettings:
@@ -66,11 +66,11 @@ def test_weights_that_are_always_on_the_cpu_do_not_leave_the_device() -> None:
         ({"offload_params": True}, "policy.engine_options.offload_params has no effect: cpu_offload takes parameters"),
         ({"fsdp_sise": 2}, "fsdp has no option fsdp_sise; did you mean fsdp_size?"),
         ({"fsdp_size": 3}, "8 devices do not split into groups of 3"),
-        ({"fsdp_size": True}, "fsdp_size counts devices, and is True"),
+        ({"fsdp_size": True}, "fsdp: fsdp_size must be a number, not true; use -1 for all"),
         ({"reshard_after_forward": 3}, "is neither true nor false nor a divisor of the 8 devices"),
         ({"ep_size": 2}, "ep_size=2: fsdp does not split experts"),
-        ({"reduce_dtype": "fp16"}, "reduce_dtype=fp16: no such precision for fsdp; use bf16 or fp32"),
-        ({"wrap_policy": "all"}, "wrap_policy holds settings, and is 'all'"),
+        ({"reduce_dtype": "fp16"}, "torch.float32, not 'fp16'; use bf16 or fp32"),
+        ({"wrap_policy": "all"}, "wrap_policy must be a section of key: value lines, not 'all'"),
         ({"wrap_policy": {"wrap_embeddings": True}}, "wrap_policy.wrap_embeddings has no effect"),
         ({"use_orig_params": True}, "use_orig_params has no effect: FSDP2 always keeps"),
         ({"mixed_precision": {"buffer_dtype": "fp32"}}, "buffer_dtype has no effect"),

@@ -1,36 +1,31 @@
-"""Rules for roles that megatron trains: what it can do, with which model, and what has no effect with it."""
+"""Checks of roles that megatron trains: what it can do, with which model, and what has no effect with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import LearnerConfig
 from posttrain.config.roles import learner_of, starts_from
 from posttrain.errors import Problem
-from posttrain.plan.experts import EXPERTS_OVER, ONE_EXPERT_OVER
-from posttrain.plan.megatron import DISTRIBUTED, megatron_settings, virtual_options
-from posttrain.plan.megatron_models import (
+from posttrain.plan.engine import Learner, Learners, engine_that
+from posttrain.plan.engines.megatron.experts import EXPERTS_OVER, ONE_EXPERT_OVER
+from posttrain.plan.engines.megatron.models import (
     has_no_experts,
     model_problems,
     options_without_experts,
     planned_options,
 )
-from posttrain.registry import is_installed, missing_library
+from posttrain.plan.engines.megatron.options import DISTRIBUTED, megatron_settings, virtual_options
 
-ENGINE = "megatron"
 _ACTIVATIONS = "megatron keeps activations on the device, or recomputes them"
-Trained = Sequence[tuple[str, LearnerConfig | CriticConfig]]  # roles that are trained, the policy first
 
 
-def megatron_problems(config: TrainingConfig, trained: Trained) -> Iterator[Problem]:
-    """What cannot be run."""
-    ours = [(role, section) for role, section in trained if section.engine == ENGINE]
-    for role, section in ours:
-        settings, problems, _ = megatron_settings(section.engine_options, role=role)
-        yield from problems
+def problems(config: TrainingConfig, learners: Learners) -> Iterator[Problem]:
+    """Yield what megatron cannot do."""
+    for role, section in learners:
+        settings, found, _ = megatron_settings(section.engine_options, role=role)
+        yield from found
         yield from model_problems(
             starts_from(config, role),
             role=role,
@@ -41,16 +36,26 @@ def megatron_problems(config: TrainingConfig, trained: Trained) -> Iterator[Prob
         if section.lora is not None and section.lora.dropout:
             field = f"{role}.lora.dropout"
             what = f"{field} is {section.lora.dropout:g}, and megatron's ranks would not drop out the same numbers"
-            yield Problem(what, fix=f"use {field}=0, or {role}.engine=fsdp", field=field)
-    if config.policy.engine != ENGINE or not isinstance(config, RunConfig):
+            other = engine_that(lambda plan: plan.shares_out and plan.drops_out_adapters)
+            yield Problem(what, fix=f"use {field}=0, or {role}.engine={other}", field=field)
+    if "policy" not in dict(learners) or not isinstance(config, RunConfig):
         return
     if config.loss.kl_coef and config.loss.kl_estimator == "full":
         what = "loss.kl_estimator=full compares whole vocabularies, which megatron's ranks have parts of"
-        yield Problem(what, fix="use loss.kl_estimator=k3, or policy.engine=fsdp", field="loss.kl_estimator")
+        other = engine_that(lambda plan: plan.shares_out and plan.has_full_logits)
+        yield Problem(what, fix=f"use loss.kl_estimator=k3, or policy.engine={other}", field="loss.kl_estimator")
+
+
+def unsupported(config: TrainingConfig, learners: Learners) -> Iterator[Problem]:
+    """Yield what can be planned and not run."""
+    for role, section in learners:
+        yield from planned_options(section.engine_options, starts_from(config, role), role=role)
+    if len(learners) > 1:
+        yield from _unlike(config)
 
 
 def _unlike(config: TrainingConfig) -> Iterator[Problem]:
-    """megatron-core's groups exist once in a process, so models that share devices are split in the same way."""
+    """Yield sizes that differ: megatron-core's groups exist once in a process, so models on one device are split alike."""
     policy, critic = learner_of(config, "policy"), learner_of(config, "critic")
     everywhere = list(range(config.placement.devices))
     if sorted(policy.devices or everywhere) != sorted(critic.devices or everywhere):
@@ -65,7 +70,7 @@ def _unlike(config: TrainingConfig) -> Iterator[Problem]:
             yield Problem(what, fix=fix, field=f"critic.{name}")
     if has_no_experts(starts_from(config, "critic")):
         return
-    theirs, its = (megatron_settings(each.engine_options)[0].experts for each in (policy, critic))
+    theirs, its = (megatron_settings(each.engine_options).settings.experts for each in (policy, critic))
     for name, wanted, found in (
         (EXPERTS_OVER, theirs.parallel, its.parallel),
         (ONE_EXPERT_OVER, theirs.tensor, its.tensor),
@@ -77,32 +82,17 @@ def _unlike(config: TrainingConfig) -> Iterator[Problem]:
             yield Problem(f"{what}; this version cannot run it", fix=fix, field=field)
 
 
-def unbuilt_megatron(config: TrainingConfig, engines: Mapping[str, str]) -> Iterator[Problem]:
-    """What is right to ask for and planned, and what is not installed. Args: engines by role."""
-    ours = [role for role, engine in engines.items() if engine == ENGINE]
-    for role in ours:
-        section = learner_of(config, role)
-        yield from planned_options(section.engine_options, starts_from(config, role), role=role)
-    if len(ours) > 1:
-        yield from _unlike(config)
-    if ours and not is_installed("megatron"):
-        yield replace(missing_library("megatron", f"{ours[0]}.engine={ENGINE}"), field=f"{ours[0]}.engine")
-
-
-def _held_once(config: TrainingConfig, section: LearnerConfig | CriticConfig) -> bool:
-    """Whether the optimizer is to be shared out, and no two devices hold the same weights."""
-    settings, tensor = megatron_settings(section.engine_options)[0], section.tensor_parallel
+def _held_once(config: TrainingConfig, section: Learner) -> bool:
+    """Tell whether the optimizer is distributed although no two devices hold the same weights."""
+    settings, tensor = megatron_settings(section.engine_options).settings, section.tensor_parallel
     devices = config.placement.devices if section.devices is None else len(section.devices)
     over, one_over = settings.experts.split(tensor)
     return settings.distributed_optimizer and devices <= section.pipeline_parallel * min(tensor, over * one_over)
 
 
-def megatron_warnings(config: TrainingConfig, trained: Trained) -> Iterator[str]:
-    """What was asked for and has no effect."""
-    for role, section in trained:
-        if section.engine != ENGINE:
-            continue
-        yield from megatron_settings(section.engine_options, role=role)[2]
+def warnings(config: TrainingConfig, learners: Learners) -> Iterator[str]:
+    """Yield which settings have no effect with megatron."""
+    for role, section in learners:
         yield from options_without_experts(section.engine_options, starts_from(config, role), role=role)
         if _held_once(config, section):
             yield f"{role}.engine_options.{DISTRIBUTED} has no effect: every weight is held once"
@@ -111,7 +101,7 @@ def megatron_warnings(config: TrainingConfig, trained: Trained) -> Iterator[str]
                 yield f"{where} has no effect: {role}.pipeline_parallel is 1, so there are no stages"
         if isinstance(section, CriticConfig) and section.activation_offload:
             yield f"critic.activation_offload has no effect: {_ACTIVATIONS}"
-    if config.policy.engine != ENGINE:
+    if "policy" not in dict(learners):
         return
     for name, why in (
         ("liger", "megatron-core's layers are computed instead of the model's own"),

@@ -95,6 +95,9 @@ def _as_written(known: str, key: str) -> str:
 
 
 def is_number(annotation: Any) -> bool:
-    """Whether the annotation asks for a number, and for nothing that a truth value would be too."""
+    """Tell whether an annotation asks for a number, and for nothing that a truth value would be too."""
     members = get_args(annotation) or (annotation,)
-    return any(part in (int, float) for part in members) and not any(part in (bool, str, Any) for part in members)
+    numbers = any(
+        part in (int, float) or type(part) is int for part in members
+    )  # a Literal's members are numbers themselves
+    return numbers and not any(part in (bool, str, Any) for part in members)

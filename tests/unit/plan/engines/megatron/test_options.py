@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
-from posttrain.plan.experts import ExpertSettings
-from posttrain.plan.megatron import MegatronSettings, megatron_settings, virtual_stages
-from posttrain.plan.megatron_models import (
-    model_problems,
-    options_without_experts,
-    planned_options,
-    unsupported,
-)
+from posttrain.plan.engines.megatron.experts import ExpertSettings
+from posttrain.plan.engines.megatron.models import model_problems, options_without_experts, planned_options, unsupported
+from posttrain.plan.engines.megatron.options import MegatronSettings, megatron_settings, virtual_stages
 
 LLAMA = {
     "model_type": "llama",
@@ -82,25 +77,28 @@ def test_the_optimizer_can_rest_and_tokens_can_stay() -> None:
     [
         ({"use_distributed_optimiser": True}, "megatron has no option use_distributed_optimiser"),
         ({"override_transformer_config": {"num_lyers": 2}}, "megatron has no option num_lyers"),
-        ({"additional_configs": 3}, "policy.engine_options.additional_configs holds settings, and is 3"),
-        ({"recompute_granularity": "half"}, "recompute_granularity=half: no such granularity"),
-        ({"recompute_granularity": "full", "recompute_method": "some"}, "recompute_method=some: no such method"),
+        ({"additional_configs": 3}, "additional_configs must be a section of key: value lines, not 3"),
+        ({"recompute_granularity": "half"}, "recompute_granularity must be full or selective, not 'half'"),
+        (
+            {"recompute_granularity": "full", "recompute_method": "some"},
+            "recompute_method must be uniform or block, not 'some'",
+        ),
         (
             {"recompute_granularity": "full", "recompute_num_layers": -1},
-            "recompute_num_layers=-1 is no number of layers",
+            "recompute_num_layers must be at least 1, not -1",
         ),
         ({"recompute_granularity": "selective", "recompute_modules": ["moe_act"]}, "recompute_modules names moe_act"),
-        ({"expert_model_parallel_size": 0}, "expert_model_parallel_size=0 is no number of devices"),
-        ({"expert_tensor_parallel_size": "all"}, "expert_tensor_parallel_size='all' is no number of devices"),
+        ({"expert_model_parallel_size": 0}, "expert_model_parallel_size must be at least 1, not 0"),
+        ({"expert_tensor_parallel_size": "all"}, "expert_tensor_parallel_size must be a whole number, not 'all'"),
         ({"moe_token_dispatcher_type": "flex"}, "moe_token_dispatcher_type=flex takes kernels"),
-        ({"moe_router_dtype": "float16"}, "moe_router_dtype=float16: routers compute in fp32, fp64"),
+        ({"moe_router_dtype": "float16"}, "moe_router_dtype must be fp32 or fp64, not 'float16'"),
         (
             {"virtual_pipeline_model_parallel_size": 0},
-            "virtual_pipeline_model_parallel_size=0 is no number of virtual stages",
+            "virtual_pipeline_model_parallel_size must be at least 1, not 0",
         ),
         (
             {"num_layers_per_virtual_pipeline_stage": "two"},
-            "num_layers_per_virtual_pipeline_stage='two' is no number of layers",
+            "num_layers_per_virtual_pipeline_stage must be a whole number, not 'two'",
         ),
         (
             {"num_layers_per_virtual_pipeline_stage": 1, "virtual_pipeline_model_parallel_size": 2},

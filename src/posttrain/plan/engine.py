@@ -1,0 +1,196 @@
+"""The interface through which a plan asks a training engine: how it splits a model, what that takes, what it can do.
+
+A training engine is a folder in ``backends/train``, the code that trains, and a module of the same name in ``plan/engines``,
+which registers a subclass of ``EnginePlan``. Nothing else in the package knows an engine by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.base import Section
+from posttrain.config.critic import CriticConfig
+from posttrain.config.policy import LearnerConfig
+from posttrain.config.roles import learner_of
+from posttrain.errors import Problem
+from posttrain.plan.memory import ADAM, AVERAGES, BYTES, RoleMemory
+from posttrain.plan.model_shape import ModelShape
+from posttrain.plan.placement import GroupSizes, RolePlacement
+from posttrain.plan.traffic import Traffic
+from posttrain.registry import ENGINE_PLANS
+
+Learner = LearnerConfig | CriticConfig
+Learners = Sequence[tuple[str, Learner]]  # trained roles, the policy first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedModel:
+    """A model on its devices: what estimates of memory and traffic are made from."""
+
+    config: TrainingConfig
+    place: RolePlacement
+    shape: ModelShape
+
+    @property
+    def role(self) -> str:
+        return self.place.role
+
+    @property
+    def ranks(self) -> int:
+        return len(self.place.ranks)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight that is computed with."""
+        return BYTES[self.config.model.compute_dtype]
+
+    @property
+    def master_width(self) -> int:
+        """Bytes of a weight that is trained."""
+        return BYTES[self.config.model.master_dtype]
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return engine_options(self.config, self.role)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """The passes that a device makes over a model in a step."""
+
+    forward: int  # micro-batches
+    directions: int = 1  # forward; backward; forward again, where activations are recomputed
+    tokens: int  # of all copies' sequences, on each copy
+    updates: int = 0
+
+
+class EnginePlan:
+    """A training engine, as a plan sees it. The defaults are those of an engine that a plan knows nothing about."""
+
+    name: str
+    options: ClassVar[type[Section] | None] = None  # None: options are handed to the engine unread
+    reads_options: ClassVar[bool] = True
+    library: ClassVar[str | None] = None  # an optional one that it needs, by its import name
+    peer_names: ClassVar[tuple[str, ...]] = ()  # strategies of other dialects that mean this engine
+
+    shares_out: ClassVar[bool] = False  # a model over several processes
+    keeps_whole: ClassVar[bool] = (
+        False  # the model is whole in one process, so that a sampler there can read its weights
+    )
+    splits_layers: ClassVar[bool] = False  # their matrices, or the stack of them
+    splits_sequences: ClassVar[bool] = False
+    reads_images: ClassVar[bool] = False
+    takes_any_model: ClassVar[bool] = True
+    drops_out_adapters: ClassVar[bool] = True
+    has_full_logits: ClassVar[bool] = True  # in one process, for losses over the whole vocabulary
+    saves_parts: ClassVar[bool] = True  # every process can write its own part of a checkpoint
+
+    def sizes(self, section: Learner) -> GroupSizes:
+        """Return the sizes of a role's groups, but data and shard, which depend on its devices."""
+        return GroupSizes(
+            tensor=section.tensor_parallel, pipeline=section.pipeline_parallel, sequence=section.sequence_parallel
+        )
+
+    def shard(self, options: Mapping[str, Any], ranks: int) -> int:
+        """Return over how many ranks one copy of the weights is sharded."""
+        return 1
+
+    def rests(self, section: Learner) -> tuple[str, ...]:
+        """Return what leaves the device while other roles work there: weights, optimizer."""
+        return ("optimizer",) if section.optimizer.offload else ()
+
+    def offloaded(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options of a frozen model that rests in CPU memory (reference.offload)."""
+        return options
+
+    # Checks
+
+    def group_problems(self, sizes: GroupSizes, ranks: int, *, role: str, section: str) -> list[Problem]:
+        """Return what is wrong with a role's groups on so many ranks. Args: section of the configuration with its sizes."""
+        return []
+
+    def option_problems(self, options: Mapping[str, Any], ranks: int, role: str) -> list[Problem]:
+        """Return what is wrong with a role's options, on so many devices."""
+        return []
+
+    def option_warnings(self, options: Mapping[str, Any], devices: int, role: str, compute_dtype: str) -> Iterator[str]:
+        """Yield which of a role's options have no effect."""
+        yield from ()
+
+    def problems(self, config: TrainingConfig, learners: Learners) -> Iterator[Problem]:
+        """Yield what this engine cannot do of what a run asks. Args: learners that it trains."""
+        yield from ()
+
+    def warnings(self, config: TrainingConfig, learners: Learners) -> Iterator[str]:
+        """Yield which settings of the run have no effect with this engine. Args: learners that it trains."""
+        yield from ()
+
+    def unsupported(self, config: TrainingConfig, learners: Learners) -> Iterator[Problem]:
+        """Yield what can be planned and not run. Args: learners that it trains."""
+        yield from ()
+
+    # Estimates
+
+    def trained_memory(self, model: PlacedModel, *, trained: int, activations: int) -> RoleMemory:
+        """Estimate the bytes on a device. Args: trained weights; bytes of activations."""
+        masters = (
+            model.master_width if model.width < model.master_width else 0
+        )  # otherwise weights are their own masters
+        states = (ADAM - AVERAGES) * model.master_width + masters + AVERAGES * model.master_width
+        return RoleMemory(
+            role=model.role,
+            weights=even_part(model.shape.parameters, model.place) * model.width,
+            optimizer=even_part(trained, model.place) * states // model.place.sizes.shard,
+            activations=activations,
+        )
+
+    def frozen_memory(self, model: PlacedModel) -> RoleMemory:
+        """Estimate the bytes on a device of a model that is never trained."""
+        return RoleMemory(role=model.role, weights=even_part(model.shape.parameters, model.place) * model.width)
+
+    def update_traffic(self, model: PlacedModel, passes: Passes) -> list[Traffic]:
+        """Estimate what a device receives for the updates of a step."""
+        return []
+
+    def scoring_traffic(self, model: PlacedModel, purpose: str, passes: Passes) -> list[Traffic]:
+        """Estimate what a device receives for passes without gradient. Args: purpose, in words."""
+        return []
+
+
+def even_part(parameters: int, place: RolePlacement) -> int:
+    """Return a device's part of weights that tensor and pipeline parallel ranks share evenly."""
+    return parameters // (place.sizes.tensor * place.sizes.pipeline)
+
+
+def engine_plan(name: str) -> EnginePlan:
+    """Return what is known about the engine of a name; of an engine from outside the package, the defaults."""
+    found: EnginePlan = ENGINE_PLANS.get(name)() if name in ENGINE_PLANS.names() else EnginePlan()
+    found.name = name
+    return found
+
+
+def engine_plans() -> tuple[EnginePlan, ...]:
+    """Return all known engines, those that need nothing installed first."""
+    found = [engine_plan(name) for name in ENGINE_PLANS.names()]
+    return tuple(sorted(found, key=lambda plan: plan.library is not None))
+
+
+def engine_that(can: Callable[[EnginePlan], bool]) -> str:
+    """Return the name of an engine to recommend."""
+    return next(plan.name for plan in engine_plans() if can(plan))
+
+
+def engine_called(strategy: str) -> str:
+    """Return the engine that peers call by this name. Raises: KeyError."""
+    return {peer: plan.name for plan in engine_plans() for peer in plan.peer_names}[strategy]
+
+
+def engine_options(config: TrainingConfig, role: str) -> Mapping[str, Any]:
+    """Return the options that a role's engine gets, in the engine's words."""
+    if role != "reference" or not isinstance(config, RunConfig):
+        return learner_of(config, role).engine_options
+    given = config.reference.engine_options
+    return engine_plan(config.policy.engine).offloaded(given) if config.reference.offload else given

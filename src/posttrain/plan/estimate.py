@@ -1,0 +1,123 @@
+"""Estimate the memory that a run needs on each device, from the models' config.json and the sizes of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config.critic import CriticConfig
+from posttrain.config.policy import LearnerConfig
+from posttrain.config.roles import learner_of
+from posttrain.plan.engine import PlacedModel, engine_plan
+from posttrain.plan.memory import BYTES, RoleMemory
+from posttrain.plan.model_shape import ModelShape, read_shape
+from posttrain.plan.placement import PHASES, Phase, PlacementPlan, RolePlacement
+from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
+
+# Weights of an adapter on all linear layers, per layer, hidden unit and rank: in + out of four attention matrices (7) and of
+# an MLP four times as wide (15).
+ADAPTER = 22
+# Activations that the backward pass of one layer needs, in values per token and hidden unit: the inputs of attention,
+# projections and products of the MLP (arXiv:2205.05198, section 4.1, without dropout and without the attention matrix).
+ACTIVATIONS = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The fullest device, when it is fullest."""
+
+    device: int
+    phase: Phase
+    bytes: int
+
+
+def estimate(config: RunConfig, batches: BatchPlan, plan: PlacementPlan) -> list[RoleMemory] | None:
+    """Estimate the bytes per device for every role whose model is a folder; None when the policy's is not (a hub id)."""
+    policy = read_shape(config.model.path)
+    if policy is None:
+        return None
+    paths = {"critic": config.critic.path, "reference": config.reference.path}
+    if config.reward.model is not None:
+        paths["reward model"] = config.reward.model.path
+    found = []
+    for place in plan.roles:
+        path = paths.get(place.role)
+        shape = read_shape(path) if path else policy
+        if shape is not None and place.ranks:
+            found.append(role_memory(config, batches, place, shape))
+    return found
+
+
+def estimate_sft(config: SftConfig, batches: SftBatchPlan, plan: PlacementPlan) -> list[RoleMemory] | None:
+    """Estimate the same for supervised fine-tuning."""
+    shape = read_shape(config.model.path)
+    if shape is None:
+        return None
+    return [_trained(config, batches, place, shape, config.data.max_tokens) for place in plan.roles]
+
+
+def peak(plan: PlacementPlan, memory: list[RoleMemory]) -> Peak:
+    """Find the device and phase with most in memory: what the working role uses, and what the others leave there."""
+    by_role = {each.role: each for each in memory}
+    found = []
+    for pool in plan.pools:
+        here = [(role, by_role[role.role]) for role in plan.roles if role.role in pool.roles and role.role in by_role]
+        kept = sum(size.kept(role.rests) for role, size in here)
+        for phase in PHASES:
+            # Roles on a device work one at a time, also two that are awake in the same phase.
+            extra = [size.used(phase) - size.kept(role.rests) for role, size in here if phase in role.awake]
+            found.append(Peak(pool.devices[0], phase, kept + max(extra, default=0)))
+    return max(found, key=lambda each: each.bytes)
+
+
+def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, shape: ModelShape) -> RoleMemory:
+    """Estimate the bytes on each device of one role, for a model of this shape."""
+    width = BYTES[config.model.compute_dtype]
+    split = place.sizes.tensor * place.sizes.pipeline  # sequence-parallel ranks hold all of a layer
+    if place.role == "rollout":
+        slots = min(config.rollout.max_concurrent_sequences, -(-batches.sequences_per_step // place.copies))
+        tokens = slots * (config.context_tokens + config.rollout.max_response_tokens)
+        return RoleMemory(
+            role=place.role,
+            weights=0 if place.uses_weights_of else shape.parameters * width // split,
+            cache=tokens * 2 * shape.layers * shape.key_value_width * width // split,
+        )
+    if place.role in ("reference", "reward model"):
+        if place.uses_weights_of:
+            return RoleMemory(role=place.role, weights=0)
+        return engine_plan(place.engine).frozen_memory(PlacedModel(config=config, place=place, shape=shape))
+    of_role = batches.critic if place.role == "critic" else batches
+    assert of_role is not None
+    return _trained(config, of_role, place, shape, config.context_tokens + config.rollout.max_response_tokens)
+
+
+def _trained(
+    config: TrainingConfig,
+    plan: BatchPlan | CriticBatchPlan | SftBatchPlan,
+    place: RolePlacement,
+    shape: ModelShape,
+    longest: int,  # sequence, tokens
+) -> RoleMemory:
+    section = learner_of(config, place.role)
+    tokens = section.max_tokens_per_micro_batch or (plan.sequences_per_micro_batch_per_device or 1) * longest
+    if section.max_tokens_per_micro_batch is None:  # a budget of tokens is per device already
+        tokens = -(-tokens // (place.sizes.sequence * place.sizes.context))
+    checkpointing = recomputes(config, place.role)
+    per_token = shape.hidden * (shape.layers + ACTIVATIONS if checkpointing else shape.layers * ACTIVATIONS)
+    activations = tokens * per_token * BYTES[config.model.compute_dtype]
+    return engine_plan(place.engine).trained_memory(
+        PlacedModel(config=config, place=place, shape=shape),
+        trained=trained_parameters(section, shape),
+        activations=activations // (place.sizes.tensor * place.sizes.pipeline),
+    )
+
+
+def trained_parameters(section: LearnerConfig | CriticConfig, shape: ModelShape) -> int:
+    """Count the weights that are trained: all of the model's, or about those of its adapter."""
+    return ADAPTER * shape.layers * shape.hidden * section.lora.rank if section.lora else shape.parameters
+
+
+def recomputes(config: TrainingConfig, role: str) -> bool:
+    """Tell whether a role's activations are computed again in the backward pass (gradient checkpointing)."""
+    own = config.critic if role == "critic" and isinstance(config, RunConfig) else config.model
+    return own.gradient_checkpointing
