@@ -9,12 +9,14 @@ from typing import Any
 import skyrl_gym.envs
 from omegaconf import OmegaConf
 from skyrl_gym.envs.registration import registry
+from skyrl_gym.envs.sql.env import SQLEnv
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
 from posttrain.registry import ENVS
 
-RUN_CODE = ("lcb", "searchcode")  # execute model-written code in processes without a sandbox
+# Execute model-written code in processes without a sandbox. (The queries of text2sql run in sandboxes: skyrl_sql.py.)
+RUN_CODE = ("lcb", "searchcode")
 # Defaults of SkyRL's own configuration.
 USUAL: dict[str, dict[str, Any]] = {
     "search": {"log_requests": False, "search_url": "http://127.0.0.1:8000/retrieve", "topk": 3, "timeout": 30},
@@ -37,7 +39,7 @@ def make_skyrl_gym(
     SkyRL's defaults as ``env_config``.
 
     Args: env_class, a registered id, or package.module:Class; register, further ids with their package.module:Class;
-        allow_unboxed_code permits environments that execute model-written code.
+        allow_unboxed_code permits environments that execute model-written code, and text2sql on a machine without sandboxes.
     Raises: ConfigError.
     """
     name = str(spec.row.get("env_class") or env_class or "")
@@ -61,7 +63,12 @@ def make_skyrl_gym(
     if spec.max_turns is not None:
         extras["max_turns"] = spec.max_turns
     config = OmegaConf.create({**USUAL.get(name, {}), **(configs or {}).get(name, {})})
-    return SkyRLGym(skyrl_gym.make(name, env_config=config, extras=extras), spec)
+    env = skyrl_gym.make(name, env_config=config, extras=extras)
+    if isinstance(env, SQLEnv):
+        from posttrain.envs.skyrl_sql import box_queries
+
+        box_queries(env, allow_unboxed=allow_unboxed_code)
+    return SkyRLGym(env, spec)
 
 
 class SkyRLGym:

@@ -72,9 +72,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[float]]] = {
         {"db_id": "shop", "data": "spider", "reward_spec": {"ground_truth": "select max(price) from goods"}},
         [
             "<think>look</think><sql>select * from goods</sql>",
+            "<think>look</think><sql>select cost from goods</sql>",
             "<think>so</think><solution>select 5</solution>",
         ],
-        [0.0, 1.0],
+        [0.0, 0.0, 1.0],
     ),
     "search": (
         {"reward_spec": {"ground_truth": {"target": ["France"]}}},
@@ -128,6 +129,31 @@ def test_equal_to_the_package_called_directly(name: str, search_url: str, databa
     host.finish("e")
     ((_, metrics),) = host.wait(0.0)
     assert metrics == direct.get_metrics()
+
+
+def test_queries_of_text2sql_run_in_boxes(databases: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is run by this process, and none changes the database."""
+
+    def here(*_: object, **__: object) -> None:
+        raise AssertionError("a query was run outside a box")
+
+    row = {**CASES["text2sql"][0], "env_class": "text2sql"}
+    spec = EnvSpec(name="skyrl_gym", row=row, messages=PROMPT, max_turns=5)
+    env = make_skyrl_gym(spec, configs={"text2sql": {"db_path": databases}})
+    monkeypatch.setattr("sqlite3.connect", here)
+    said = []
+    for query in (
+        "delete from goods",
+        "select count(*) as n from goods",
+        "select fts3_tokenizer('x', x'4141414141414141')",
+    ):
+        step = env.step(f"<think>.</think><sql>{query}</sql>")
+        assert isinstance(step, EnvStep)
+        said.append(str(step.messages[0]["content"]))
+    assert "attempt to write a readonly database" in said[0] and "2" in said[1]
+    step = env.step("<think>.</think><solution>select max(price) from goods</solution>")
+    assert isinstance(step, EnvStep) and step.reward == 1.0
+    assert env.close() is not None
 
 
 def test_a_row_names_its_own() -> None:

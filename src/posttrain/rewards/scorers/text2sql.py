@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +14,8 @@ from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.options import OWN_SHARE, RunWide, too_slow
 from posttrain.rewards.spans import spans
-from posttrain.sandbox.boxes import Program, Run, run
 from posttrain.sandbox.layers import walls_for
+from posttrain.sandbox.queries import all_rows, rows_of
 from posttrain.sandbox.walls import Limits
 
 # Where each collection keeps its databases, below db_path.
@@ -26,15 +25,6 @@ _LONGEST_S = 30.0  # SkyRL's limit
 _TAG_INSIDE = re.compile(r"</?(?:think|sql|observation)\b", re.IGNORECASE)
 _OBSERVED = re.compile(r"</observation>", re.IGNORECASE)
 _THINKS_NEXT = re.compile(r"\s*<think>", re.IGNORECASE)
-# Runs in the sandbox. Read-only and immutable, so it needs no lock file. Bytes become a pair that JSON can represent.
-_QUERY = """
-import json, sqlite3, sys, urllib.parse
-path, sql = json.load(sys.stdin)
-database = sqlite3.connect(f"file:{urllib.parse.quote(path)}?mode=ro&immutable=1", uri=True)
-database.text_factory = lambda raw: raw.decode("utf-8", "replace")
-rows = {tuple(row) for row in database.execute(sql)}
-json.dump([[["bytes", cell.hex()] if isinstance(cell, bytes) else cell for cell in row] for row in rows], sys.stdout)
-"""
 
 
 @REWARDS.register("text2sql", runs_code=True)
@@ -70,8 +60,8 @@ def _score(prompt: Prompt, response: str, *, db_path: Path, limits: Limits, wall
     if query is None:
         return -1.0
     wanted = _wanted(file, prompt.ground_truth, limits, tuple(walls))
-    answer = _ask(file, query, limits, walls)
-    return float(answer.finished and _rows(answer) == wanted)
+    answer = all_rows(file, query, limits, walls)
+    return float(answer.finished and rows_of(answer) == wanted)
 
 
 def solution(response: str) -> str | None:
@@ -104,18 +94,7 @@ def _database(prompt: Prompt, db_path: Path) -> Path:
 
 @functools.lru_cache(maxsize=16)  # the responses of a group share it
 def _wanted(file: Path, query: str, limits: Limits, walls: tuple[str, ...]) -> frozenset[Any]:
-    reference = _ask(file, query, limits, walls)
+    reference = all_rows(file, query, limits, walls)
     if not reference.finished:
         raise ValueError(f"the reference's query fails: {reference.why()}")
-    return _rows(reference)
-
-
-def _ask(file: Path, query: str, limits: Limits, walls: Sequence[str]) -> Run:
-    given = json.dumps([str(file), query])
-    return run(Program(source=_QUERY, stdin=given, readable=(str(file),)), limits, walls)
-
-
-def _rows(done: Run) -> frozenset[Any]:
-    return frozenset(
-        tuple(tuple(cell) if isinstance(cell, list) else cell for cell in row) for row in json.loads(done.stdout)
-    )
+    return rows_of(reference)

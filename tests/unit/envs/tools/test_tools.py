@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -97,15 +98,61 @@ def test_sql_reads(shop: Path) -> None:
         "select 1; select 2",
         "selekt",
         "select zeroblob(100000000)",
+        "select fts3_tokenizer('simple', x'4141414141414141')",  # a function pointer: SQLite jumps there
+        "select fts3_tokenizer('simple')",
+        "create temp table t as select 1",
+        "pragma table_info(fruit)",
+        "select '\ud800'",
         "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n",
     ],
 )
 def test_sql_does_nothing_else(shop: Path, query: str) -> None:
-    tool = TOOLS.get("sql")(database=str(shop), timeout_s=0.2)
-    with pytest.raises(ToolFailed, match=r"SQL error|longer than 0\.2 s"):
+    tool = TOOLS.get("sql")(database=str(shop), timeout_s=0.5)
+    with pytest.raises(ToolFailed, match=r"SQL error|longer than 0\.5 s"):
         tool.run({"query": query})
     assert tool.run({"query": "select count(*) as n from fruit"}) == "n\n3"
     tool.close()
+
+
+def test_sql_that_takes_memory_is_ended(shop: Path) -> None:
+    """Two gigabytes of rows that are sorted, and an answer of many megabytes."""
+    tool = TOOLS.get("sql")(database=str(shop), timeout_s=20.0, memory_mib=128)
+    rows = "with recursive n(i) as (select 1 union all select i + 1 from n limit 30000)"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ToolFailed, match=r"SQL error: (out of memory|database or disk is full)"):
+        tool.run(
+            {"query": f"{rows} select count(*) from (select printf('%.*c', 100000, 'x') as x, i from n order by x, i)"}
+        )
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB, of this process
+    assert tool.run({"query": f"{rows} select printf('%.*c', 40000, 'x') from n"}).endswith(
+        "(the other rows are too long)"
+    )
+
+
+def test_sql_knows_json_and_full_text(tmp_path: Path) -> None:
+    path = tmp_path / "notes.db"
+    with sqlite3.connect(path) as connection:
+        for version in (4, 5):
+            connection.execute(f"create virtual table notes{version} using fts{version}(body)")
+            connection.execute(f"insert into notes{version} values ('an otter swims'), ('a whale sings')")
+    connection.close()
+    tool = TOOLS.get("sql")(database=str(path))
+    assert tool.run({"query": "select value from json_each('[1, 2]')"}) == "value\n1\n2"
+    assert tool.run({"query": """select json_extract('{"a": 3}', '$.a') as a"""}) == "a\n3"
+    for version in (4, 5):
+        query = f"select body from notes{version} where notes{version} match 'otter'"
+        assert tool.run({"query": query}) == "body\nan otter swims"
+    assert (
+        tool.run({"query": "select snippet(notes5, 0, '<', '>', '', 5) as s from notes5('whale')"})
+        == "s\na <whale> sings"
+    )
+
+
+def test_a_database_with_changes_beside_it(shop: Path) -> None:
+    """They would not be seen."""
+    shop.with_name("shop.db-wal").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"has changes that are not in it yet, in shop.db-wal; merge them: sqlite3"):
+        TOOLS.get("sql")(database=str(shop))
 
 
 def test_a_database_that_is_none(corpus: Path) -> None:
