@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.data.tool_calls import tool_calls
 from posttrain.interfaces.env import Message
+from posttrain.libraries import json_text
 
 # What changes nothing about a response here, or nothing that is not told by the answer.
 HARMLESS = {
@@ -73,7 +74,7 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     if calls := given.get("tool_calls"):
         try:
             message["tool_calls"] = [
-                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+                {**call, "function": {**call["function"], "arguments": json_text.loads(call["function"]["arguments"])}}
                 for call in calls
             ]
         except (TypeError, KeyError, ValueError, RecursionError):
@@ -104,7 +105,8 @@ def message_told(text: str, name: str, *, with_tools: bool) -> dict[str, Any]:
 def same_answer(said: Message, told: Message) -> bool:
     """Whether a client has sent back (as ``messages_of`` reads it) the message that it was told."""
     ours = [
-        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in told.get("tool_calls") or ()
+        (call["function"]["name"], json_text.loads(call["function"]["arguments"]))
+        for call in told.get("tool_calls") or ()
     ]
     functions = [call.get("function", {}) for call in said.get("tool_calls") or ()]
     return (

@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import re
+import stat
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from posttrain.config.images import ImageSettings
+from posttrain.libraries import json_text
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of one picture
 PLACEHOLDER = "<image>"
@@ -91,7 +93,7 @@ def read_images(value: Any, folder: Path, max_pixels: int) -> list[ImageFile]:
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):  # a list in a csv cell
         try:
-            value = json.loads(value)
+            value = json_text.loads(value)
         except json.JSONDecodeError as error:
             raise BadImage(f"holds images that are not JSON: {error.msg} at character {error.pos}") from error
     if value is None or value == "":
@@ -218,6 +220,8 @@ def _named(name: str, folder: Path) -> bytes:
     path = Path(rest if mark else name).expanduser()
     file = path if path.is_absolute() else folder / path
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # reading a device or a pipe may never end
+            raise BadImage(f"is no file: {_short(str(file))}")
         return file.read_bytes()
     except FileNotFoundError as error:
         raise BadImage(f"is not there: no file {_short(str(file))}") from error

@@ -5,7 +5,6 @@ The columns are those of verl's preparation scripts, so the files serve either p
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from posttrain.data.images import BadImage, place_images, read_images
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import first_record, read_records, said
 from posttrain.errors import DataError, Problem, nearest
+from posttrain.libraries import json_text
 from posttrain.libraries.folders import make_folder
 from posttrain.rewards.scorers.math import boxed_answer
 
@@ -280,7 +280,7 @@ def _published_rows(path: Path) -> Iterator[Row]:
             raise DataError(Problem(f"there is no .json file in {path}"))
         for file in files:
             try:
-                row = json.loads(file.read_text(encoding="utf-8"))
+                row = json_text.loads(file.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise DataError(Problem(f"{file} is not JSON: {error}")) from error
             if not isinstance(row, dict):

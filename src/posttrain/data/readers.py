@@ -30,6 +30,7 @@ from posttrain.data.record_files import (
     said,
 )
 from posttrain.errors import DataError, Problem
+from posttrain.libraries import json_text
 
 # How many bad rows one error lists.
 MAX_LISTED = 10
@@ -230,7 +231,7 @@ def _messages(prompt: Any, *, typed: bool) -> list[dict[str, Any]]:
         if not _MESSAGES_AS_TEXT.match(prompt):
             return [{"role": "user", "content": prompt}]
         try:
-            prompt = json.loads(prompt)
+            prompt = json_text.loads(prompt)
         except json.JSONDecodeError as error:
             raise _BadValue(f"holds messages that are not JSON: {error.msg} at character {error.pos}") from error
     if not isinstance(prompt, list):

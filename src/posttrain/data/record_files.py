@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from posttrain.data.columns import ColumnChoice, Columns, root
 from posttrain.errors import DataError, Problem, did_you_mean, nearest
+from posttrain.libraries import json_text
 
 Record = dict[str, Any]  # a row as the file holds it, by column
 
@@ -143,7 +144,7 @@ def _read_json(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
             return
         text.seek(0)
         try:
-            rows = json.load(text)
+            rows = json_text.loads(text.read())
         except json.JSONDecodeError as error:
             raise DataError(Problem(f"{file.name} is not JSON: {error}")) from error
     for number, row in enumerate(rows):
@@ -152,7 +153,7 @@ def _read_json(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
 
 def _json_object(text: str, place: str, file: Path, choice: ColumnChoice | None) -> Record:
     try:
-        value = json.loads(text)
+        value = json_text.loads(text)
     except json.JSONDecodeError as error:
         fix = "a .json file holds an array of objects, or one object per line" if file.suffix.lower() == ".json" else ""
         raise DataError(Problem(f"{place} is not JSON: {error.msg} at column {error.colno}", fix=fix)) from error
@@ -224,7 +225,7 @@ def _with_json_cells(record: Record, place: str, columns: Columns) -> Record:
         nested.add(columns.responses)
     for column in nested & set(record):
         try:
-            record[column] = json.loads(record[column]) if record[column].strip() else {}
+            record[column] = json_text.loads(record[column]) if record[column].strip() else {}
         except json.JSONDecodeError as error:
             what = f"{place}: the cell in column {column} is not JSON: {error.msg} at character {error.pos}"
             raise DataError(Problem(what)) from error

@@ -16,6 +16,7 @@ from posttrain.data.columns import root
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import Record, first_record, read_records, said
 from posttrain.errors import DataError, Problem, did_you_mean
+from posttrain.libraries import json_text
 
 MESSAGES = "messages"
 IMAGES = "images"  # the column of vision datasets, which are for RL here
@@ -200,7 +201,7 @@ def _from_json(value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value if value != "" else None
     try:
-        return json.loads(value)
+        return json_text.loads(value)
     except json.JSONDecodeError as error:
         raise _BadValue(f"holds text that is not JSON: {error.msg} at character {error.pos}") from None
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.libraries import json_text
+
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -40,7 +42,7 @@ def tool_calls(reply: str) -> list[ToolCall]:
 
 def _call(text: str) -> ToolCall:
     try:
-        call = json.loads(text)
+        call = json_text.loads(text)
     except (ValueError, RecursionError) as error:
         return ToolCall(problem=f"the tool call is not JSON: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -48,7 +50,7 @@ def _call(text: str) -> ToolCall:
     arguments = call.get("arguments", {})
     if isinstance(arguments, str):  # some models write the arguments as JSON in a text
         try:
-            arguments = json.loads(arguments)
+            arguments = json_text.loads(arguments)
         except (ValueError, RecursionError) as error:
             return ToolCall(name=call["name"], problem=f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):

@@ -5,7 +5,6 @@ Retries are the caller's: rewards that query a server, samplers that are servers
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import time
@@ -14,6 +13,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
+
+from posttrain.libraries import json_text
 
 TIMEOUT = "timeout"  # no answer before the deadline
 STATUS = "status"  # an error status, or a redirect
@@ -105,7 +106,7 @@ async def ask(
     if empty and not data.strip():
         return None
     try:
-        return json.loads(data, parse_constant=_no_constant)
+        return json_text.loads(data, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise HttpFailure(ANSWER, f"the answer of {name} is not JSON: {quoted(str(error))}") from None
 

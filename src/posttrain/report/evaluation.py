@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import Problem, RequestError
+from posttrain.libraries import json_text
 from posttrain.libraries.folders import make_folder
 from posttrain.report.harmless import source_hash
 from posttrain.report.read import json_rows
@@ -47,7 +48,7 @@ def is_evaluation(folder: Path) -> bool:
 def read_evaluation(folder: Path) -> Evaluation:
     """Read an evaluation. Raises: RequestError when the folder holds no readable results."""
     try:
-        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        results = json_text.loads((folder / RESULTS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         what = f"{folder} holds no evaluation: {RESULTS} cannot be read ({error})"
         raise RequestError(Problem(what, fix="name a folder that posttrain evaluate wrote")) from error
@@ -106,7 +107,7 @@ def _table(source: str, evaluations: Sequence[Evaluation]) -> str:
     names = list(dict.fromkeys(name for one in found for name in one.get("metrics", {})))
     head = "".join(f"<th class='num'>{_text(evaluation.name)}</th>" for evaluation in evaluations)
     counts = "".join(
-        f"<td class='num'>{one['prompts']} prompts, {one['responses']} responses</td>"
+        f"<td class='num'>{_number(one.get('prompts'))} prompts, {_number(one.get('responses'))} responses</td>"
         if one
         else "<td class='num'>–</td>"
         for one in found
@@ -118,7 +119,7 @@ def _table(source: str, evaluations: Sequence[Evaluation]) -> str:
         for name in names
     )
     invalid = "".join(
-        f"<p class='hint'>{_text(evaluation.name)}: {sum(one['invalid'].values())} responses without a score "
+        f"<p class='hint'>{_text(evaluation.name)}: {_number(_total(one['invalid']))} responses without a score "
         f"({_text(', '.join(f'{reason} {count}' for reason, count in one['invalid'].items()))})</p>"
         for evaluation, one in zip(evaluations, found, strict=True)
         if one.get("invalid")
@@ -131,11 +132,22 @@ def _table(source: str, evaluations: Sequence[Evaluation]) -> str:
     )
 
 
-def _value(metric: Mapping[str, float] | None) -> str:
+def _value(metric: Mapping[str, object] | None) -> str:
     if metric is None:
         return "–"
-    interval = f" [{metric['low']:.4g}, {metric['high']:.4g}]" if "low" in metric else ""
-    return f"{metric['value']:.4g}{interval}"
+    interval = f" [{_number(metric['low'])}, {_number(metric.get('high'))}]" if "low" in metric else ""
+    return _number(metric.get("value")) + interval
+
+
+def _number(value: object) -> str:
+    """Write a number with four digits, an integer in full; anything else that stands in its place, escaped."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _text(str(value))
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _total(counts: Mapping[str, object]) -> int:
+    return sum(count for count in counts.values() if isinstance(count, int))
 
 
 def _samples(evaluation: Evaluation) -> str:

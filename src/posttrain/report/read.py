@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from posttrain.errors import Problem, RequestError
+from posttrain.libraries import json_text, yaml_text
 
 SAMPLES_FILE = re.compile(r"step_(\d+)\.jsonl")
 MAX_PHASES = 3000  # per timeline
@@ -101,7 +101,7 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line)
+                row = json_text.loads(line)
             except (ValueError, RecursionError):
                 row = None
             if isinstance(row, dict):
@@ -170,7 +170,7 @@ def _mapping(path: Path, text: str, notes: list[str]) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        value = json_text.loads(text) if path.suffix == ".json" else yaml_text.safe_load(text)
     except (ValueError, yaml.YAMLError):
         value = None
     if isinstance(value, dict):

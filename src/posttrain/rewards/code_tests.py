@@ -5,13 +5,14 @@ The code here runs outside the sandbox, on texts and plain JSON values.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
+
+from posttrain.libraries import json_text
 
 Form = Literal["auto", "stdin", "function"]
 Block = Literal["last_python", "last", "first_def"]
@@ -60,7 +61,7 @@ def cases_of(truth: object, form: Form, function: str | None = None) -> list[Cas
     """
     if isinstance(truth, str):
         try:
-            truth = json.loads(truth)
+            truth = json_text.loads(truth)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"the ground truth is not JSON: {error}") from error
     if isinstance(truth, Mapping):
@@ -86,7 +87,7 @@ def _of_mapping(test: Mapping[str, Any], form: Form, function: str | None) -> Ca
     for given, expected in (("input", "output"), ("stdin", "expected_stdout")):
         if given in test and expected in test:
             metadata = test.get("metadata") or {}
-            metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+            metadata = json_text.loads(metadata) if isinstance(metadata, str) else metadata
             name = metadata.get("func_name") if test.get("testtype") == "functional" else function
             return _case(_function_name(name, form), test[given], test[expected])
     if "assert_code" in test:
@@ -110,8 +111,8 @@ def _case(name: str | None, given: Any, expected: Any) -> Case:
         return Case(stdin=_text(given), expected=_text(expected))
     if isinstance(given, str):  # one line of JSON per argument, and JSON for the result
         try:
-            arguments = tuple(json.loads(line) for line in given.split("\n") if line.strip())
-            return Case(function=name, arguments=arguments, expected=json.loads(expected))
+            arguments = tuple(json_text.loads(line) for line in given.split("\n") if line.strip())
+            return Case(function=name, arguments=arguments, expected=json_text.loads(expected))
         except (TypeError, ValueError) as error:
             raise ValueError(f"a test of {name} is not JSON: {error}") from error
     if not isinstance(given, (list, tuple)):
@@ -180,7 +181,7 @@ def returned(result: bytes) -> tuple[bool, Any]:
     """Parse the JSON that a function's process wrote. Returns: True and the value; (False, None) for anything that is not
     a single JSON value (several values, NaN, no output)."""
     try:
-        return True, json.loads(result, parse_constant=_refuse)
+        return True, json_text.loads(result, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False, None
 

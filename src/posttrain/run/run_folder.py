@@ -21,6 +21,7 @@ from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.roles import needs_values
 from posttrain.dialects.native.write import to_yaml
 from posttrain.errors import ConfigError, Problem
+from posttrain.libraries import yaml_text
 from posttrain.libraries.remote import is_url
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.config_change import Change, changes, flat
@@ -212,7 +213,7 @@ def machine_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 def _saved(folder: Path) -> dict[str, Any]:
     """The configuration in a run folder by dotted key; empty when there is none that can be read."""
     with suppress(OSError, ValueError, yaml.YAMLError):
-        tree = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        tree = yaml_text.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         return flat(tree) if isinstance(tree, dict) else {}
     return {}
 

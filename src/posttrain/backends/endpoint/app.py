@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import itertools
-import json
 import signal
 import socket
 import threading
@@ -28,6 +27,7 @@ from posttrain.data.chat_api import Refused, as_events, error_body
 from posttrain.data.turns import TemplateTurns
 from posttrain.errors import RequestError
 from posttrain.interfaces.rollout_engine import Request
+from posttrain.libraries import json_text
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 LARGEST_BODY = 16 << 20  # bytes
@@ -243,7 +243,7 @@ async def _body(http: HttpRequest) -> Any:
             raise Refused(f"the body has more than {LARGEST_BODY >> 20} MiB", 413)
         pieces.append(piece)
     try:
-        return json.loads(b"".join(pieces))
+        return json_text.loads(b"".join(pieces))
     except (ValueError, RecursionError) as error:
         raise Refused(f"the body is not JSON: {error}") from None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from posttrain.libraries import json_text
 
 ROWS_KEPT = 512  # parsed rows in the cache, so that redrawing a screen parses nothing
 
@@ -40,7 +41,7 @@ class SampleFile(Sequence[dict[str, Any]]):
         end = self._starts[index + 1] if index + 1 < len(self) else len(self._data)
         line = self._data[start:end].decode("utf-8", "replace")
         try:
-            row = json.loads(line)
+            row = json_text.loads(line)
         except (ValueError, RecursionError):
             row = None
         return row if isinstance(row, dict) else {"damaged": line.rstrip("\n")[:1000]}

@@ -23,6 +23,8 @@ from posttrain.config.reading.sources import Place, SourceMap, child, places_of_
 from posttrain.errors import ConfigError, Problem, nearest
 
 MISSING = "???"
+_LONGEST = 10_000_000  # characters of a file; a device such as /dev/zero never ends
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,10 @@ def compose(
     if base is not None:
         _close(values, base, "", left_open)
         values = merged(copy.deepcopy(dict(base)), values)
-    return Composed(_resolve(values, sources), sources, tuple(problems), hydra_keys, tuple(left_open))
+    resolved = _resolve(values, sources)
+    if halves := list(_halves(resolved, "", sources)):
+        raise ConfigError(halves)
+    return Composed(resolved, sources, tuple(problems), hydra_keys, tuple(left_open))
 
 
 def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,13 +99,16 @@ def _close(values: dict[str, Any], base: Any, path: str, found: list[str]) -> No
 def read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Place]]:
     """The file's values, interpolations untouched, and the place of every key."""
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        with Path(path).expanduser().open(encoding="utf-8") as file:
+            text = file.read(_LONGEST + 1)
     except FileNotFoundError:
         raise ConfigError(Problem(f"there is no file {path}", fix=_nearby(path))) from None
     except UnicodeDecodeError:
         raise ConfigError(Problem(f"{path} is not a text file in UTF-8")) from None
     except OSError as error:
         raise ConfigError(Problem(f"{path} cannot be read: {error.strerror}")) from None
+    if len(text) > _LONGEST:
+        raise ConfigError(Problem(f"{path} has more than {_LONGEST:,} characters; a configuration has fewer"))
     places = places_of_yaml(text, path)
     try:
         values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
@@ -110,6 +118,20 @@ def read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Place]]:
         raise ConfigError(_omegaconf_problem(error, SourceMap(path, places))) from None
     assert isinstance(values, dict)  # places_of_yaml has refused everything else
     return values, places  # type: ignore[return-value]  # keys that are not text are for the dialect to refuse
+
+
+def _halves(value: Any, key: str, sources: SourceMap) -> Iterator[Problem]:
+    """Report texts that no file can hold: half a character, or bytes of a command line that are not UTF-8."""
+    if isinstance(value, str):
+        if not value.isascii() and (half := _SURROGATE.search(value)):
+            what = f"{key} holds half a character, {half[0]!r}, or a byte that is not UTF-8"
+            yield Problem(
+                what, where=sources.where(key).encode(errors="replace").decode(), fix="write the whole character"
+            )
+    elif isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _halves(str(name), child(key, "?"), sources)
+            yield from _halves(inner, child(key, name), sources)
 
 
 def _nearby(path: str) -> str:

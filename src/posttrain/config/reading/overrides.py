@@ -67,6 +67,9 @@ def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
             reason = _reason(error) if "=" in text else "there is no ="
             problems.append(Problem(f"{text!r} is not an override ({reason})", fix=QUOTING))
             continue
+        except RecursionError:
+            problems.append(Problem(f"{text[:60]!r}… nests too deep for an override", fix="write the value in a file"))
+            continue
         if parsed.is_sweep_override():
             fix = f"run once per value, or, for a list, write {parsed.key_or_group}=[...]"
             problems.append(Problem("a sweep over several values is not one run", where=where, fix=fix))

@@ -10,6 +10,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from posttrain.errors import ConfigError, Problem
+from posttrain.libraries import yaml_text
 
 MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -77,6 +78,7 @@ def places_of_yaml(text: str, file: str) -> dict[str, Place]:
     Raises: ConfigError, with file and line, for broken YAML, another top, keys written twice, an alias inside itself.
     """
     try:
+        yaml_text.check(text)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         raise ConfigError(yaml_problem(error, file)) from None

@@ -28,6 +28,7 @@ from posttrain.data.chat_api import (
 )
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.interfaces.env import Message, Tool
+from posttrain.libraries import json_text
 
 LARGEST_BODY = 16 << 20  # bytes
 READ_S = 60.0  # time limit for reading the body of a request
@@ -219,7 +220,7 @@ class _AgentHandler(BaseHTTPRequestHandler):
         if int(size) > LARGEST_BODY:
             raise Refused(f"the body has more than {LARGEST_BODY >> 20} MiB", 413)
         try:
-            return json.loads(self.rfile.read(int(size)))
+            return json_text.loads(self.rfile.read(int(size)))
         except (ValueError, RecursionError) as error:
             raise Refused(f"the body is not JSON: {error}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import bm25s
 
 from posttrain.errors import ConfigError, DataError, Problem
 from posttrain.interfaces.tool import Tool, parameters
+from posttrain.libraries import json_text
 from posttrain.registry import TOOLS
 
 TEXT_KEYS = ("text", "contents")
@@ -55,7 +55,7 @@ def _passages(path: Path) -> tuple[str, ...]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json_text.loads(line)
             text = next(row[key] for key in TEXT_KEYS if isinstance(row.get(key), str))
         except (ValueError, AttributeError, StopIteration):
             what = f"{path}:{number} is no JSON object with a text"

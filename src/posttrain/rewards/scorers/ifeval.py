@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from functools import partial
 
 from posttrain.errors import did_you_mean
 from posttrain.interfaces.reward import RewardFn
+from posttrain.libraries import json_text
 from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.constraints import CONSTRAINTS, Constraint
@@ -38,7 +38,7 @@ def constraint(truth: object) -> Constraint:
     """
     if isinstance(truth, str):
         try:
-            truth = json.loads(truth)
+            truth = json_text.loads(truth)
         except ValueError as error:
             raise ValueError(f"the ground truth is not JSON: {error}") from error
     if not isinstance(truth, Mapping):

@@ -15,6 +15,7 @@ from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.keys.turns import AGENT, TURNS
 from posttrain.dialects.verl.keys.words import ROLLOUT
 from posttrain.dialects.verl.rules.look import get
+from posttrain.libraries import yaml_text
 from posttrain.registry import is_installed
 
 TOOL_FILE = f"{TURNS}.tool_config_path"
@@ -218,7 +219,9 @@ def _listed(keys: Reader, key: str, below: str) -> list[dict[str, Any]]:
 def _file(keys: Reader, key: str, path: str) -> Any:
     """What is in a YAML or JSON file; None, reported, when it cannot be read."""
     try:
-        return OmegaConf.to_container(OmegaConf.load(Path(path).expanduser()), resolve=True)
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        yaml_text.check(text)
+        return OmegaConf.to_container(OmegaConf.create(text), resolve=True)
     except (OSError, UnicodeDecodeError) as error:
         keys.problem(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", key=key)
     except (YAMLError, OmegaConfBaseException) as error:

@@ -1,0 +1,58 @@
+"""YAML that somebody else wrote: how deep it nests, and what its aliases amount to, is measured before anything is built.
+
+Nine lines of nine aliases each stand for 9^9 values, and a parser that recurses ends at some 300 levels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
+
+MAX_DEPTH = 100
+MAX_VALUES = 100_000
+
+# libyaml's parser, where PyYAML was built with it, is ten times as fast.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class TooMuch(yaml.MarkedYAMLError):
+    """More levels or values than a file of settings has."""
+
+
+def check(text: str) -> None:
+    """Raises: TooMuch, with its place, for more than MAX_DEPTH levels, or more than MAX_VALUES values with every alias written
+    out; other yaml.YAMLError for broken YAML."""
+    sizes: dict[str, int] = {}  # values of every anchor that is complete
+    open_: list[
+        tuple[str | None, int]
+    ] = []  # anchor of every collection around this place, and the count when it began
+    count = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, CollectionEndEvent):
+            anchor, before = open_.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+            continue
+        if isinstance(event, AliasEvent):
+            count += sizes.get(event.anchor or "", 1)
+        elif isinstance(event, CollectionStartEvent):
+            open_.append((event.anchor, count))
+            count += 1
+        elif isinstance(event, ScalarEvent):
+            count += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        mark: Any = event.start_mark
+        if len(open_) > MAX_DEPTH:
+            raise TooMuch(problem=f"lists and mappings nest more than {MAX_DEPTH} deep", problem_mark=mark)
+        if count > MAX_VALUES:
+            what = f"more than {MAX_VALUES:,} values, with every alias (*name) written out"
+            raise TooMuch(problem=what, problem_mark=mark)
+
+
+def safe_load(text: str) -> Any:
+    """Build the plain values of a document that ``check`` passes. Raises: yaml.YAMLError."""
+    check(text)
+    return yaml.load(text, Loader=yaml.SafeLoader)
