@@ -131,7 +131,8 @@ def ours(path: str, folder: Path, given: list[Any], micro: int) -> None:
         }
     )
     prepare(config)
-    from posttrain.build import sft as build_sft
+    from posttrain.build import runs
+    from posttrain.build.sft import sft_run
 
     class Turns:
         """A tracker that holds the run until it is its turn."""
@@ -155,8 +156,8 @@ def ours(path: str, folder: Path, given: list[Any], micro: int) -> None:
 
         phase = advance = message = close = ignore
 
-    build_sft.tracker = lambda name, folder: Turns()  # type: ignore[assignment,return-value]
-    build_sft.sft_run(config)
+    runs._tracker = lambda name, folder: Turns()  # type: ignore[assignment,return-value]
+    sft_run(config)
 
 
 def trl(path: str, folder: Path, given: list[Any], micro: int) -> None:

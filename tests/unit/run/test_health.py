@@ -15,8 +15,13 @@ IDS = ["a", "b", "c", "d"]
 
 
 def steps_of(run: dict[str, list[float]]) -> list[dict[str, float]]:
+    """The recorded metrics, beside a reward that rises from 0.45 to 0.8 with a step's noise, and few cut responses."""
     length = len(run["gap/mean"])
-    return [{name: values[index] for name, values in run.items()} for index in range(length)]
+    beside = [
+        {"reward/mean": 0.45 + 0.35 * step / length + 0.05 * (-1) ** step, "response/truncated_share": 0.02}
+        for step in range(length)
+    ]
+    return [{name: values[index] for name, values in run.items()} | beside[index] for index in range(length)]
 
 
 @pytest.mark.parametrize("run", RECORDED)
@@ -29,7 +34,7 @@ def test_a_run_that_goes_well_raises_no_alarm(run: dict[str, list[float]]) -> No
 FAULTS = {
     "stale weights": ({"gap/mean": 0.4}, "sampler and trainer disagree: gap/mean is 0.4, and was about 0.0"),
     "learning rate x 1000, collapse": (
-        {"policy/entropy": 0.004},
+        {"policy/entropy": 0.004, "reward/mean": 0.4},
         "the policy has stopped exploring: policy/entropy is 0.004",
     ),
     "learning rate x 1000, noise": ({"policy/entropy": 9.5}, "the policy is coming apart: policy/entropy is 9.5"),
@@ -39,6 +44,8 @@ FAULTS = {
     "template without its end": ({"response/length_mean": 2.0}, "responses are getting much shorter"),
     "one answer for all": ({"response/most_common_share": 0.9}, "most prompts get the same answer"),
     "template without the question": ({"prompt/distinct_share": 0.25}, "different prompts read the same"),
+    "reward lost": ({"reward/mean": 0.0}, "the reward has fallen: reward/mean is 0, and was about 0."),
+    "end token lost": ({"response/truncated_share": 1.0}, "more responses are cut at the token limit"),
     "gradient": ({"policy/grad_norm": 60.0}, "the gradient has jumped: policy/grad_norm is 60, and was about 2."),
 }
 
@@ -47,8 +54,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_told_within_three_steps(fault: str, planted_at: int) -> None:
     changes, said = FAULTS[fault]
-    if planted_at == 2 and fault == "gradient":
-        planted_at = 4  # three steps must say first what is usual
+    if planted_at == 2 and fault in ("reward lost", "end token lost"):
+        planted_at = 3  # two steps must show first what is usual
     health, alarms = Health(), []
     for step, metrics in enumerate(steps_of(RECORDED[1])[: planted_at + 2], 1):
         alarms += health.look(step, metrics | (changes if step >= planted_at else {}), IDS)
@@ -69,6 +76,51 @@ def test_every_rule_has_a_fault_that_raises_it() -> None:
         watched.what for watched in WATCHED if any(watched.what in said for _, said in FAULTS.values())
     }
     assert len({watched.what for watched in WATCHED}) == len(WATCHED) == len(FAULTS)
+
+
+def test_a_solved_task_is_no_lack_of_exploration() -> None:
+    """The reward goes from 0.02 to 0.99 in 12 steps, the entropy from 1.2 to 0.005, and the last groups have no signal."""
+    rewards = [0.02, 0.05, 0.1, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.99, 0.99, 0.99]
+    entropies = [1.2, 1.1, 1.0, 0.8, 0.4, 0.2, 0.08, 0.03, 0.02, 0.01, 0.006, 0.005]
+    health, alarms = Health(), []
+    for step, (reward, entropy) in enumerate(zip(rewards, entropies, strict=True), 1):
+        alarms += health.look(step, {"reward/mean": reward, "policy/entropy": entropy}, IDS)
+    assert alarms == []
+
+
+def test_a_collapse_after_learning_is_one() -> None:
+    """The same entropy while the reward is lost."""
+    health = Health()
+    for step, reward in enumerate([0.1, 0.2, 0.4, 0.5, 0.5], 1):
+        assert health.look(step, {"reward/mean": reward, "policy/entropy": 0.8}, IDS) == []
+    said = health.look(6, {"reward/mean": 0.0, "policy/entropy": 0.004}, IDS)
+    assert [text.split(": ")[1] for text in said] == ["the reward has fallen", "the policy has stopped exploring"]
+    assert all("a learning rate that is too high" in text for text in said)
+
+
+def test_a_rate_ten_times_too_high_is_reported_when_it_happens() -> None:
+    """As measured: the gradient is 7 times the first at step 2, and the reward 0 from step 4 on."""
+    health = Health()
+    rows = [(0.3, 1.1), (0.31, 7.9), (0.28, 5.0), (0.0, 0.4), (0.0, 0.0), (0.0, 0.0)]
+    said = [
+        health.look(
+            step, {"reward/mean": reward, "policy/grad_norm": norm, "group/no_signal_share": float(step > 3)}, IDS
+        )
+        for step, (reward, norm) in enumerate(rows, 1)
+    ]
+    assert [len(alarms) for alarms in said] == [0, 1, 0, 1, 0, 1]
+    assert "the gradient has jumped" in said[1][0] and "the reward has fallen" in said[3][0]
+    assert "no group has had a signal" in said[5][0] and "a learning rate that is too high" in said[5][0]
+
+
+def test_responses_that_are_all_cut_from_a_step_on() -> None:
+    health = Health()
+    told = [
+        step
+        for step in range(1, 8)
+        if health.look(step, {"reward/mean": 0.0, "response/truncated_share": 1.0 if step >= 3 else 0.1}, IDS)
+    ]
+    assert told == [3]
 
 
 def test_a_step_without_a_metric_is_passed_over() -> None:
