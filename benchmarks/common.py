@@ -9,7 +9,7 @@ from datetime import date
 import torch
 import transformers
 
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import SequenceBatch, TrainBatch, TrainerLogprobs
 
 
 def random_batch(groups: int, members: int, prompt: int, response: int, vocabulary: int) -> TrainBatch:
@@ -25,13 +25,18 @@ def random_batch(groups: int, members: int, prompt: int, response: int, vocabula
         prompt_lengths=torch.full((rows,), prompt),
         response_mask=mask,
         rollout_logprobs=torch.zeros(rows, response),
-        rewards=torch.zeros(rows),
-        valid=torch.ones(rows, dtype=torch.bool),
         group_index=torch.arange(groups).repeat_interleave(members),
+        trajectory_index=torch.arange(rows),
         sample_ids=tuple(map(str, range(rows))),
     )
     advantages = torch.randn(rows, 1, generator=generator).expand(rows, response) * mask
-    return TrainBatch(sequences=sequences, advantages=advantages, loss_mask=mask)
+    return TrainBatch(
+        sequences=sequences,
+        scores=torch.zeros(rows),
+        logprobs=TrainerLogprobs(),
+        advantages=advantages,
+        loss_mask=mask,
+    )
 
 
 def median(values: Sequence[float]) -> float:

@@ -156,7 +156,7 @@ def run(path: str, folder: Path, seconds: float) -> None:
     }
     config = RunConfig.model_validate(sections)
     prepare(config)
-    from posttrain import build
+    from posttrain.build.train import train_run
     from posttrain.loops import rl_sync
 
     turns = Turns(seconds)
@@ -170,7 +170,7 @@ def run(path: str, folder: Path, seconds: float) -> None:
 
     rl_sync.rl_step = begun
     with suppress(Enough):
-        build.train_run(config)
+        train_run(config)
     (folder / "steps.json").write_text(json.dumps(turns.steps))
 
 

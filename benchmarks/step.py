@@ -166,7 +166,8 @@ def ours(path: str, folder: Path, steps: int, micro: int) -> None:
         }
     )
     prepare(config)
-    from posttrain import build
+    from posttrain.build import runs
+    from posttrain.build.train import train_run
 
     class Turns:
         """A tracker that holds the run until it is its turn."""
@@ -184,8 +185,8 @@ def ours(path: str, folder: Path, steps: int, micro: int) -> None:
 
         phase = advance = message = close = ignore
 
-    build.tracker = lambda name, folder: Turns()
-    build.train_run(config)
+    runs._tracker = lambda name, folder: Turns()
+    train_run(config)
 
 
 def trl(path: str, folder: Path, steps: int, micro: int) -> None:

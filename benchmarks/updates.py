@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.loading import DTYPES, load_causal_lm, load_tokenizer
 from posttrain.models.lora import add_adapter
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import LossPlan
 from posttrain.registry import TRAIN_ENGINES
 
@@ -79,12 +80,9 @@ def groups_batch(vocabulary: int) -> TrainBatch:
 
 
 def with_mask(batch: TrainBatch, mask: torch.Tensor) -> TrainBatch:
-    sequences = batch.sequences
-    fields = {name: getattr(sequences, name) for name in SequenceBatch.__dataclass_fields__}
     advantages = torch.randn(len(mask), 1, generator=torch.Generator().manual_seed(1)) * mask
-    return TrainBatch(
-        sequences=SequenceBatch(**{**fields, "response_mask": mask}), advantages=advantages, loss_mask=mask
-    )
+    sequences = replace(batch.sequences, response_mask=mask)
+    return replace(batch, sequences=sequences, advantages=advantages, loss_mask=mask)
 
 
 def flops(model: Any, batch: TrainBatch) -> float:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+sys.path.append(str(Path(__file__).parent))  # batches.py
+
 # The same examples on every run, and no deadline: a busy machine must not fail a test.
 settings.register_profile("posttrain", derandomize=True, deadline=None)
 settings.load_profile("posttrain")

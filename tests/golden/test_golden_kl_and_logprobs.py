@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from batches import sequence_batch
 from posttrain.algos import logprobs, schedules
 from posttrain.algos.aggregation import aggregate
 from posttrain.algos.kl import token_kl
 from posttrain.algos.kl_control import next_kl_coef
 from posttrain.algos.kl_reward import penalize_kl
 from posttrain.data.packing import pack
-from posttrain.records.batches import LossCounts, SequenceBatch
+from posttrain.records.batches import LossCounts
 
 ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
@@ -112,15 +113,12 @@ def test_a_response_token_is_predicted_one_position_earlier(case: Any) -> None:
     """Which of a sequence's logits belong to which response token is decided where rows are packed."""
     tokens, response = torch.tensor(case.inputs["input_ids"]), case.params["response_length"]
     rows, length = tokens.shape
-    batch = SequenceBatch(
+    batch = sequence_batch(
         tokens=tokens,
         prompt_lengths=torch.full((rows,), length - response),
         response_mask=torch.ones(rows, response, dtype=torch.bool),
         rollout_logprobs=torch.zeros(rows, response),
-        rewards=torch.zeros(rows),
-        valid=torch.ones(rows, dtype=torch.bool),
         group_index=torch.arange(rows),
-        sample_ids=tuple(map(str, range(rows))),
     )
     packed = pack(batch)
     scores = logprobs.log_probabilities(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from batches import compared
 from posttrain.backends.torch_training.scoring import Scorer
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
@@ -27,7 +28,6 @@ from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory, TrajectoryGroup
 from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
-from posttrain.steps.logprobs import add_logprobs
 from posttrain.steps.update import update
 
 TEMPERATURE = 0.8
@@ -232,8 +232,8 @@ def engine_step(
     )
     on_policy = epochs * (12 // mini_batch) == 1
     plan = UpdatePlan(loss=loss, epochs=epochs, sequences_per_update=mini_batch, on_policy=on_policy)
-    batch = add_logprobs(assemble(groups), engine, reference, plan)
-    train = estimate_advantages(batch, AdvantagePlan(name="grpo"))
+    shaped = compared(assemble(groups), engine, reference, plan)
+    train = estimate_advantages(shaped, None, AdvantagePlan(name="grpo"))
     stats = update(engine, train, plan)
     return stats, {name: weight.detach() for name, weight in model.named_parameters()}
 

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from batches import sequence_batch, train_batch
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.torch_training.start import load_policy, start_sft_policy
 from posttrain.backends.train.fsdp.sharding import FsdpSharding
 from posttrain.config import SftConfig
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import TrainBatch
 from posttrain.records.notices import Notices
 from posttrain.records.plans import LossPlan, SftBatchPlan
 
@@ -48,17 +49,15 @@ def alone(tmp_path: Path) -> Iterator[None]:
 def make_batch(seed: int) -> TrainBatch:
     generator = torch.Generator().manual_seed(seed)
     mask = torch.ones(4, 8, dtype=torch.bool)
-    sequences = SequenceBatch(
+    sequences = sequence_batch(
         tokens=torch.randint(0, 256, (4, 12), generator=generator),
         prompt_lengths=torch.full((4,), 4),
         response_mask=mask,
         rollout_logprobs=torch.zeros(4, 8),
-        rewards=torch.zeros(4),
-        valid=torch.ones(4, dtype=torch.bool),
         group_index=torch.arange(4),
         sample_ids=tuple("abcd"),
     )
-    return TrainBatch(sequences=sequences, advantages=torch.ones(4, 8), loss_mask=mask)
+    return train_batch(sequences, advantages=torch.ones(4, 8), loss_mask=mask)
 
 
 def make(folder: Path, engine: str, sharding: Sharding | None = None, **model: str) -> Any:

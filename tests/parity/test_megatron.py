@@ -36,7 +36,7 @@ from posttrain.models.tiny import draw_weights, write_tiny_model
 from posttrain.models.value_head import head_name, load_value_model, value_head
 from posttrain.plan.engines.megatron.experts import ExpertSettings
 from posttrain.plan.engines.megatron.options import MegatronSettings
-from posttrain.records.batches import TrainBatch
+from posttrain.records.batches import CriticTargets, TrainBatch
 from posttrain.records.plans import ValueLossPlan
 from posttrain.registry import is_installed
 
@@ -239,8 +239,7 @@ def critic_of(folder: Path, kind: Any = LocalValueEngine, *, adapter: LoraConfig
 def learn_values(engine: Any, seed: int) -> tuple[float, float]:
     """An update of a critic: loss and gradient norm."""
     batch = make_batch(seed)
-    sequences = replace(batch.sequences, values=engine.values(batch.sequences))
-    batch = replace(batch, returns=batch.advantages, sequences=sequences)
+    batch = replace(batch, critic=CriticTargets(values=engine.values(batch.sequences), returns=batch.advantages))
     plan = ValueLossPlan(value_clip=0.5, aggregation="token_mean")
     loss = engine.forward_backward(batch, plan, batch.counts()).loss
     return loss, engine.optimizer_step().grad_norm

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, PreTrainedModel
 
+from batches import compared
 from posttrain.backends.train.local import LocalTrainEngine, LocalValueEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm
@@ -27,10 +28,8 @@ from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory, TrajectoryGroup
 from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
-from posttrain.steps.logprobs import add_logprobs
 from posttrain.steps.measure import critic_metrics
 from posttrain.steps.update import merged, update, update_critic
-from posttrain.steps.values import add_values
 
 GAMMA, LAMBDA = 0.95, 0.8
 CLIP, VALUE_CLIP = 0.2, 0.02
@@ -249,8 +248,12 @@ def real_step(
         epochs=CRITIC_EPOCHS,
         sequences_per_update=CRITIC_MINI_BATCH,
     )
-    batch = add_values(add_logprobs(assemble(groups), policy, None, plan), critic)
-    train = estimate_advantages(batch, AdvantagePlan(name="gae", parameters={"gamma": GAMMA, "gae_lambda": LAMBDA}))
+    batch = assemble(groups)
+    values = critic.values(batch.sequences)
+    shaped = compared(batch, policy, None, plan)
+    train = estimate_advantages(
+        shaped, values, AdvantagePlan(name="gae", parameters={"gamma": GAMMA, "gae_lambda": LAMBDA})
+    )
     stats = merged(train, update(policy, train, plan), update_critic(critic, train, critic_plan))
     weights, critic_weights = (
         {name: weight.detach() for name, weight in engine.model.named_parameters()} for engine in (policy, critic)
@@ -275,12 +278,12 @@ def test_a_step_of_policy_and_critic_equals_the_plain_calculation(
 ) -> None:
     train, stats, weights, critic_weights = real_step(tiny_qwen, critic_folder, scored, micro_batch)
 
-    assert train.returns is not None
+    assert train.critic is not None
     for row, (advantages, returns) in enumerate(zip(expected.advantages, expected.returns, strict=True)):
         if not train.loss_mask[row].any():
             continue  # the response whose reward failed
         torch.testing.assert_close(train.advantages[row, : len(advantages)].double(), advantages, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(train.returns[row, : len(returns)].double(), returns, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(train.critic.returns[row, : len(returns)].double(), returns, rtol=1e-4, atol=1e-4)
     assert (stats.updates, stats.skipped_updates) == (4, 0)  # 2 x 12 / 6 of the policy, fewer than 2 x 12 / 4
     for name, values in (
         ("policy/loss", expected.losses),

@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import ModelError, RunInterrupted, RunStopped
-from posttrain.loops import rl_sync
 from posttrain.models.tiny import draw_weights
+from posttrain.steps import rl_step
 
 REWARD = """
 def score(data_source, solution_str, ground_truth, extra_info):
@@ -82,7 +82,7 @@ class PowerCut(Exception):
 
 def in_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
     """Do something in the middle of a step, when the rewards of the step have been taken in."""
-    real, seen = rl_sync.estimate_advantages, []
+    real, seen = rl_step.estimate_advantages, []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         seen.append(1)
@@ -90,7 +90,7 @@ def in_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object
             act()
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(rl_sync, "estimate_advantages", counted)
+    monkeypatch.setattr(rl_step, "estimate_advantages", counted)
 
 
 def power_cut() -> None:
@@ -237,7 +237,7 @@ def test_stop_while_groups_are_looked_for_loses_nothing(
 ) -> None:
     """From the third batch on no group passes; SIGTERM comes in the fourth batch of step 3."""
     straight = train_run(make("straight"))
-    real, batches = rl_sync.collect, []
+    real, batches = rl_step.collect, []
 
     def interrupted(*args: Any) -> Any:
         batches.append(1)
@@ -245,10 +245,10 @@ def test_stop_while_groups_are_looked_for_loses_nothing(
             signal.raise_signal(signal.SIGTERM)
         return real(*args)
 
-    passes = rl_sync.Selection._passes
+    passes = rl_step.Selection._passes
     with monkeypatch.context() as patch:
-        patch.setattr(rl_sync, "collect", interrupted)
-        patch.setattr(rl_sync.Selection, "_passes", lambda self, group: len(batches) < 3 and passes(self, group))
+        patch.setattr(rl_step, "collect", interrupted)
+        patch.setattr(rl_step.Selection, "_passes", lambda self, group: len(batches) < 3 and passes(self, group))
         with pytest.raises(RunInterrupted, match=r"stopped by SIGTERM in step 3") as raised:
             train_run(
                 make("run", group_filter={"strategy": "refill", "above_std": None}, checkpoint={"every_steps": None})

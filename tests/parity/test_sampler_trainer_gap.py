@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from batches import advantages_of, compared
 from posttrain.backends.rollout.native import NativeEngine
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.backends.weight_sync.in_memory import InMemorySync
@@ -23,9 +24,8 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Outcome, Reward, SamplingParams, TrajectoryGroup
 from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
-from posttrain.steps.collect import collect
-from posttrain.steps.logprobs import add_logprobs
 from posttrain.steps.measure import gap_metrics
+from posttrain.steps.rl_step import collect
 from posttrain.steps.score import score
 from posttrain.steps.update import update
 
@@ -113,8 +113,9 @@ def test_gap_before_and_after_an_update_is_rounding(tmp_path: Path, family: str,
     for expected_version in (0, 2):  # a step makes two updates
         groups = collect(roles, make_prompts(), replace(SAMPLING, temperature=temperature))
         assert {t.policy_version for group in groups for t in group.trajectories} == {expected_version}
-        batch = add_logprobs(assemble(score(groups, Arbitrary())), roles.policy, None, plan)
-        train = estimate_advantages(batch, AdvantagePlan(name="grpo"))
+        shaped = compared(assemble(score(groups, Arbitrary())), roles.policy, None, plan)
+        batch = shaped.sequences
+        train = estimate_advantages(shaped, None, AdvantagePlan(name="grpo"))
         stats = update(roles.policy, train, plan)
         gap = gap_metrics(batch.rollout_logprobs, stats.trainer_logprobs, batch.response_mask)
         assert 0 < gap["gap/max"] < 1e-4
@@ -126,11 +127,12 @@ def test_one_update_per_step_reports_the_same_gap_without_a_scoring_pass(tiny_ll
     """On-policy steps take the trainer's log-probs from the update's own forward pass, before the weights move."""
     roles = make_roles(tiny_llama)
     plan = update_plan(1.0, sequences_per_update=16)
-    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), Arbitrary()))
+    scored = assemble(score(collect(roles, make_prompts(), SAMPLING), Arbitrary()))
+    batch = scored.sequences
     scored_apart = roles.policy.logprobs(batch, 1.0)
-    with_logprobs = add_logprobs(batch, roles.policy, None, plan)
-    assert with_logprobs.old_logprobs is None
-    stats = update(roles.policy, estimate_advantages(with_logprobs, AdvantagePlan(name="grpo")), plan)
+    shaped = compared(scored, roles.policy, None, plan)
+    assert shaped.logprobs.old is None
+    stats = update(roles.policy, estimate_advantages(shaped, None, AdvantagePlan(name="grpo")), plan)
     torch.testing.assert_close(stats.trainer_logprobs, scored_apart, rtol=0, atol=2e-5)
     assert gap_metrics(batch.rollout_logprobs, stats.trainer_logprobs, batch.response_mask)["gap/max"] < 1e-4
 
@@ -138,7 +140,7 @@ def test_one_update_per_step_reports_the_same_gap_without_a_scoring_pass(tiny_ll
 def test_wrong_temperature_in_the_trainer_shows_in_the_gap(tiny_llama: Path) -> None:
     """The measurement is not blind."""
     roles = make_roles(tiny_llama)
-    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), Arbitrary()))
+    batch = assemble(score(collect(roles, make_prompts(), SAMPLING), Arbitrary())).sequences
     gap = gap_metrics(batch.rollout_logprobs, roles.policy.logprobs(batch, 0.9), batch.response_mask)
     assert gap["gap/mean"] > 1e-2
 
@@ -147,7 +149,7 @@ def test_collect_refuses_a_sampler_that_was_not_told_of_an_update(tiny_llama: Pa
     roles = make_roles(tiny_llama)
     plan = update_plan(1.0, sequences_per_update=16)
     batch = assemble(score(collect(roles, make_prompts(), SAMPLING), Arbitrary()))
-    update(roles.policy, estimate_advantages(batch, AdvantagePlan(name="grpo")), plan)
+    update(roles.policy, advantages_of(batch, AdvantagePlan(name="grpo")), plan)
     with pytest.raises(RunStopped, match="serves version 0 of the weights, the trainer holds version 1"):
         collect(roles, make_prompts(), SAMPLING)
     roles.weight_sync.publish(roles.policy, roles.rollout)
@@ -160,7 +162,7 @@ def test_sampler_uses_the_updated_weights(tiny_llama: Path) -> None:
     plan = update_plan(1.0, sequences_per_update=16)
     before = collect(roles, make_prompts(), SAMPLING)
     batch = assemble(score(before, Arbitrary()))
-    update(roles.policy, estimate_advantages(batch, AdvantagePlan(name="grpo")), plan)
+    update(roles.policy, advantages_of(batch, AdvantagePlan(name="grpo")), plan)
     roles.weight_sync.publish(roles.policy, roles.rollout)
     after = collect(roles, make_prompts(), SAMPLING)
     assert before[1].trajectories[0].logprobs[0] != after[1].trajectories[0].logprobs[0]

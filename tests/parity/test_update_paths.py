@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from batches import sequence_batch, train_batch
 from posttrain.backends.torch_training.critic import ValueModel
 from posttrain.backends.torch_training.policy import PolicyModel
 from posttrain.backends.torch_training.ranks import RanksSharding
@@ -40,7 +41,7 @@ from posttrain.models.lora import add_adapter, merged_weights
 from posttrain.models.value_head import load_value_model
 from posttrain.plan.engines.deepspeed import ZeroSettings
 from posttrain.plan.engines.fsdp import FsdpSettings
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import CriticTargets, TrainBatch
 from posttrain.records.plans import LossPlan, ValueLossPlan
 
 PLAN = LossPlan(
@@ -73,19 +74,16 @@ def make_batch(seed: int) -> TrainBatch:
     for row, (group, prompt, _) in enumerate(rows):
         tokens[row, width - prompt : width] = prompts[group]
     mask = torch.arange(length) < torch.tensor([r for *_, r in rows])[:, None]
-    sequences = SequenceBatch(
+    sequences = sequence_batch(
         tokens=tokens,
         prompt_lengths=torch.tensor([p for _, p, _ in rows]),
         response_mask=mask,
         rollout_logprobs=torch.zeros(mask.shape),
-        rewards=torch.zeros(len(rows)),
-        valid=torch.ones(len(rows), dtype=torch.bool),
         group_index=torch.tensor([group for group, *_ in rows]),
-        sample_ids=tuple(map(str, range(len(rows)))),
-        ref_logprobs=(torch.randn(mask.shape, generator=generator) - 5) * mask,
     )
+    reference = (torch.randn(mask.shape, generator=generator) - 5) * mask
     advantages = torch.randn(len(rows), 1, generator=generator) * mask
-    return TrainBatch(sequences=sequences, advantages=advantages, loss_mask=mask)
+    return train_batch(sequences, advantages=advantages, loss_mask=mask, ref=reference)
 
 
 def make_engine(
@@ -378,8 +376,7 @@ def value_updates(folder: Path, kind: type[ValueModel], **how: Any) -> tuple[lis
         batch = make_batch(seed)
         batch = replace(
             batch,
-            returns=batch.advantages,
-            sequences=replace(batch.sequences, values=engine.values(batch.sequences)),
+            critic=CriticTargets(values=engine.values(batch.sequences), returns=batch.advantages),
         )
         plan = ValueLossPlan(value_clip=0.5, aggregation="token_mean")
         losses.append(engine.forward_backward(batch, plan, batch.counts()).loss)

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
+from batches import advantages_of, compared
 from posttrain.backends.rollout.hf import HuggingFaceEngine
 from posttrain.backends.rollout.native import NativeEngine
 from posttrain.backends.torch_training.scoring import Scorer
@@ -51,9 +52,8 @@ from posttrain.records.trajectories import (
 )
 from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
-from posttrain.steps.collect import collect
-from posttrain.steps.logprobs import add_logprobs
 from posttrain.steps.measure import gap_metrics
+from posttrain.steps.rl_step import collect
 from posttrain.steps.score import score
 from posttrain.steps.update import update
 
@@ -213,7 +213,7 @@ def engine_step(
     engine: LocalTrainEngine, reference: Scorer | None, groups: list[ScoredGroup]
 ) -> tuple[float, dict[str, Tensor]]:
     plan = UpdatePlan(loss=loss_plan(KL_COEF if reference else 0.0), epochs=1, sequences_per_update=9, on_policy=True)
-    train = estimate_advantages(add_logprobs(assemble(groups), engine, reference, plan), AdvantagePlan(name="grpo"))
+    train = estimate_advantages(compared(assemble(groups), engine, reference, plan), None, AdvantagePlan(name="grpo"))
     stats = engine.forward_backward(train, plan.loss, train.counts())
     return stats.loss, {n: w.grad for n, w in engine.model.named_parameters() if w.grad is not None}
 
@@ -244,8 +244,8 @@ def test_loss_and_gradients_equal_the_plain_calculation(
 def test_the_plain_calculation_sees_the_images(folder: Path, groups: list[ScoredGroup]) -> None:
     """Other pixels give other log-probs to the responses behind them, and to no others."""
     engine = make_engine(folder)
-    batch = assemble(groups)
-    assert batch.images is not None and batch.images[0] is not None
+    batch = assemble(groups).sequences
+    assert batch.images and batch.images[0] is not None
     before = engine.logprobs(batch, 1.0)
     first = batch.images[0].features
     other = replace(
@@ -272,7 +272,7 @@ def test_a_frozen_tower_stays_and_a_trained_one_moves(folder: Path, groups: list
         if frozen:
             freeze_vision(model)
         engine = make_engine(folder, model=model)
-        update(engine, estimate_advantages(assemble(groups), AdvantagePlan(name="grpo")), plan)
+        update(engine, advantages_of(assemble(groups), AdvantagePlan(name="grpo")), plan)
         moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
         sees = {name for name in before if any(part in name for part in ("visual", "vision_model", "connector"))}
         assert len(sees) > 10
@@ -311,8 +311,9 @@ def test_gap_before_and_after_an_update_is_rounding(folder: Path, sampler: Any) 
         found = collect(roles, prompts, sampling)
         assert {t.policy_version for group in found for t in group.trajectories} == {expected_version}
         assert found[0].trajectories[0].logprobs[0] != found[3].trajectories[0].logprobs[0]
-        batch = add_logprobs(assemble(score(found, Arbitrary())), engine, None, plan)
-        stats = update(engine, estimate_advantages(batch, AdvantagePlan(name="grpo")), plan)
+        shaped = compared(assemble(score(found, Arbitrary())), engine, None, plan)
+        batch = shaped.sequences
+        stats = update(engine, estimate_advantages(shaped, None, AdvantagePlan(name="grpo")), plan)
         gap = gap_metrics(batch.rollout_logprobs, stats.trainer_logprobs, batch.response_mask)
         assert 0 < gap["gap/max"] < 1e-4
         roles.weight_sync.publish(engine, rollout)
@@ -329,24 +330,26 @@ def test_an_adapter_is_on_the_language_model_alone(folder: Path, groups: list[Sc
     assert all("language_model" in name or "text_model" in name for name in names)
     engine = make_engine(folder, model=model)
     reference = Scorer(model, 4, weights=lambda: adapter_off(model))
-    before = reference.logprobs(assemble(groups), 1.0)
+    before = reference.logprobs(assemble(groups).sequences, 1.0)
     plan = UpdatePlan(loss=loss_plan(), epochs=1, sequences_per_update=9, on_policy=True)
-    train = estimate_advantages(add_logprobs(assemble(groups), engine, reference, plan), AdvantagePlan(name="grpo"))
+    train = estimate_advantages(compared(assemble(groups), engine, reference, plan), None, AdvantagePlan(name="grpo"))
     update(engine, train, plan)
-    assert torch.equal(reference.logprobs(assemble(groups), 1.0), before)
-    learned = engine.logprobs(assemble(groups), 1.0)
+    assert torch.equal(reference.logprobs(assemble(groups).sequences, 1.0), before)
+    learned = engine.logprobs(assemble(groups).sequences, 1.0)
     assert float((learned - before).abs().max()) > 1e-3
     saved, merged = tmp_path / "adapter", tmp_path / "merged"
     saved.mkdir()
     engine.save(saved)
     merge_saved_adapter(saved, merged)
-    torch.testing.assert_close(make_engine(merged).logprobs(assemble(groups), 1.0), learned, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        make_engine(merged).logprobs(assemble(groups).sequences, 1.0), learned, rtol=0, atol=1e-4
+    )
     assert (merged / "preprocessor_config.json").is_file()
 
 
 def test_a_checkpoint_is_a_whole_folder_and_resumes(folder: Path, groups: list[ScoredGroup], tmp_path: Path) -> None:
     plan = UpdatePlan(loss=loss_plan(0.0), epochs=1, sequences_per_update=9, on_policy=True)
-    train = estimate_advantages(assemble(groups), AdvantagePlan(name="grpo"))
+    train = advantages_of(assemble(groups), AdvantagePlan(name="grpo"))
     engine = make_engine(folder)
     update(engine, train, plan)
     engine.save(tmp_path)
@@ -362,7 +365,7 @@ def test_a_checkpoint_is_a_whole_folder_and_resumes(folder: Path, groups: list[S
     prompt, response = groups[1].group.prompt, groups[1].group.trajectories[1].token_ids
     with torch.no_grad():
         wanted = plain_logprobs(plain, prompt, response)
-    found = resumed.logprobs(assemble(groups), TEMPERATURE)[4, : len(response)]
+    found = resumed.logprobs(assemble(groups).sequences, TEMPERATURE)[4, : len(response)]
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
     processor = load_processor(
         ModelConfig(path=str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path), DataConfig(train_files=[])
@@ -377,11 +380,11 @@ def test_images_for_a_text_model_are_refused(qwen: Path, tmp_path: Path) -> None
     groups = scored_groups(qwen)
     engine = make_engine(write_tiny_model(tmp_path, "qwen2"))
     with pytest.raises(ModelError, match=r"qwen2 .* was given images, which are supported for Qwen2-VL"):
-        engine.logprobs(assemble(groups), 1.0)
+        engine.logprobs(assemble(groups).sequences, 1.0)
 
 
 def test_a_prompt_that_lost_image_tokens_is_refused(qwen: Path) -> None:
-    batch = assemble(scored_groups(qwen))
+    batch = assemble(scored_groups(qwen)).sequences
     image = load_causal_lm(str(qwen), dtype=torch.float32).config.image_token_id
     batch.tokens[0, (batch.tokens[0] == image).nonzero()[0, 0]] = 65
     with pytest.raises(ModelError, match="has 11 image tokens, and the model makes 12 features"):

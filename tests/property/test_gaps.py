@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from batches import scored_batch, sequence_batch, shaped_batch
 from posttrain.algos.objective import policy_objective
 from posttrain.build.plans import chosen_parameters
 from posttrain.config.algorithm import LossConfig
-from posttrain.records.batches import SequenceBatch
+from posttrain.records.batches import ShapedBatch, TrainerLogprobs
 from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 from posttrain.steps.advantage import estimate_advantages
@@ -26,8 +29,8 @@ WIDTH = 5
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm", "prompt_mean")
 
 
-def a_batch(seed: int, rows: int = 4) -> SequenceBatch:
-    """``rows`` responses of 1 to WIDTH tokens, in two groups, with everything that some estimator asks for."""
+def a_batch(seed: int, rows: int = 4) -> tuple[ShapedBatch, Tensor]:
+    """``rows`` responses of 1 to WIDTH tokens, in two groups, with everything that some estimator needs, and values."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, WIDTH + 1, (rows,), generator=draw)
     mask = torch.arange(WIDTH) < lengths[:, None]
@@ -36,22 +39,45 @@ def a_batch(seed: int, rows: int = 4) -> SequenceBatch:
         return torch.randn(shape, generator=draw)
 
     token_rewards = torch.where(mask, numbers(rows, WIDTH), 0.0)
-    rewards = token_rewards.sum(dim=1)
-    return SequenceBatch(
+    sequences = sequence_batch(
         tokens=torch.zeros(rows, 1 + WIDTH, dtype=torch.int64),
         prompt_lengths=torch.ones(rows, dtype=torch.int64),
         response_mask=mask,
         rollout_logprobs=torch.where(mask, -numbers(rows, WIDTH).abs(), 0.0),
-        rewards=rewards,
-        valid=torch.arange(rows) != 1,
         group_index=torch.arange(rows) // 2,
-        sample_ids=tuple(map(str, range(rows))),
-        reward_terms={"a": numbers(rows), "b": numbers(rows)},
-        greedy_rewards=numbers(rows),
-        token_rewards=token_rewards,
-        old_logprobs=torch.where(mask, -numbers(rows, WIDTH).abs(), 0.0),
-        sum_pi_squared=torch.where(mask, torch.rand(rows, WIDTH, generator=draw), 0.0),
-        values=torch.where(mask, numbers(rows, WIDTH), 0.0),
+    )
+    terms, greedy = {"a": numbers(rows), "b": numbers(rows)}, numbers(rows)
+    old = torch.where(mask, -numbers(rows, WIDTH).abs(), 0.0)
+    pi = torch.where(mask, torch.rand(rows, WIDTH, generator=draw), 0.0)
+    values = torch.where(mask, numbers(rows, WIDTH), 0.0)
+    scored = scored_batch(
+        sequences,
+        rewards=token_rewards.sum(dim=1),
+        valid=torch.arange(rows) != 1,
+        reward_terms=terms,
+        extras={"greedy_rewards": greedy, "sum_pi_squared": pi},
+    )
+    return shaped_batch(scored, TrainerLogprobs(old=old), token_rewards=token_rewards), values
+
+
+def rearranged(shaped: ShapedBatch, change: Callable[[Tensor, float], Tensor], **fields: Any) -> ShapedBatch:
+    """The batch with ``change(values, garbage)`` in place of every [B, T] tensor; rewards and masks have 0 for garbage."""
+    old, rewards, scored = shaped.logprobs.old, shaped.token_rewards, shaped.scored
+    assert old is not None and rewards is not None
+    mask = change(scored.sequences.response_mask, 0.0)
+    sequences = replace(
+        scored.sequences,
+        tokens=torch.zeros(len(mask), 1 + mask.shape[1], dtype=torch.int64),
+        response_mask=mask,
+        rollout_logprobs=change(scored.sequences.rollout_logprobs, 7.0),
+        **fields,
+    )
+    extras = {**scored.extras, "sum_pi_squared": change(scored.extras["sum_pi_squared"], 7.0)}
+    return replace(
+        shaped,
+        scored=replace(scored, sequences=sequences, extras=extras),
+        logprobs=replace(shaped.logprobs, old=change(old, 7.0)),
+        token_rewards=change(rewards, 0.0),
     )
 
 
@@ -61,20 +87,9 @@ def spread(values: Tensor, columns: Tensor, width: int, garbage: float) -> Tenso
     return wide.scatter(1, columns, values)
 
 
-def with_gaps(batch: SequenceBatch, columns: Tensor, garbage: float) -> SequenceBatch:
+def with_gaps(shaped: ShapedBatch, columns: Tensor) -> ShapedBatch:
     width = int(columns.max()) + 1
-    token_rewards, old, pi, values = batch.token_rewards, batch.old_logprobs, batch.sum_pi_squared, batch.values
-    assert token_rewards is not None and old is not None and pi is not None and values is not None
-    return replace(
-        batch,
-        tokens=torch.zeros(len(batch), 1 + width, dtype=torch.int64),
-        response_mask=spread(batch.response_mask, columns, width, 0.0),
-        rollout_logprobs=spread(batch.rollout_logprobs, columns, width, garbage),
-        token_rewards=spread(token_rewards, columns, width, 0.0),
-        old_logprobs=spread(old, columns, width, garbage),
-        sum_pi_squared=spread(pi, columns, width, garbage),
-        values=spread(values, columns, width, garbage),
-    )
+    return rearranged(shaped, lambda values, garbage: spread(values, columns, width, garbage))
 
 
 def gaps(seed: int, rows: int) -> Tensor:
@@ -87,17 +102,18 @@ def gaps(seed: int, rows: int) -> Tensor:
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_advantages_pass_over_gaps(name: str, seed: int) -> None:
-    batch, columns = a_batch(seed), gaps(seed + 1, 4)
+    (shaped, values), columns = a_batch(seed), gaps(seed + 1, 4)
+    mask, wide_values = shaped.sequences.response_mask, spread(values, columns, int(columns.max()) + 1, 7.0)
     plan = AdvantagePlan(name=name, whiten=True, whiten_rewards=seed % 2 == 0)
-    plain, gapped = estimate_advantages(batch, plan), estimate_advantages(with_gaps(batch, columns, 7.0), plan)
+    plain = estimate_advantages(shaped, values, plan)
+    gapped = estimate_advantages(with_gaps(shaped, columns), wide_values, plan)
     found = gapped.advantages.gather(1, columns)
-    torch.testing.assert_close(
-        torch.where(batch.response_mask, found, 0.0), torch.where(batch.response_mask, plain.advantages, 0.0)
-    )
+    torch.testing.assert_close(torch.where(mask, found, 0.0), torch.where(mask, plain.advantages, 0.0))
     assert not gapped.advantages[~gapped.sequences.response_mask].any()
-    if plain.returns is not None and gapped.returns is not None:
-        returns = torch.where(batch.response_mask, gapped.returns.gather(1, columns), 0.0)
-        torch.testing.assert_close(returns, plain.returns)
+    assert (plain.critic is None) == (gapped.critic is None)
+    if plain.critic is not None and gapped.critic is not None:
+        returns = torch.where(mask, gapped.critic.returns.gather(1, columns), 0.0)
+        torch.testing.assert_close(returns, plain.critic.returns)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -105,37 +121,46 @@ def test_advantages_pass_over_gaps(name: str, seed: int) -> None:
 @given(seed=st.integers(0, 10_000))
 def test_a_trajectory_in_several_rows_is_one(name: str, seed: int) -> None:
     """Rows 0 and 1, 2 and 3, … are halves of trajectories; the same in one row each must give the same advantages."""
-    halves = a_batch(seed, rows=8)
+    halves, values = a_batch(seed, rows=8)
     trajectory = torch.arange(8) // 2
-    whole = torch.zeros(4).index_add(0, trajectory, halves.rewards)
-    same = {
-        "rewards": whole[trajectory],
-        "valid": (trajectory != 1),
-        "group_index": trajectory // 2,
-        "trajectory_index": trajectory,
-    }
-    terms = {key: value[trajectory * 2] for key, value in (halves.reward_terms or {}).items()}
-    greedy = None if halves.greedy_rewards is None else halves.greedy_rewards[trajectory // 2]
-    halves = replace(halves, **same, reward_terms=terms, greedy_rewards=greedy)
-    first = halves.rows(list(range(0, 8, 2)))
+    whole = torch.zeros(4).index_add(0, trajectory, halves.rewards)[trajectory]
+    scored = replace(
+        halves.scored,
+        sequences=replace(halves.sequences, group_index=trajectory // 2, trajectory_index=trajectory),
+        rewards=whole,
+        valid=trajectory != 1,
+        reward_terms={key: value[trajectory * 2] for key, value in halves.scored.reward_terms.items()},
+        extras={**halves.scored.extras, "greedy_rewards": halves.scored.extras["greedy_rewards"][trajectory // 2]},
+    )
+    halves = replace(halves, scored=scored, rewards=whole)
 
-    def side_by_side(values: Tensor | None) -> Tensor:
-        assert values is not None
+    def side_by_side(values: Tensor, garbage: float = 0.0) -> Tensor:
         return torch.cat([values[0::2], values[1::2]], dim=1)
 
-    joined = replace(
-        first,
-        tokens=torch.zeros(4, 1 + 2 * WIDTH, dtype=torch.int64),
-        trajectory_index=None,
-        response_mask=side_by_side(halves.response_mask),
-        rollout_logprobs=side_by_side(halves.rollout_logprobs),
-        token_rewards=side_by_side(halves.token_rewards),
-        old_logprobs=side_by_side(halves.old_logprobs),
-        sum_pi_squared=side_by_side(halves.sum_pi_squared),
-        values=side_by_side(halves.values),
+    def first(values: Tensor) -> Tensor:
+        return values[0::2]
+
+    joined = rearranged(
+        halves,
+        side_by_side,
+        prompt_lengths=first(scored.sequences.prompt_lengths),
+        group_index=first(scored.sequences.group_index),
+        trajectory_index=torch.arange(4),
+        sample_ids=scored.sequences.sample_ids[0::2],
     )
+    extras = {**joined.scored.extras, "greedy_rewards": first(scored.extras["greedy_rewards"])}
+    of_first = replace(
+        joined.scored,
+        rewards=first(whole),
+        valid=first(scored.valid),
+        trained=first(scored.trained),
+        reward_terms={key: first(value) for key, value in scored.reward_terms.items()},
+        extras=extras,
+    )
+    joined = replace(joined, scored=of_first, rewards=first(whole))
     plan = AdvantagePlan(name=name)
-    apart, together = estimate_advantages(halves, plan), estimate_advantages(joined, plan)
+    apart = estimate_advantages(halves, values, plan)
+    together = estimate_advantages(joined, side_by_side(values), plan)
     torch.testing.assert_close(side_by_side(apart.advantages), together.advantages)
 
 
@@ -147,7 +172,7 @@ LOSSES = [name for name in POLICY_LOSSES.names() if "mini_batch_tokens" not in P
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), aggregation=st.sampled_from(AGGREGATIONS))
 def test_losses_pass_over_gaps(name: str, seed: int, aggregation: str) -> None:
-    batch, columns = a_batch(seed), gaps(seed + 1, 4)
+    (shaped, _), columns = a_batch(seed), gaps(seed + 1, 4)
     section = LossConfig(name=name, dro_beta=0.1)
     plan = LossPlan(
         name=name,
@@ -159,16 +184,16 @@ def test_losses_pass_over_gaps(name: str, seed: int, aggregation: str) -> None:
         entropy_coef=0.1,
         kl_coef=0.1,
     )
-    assert batch.old_logprobs is not None
-    batch = replace(batch, ref_logprobs=batch.old_logprobs - 0.1)
-    wide = replace(
-        with_gaps(batch, columns, 7.0),
-        ref_logprobs=spread(batch.old_logprobs - 0.1, columns, int(columns.max()) + 1, 7.0),
-    )
-    policy = torch.where(batch.response_mask, batch.old_logprobs + 0.2 * batch.rewards[:, None].tanh(), 0.0)
+    mask, old = shaped.sequences.response_mask, shaped.logprobs.old
+    assert old is not None
+    width = int(columns.max()) + 1
+    wide = with_gaps(shaped, columns)
+    shaped = replace(shaped, logprobs=replace(shaped.logprobs, ref=old - 0.1))
+    wide = replace(wide, logprobs=replace(wide.logprobs, ref=spread(old - 0.1, columns, width, 7.0)))
+    policy = torch.where(mask, old + 0.2 * shaped.rewards[:, None].tanh(), 0.0)
     found = []
-    for sequences, logprobs in ((batch, policy), (wide, spread(policy, columns, int(columns.max()) + 1, 7.0))):
-        train = estimate_advantages(sequences, AdvantagePlan(name="grpo"))
+    for batch, logprobs in ((shaped, policy), (wide, spread(policy, columns, width, 7.0))):
+        train = estimate_advantages(batch, None, AdvantagePlan(name="grpo"))
         logprobs = logprobs.clone().requires_grad_()
         loss, sums = policy_objective(logprobs, -logprobs, train, plan, train.counts())
         loss.backward()

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from batches import sequence_batch, train_batch
 from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.packed_attention import shared_layout
 from posttrain.models.tiny import write_tiny_model
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import LossPlan
 
 PLAN = LossPlan(
@@ -65,18 +66,15 @@ def make_batch(groups: list[tuple[int, list[int]]], extra_left: int = 0, extra_r
         advantages[row, :response] = torch.randn(1, generator=generator)
         mask[row, :response] = True
     valid = torch.arange(len(rows)) % 5 != 3
-    sequences = SequenceBatch(
+    sequences = sequence_batch(
         tokens=tokens,
         prompt_lengths=torch.tensor([prompt for _, prompt, _ in rows]),
         response_mask=mask,
         rollout_logprobs=torch.zeros(mask.shape),
-        rewards=torch.zeros(len(rows)),
-        valid=valid,
         group_index=torch.tensor([group for group, *_ in rows]),
         sample_ids=tuple(str(row) for row in range(len(rows))),
-        ref_logprobs=reference,
     )
-    return TrainBatch(sequences=sequences, advantages=advantages, loss_mask=mask & valid[:, None])
+    return train_batch(sequences, advantages=advantages, loss_mask=mask & valid[:, None], ref=reference)
 
 
 def loss_and_gradient(

@@ -33,6 +33,7 @@ from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import RunStopped
 from posttrain.models.loading import load_causal_lm, load_tokenizer
 from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.progress import Progress
 from posttrain.run.retention import Retention
 
 
@@ -67,7 +68,7 @@ class Work:
         whole = Checkpoints(folder / "reference")
         for step in (1, 2, 3):
             self.become(step)
-            whole.save(step, self.engine, Position(step))
+            whole.save(step, Progress(policy=self.engine, loader=Position(step)))
             self.reference[step] = hashes(folder / f"reference/global_step_{step}")
 
     def become(self, step: int) -> None:
@@ -82,7 +83,7 @@ class Work:
 
     def save(self, checkpoints: Checkpoints, step: int) -> None:
         """Save the engine's state as that after ``step``; it is saved when this returns."""
-        checkpoints.save(step, self.engine, Position(step), background=self.background)
+        checkpoints.save(step, Progress(policy=self.engine, loader=Position(step)), background=self.background)
         checkpoints.wait()
 
     def name(self, sweep: str) -> str:
@@ -101,12 +102,14 @@ class Work:
         checkpoints = Checkpoints(trial, Retention(last=1))
         position = Position()
         try:
-            step = checkpoints.restore(_Reader(), position, lambda said: None)  # type: ignore[arg-type]
+            step = checkpoints.restore(Progress(policy=_Reader(), loader=position), lambda said: None)  # type: ignore[arg-type]
             if step < acknowledged:
                 return f"resumed at step {step}, and step {acknowledged} had been acknowledged"
             if position.position != step or hashes(trial / f"global_step_{step}") != self.reference[step]:
                 return f"step {step} is not what was saved"
-            checkpoints.save(3, _Copier(self.folder / "reference/global_step_3/policy"), Position(3))  # type: ignore[arg-type]
+            checkpoints.save(
+                3, Progress(policy=_Copier(self.folder / "reference/global_step_3/policy"), loader=Position(3))
+            )  # type: ignore[arg-type]
             if hashes(trial / "global_step_3") != self.reference[3]:
                 return "the next save is not what it should be"
             left = sorted(path.name for path in trial.iterdir())

@@ -15,9 +15,9 @@ from runs import PPO, result, tiny_run
 
 from posttrain.build.train import train_run
 from posttrain.errors import RunInterrupted, RunStopped
-from posttrain.loops import rl_sync
 from posttrain.run import checkpoint
 from posttrain.run.trackers import Trackers
+from posttrain.steps import update
 
 
 @pytest.mark.slow
@@ -140,17 +140,17 @@ def test_the_grace_time_ends_a_phase_that_does_not(
     config = tiny_run(
         tmp_path, tiny_llama, "late", steps=4, run={"total_steps": 4, "grace_s": 0.3, "folder": str(tmp_path / "late")}
     )
-    update, seen = rl_sync.update, []
+    learn, seen = update.update, []
 
     def endless(*args: Any) -> Any:
         seen.append(1)
         if len(seen) == 3:
             signal.raise_signal(signal.SIGUSR1)
             time.sleep(30)
-        return update(*args)
+        return learn(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rl_sync, "update", endless)
+        patch.setattr(update, "update", endless)
         start = time.monotonic()
         with pytest.raises(
             RunInterrupted, match=r"after the 0\.3 s of run\.grace_s, .* Last good checkpoint: global_step_2"

@@ -24,6 +24,7 @@ from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm, load_tokenizer
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.checkpoint_folders import steps_in
+from posttrain.run.progress import Progress
 
 FILES = ("model.safetensors", "optimizer.safetensors", "engine.json", "config.json")
 
@@ -75,24 +76,26 @@ def saver(rank: int, engine: PolicyModel, folder: Path) -> Callable[[int], objec
     """The first process writes the checkpoint; the other takes its part in it."""
     if rank == 0:
         checkpoints = Checkpoints(folder)
-        return lambda step: checkpoints.save(step, engine, Position(step))
+        return lambda step: checkpoints.save(step, Progress(policy=engine, loader=Position(step)))
     return lambda step: engine.save(folder)
 
 
 @pytest.mark.slow
 def test_two_processes_and_one(tiny_llama: Path, tmp_path: Path) -> None:
     one = updated(make(tiny_llama))
-    Checkpoints(tmp_path / "of_one").save(1, one, Position(1))
+    Checkpoints(tmp_path / "of_one").save(1, Progress(policy=one, loader=Position(1)))
     with pytest.raises((mp.ProcessExitedException, mp.ProcessRaisedException)):
         mp.spawn(process, (tiny_llama, tmp_path), nprocs=2)
 
     of_two, position = Checkpoints(tmp_path / "of_two"), Position()
     fresh = make(tiny_llama)
-    assert of_two.restore(fresh, position, lambda said: None) == 2, "the third save was not finished"
+    assert of_two.restore(Progress(policy=fresh, loader=position), lambda said: None) == 2, (
+        "the third save was not finished"
+    )
     assert (position.position, fresh.version) == (2, 1)
     assert steps_in(tmp_path / "of_two") == [1, 2]
     fresh.load(tmp_path / "of_two/global_step_1/policy")
-    Checkpoints(tmp_path / "again").save(1, fresh, Position(1))
+    Checkpoints(tmp_path / "again").save(1, Progress(policy=fresh, loader=Position(1)))
 
     def content(place: str, name: str) -> bytes:
         return (tmp_path / place / "policy" / name).read_bytes()

@@ -43,12 +43,12 @@ def policy_objective(
             group_index=sequences.group_index,
         )
 
-    scores = sequences.rewards if sequences.scores is None else sequences.scores
+    scores = batch.scores
     token_loss, report = _policy_loss(policy_logprobs, scores, batch, plan, counts)
     report = {f"policy/{name}": values for name, values in report.items()}
-    if sequences.importance_weights is not None:
+    if batch.logprobs.importance_weights is not None:
         per_response = POLICY_LOSSES.describe(plan.name, plan.path).facts.per_response
-        token_loss = token_loss * loss_weights(sequences.importance_weights, mask, per_response=per_response)
+        token_loss = token_loss * loss_weights(batch.logprobs.importance_weights, mask, per_response=per_response)
     loss = aggregated(token_loss)
     report["policy/pg_loss"] = token_loss
     report["policy/entropy"] = entropy
@@ -64,8 +64,8 @@ def policy_objective(
             assert full_kl is not None, "kl_estimator full without a reference model"
             kl = torch.where(mask, full_kl, 0.0)
         else:
-            assert sequences.ref_logprobs is not None, "a KL coefficient without reference log-probs"
-            kl = token_kl(plan.kl_estimator, policy_logprobs, sequences.ref_logprobs, mask)
+            assert batch.logprobs.ref is not None, "a KL coefficient without reference log-probs"
+            kl = token_kl(plan.kl_estimator, policy_logprobs, batch.logprobs.ref, mask)
         loss = loss + plan.kl_coef * aggregated(kl)
         report["reference/kl"] = kl
     sums = {name: float(torch.where(mask, values.detach(), 0.0).sum()) for name, values in report.items()}
@@ -78,7 +78,7 @@ def _policy_loss(
     """The chosen loss per token [B, T], and its report. A loss names what it needs by its positional parameters, among these;
     mini_batch_tokens is the number of loss tokens."""
     rollout_logprobs = batch.sequences.rollout_logprobs
-    old_logprobs = rollout_logprobs if plan.use_rollout_logprobs else batch.sequences.old_logprobs
+    old_logprobs = rollout_logprobs if plan.use_rollout_logprobs else batch.logprobs.old
     available = {
         "policy_logprobs": policy_logprobs,
         "old_logprobs": policy_logprobs.detach() if old_logprobs is None else old_logprobs,

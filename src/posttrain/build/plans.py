@@ -12,8 +12,8 @@ from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.roles import needs_old_logprobs
 from posttrain.config.rollout import SamplingConfig
 from posttrain.config.sft import SftConfig
-from posttrain.loops import sft
-from posttrain.loops.rl_plan import RunPlan, StepPlan
+from posttrain.loops.rl_plan import RunPlan
+from posttrain.loops.training import LoopPlan
 from posttrain.records.plans import (
     AdvantagePlan,
     BatchPlan,
@@ -26,12 +26,12 @@ from posttrain.records.plans import (
     RewardPlan,
     RolloutCorrectionPlan,
     SftBatchPlan,
+    StepPlan,
     UpdatePlan,
     ValueLossPlan,
 )
 from posttrain.records.prompts import Prompt
 from posttrain.records.rejection import rejection_rules
-from posttrain.records.texts import Text
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 from posttrain.rewards.served import term_names
@@ -39,7 +39,7 @@ from posttrain.rewards.served import term_names
 
 def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]) -> RunPlan:
     """Build the plan of a reinforcement-learning run."""
-    assert batches.total_steps is not None and batches.steps_per_epoch is not None
+    assert batches.total_steps is not None, "the number of steps is planned from the data"
     correction = config.loss.rollout_correction
     loss = LossPlan(
         name=config.loss.name,
@@ -85,24 +85,43 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
     validation_tokens = config.validation.max_response_tokens or config.rollout.max_response_tokens
     return RunPlan(
         step=step,
+        loop=loop_plan(
+            config,
+            batches.total_steps,
+            validate_every=[config.validation.every_steps],
+            save_every=[config.checkpoint.every_steps],
+            validates=bool(validation),
+        ),
         seed=config.run.seed,
         validation_sampling=sampling_params(config.validation, validation_tokens, config.run.seed),
         validation_prompts=validation,
-        total_steps=batches.total_steps,
-        steps_per_epoch=batches.steps_per_epoch,
-        max_skipped_steps=config.run.max_skipped_steps,
-        validate_every=config.validation.every_steps,
-        validate_before=config.validation.before_training,
-        validate_after=config.validation.after_training,
+        samples_every=config.tracking.samples_every_steps,
+        batches_every=config.tracking.batches_every_steps,
         validation_logprobs=config.validation.trainer_logprobs,
-        save_every=config.checkpoint.every_steps,
+        critic_warmup_steps=batches.critic.warmup_steps if batches.critic else 0,
+    )
+
+
+def loop_plan(
+    config: RunConfig | SftConfig,
+    total_steps: int,
+    *,
+    validate_every: Sequence[int | None],
+    save_every: Sequence[int | None],
+    validates: bool,
+) -> LoopPlan:
+    """Build the plan of the loop around the steps. ``validates``: there are held-out prompts or texts."""
+    return LoopPlan(
+        total_steps=total_steps,
+        max_skipped_steps=config.run.max_skipped_steps,
+        validate_every=tuple(every for every in validate_every if every is not None),
+        validate_before=config.validation.before_training and validates,
+        validate_after=config.validation.after_training,
+        save_every=tuple(every for every in save_every if every is not None),
         save_at_end=config.checkpoint.at_end,
         save_in_background=config.checkpoint.background,
         export_every=config.checkpoint.export_every_steps,
         export_folder=Path(config.checkpoint.export_folder or Path(config.folder) / "exports"),
-        samples_every=config.tracking.samples_every_steps,
-        batches_every=config.tracking.batches_every_steps,
-        critic_warmup_steps=batches.critic.warmup_steps if batches.critic else 0,
         profile=profile_plan(config.profiling),
     )
 
@@ -184,24 +203,14 @@ def sampling_params(config: SamplingConfig, max_response_tokens: int, seed: int)
     )
 
 
-def sft_plan(config: SftConfig, batches: SftBatchPlan, validation: Sequence[Text]) -> sft.SftPlan:
-    """Build the plan of a supervised run."""
-    assert batches.total_steps is not None and batches.steps_per_epoch is not None
-
-    def cadence(every: int | None, each_epoch: bool) -> tuple[int, ...]:
-        return tuple(steps for steps in (every, batches.steps_per_epoch if each_epoch else None) if steps is not None)
-
-    return sft.SftPlan(
-        total_steps=batches.total_steps,
-        validation=validation,
-        max_skipped_steps=config.run.max_skipped_steps,
-        validate_every=cadence(config.validation.every_steps, config.validation.each_epoch),
-        validate_before=config.validation.before_training,
-        validate_after=config.validation.after_training,
-        save_every=cadence(config.checkpoint.every_steps, config.checkpoint.each_epoch),
-        save_at_end=config.checkpoint.at_end,
-        save_in_background=config.checkpoint.background,
-        export_every=config.checkpoint.export_every_steps,
-        export_folder=Path(config.checkpoint.export_folder or Path(config.folder) / "exports"),
-        profile=profile_plan(config.profiling),
+def sft_plan(config: SftConfig, batches: SftBatchPlan, *, validates: bool) -> LoopPlan:
+    """Build the plan of a supervised run. ``validates``: there are held-out texts."""
+    assert batches.total_steps is not None, "the number of steps is planned from the data"
+    each_epoch = batches.steps_per_epoch
+    return loop_plan(
+        config,
+        batches.total_steps,
+        validate_every=[config.validation.every_steps, each_epoch if config.validation.each_epoch else None],
+        save_every=[config.checkpoint.every_steps, each_epoch if config.checkpoint.each_epoch else None],
+        validates=validates,
     )

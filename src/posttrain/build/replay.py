@@ -1,11 +1,11 @@
-"""Parts of a run done again from what it has recorded: sampling, scoring, or learning, each without the others."""
+"""Do parts of a run again from its records: sampling, scoring, or learning, each without the others."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from posttrain.data.prompts import What, load_prompts
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.rl_plan import RunPlan
-from posttrain.loops.rl_sync import learn
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.processors import load_processor
 from posttrain.plan.batch import plan_batches
@@ -26,14 +25,14 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, StopReason, Trajectory, TrajectoryGroup
 from posttrain.registry import RUNTIMES
 from posttrain.report.read import json_rows, read_run
-from posttrain.run.batch_files import batch_path, load_sampled
+from posttrain.run.batch_files import batch_path, load_scored
 from posttrain.run.checkpoint_folders import read_state
 from posttrain.run.clock import Clock
 from posttrain.run.durable import damage_of
 from posttrain.run.run_folder import RunFolder
 from posttrain.run.trackers import Trackers
-from posttrain.steps.collect import collect
 from posttrain.steps.measure import learning_metrics
+from posttrain.steps.rl_step import collect, learn
 from posttrain.steps.score import score
 from posttrain.steps.shape_rewards import RewardState, shape_outcomes
 
@@ -64,15 +63,15 @@ def replay_train(folder: Path, config: RunConfig, step: int | None = None) -> tu
         step = max((_number(path) for path in (folder / "batches").glob("step_*.safetensors")), default=1)
     start = _checkpoint_before(config, step)
     first = _number(start) + 1 if start else 1
-    batches = {number: load_sampled(batch_path(folder, number)) for number in range(first, step + 1)}
+    batches = {number: load_scored(batch_path(folder, number)) for number in range(first, step + 1)}
     with _started(_samples_nothing(config, folder), training_prompts=None) as (roles, plan):
         rewards = RewardState(plan.step.reward.kl)
         if start:
             _load(start, roles, rewards)
         roles.weight_sync.publish(roles.policy, roles.rollout)
         for number, batch in batches.items():
-            train, stats = learn(roles, batch, rewards, plan.step_plan(number), Clock(Trackers([], []), number))
-        now = learning_metrics(train, stats) | rewards.metrics
+            done = learn(roles, batch, rewards, plan.step_plan(number), Clock(Trackers([], []), number))
+        now = learning_metrics(done.train, done.stats) | rewards.metrics
     return step, [
         Difference(name=name, recorded=recorded.get(step, {}).get(name), now=now[name]) for name in sorted(now)
     ]
@@ -217,7 +216,7 @@ def _started(config: RunConfig, training_prompts: int | None) -> Iterator[tuple[
     batches, problems = plan_batches(config, training_prompts)
     if batches is None:
         raise ConfigError(problems)
-    plan = run_plan(config, replace(batches, steps_per_epoch=batches.steps_per_epoch or 1), [])
+    plan = run_plan(config, batches, [])
     with closing(RUNTIMES.get(runtime_of(config.placement))().start(config, batches, tokenizer)) as roles:
         yield roles, plan
 

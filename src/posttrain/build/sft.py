@@ -22,6 +22,7 @@ from posttrain.plan.sft import plan_sft
 from posttrain.registry import RUNTIMES
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.lifetime import begin_run, under_way
+from posttrain.run.progress import Progress
 from posttrain.run.run_folder import RunFolder
 
 
@@ -51,11 +52,12 @@ def _train(config: SftConfig, folder: RunFolder, checkpoints: Checkpoints, notes
         texts, config.data.sequences_per_step, seed=order_seed, shuffle=config.data.shuffle, kind="sequences"
     )
     check_texts_fit(config, [*texts, *held_out])
-    plan = sft_plan(config, batches, held_out)
+    plan = sft_plan(config, batches, validates=bool(held_out))
     trackers = run_trackers(config.tracking, folder.path)
     runtime = RUNTIMES.get(runtime_of(config.placement))()
     with closing(runtime.start_sft(config, batches, tokenizer)) as learner:
-        first_step = checkpoints.restore(learner.policy, loader, trackers.message) + 1
+        progress = Progress(policy=learner.policy, loader=loader)
+        first_step = checkpoints.restore(progress, trackers.message) + 1
         about_data = [*training.notes("training"), *validation.notes("validation")]
         begin_run(
             config,
@@ -67,19 +69,8 @@ def _train(config: SftConfig, folder: RunFolder, checkpoints: Checkpoints, notes
             device=learner.device,
             notes=[*notes, *about_data, *learner.notes],
         )
-        with under_way(config, folder, checkpoints, trackers) as stop:
-            sft.run(
-                learner.policy,
-                loader,
-                plan,
-                first_step=first_step,
-                folder=folder.path,
-                checkpoints=checkpoints,
-                trackers=trackers,
-                notices=learner.notices,
-                stop=stop,
-                workers_profiler=learner.profiler,
-            )
+        with under_way(config, folder, checkpoints, trackers, first_step) as run:
+            sft.run(learner, loader, held_out, progress, plan, run)
     return folder.path
 
 

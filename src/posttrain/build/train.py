@@ -32,6 +32,7 @@ from posttrain.rewards.scorer import Scorer
 from posttrain.rewards.served import start_scorer
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.lifetime import begin_run, under_way
+from posttrain.run.progress import Progress
 from posttrain.run.run_folder import RunFolder
 from posttrain.steps.shape_rewards import RewardState
 
@@ -92,7 +93,8 @@ def _train(
             started.callback(worlds.host.close)
             roles = replace(roles, worlds=worlds)
         rewards = RewardState(plan.step.reward.kl)
-        first_step = checkpoints.restore(roles.policy, loader, trackers.message, roles.critic, rewards) + 1
+        progress = Progress(policy=roles.policy, critic=roles.critic, loader=loader, rewards=rewards)
+        first_step = checkpoints.restore(progress, trackers.message) + 1
         scorer.keep_in(folder.path)
         begin_run(
             config,
@@ -100,24 +102,12 @@ def _train(
             checkpoints,
             trackers,
             first_step=first_step,
-            total_steps=plan.total_steps,
+            total_steps=plan.loop.total_steps,
             device=roles.device,
             notes=[*notes, *overlong, *unread, *roles.notes],
         )
-        with under_way(config, folder, checkpoints, trackers) as stop:
-            rl_sync.run(
-                roles,
-                scorer,
-                loader,
-                plan,
-                rewards=rewards,
-                first_step=first_step,
-                folder=folder.path,
-                checkpoints=checkpoints,
-                trackers=trackers,
-                stop=stop,
-                token_texts=token_texts_of(tokenizer),
-            )
+        with under_way(config, folder, checkpoints, trackers, first_step) as run:
+            rl_sync.run(roles, scorer, loader, rewards, progress, plan, run, token_texts_of(tokenizer))
     return folder.path
 
 

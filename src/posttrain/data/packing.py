@@ -116,7 +116,7 @@ def _same_prompt(batch: SequenceBatch, first: int, second: int) -> bool:
         batch.group_index[first] == batch.group_index[second]
         and batch.prompt_lengths[first] == batch.prompt_lengths[second]
         and torch.equal(batch.tokens[first, :width], batch.tokens[second, :width])
-        and (batch.images is None or _hash(batch, first) == _hash(batch, second))
+        and _hash(batch, first) == _hash(batch, second)
     )
 
 

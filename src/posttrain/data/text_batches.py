@@ -1,4 +1,4 @@
-"""Texts to learn as a batch for the training engine: what is read first is the prompt, the rest is the response."""
+"""Texts to learn as a batch for the training engine: the tokens before the first learned one are the prompt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import SequenceBatch, TrainBatch, TrainerLogprobs
 from posttrain.records.texts import Text
 
 
@@ -32,9 +32,14 @@ def text_batch(texts: Sequence[Text]) -> TrainBatch:
         prompt_lengths=torch.tensor(starts),
         response_mask=mask,
         rollout_logprobs=nothing,
-        rewards=torch.zeros(len(texts)),
-        valid=torch.ones(len(texts), dtype=torch.bool),
         group_index=torch.arange(len(texts)),
+        trajectory_index=torch.arange(len(texts)),
         sample_ids=tuple(text.name for text in texts),
     )
-    return TrainBatch(sequences=sequences, advantages=nothing, loss_mask=mask)
+    return TrainBatch(
+        sequences=sequences,
+        scores=torch.zeros(len(texts)),
+        logprobs=TrainerLogprobs(),
+        advantages=nothing,
+        loss_mask=mask,
+    )

@@ -17,6 +17,7 @@ from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.notices import Notices
 from posttrain.records.plans import BatchPlan, ProfilePlan, SftBatchPlan
+from posttrain.records.trajectories import SamplingParams
 from posttrain.records.work import Work
 
 
@@ -54,6 +55,11 @@ class Roles:
     notes: tuple[str, ...] = ()  # unusual ways in which models are computed, for display
     profiler: WorkersProfiler | None = None  # None: all models live in this process
     close: Callable[[], None] = lambda: None  # ends the processes that the runtime started
+
+    def most_tokens(self, prompts: int, sampling: SamplingParams) -> int | None:
+        """Response tokens of so many prompts if every response were as long as allowed; None where turns are not limited."""
+        turns = self.worlds.rules.max_turns if self.worlds else 1
+        return None if turns is None else prompts * sampling.samples_per_prompt * sampling.max_response_tokens * turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.rl_plan import RunPlan
-from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import SamplingParams
 from posttrain.run.clock import Clock
 from posttrain.run.samples import write_samples
 from posttrain.run.token_values import TokenTexts, first_groups
 from posttrain.steps.assemble import assemble
-from posttrain.steps.collect import collect
+from posttrain.steps.rl_step import collect
 from posttrain.steps.score import score
 from posttrain.steps.validate import validation_metrics
 
@@ -28,20 +25,22 @@ def validate(
         return {}
     prompts, sampling = plan.validation_prompts, plan.validation_sampling
     logprobs = None
-    with clock.phase("validation", total=most_tokens(roles, prompts, sampling)):
+    with clock.phase("validation", total=roles.most_tokens(len(prompts), sampling)):
         groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)
         scored = score(groups, scorer, reward_model=roles.reward_model, model_weight=plan.step.reward.model_weight)
         shown = first_groups(scored)
         batch = assemble(shown) if shown else None
         if batch and plan.validation_logprobs:
             # The sampler's log-probs of greedy tokens are those of temperature 1.
-            logprobs = roles.policy.logprobs(batch, sampling.temperature or 1.0)
+            logprobs = roles.policy.logprobs(batch.sequences, sampling.temperature or 1.0)
     file = folder / "validation" / f"step_{step}.jsonl"
-    write_samples(file, step, scored, batch, trainer_logprobs=logprobs, token_texts=token_texts)
+    write_samples(
+        file,
+        step,
+        scored,
+        batch.sequences if batch else None,
+        token_rewards=batch.turn_rewards if batch else None,
+        trainer_logprobs=logprobs,
+        token_texts=token_texts,
+    )
     return validation_metrics(scored)
-
-
-def most_tokens(roles: Roles, prompts: Sequence[Prompt], sampling: SamplingParams) -> int | None:
-    """Response tokens if every response were as long as allowed; None where turns are not counted."""
-    turns = roles.worlds.rules.max_turns if roles.worlds else 1
-    return None if turns is None else len(prompts) * sampling.samples_per_prompt * sampling.max_response_tokens * turns

@@ -1,14 +1,14 @@
-"""Batches of sequences: B rows, a prompt width P (right-aligned prompts) and a response width T (left-aligned responses).
+"""The batches of a step, a type per stage: sampled, scored, shaped, ready to train on.
 
-Padding exists here only, so that stages and algorithms can speak of [B, T]; a training engine packs the rows before the
-model sees them.
+Shapes: B rows, a prompt width P (prompts are right-aligned) and a response width T (responses are left-aligned). Padding exists
+here only, so that stages and algorithms can speak of [B, T]; a training engine packs the rows before the model sees them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -16,48 +16,24 @@ from torch import Tensor
 
 from posttrain.records.images import PromptImages
 
-Batch = TypeVar("Batch", "SequenceBatch", "TrainBatch")
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SequenceBatch:
-    """Prompts and their responses, ready for log-probs."""
+    """Prompts and responses as they were sampled: the tokens that models score and learn.
+
+    A trajectory whose history an environment edited is several rows, which stand together, oldest first.
+    """
 
     tokens: Tensor  # [B, P + T] int64
     prompt_lengths: Tensor  # [B] int64; the prompt is tokens[:, P - length : P]
     response_mask: Tensor  # [B, T] bool, True on tokens the policy sampled
     rollout_logprobs: Tensor  # [B, T] float32 nats, 0 where masked
-    rewards: Tensor  # [B] float32, 0 where invalid
-    valid: Tensor  # [B] bool, the reward is a value
     group_index: Tensor  # [B] int64, equal for responses to the same prompt
+    trajectory_index: Tensor  # [B] int64, equal for rows of one trajectory
     sample_ids: tuple[str, ...]  # B names, as in samples/step_N.jsonl
-    scores: Tensor | None = (
-        None  # [B] float32, rewards before normalisation, clipping and KL; None: the rewards are these
-    )
-    reward_terms: Mapping[str, Tensor] | None = (
-        None  # name -> [B] float32 unweighted, NaN where a response has no such term
-    )
-    greedy_rewards: Tensor | None = (
-        None  # [B] float32, of the prompt's greedy response, NaN if invalid; None: not sampled
-    )
-    trained: Tensor | None = None  # [B] bool, the response may enter the loss; None: every one may
-    token_rewards: Tensor | None = None  # [B, T] float32, sums to rewards; None: all of it is on the last sampled token
-    old_logprobs: Tensor | None = None  # [B, T] float32 nats, the trainer's; None: nothing needs them before the update
-    sum_pi_squared: Tensor | None = None  # [B, T] float32, of the trainer before the update; None: nothing needs it
-    importance_weights: Tensor | None = None  # [B, T] float32, multiply the token losses; None: no such correction
-    rejected: Tensor | None = (
-        None  # [B, T] bool, sampled tokens that rollout correction leaves out of the loss; None: none
-    )
-    ref_logprobs: Tensor | None = None  # [B, T] float32 nats; None: no KL is asked for
-    values: Tensor | None = (
-        None  # [B, T] float32 reward units, the critic's before the update; None: there is no critic
-    )
-    # A trajectory whose history an environment edited is several rows, which stand together, oldest first, and have its
-    # reward each.
-    trajectory_index: Tensor | None = None  # [B] int64, equal for rows of one trajectory; None: every row is one
-    step_rewards: Tensor | None = None  # [B] float32, of the row's own turns; None: no environment gives rewards
-    state_index: Tensor | None = None  # [B] int64, equal where the row's turn began in the same state; None: not known
-    images: tuple[PromptImages | None, ...] | None = None  # B, of each row's prompt; None: there are none
+    images: tuple[PromptImages | None, ...] = ()  # B, of each row's prompt; (): no prompt has any
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -68,57 +44,120 @@ class SequenceBatch:
 
     @property
     def response_lengths(self) -> Tensor:
-        """[B] int64: tokens up to the last one in the response, whoever wrote them."""
-        positions = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
-        return (self.response_mask * positions).amax(dim=1)
-
-    @property
-    def trajectories(self) -> Tensor:
-        """[B] int64: trajectory_index, written out."""
-        return torch.arange(len(self)) if self.trajectory_index is None else self.trajectory_index
+        """[B] int64: tokens up to the last sampled one, observations in between included."""
+        return (self.response_mask * self._positions).amax(dim=1)
 
     @property
     def step_index(self) -> Tensor:
-        """[B] int64: which row of its trajectory it is, from 0."""
-        index = self.trajectories
-        _, sizes = index.unique_consecutive(return_counts=True)
+        """[B] int64: the number of the row within its trajectory, from 0."""
+        _, sizes = self.trajectory_index.unique_consecutive(return_counts=True)
         starts = sizes.cumsum(0) - sizes
-        return torch.arange(len(index)) - starts.repeat_interleave(sizes)
+        return torch.arange(len(self)) - starts.repeat_interleave(sizes)
 
     @property
     def last_rows(self) -> Tensor:
         """[B] bool: the row is its trajectory's last, by which the trajectory is counted once."""
-        index = self.trajectories
+        index = self.trajectory_index
         return torch.cat([index[1:] != index[:-1], torch.ones(min(len(index), 1), dtype=torch.bool)])
 
     @property
-    def kept_mask(self) -> Tensor:
-        """[B, T] bool: sampled tokens that rollout correction did not reject."""
-        return self.response_mask if self.rejected is None else self.response_mask & ~self.rejected
+    def last_tokens(self) -> Tensor:
+        """[B, T] bool: the token is the last one that was sampled in its trajectory."""
+        is_last = self.response_mask & (self._positions == self.response_lengths[:, None])
+        return is_last & self.last_rows[:, None]
+
+    @property
+    def turn_begins(self) -> Tensor:
+        """[B, T] bool: the token is sampled, and the one before it is not."""
+        before = torch.cat([torch.zeros_like(self.response_mask[:, :1]), self.response_mask[:, :-1]], dim=1)
+        return self.response_mask & ~before
+
+    @property
+    def _positions(self) -> Tensor:
+        """[T] int64: 1 to T."""
+        return torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
 
     def rows(self, index: list[int]) -> SequenceBatch:
         """The batch of these rows, in this order."""
-        return _take(self, index)
+        return take_rows(self, index)
 
-    def with_logprobs(self, old: Tensor | None, ref: Tensor | None) -> SequenceBatch:
-        return replace(self, old_logprobs=old, ref_logprobs=ref)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoredBatch:
+    """Sequences and their rewards, as reward functions and environments gave them."""
+
+    sequences: SequenceBatch
+    rewards: Tensor  # [B] float32, of the whole trajectory; 0 where invalid
+    valid: Tensor  # [B] bool, the reward is a value
+    trained: Tensor  # [B] bool, the response may enter the loss
+    reward_terms: Mapping[str, Tensor] = field(default_factory=dict)  # [B] float32 unweighted, NaN without this term
+    turn_rewards: Tensor | None = None  # [B, T] float32, each turn's on its last token; None: no environment gives any
+    # Inputs of single estimators, computed where the chosen one names them: greedy_rewards [B] float32, NaN if invalid;
+    # sum_pi_squared [B, T] float32; state_index [B] int64, equal where the row's turn began in the same state.
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainerLogprobs:
+    """Log-probs by the trainer's models before the first update, and the correction of the sampler's computed from them."""
+
+    old: Tensor | None = None  # [B, T] float32 nats; None: on-policy, the first forward pass of the update gives them
+    ref: Tensor | None = None  # [B, T] float32 nats; None: there is no KL to a reference
+    importance_weights: Tensor | None = (
+        None  # [B, T] float32, multiply the token losses; None: not corrected by weights
+    )
+    rejected: Tensor | None = None  # [B, T] bool, sampled tokens left out of the loss; None: no rule rejects any
+
+    def kept(self, response_mask: Tensor) -> Tensor:
+        """[B, T] bool: sampled tokens that are not rejected."""
+        return response_mask if self.rejected is None else response_mask & ~self.rejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShapedBatch:
+    """A scored batch with the rewards that advantages are estimated from: normalised, clipped, less the KL."""
+
+    scored: ScoredBatch
+    logprobs: TrainerLogprobs
+    rewards: Tensor  # [B] float32, of the whole trajectory
+    token_rewards: Tensor | None = None  # [B, T] float32, sum to rewards; None: all of it is on the last sampled token
+
+    @property
+    def sequences(self) -> SequenceBatch:
+        return self.scored.sequences
+
+    def rewards_on_tokens(self) -> Tensor:
+        """[B, T] float32: token_rewards, or each trajectory's reward on its last sampled token; 0 elsewhere."""
+        if self.token_rewards is not None:
+            return self.token_rewards
+        return torch.where(self.sequences.last_tokens, self.rewards[:, None], 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CriticTargets:
+    """The critic's values before its update, and the returns that they are moved towards."""
+
+    values: Tensor  # [B, T] float32, reward units
+    returns: Tensor  # [B, T] float32, reward units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainBatch:
-    """What the update consumes."""
+    """The input of the update."""
 
     sequences: SequenceBatch
+    scores: Tensor  # [B] float32, rewards before shaping
+    logprobs: TrainerLogprobs
     advantages: Tensor  # [B, T] float32, reward units; 0 where masked
     loss_mask: Tensor  # [B, T] bool, the token enters the loss
-    returns: Tensor | None = None  # [B, T] float32 reward units, what the critic learns; None: there is no critic
+    critic: CriticTargets | None = None  # None: there is no critic
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def rows(self, index: list[int]) -> TrainBatch:
         """The batch of these rows, in this order."""
-        return _take(self, index)
+        return take_rows(self, index)
 
     def counts(self) -> LossCounts:
         return LossCounts(
@@ -130,7 +169,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCounts:
-    """What losses divide by: counted over the whole mini-batch, so that no way of splitting it changes the gradient."""
+    """The divisors of losses: counted over the whole mini-batch, so that no way of splitting it changes the gradient."""
 
     tokens: int
     sequences: int
@@ -144,18 +183,20 @@ def _prompt_tokens(group_index: Tensor, mask: Tensor) -> dict[int, int]:
     return {group: tokens for group, tokens in found.items() if tokens}
 
 
-def _take(batch: Batch, index: list[int]) -> Batch:
-    """Rows of every row-wise field of a batch record."""
-    rows = torch.tensor(index, dtype=torch.int64)
-    changes: dict[str, Any] = {}
-    for item in fields(batch):
-        value = getattr(batch, item.name)
+def take_rows(record: Record, index: list[int]) -> Record:
+    """These rows of every row-wise field of a record, and of the records inside it."""
+    taken = torch.tensor(index, dtype=torch.int64)
+
+    def rows_of(value: Any) -> Any:
         if isinstance(value, Tensor):
-            changes[item.name] = value[rows]
-        elif isinstance(value, SequenceBatch):
-            changes[item.name] = value.rows(index)
-        elif isinstance(value, Mapping):
-            changes[item.name] = {name: tensor[rows] for name, tensor in value.items()}
-        elif isinstance(value, tuple):
-            changes[item.name] = tuple(value[i] for i in index)
-    return replace(batch, **changes)
+            return value[taken]
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{item.name: rows_of(getattr(value, item.name)) for item in fields(value)})
+        if isinstance(value, Mapping):
+            return {name: rows_of(tensor) for name, tensor in value.items()}
+        if isinstance(value, tuple) and value:
+            return tuple(value[i] for i in index)
+        return value
+
+    found: Record = rows_of(record)
+    return found

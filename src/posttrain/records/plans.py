@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from posttrain.records.rejection import RejectionRule
+from posttrain.records.trajectories import SamplingParams, mixed_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +188,27 @@ class CriticUpdatePlan:
     loss: ValueLossPlan
     epochs: int
     sequences_per_update: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Everything that a step does."""
+
+    prompts: int  # groups that make up a step
+    sampling: SamplingParams
+    group_filter: GroupFilterPlan = field(default_factory=GroupFilterPlan)
+    reward: RewardPlan = field(default_factory=RewardPlan)
+    mask_truncated: bool = False  # responses cut at the token limit have no part in the loss
+    advantage: AdvantagePlan
+    update: UpdatePlan
+    critic_update: CriticUpdatePlan | None = None  # None: there is no critic
+    updates_policy: bool = True  # False in the steps in which only the critic warms up
+    max_invalid_share: float
+
+    def sampling_of(self, batch: int) -> SamplingParams:
+        """How to sample the step's batch of prompts of this number, from 0. A small dataset may bring a prompt again: in later
+        batches it gets other random numbers."""
+        return replace(self.sampling, seed=mixed_seed(self.sampling.seed, batch)) if batch else self.sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -39,6 +39,11 @@ class SamplingParams:
         """The seed of one response, 0 to 2^31 - 1 (what every server takes): of the seed and the sample's name alone."""
         named = hashlib.blake2b(f"{self.seed}/{sample_id}".encode(), digest_size=4).digest()
         return int.from_bytes(named, "little") >> 1
+
+
+def mixed_seed(seed: int, number: int) -> int:
+    """A seed made of two numbers, far from the seeds of their neighbours."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +165,12 @@ class ScoredGroup:
     def __post_init__(self) -> None:
         if len(self.outcomes) != len(self.group.trajectories):
             raise ValueError(f"{len(self.outcomes)} outcomes for {len(self.group.trajectories)} responses")
+
+    @property
+    def pairs(self) -> tuple[tuple[Trajectory, Outcome], ...]:
+        """Every response with its outcome."""
+        return tuple(zip(self.group.trajectories, self.outcomes, strict=True))
+
+    def map_outcomes(self, change: Callable[[Trajectory, Outcome], Outcome]) -> ScoredGroup:
+        """The group with other outcomes."""
+        return replace(self, outcomes=tuple(change(*pair) for pair in self.pairs))

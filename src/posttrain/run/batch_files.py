@@ -1,39 +1,50 @@
 """RUN_DIR/batches/step_N.safetensors: the tensors of a step, exactly as they were, to look at and to learn from again.
 
-Names begin with ``sampled.`` (records.batches.SequenceBatch, before anything was computed from it) or ``trained.``
-(TrainBatch, as the update read it; its sequences under ``trained.sequences.``). What is no tensor stands in the file's
-metadata: ``sampled.sample_ids``, as JSON. Fields that were None are absent. Nothing in the file is executed.
+Names begin with ``sampled.`` (the scored batch, before anything was computed from it) or ``trained.`` (advantages, loss_mask and
+returns, as the update read them; everything before these under ``trained.sequences.``). Values that are no tensors stand in the
+file's metadata, as JSON: ``sampled.sample_ids``, and the names in ``sampled.reward_terms``. Values that the step did not have
+are absent. Nothing in the file is executed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from posttrain.errors import Problem, RequestError
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainBatch
+
+SEQUENCES = ("tokens", "prompt_lengths", "response_mask", "rollout_logprobs", "group_index")
+EXTRAS = ("state_index", "greedy_rewards", "sum_pi_squared")
 
 
 def batch_path(run_folder: Path, step: int) -> Path:
     return run_folder / "batches" / f"step_{step}.safetensors"
 
 
-def save_step(path: Path, sampled: SequenceBatch, trained: TrainBatch) -> None:
+def save_step(path: Path, scored: ScoredBatch, shaped: ShapedBatch, train: TrainBatch) -> None:
     """Write a step, whole or not at all."""
+    values = {f"sampled.{name}": value for name, value in _scored_values(scored).items()}
+    values |= {f"trained.sequences.{name}": value for name, value in _shaped_values(shaped, train).items()}
+    values |= {
+        "trained.advantages": train.advantages,
+        "trained.loss_mask": train.loss_mask,
+        "trained.returns": train.critic.returns if train.critic else None,
+    }
     tensors: dict[str, Tensor] = {}
     texts: dict[str, str] = {}
-    for name, value in [*_parts("sampled", sampled), *_parts("trained", trained)]:
+    for name, value in values.items():
         if isinstance(value, Tensor):
             tensors[name] = value.detach().cpu().contiguous().clone()  # two names never share their memory in a file
-        else:
+        elif value is not None:
             texts[name] = json.dumps(value)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
@@ -41,8 +52,8 @@ def save_step(path: Path, sampled: SequenceBatch, trained: TrainBatch) -> None:
     os.replace(beside, path)
 
 
-def load_sampled(path: Path) -> SequenceBatch:
-    """What was sampled and scored in a step.
+def load_scored(path: Path) -> ScoredBatch:
+    """The responses and rewards of a step, as they were sampled and scored.
 
     Raises: RequestError when the file is not there or is not one of these.
     """
@@ -58,34 +69,56 @@ def load_sampled(path: Path) -> SequenceBatch:
                 values[name] = json.loads(text)
             for name in file.keys():  # noqa: SIM118  # no mapping: it has keys() alone
                 values[name] = file.get_tensor(name)
-        return _sequences(values)
+        found = {name.removeprefix("sampled."): value for name, value in values.items() if name.startswith("sampled.")}
+        return _scored_batch(found)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
         fix = "make the step again with the version that is to read it"
         raise RequestError(Problem(f"{path} is not a recorded batch of this version: {error}", fix=fix)) from error
 
 
-def _parts(prefix: str, record: SequenceBatch | TrainBatch) -> Iterator[tuple[str, Any]]:
-    """Dotted name and value of everything in a batch that is there."""
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if isinstance(value, SequenceBatch):
-            yield from _parts(f"{prefix}.{item.name}", value)
-        elif isinstance(value, Mapping):
-            yield from ((f"{prefix}.{item.name}.{name}", tensor) for name, tensor in value.items())
-            yield f"{prefix}.{item.name}", list(value)  # their order; also of a mapping that is empty
-        elif value is not None:
-            yield f"{prefix}.{item.name}", value
+def _scored_values(scored: ScoredBatch) -> dict[str, Any]:
+    """The names in a file, and what stands under them."""
+    batch, by_turn = scored.sequences, scored.turn_rewards
+    return {
+        **{name: getattr(batch, name) for name in (*SEQUENCES, "trajectory_index")},
+        "sample_ids": list(batch.sample_ids),
+        "rewards": scored.rewards,
+        "scores": scored.rewards,
+        "valid": scored.valid,
+        "trained": scored.trained,
+        "reward_terms": list(scored.reward_terms),  # their order; also where there are none
+        **{f"reward_terms.{name}": tensor for name, tensor in scored.reward_terms.items()},
+        "token_rewards": by_turn,
+        "step_rewards": None if by_turn is None else by_turn.sum(dim=1),
+        **scored.extras,
+    }
 
 
-def _sequences(values: Mapping[str, Any]) -> SequenceBatch:
-    known: dict[str, Any] = {}
-    for item in fields(SequenceBatch):
-        name = f"sampled.{item.name}"
-        value = values.get(name)
-        if item.name == "sample_ids":
-            value = tuple(values[name])
-        elif isinstance(value, list):  # the names of a mapping
-            value = {part: values[f"{name}.{part}"] for part in value}
-        if value is not None:
-            known[item.name] = value
-    return SequenceBatch(**known)
+def _shaped_values(shaped: ShapedBatch, train: TrainBatch) -> dict[str, Any]:
+    return {
+        **_scored_values(shaped.scored),
+        "rewards": shaped.rewards,
+        "token_rewards": shaped.token_rewards,
+        "old_logprobs": shaped.logprobs.old,
+        "ref_logprobs": shaped.logprobs.ref,
+        "importance_weights": shaped.logprobs.importance_weights,
+        "rejected": shaped.logprobs.rejected,
+        "values": train.critic.values if train.critic else None,
+    }
+
+
+def _scored_batch(values: Mapping[str, Any]) -> ScoredBatch:
+    count = len(values["tokens"])
+    return ScoredBatch(
+        sequences=SequenceBatch(
+            **{name: values[name] for name in SEQUENCES},
+            trajectory_index=values.get("trajectory_index", torch.arange(count)),
+            sample_ids=tuple(values["sample_ids"]),
+        ),
+        rewards=values["rewards"],
+        valid=values["valid"],
+        trained=values.get("trained", torch.ones(count, dtype=torch.bool)),
+        reward_terms={name: values[f"reward_terms.{name}"] for name in values.get("reward_terms", [])},
+        turn_rewards=values.get("token_rewards"),
+        extras={name: values[name] for name in EXTRAS if name in values},
+    )

@@ -14,11 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posttrain.errors import Problem, RequestError, RunStopped
-from posttrain.interfaces.loader import Position
-from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
 from posttrain.run.checkpoint_folders import (
     BESIDE,
     BEST,
@@ -28,6 +25,7 @@ from posttrain.run.checkpoint_folders import (
     RUN_STATE,
     damage_of,
     delete,
+    is_idle,
     metric_of,
     put_pointer_right,
     read_state,
@@ -38,18 +36,16 @@ from posttrain.run.checkpoint_folders import (
     tidy,
 )
 from posttrain.run.durable import is_of_the_disk, sync, write_durably, write_manifest
+from posttrain.run.progress import Progress
 from posttrain.run.remote import download
 from posttrain.run.retention import Retention, ranked, surplus
 from posttrain.run.saving import BackgroundSave
-
-if TYPE_CHECKING:
-    from posttrain.run.uploads import Uploads
-    from posttrain.steps.shape_rewards import RewardState
+from posttrain.run.uploads import Uploads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What is saved and restored of an engine besides its weights."""
+    """The parts of an engine's state, besides its weights, that are saved and restored."""
 
     save_optimizer: bool = True
     sharded: bool = False  # every process writes its own part
@@ -75,17 +71,14 @@ class Checkpoints:
         self.contents = contents or Contents()
         self.retention = retention or Retention()
         self.origin = origin
-        self.passed_over: list[str] = []  # what ``restore`` found damaged, for the record of the run
+        self.passed_over: list[str] = []  # damaged ones that ``restore`` found, for the record of the run
         self._uploads: Uploads | None = None
         self._background = BackgroundSave()
 
     def save(
         self,
         step: int,
-        policy: TrainEngine,
-        loader: Position,
-        critic: ValueEngine | None = None,
-        rewards: RewardState | None = None,
+        progress: Progress,
         metrics: Mapping[str, float] | None = None,
         *,
         background: bool = False,
@@ -102,13 +95,14 @@ class Checkpoints:
         kept, sharded = self.contents.save_optimizer, self.contents.sharded
         state = {
             "step": step,
-            "loader": dict(loader.state()),
-            "rewards": rewards.state() if rewards else None,
+            "loader": dict(progress.loader.state()),
+            "rewards": progress.rewards.state() if progress.rewards else None,
+            "idle_steps": progress.idle_steps,
             "origin": self._origin,
             "best_metric": (metrics or {}).get(self.retention.metric or ""),
             "optimizer": kept,
         }
-        engines: dict[str, OptimizedEngine] = {"policy": policy} | ({"critic": critic} if critic else {})
+        engines = progress.engines
         unfinished: list[Callable[[], None]] = []
         with self._writing(step) as beside:
             shutil.rmtree(beside, ignore_errors=True)
@@ -164,8 +158,7 @@ class Checkpoints:
         except OSError as error:
             what = f"the checkpoint of step {step} is whole, but older ones and {self.folder / POINTER} could not be changed"
             raise RunStopped(f"{what}: {_reason(error)}") from error
-        if self._uploads:
-            self._uploads.begin(name)
+        self._upload(name)
         return name
 
     @contextmanager
@@ -189,7 +182,12 @@ class Checkpoints:
         self._uploads = uploads
         uploads.claim(self._origin)
         if (self.folder / f"{PREFIX}{step}").is_dir():
-            uploads.begin(f"{PREFIX}{step}")
+            self._upload(f"{PREFIX}{step}")
+
+    def _upload(self, name: str) -> None:
+        """Copy a checkpoint, unless its step made no update: it would push good ones out there."""
+        if self._uploads and not is_idle(self.folder / name):
+            self._uploads.begin(name)
 
     def finish_uploads(self, deadline_s: float) -> None:
         """Wait for uploads, and then delete what stayed for them alone."""
@@ -199,14 +197,7 @@ class Checkpoints:
                 with suppress(OSError):  # the run is over, and the next one does it
                     self._drop_surplus(steps[-1])
 
-    def restore(
-        self,
-        policy: TrainEngine,
-        loader: Position,
-        say: Callable[[str], None],
-        critic: ValueEngine | None = None,
-        rewards: RewardState | None = None,
-    ) -> int:
+    def restore(self, progress: Progress, say: Callable[[str], None]) -> int:
         """Load the newest valid checkpoint; damaged newer ones are named and passed over. Returns its step, 0 without one.
 
         Raises: RequestError when there are checkpoints and all are damaged or gone (starting over must be asked for), or when
@@ -217,7 +208,7 @@ class Checkpoints:
         if folder is None:
             refuse_to_start_over(self.folder)
             return 0
-        if critic and not (folder / "critic").is_dir():
+        if progress.critic and not (folder / "critic").is_dir():
             what = f"{folder} was saved by a run without a critic, and this run needs one"
             fix = "name another run.folder, or go on with the advantage estimator of that run"
             raise RequestError(Problem(what, fix=fix, field="advantage.name"))
@@ -226,12 +217,12 @@ class Checkpoints:
         averages = wanted and bool(state.get("optimizer", True))
         if wanted and not averages:
             say(f"{folder.name} was saved without the optimizer's averages; they start anew")
-        policy.load(folder / "policy", optimizer=averages, schedule=schedule)
-        if critic:
-            critic.load(folder / "critic", optimizer=averages, schedule=schedule)
-        loader.restore(state["loader"])
-        if rewards and state.get("rewards"):
-            rewards.restore(state["rewards"])
+        for role, engine in progress.engines.items():
+            engine.load(folder / role, optimizer=averages, schedule=schedule)
+        progress.loader.restore(state["loader"])
+        if progress.rewards and state.get("rewards"):
+            progress.rewards.restore(state["rewards"])
+        progress.idle_steps = int(state.get("idle_steps", 0))  # an earlier version did not save it
         shutil.rmtree(self.folder / DOWNLOADED, ignore_errors=True)
         if folder.parent.resolve() == self.folder.resolve():
             if self.origin is not None:
@@ -248,10 +239,14 @@ class Checkpoints:
         """Whether the checkpoint of this step is there and not damaged."""
         return damage_of(self.folder / f"{PREFIX}{step}") is None
 
-    def newest_name(self) -> str | None:
-        """Folder name of the newest checkpoint that is not damaged."""
+    def last_good_name(self) -> str | None:
+        """Folder name of the newest checkpoint that is not damaged and was saved after a step that made an update."""
         names = (f"{PREFIX}{step}" for step in reversed(steps_in(self.folder)))
-        return next((name for name in names if damage_of(self.folder / name) is None), None)
+        return next((name for name in names if self._is_good(self.folder / name)), None)
+
+    @staticmethod
+    def _is_good(checkpoint: Path) -> bool:
+        return damage_of(checkpoint) is None and not is_idle(checkpoint)
 
     @property
     def _origin(self) -> str | None:
@@ -269,10 +264,12 @@ class Checkpoints:
         # Higher numbers are damaged ones that a resumed run went back behind; they must not push out what it saves.
         there = [number for number in steps_in(self.folder) if number <= step]
         rules = self.retention
+        idle = {number for number in there if is_idle(self.folder / f"{PREFIX}{number}")}
         values = {number: metric_of(self.folder / f"{PREFIX}{number}") if rules.best else None for number in there}
-        for old in surplus(values, rules):
+        for old in surplus(values, rules, idle):
             if not (self._uploads and self._uploads.reads(f"{PREFIX}{old}")):
                 delete(self.folder / f"{PREFIX}{old}")
+        values = {number: value for number, value in values.items() if number not in idle}
         if rules.best and (best := ranked(values, rules.mode)):
             write_durably(self.folder / BEST, f"{PREFIX}{best[0]}\n")
 

@@ -2,7 +2,8 @@
 
     RUN_DIR/checkpoints/global_step_N/policy/     a Hugging Face folder, plus the engine's own state
                                      /critic/     the same, of the critic; absent without one
-                                     /run.json    step, data position, running statistics of the rewards, best_metric's value
+                                     /run.json    step, data position, running statistics of the rewards, best_metric's value,
+                                                   steps in a row without an update
                                      /manifest.json   size and SHA-256 of every file
     RUN_DIR/checkpoints/latest                    the name of the newest one
 
@@ -55,6 +56,11 @@ def metric_of(checkpoint: Path) -> float | None:
     """What best_metric was at a checkpoint, as it says itself; so nothing about it has to be remembered elsewhere."""
     value = _said(checkpoint, "best_metric")  # a damaged one is no one's best
     return float(value) if isinstance(value, int | float) else None
+
+
+def is_idle(checkpoint: Path) -> bool:
+    """Whether the step of a checkpoint made no update: it is resumed like any other, but is not good for anything else."""
+    return bool(_said(checkpoint, "idle_steps"))
 
 
 def resolve_checkpoint(path: Path, *, field: str = "") -> Path:

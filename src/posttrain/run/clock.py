@@ -81,7 +81,7 @@ class Clock:
         what share of the device's arithmetic the policy's update used, where ``work`` is known; ``epochs`` are its passes."""
         speeds = {"speed/rollout_tokens_per_s": sampled_tokens / self._seconds["rollout"]}
         tokens = int(batch.sequences.prompt_lengths.sum() + batch.sequences.response_lengths.sum())
-        scored = batch.sequences.old_logprobs is not None or batch.sequences.ref_logprobs is not None
+        scored = batch.logprobs.old is not None or batch.logprobs.ref is not None
         for phase in ("logprobs", "values", "critic_update", "update"):
             if phase in self._seconds and (phase != "logprobs" or scored):  # on-policy, nothing may need log-probs
                 speeds[f"speed/{phase}_tokens_per_s"] = tokens / self._seconds[phase]

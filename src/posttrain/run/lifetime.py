@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from posttrain.config import TrainingConfig
 from posttrain.config.checkpoint import CheckpointConfig
@@ -35,6 +36,17 @@ def contents(rules: CheckpointConfig) -> Contents:
         load_optimizer=rules.load_optimizer,
         load_schedule=rules.load_schedule,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that is under way: where it writes, saves and reports, and the signal that stops it."""
+
+    folder: Path
+    first_step: int
+    checkpoints: Checkpoints
+    trackers: Trackers
+    stop: StopSignal
 
 
 def begin_run(
@@ -80,8 +92,8 @@ def start_uploads(
 
 @contextmanager
 def under_way(
-    config: TrainingConfig, folder: RunFolder, checkpoints: Checkpoints, trackers: Trackers
-) -> Iterator[StopSignal]:
+    config: TrainingConfig, folder: RunFolder, checkpoints: Checkpoints, trackers: Trackers, first_step: int
+) -> Iterator[Run]:
     """The steps are made inside. However they end, run.json says so, uploads get their time and the trackers are closed.
 
     Raises: what the steps raise; where a run was cut short, with the last good checkpoint named.
@@ -89,7 +101,7 @@ def under_way(
     wait_s = config.checkpoint.upload_wait_s
     try:
         with StopSignal(config.run.grace_s) as stop, save_finished(checkpoints, trackers, stop):
-            yield stop
+            yield Run(folder=folder.path, first_step=first_step, checkpoints=checkpoints, trackers=trackers, stop=stop)
         folder.end("done")
     except RunInterrupted:
         folder.end("interrupted")
@@ -97,11 +109,13 @@ def under_way(
         raise
     except RunStopped as error:
         folder.end("stopped")
-        raise RunStopped(f"{error}\nLast good checkpoint: {checkpoints.newest_name() or 'none was saved'}") from error
+        raise RunStopped(
+            f"{error}\nLast good checkpoint: {checkpoints.last_good_name() or 'none was saved'}"
+        ) from error
     except GraceOver:
         folder.end("interrupted")
         wait_s = min(wait_s, config.run.grace_s)
-        last_good = checkpoints.newest_name()
+        last_good = checkpoints.last_good_name()
         raise RunInterrupted(
             f"stopped after the {config.run.grace_s:g} s of run.grace_s, in the middle of a step, which is done again when "
             f"the run is started again. Last good checkpoint: {last_good or 'none was saved'}"
@@ -109,7 +123,7 @@ def under_way(
     except KeyboardInterrupt:
         folder.end("interrupted")
         wait_s = 0.0
-        last_good = checkpoints.newest_name() or "none was saved"
+        last_good = checkpoints.last_good_name() or "none was saved"
         trackers.message(f"stopped at once, in the middle of a step. Last good checkpoint: {last_good}")
         raise
     except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,13 +26,15 @@ def ranked(values: Mapping[int, float | None], mode: Literal["max", "min"]) -> l
     return sorted(known, key=lambda step: (sign * known[step], step), reverse=True)
 
 
-def surplus(values: Mapping[int, float | None], rules: Retention) -> list[int]:
+def surplus(values: Mapping[int, float | None], rules: Retention, idle: Collection[int] = ()) -> list[int]:
     """The steps that may go, oldest first; the newest never does.
 
-    Args: values of the metric by the step of each checkpoint there is, None where it was not measured.
+    Args: values of the metric by the step of each checkpoint there is, None where it was not measured; idle, those of them that
+        made no update: they count neither among the last nor among the best.
     """
     if rules.last is None:
         return []
     steps = sorted(values)
-    kept = {*steps[-rules.last :], *ranked(values, rules.mode)[: rules.best or 0]}
+    good = {step: values[step] for step in steps if step not in idle}
+    kept = {*steps[-1:], *list(good)[-rules.last :], *ranked(good, rules.mode)[: rules.best or 0]}
     return [step for step in steps if step not in kept and not (rules.every and step % rules.every == 0)]

@@ -1,4 +1,4 @@
-"""Every sample of every step, one JSON object per line; what is known about their tokens beside it."""
+"""Every sample of every step, one JSON object per line; and the values of their tokens beside it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def write_samples(
     groups: Sequence[ScoredGroup],
     batch: TrainBatch | SequenceBatch | None = None,
     *,
+    token_rewards: Tensor | None = None,
     trainer_logprobs: Tensor | None = None,
     token_texts: TokenTexts | None = None,
 ) -> None:
@@ -29,8 +30,9 @@ def write_samples(
     batch and ``token_texts``, the values of single tokens go into a file beside (run.token_values). Images go into
     the run folder, which ``path`` is in a folder of.
 
-    Args: batch: of all the groups; of a validation a SequenceBatch, which may be of the first groups alone. trainer_logprobs
-        [n, T] nats, of the first n rows of the batch; None: the trainer computed none.
+    Args: batch: of all the groups; of a validation a SequenceBatch, which may be of the first groups alone. token_rewards
+        [B, T]; None: none are placed on tokens. trainer_logprobs [n, T] nats, of the first n rows of the batch; None: the
+        trainer computed none.
     """
     places = [(group, number) for group in groups for number in range(len(group.outcomes))]
     # The rows of the batch: a trajectory whose history was edited between turns has several, the last one last.
@@ -55,7 +57,7 @@ def write_samples(
     tokens.unlink(missing_ok=True)  # of samples that these replace
     _write(path, lines)
     if batch is not None and token_texts is not None:
-        _write(tokens, token_lines(batch, trainer_logprobs, token_texts, line_of))
+        _write(tokens, token_lines(batch, trainer_logprobs, token_texts, line_of, token_rewards=token_rewards))
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

@@ -30,10 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import SequenceBatch, TrainBatch, TrainerLogprobs
 from posttrain.records.trajectories import ScoredGroup
 
 MAX_TOKENS = 100_000  # of one file: about 2 MB
@@ -63,12 +64,14 @@ def token_lines(
     trainer_logprobs: Tensor | None,
     token_texts: TokenTexts,
     lines: Sequence[int],
+    *,
+    token_rewards: Tensor | None = None,
     max_tokens: int = MAX_TOKENS,
 ) -> list[str]:
     """The lines of the file, without their ends.
 
     Args: trainer_logprobs [n, T] nats, of the first n rows; None: the trainer computed none. lines [B]: the sample that each
-        row belongs to.
+        row belongs to. token_rewards [B, T]; None: none are placed on tokens.
     """
     sequences, train = (batch.sequences, batch) if isinstance(batch, TrainBatch) else (batch, None)
     lengths = sequences.response_lengths.tolist()
@@ -81,21 +84,28 @@ def token_lines(
     if train is not None:
         columns["advantages"] = significant(_numbers(train.advantages[:count]))
     mask = sequences.response_mask[:count].cpu().numpy()
+    logprobs = train.logprobs if train is not None else TrainerLogprobs()
     if trainer_logprobs is not None:
         trainer = _numbers(trainer_logprobs[:count])
         known = mask[: len(trainer)]
         gap = np.where(known, _numbers(sequences.rollout_logprobs[: len(trainer)]) - trainer, 0.0)
         columns["gap"] = significant(gap)
-        if sequences.ref_logprobs is not None:
-            reference = _numbers(sequences.ref_logprobs[: len(trainer)])
+        if logprobs.ref is not None:
+            reference = _numbers(logprobs.ref[: len(trainer)])
             columns["ref_gap"] = significant(np.where(known, trainer - reference, 0.0))
-    for name in ("importance_weights", "values", "token_rewards"):
-        if (found := getattr(sequences, name)) is not None:
-            columns[name] = significant(np.where(mask, _numbers(found[:count]), 0.0))
-    if sequences.rejected is not None:
-        columns["rejected"] = _flags(sequences.rejected[:count])
-    if train is not None and train.returns is not None:
-        columns["returns"] = significant(np.where(mask, _numbers(train.returns[:count]), 0.0))
+    critic = train.critic if train is not None else None
+    optional = {
+        "importance_weights": logprobs.importance_weights,
+        "values": critic.values if critic else None,
+        "token_rewards": token_rewards,
+        "rejected": logprobs.rejected,
+        "returns": critic.returns if critic else None,
+    }
+    for name, found in optional.items():
+        if found is not None:
+            kept = found[:count]
+            flags = found.dtype == torch.bool
+            columns[name] = _flags(kept) if flags else significant(np.where(mask, _numbers(kept), 0.0))
     rows = [
         {"line": lines[row], "sample_id": sequences.sample_ids[row], "token_ids": ids[row, : lengths[row]].tolist()}
         | {name: _packed(values[row, : lengths[row]]) for name, values in columns.items() if row < len(values)}

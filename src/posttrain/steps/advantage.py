@@ -5,46 +5,77 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from posttrain.algos.statistics import whiten
 from posttrain.errors import Problem, RequestError
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import CriticTargets, SequenceBatch, ShapedBatch, TrainBatch
+from posttrain.records.joined import joined
 from posttrain.records.plans import AdvantagePlan
 from posttrain.registry import ADVANTAGES
-from posttrain.steps.joined import Joined, joined
+from posttrain.steps.correction import rewards_on_kept_tokens
 
 
-def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch:
-    """A_{i,t} by the chosen estimator, whitened and clipped when asked for. Responses without a valid reward are left out of
-    the loss.
+def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: AdvantagePlan) -> TrainBatch:
+    """A_{i,t} by the chosen estimator, then whitened and clipped if the plan says so. Responses without a valid reward are left
+    out of the loss.
 
-    An estimator names what it needs by its positional parameters, among the names below. It sees trajectories, each as one row
-    of sampled tokens (steps.joined); one that asks for trajectory_index sees rows, which are steps. Tokens that rollout
-    correction has rejected are none that the policy sampled, for it as for the loss.
-
-    Raises: RequestError when it needs something that no role has supplied.
+    Args: values [B, T], the critic's; None without one.
+    Raises: RequestError when the estimator needs something that no role has computed.
     """
-    available = {
-        "rewards": batch.rewards,
-        "token_rewards": _whitened_rewards(batch) if plan.whiten_rewards else _kept_rewards(batch),
-        "reward_terms": batch.reward_terms,
-        "greedy_rewards": batch.greedy_rewards,
-        "valid": batch.valid,
-        "group_index": batch.group_index,
-        "response_mask": batch.kept_mask,
-        "turn_begins": batch.response_mask & ~pad(batch.response_mask, (1, 0))[:, :-1],
-        "old_logprobs": batch.old_logprobs,
-        "sum_pi_squared": batch.sum_pi_squared,
-        "values": batch.values,
-        "episode_rewards": batch.rewards,
-        "step_rewards": batch.step_rewards,
-        "trajectory_index": batch.trajectories,
-        "step_index": batch.step_index,
-        "state_index": batch.state_index,
+    batch, scored = shaped.sequences, shaped.scored
+    advantages, returns = _run_estimator(plan, batch, estimator_inputs(shaped, values, plan))
+    loss_mask = shaped.logprobs.kept(batch.response_mask) & scored.valid[:, None] & scored.trained[:, None]
+    if plan.whiten:
+        advantages = whiten(advantages, loss_mask)
+    if plan.clip is not None:
+        advantages = advantages.clamp(-plan.clip, plan.clip)
+    return TrainBatch(
+        sequences=batch,
+        scores=scored.rewards,
+        logprobs=shaped.logprobs,
+        advantages=advantages,
+        loss_mask=loss_mask,
+        critic=CriticTargets(values=values, returns=returns) if values is not None and returns is not None else None,
+    )
+
+
+def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: AdvantagePlan) -> dict[str, Any]:
+    """Everything that an estimator may name as a positional parameter; None or absent: not computed in this run.
+
+    Tokens that rollout correction has rejected count as not sampled, for estimators as for the loss.
+    """
+    batch, scored = shaped.sequences, shaped.scored
+    mask = shaped.logprobs.kept(batch.response_mask)
+    token_rewards = rewards_on_kept_tokens(shaped)
+    if plan.whiten_rewards:  # most tokens have reward 0, and get the same small offset
+        token_rewards = whiten(token_rewards, mask & scored.valid[:, None])
+    return {
+        "rewards": shaped.rewards,  # [B], normalised and clipped, less the KL
+        "token_rewards": token_rewards,  # [B, T], the same on tokens
+        "reward_terms": scored.reward_terms,  # name -> [B], as scored
+        "valid": scored.valid,  # [B]
+        "group_index": batch.group_index,  # [B]
+        "response_mask": mask,  # [B, T]
+        "turn_begins": batch.turn_begins,  # [B, T]
+        "old_logprobs": shaped.logprobs.old,  # [B, T]
+        "values": values,  # [B, T]
+        "episode_rewards": shaped.rewards,  # [B]
+        "step_rewards": None if scored.turn_rewards is None else scored.turn_rewards.sum(dim=1),  # [B], the row's own
+        "trajectory_index": batch.trajectory_index,  # [B]
+        "step_index": batch.step_index,  # [B]
+        **scored.extras,
     }
+
+
+def _run_estimator(
+    plan: AdvantagePlan, batch: SequenceBatch, available: Mapping[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """Advantages and, from estimators that compute them, returns; both [B, T].
+
+    An estimator reads trajectories, each joined into one row of sampled tokens, unless it names trajectory_index: then it reads
+    the rows of the batch, which are steps of an environment.
+    """
     estimator, needed = ADVANTAGES.get(plan.name, plan.path), inputs_of(plan)
     missing = [name for name in needed if available.get(name) is None]
     if missing:
@@ -56,75 +87,18 @@ def estimate_advantages(batch: SequenceBatch, plan: AdvantagePlan) -> TrainBatch
                 field="advantage.name",
             )
         )
-    values = [available[name] for name in needed]
+    inputs = [available[name] for name in needed]
     if "trajectory_index" in needed:
-        result = estimator(*values, **plan.parameters)
-        advantages, returns = result if isinstance(result, tuple) else (result, None)
-    else:
-        whole = joined(batch)
-        result = estimator(*(_joined(whole, value) for value in values), **plan.parameters)
-        parts = result if isinstance(result, tuple) else (result, None)
-        advantages, returns = whole.split(parts[0]), None if parts[1] is None else whole.split(parts[1])
-    loss_mask = batch.kept_mask & batch.valid[:, None]
-    if batch.trained is not None:
-        loss_mask &= batch.trained[:, None]
-    if plan.whiten:
-        advantages = whiten(advantages, loss_mask)
-    if plan.clip is not None:
-        advantages = advantages.clamp(-plan.clip, plan.clip)
-    return TrainBatch(
-        sequences=batch,
-        advantages=advantages,
-        returns=returns,
-        loss_mask=loss_mask,
-    )
+        return _both(estimator(*inputs, **plan.parameters))
+    whole = joined(batch)
+    advantages, returns = _both(estimator(*map(whole.join_all, inputs), **plan.parameters))
+    return whole.split(advantages), None if returns is None else whole.split(returns)
 
 
-def _joined(whole: Joined, value: Any) -> Any:
-    """A tensor, or the tensors in a mapping, of trajectories."""
-    if isinstance(value, Mapping):
-        return {name: whole.join(tensor) for name, tensor in value.items()}
-    return whole.join(value)
+def _both(result: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    return result if isinstance(result, tuple) else (result, None)
 
 
 def inputs_of(plan: AdvantagePlan) -> tuple[str, ...]:
-    """Names of the tensors that the estimator takes."""
+    """Names of the inputs that the estimator takes."""
     return ADVANTAGES.describe(plan.name, plan.path).inputs
-
-
-def token_rewards(batch: SequenceBatch) -> Tensor:
-    """The batch's own, or each trajectory's reward on its last sampled token, [B, T] float32; 0 elsewhere, and for an empty
-    response."""
-    if batch.token_rewards is not None:
-        return batch.token_rewards
-    return torch.where(last_tokens(batch), batch.rewards[:, None], 0.0)
-
-
-def last_tokens(batch: SequenceBatch) -> Tensor:
-    """[B, T] bool, True on the last sampled token of each trajectory."""
-    positions = torch.arange(1, batch.response_mask.shape[1] + 1, device=batch.rewards.device)
-    is_last = batch.response_mask & (positions == batch.response_lengths[:, None])
-    return is_last & batch.last_rows[:, None]
-
-
-def _whitened_rewards(batch: SequenceBatch) -> Tensor:
-    """Token rewards [B, T] of mean 0 and variance 1 over all sampled tokens of valid responses. Most tokens have reward 0,
-    and get the same small offset."""
-    return whiten(_kept_rewards(batch), batch.kept_mask & batch.valid[:, None])
-
-
-def _kept_rewards(batch: SequenceBatch) -> Tensor:
-    """Token rewards [B, T], where those of rejected tokens stand on the last token that was kept of their row, or of the row
-    before in their trajectory: what a response was worth must not go with its last token."""
-    rewards, kept = token_rewards(batch), batch.kept_mask
-    if batch.rejected is None:
-        return rewards
-    positions = torch.arange(1, kept.shape[1] + 1, device=kept.device)
-    is_last = kept & (positions == (kept * positions).amax(dim=1, keepdim=True))
-    moved = torch.where(batch.response_mask & ~kept, rewards, 0.0).sum(dim=1, keepdim=True)
-    empty, trajectories = ~kept.any(dim=1), batch.trajectories
-    for row in (empty & (moved[:, 0] != 0)).nonzero()[:, 0].tolist():
-        before = ((trajectories[:row] == trajectories[row]) & ~empty[:row]).nonzero()[:, 0]
-        if len(before):
-            moved[before[-1]] += moved[row]
-    return torch.where(kept, rewards, 0.0) + torch.where(is_last, moved, 0.0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algos.statistics import explained_variance, masked_mean
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import TrainBatch, TrainerLogprobs
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory
@@ -34,7 +34,7 @@ def learning_metrics(batch: TrainBatch, update: UpdateStats) -> dict[str, float]
         **advantage_metrics(batch),
         **critic_metrics(batch),
         **gap_metrics(batch.sequences.rollout_logprobs, update.trainer_logprobs, batch.sequences.response_mask),
-        **correction_metrics(batch.sequences),
+        **correction_metrics(batch.sequences.response_mask, batch.logprobs),
         **update.metrics,
     }
 
@@ -142,9 +142,10 @@ def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
 
 def critic_metrics(batch: TrainBatch) -> dict[str, float]:
     """How the critic's values, as they were before this step's update, compare with the returns; empty without a critic."""
-    values, returns, mask = batch.sequences.values, batch.returns, batch.loss_mask
-    if values is None or returns is None or not mask.any():
+    mask = batch.loss_mask
+    if batch.critic is None or not mask.any():
         return {}
+    values, returns = batch.critic.values, batch.critic.returns
     metrics = {
         "critic/values_mean": masked_mean(values, mask).item(),
         "critic/returns_mean": masked_mean(returns, mask).item(),
@@ -170,18 +171,18 @@ def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask:
     }
 
 
-def correction_metrics(sequences: SequenceBatch) -> dict[str, float]:
-    """What rollout correction did to the step; empty without one."""
-    mask, metrics = sequences.response_mask, dict[str, float]()
-    if sequences.importance_weights is not None and mask.any():
-        weights = sequences.importance_weights[mask].double()
+def correction_metrics(mask: Tensor, correction: TrainerLogprobs) -> dict[str, float]:
+    """The effect of rollout correction on the step; empty without one. Args: mask [B, T] bool, sampled tokens."""
+    metrics: dict[str, float] = {}
+    if correction.importance_weights is not None and mask.any():
+        weights = correction.importance_weights[mask].double()
         metrics |= {"correction/weight_mean": weights.mean().item(), "correction/weight_max": weights.max().item()}
         if weights.any():
             effective = weights.sum().square() / weights.square().sum()
             metrics["correction/effective_token_share"] = effective.item() / len(weights)
-    if sequences.rejected is not None and mask.any():
+    if correction.rejected is not None and mask.any():
         sampled = mask.any(dim=1)
-        gone = sampled & ~sequences.kept_mask.any(dim=1)
-        metrics["correction/rejected_token_share"] = int(sequences.rejected.sum()) / int(mask.sum())
+        gone = sampled & ~correction.kept(mask).any(dim=1)
+        metrics["correction/rejected_token_share"] = int(correction.rejected.sum()) / int(mask.sum())
         metrics["correction/rejected_response_share"] = int(gone.sum()) / int(sampled.sum())
     return metrics

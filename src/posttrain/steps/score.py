@@ -1,10 +1,9 @@
-"""Score responses."""
+"""Score responses: reward terms, a reward model, an environment's own rewards, and responses that have no score."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.reward import GroupScorer, RewardModel
@@ -41,61 +40,82 @@ def score(
     reward_model: RewardModel | None = None,
     model_weight: float = 1.0,
 ) -> list[ScoredGroup]:
-    """An outcome for every response: the terms' sum, with a reward model model_weight x its score besides, and what an
-    environment gave.
+    """An outcome for every response: the sum of the reward terms, of model_weight x the reward model's score where there is one,
+    and of the environment's rewards where it gives some.
 
     Raises: TooManyInvalid when more than ``max_invalid_share`` of the responses could not be scored, with examples: a broken
         reward function must not pass for a policy that learns nothing.
     """
-    scored = [
-        ScoredGroup(group=group, outcomes=outcomes)
-        for group, outcomes in zip(groups, scorer.score(groups), strict=True)
-    ]
+    outcomes = scorer.score(groups)
     if reward_model:
-        scored = [
-            replace(
-                group,
-                outcomes=tuple(with_model(*pair, model_weight) for pair in zip(group.outcomes, outcomes, strict=True)),
-            )
-            for group, outcomes in zip(scored, reward_model.score(groups), strict=True)
+        of_model = reward_model.score(groups)
+        outcomes = [
+            tuple(with_model(*pair, model_weight) for pair in zip(*both, strict=True))
+            for both in zip(outcomes, of_model, strict=True)
         ]
     scored = [
-        replace(
-            group,
-            outcomes=tuple(
-                _unless_failed(trajectory, with_environment(outcome, trajectory.env_reward))
-                for trajectory, outcome in zip(group.group.trajectories, group.outcomes, strict=True)
-            ),
-        )
-        for group in scored
+        ScoredGroup(group=group, outcomes=each).map_outcomes(with_environment)
+        for group, each in zip(groups, outcomes, strict=True)
     ]
-    failures = [
-        (trajectory.sample_id, outcome)
-        for group in scored
-        for trajectory, outcome in zip(group.group.trajectories, group.outcomes, strict=True)
-        if isinstance(outcome, Invalid)
-    ]
-    responses = sum(len(group.outcomes) for group in scored)
-    if failures and len(failures) > max_invalid_share * responses:
-        counts = Counter(failure.reason for _, failure in failures)
-        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-        examples = "\n".join(
-            f"  {sample_id}: {failure.reason}: {failure.detail}"
-            for sample_id, failure in _of_every_reason(failures)[:10]
-        )
-        raise TooManyInvalid(
-            f"{len(failures)} of {responses} responses have no valid reward, more than reward.max_invalid_share "
-            f"= {max_invalid_share:g} allows ({reasons}):\n{examples}",
-            scored,
-        )
+    check_invalid_share(scored, max_invalid_share)
     return scored
 
 
-def _unless_failed(trajectory: Trajectory, outcome: Outcome) -> Outcome:
-    """What failed has no response, or none that was finished; whatever the text was worth, it is no score."""
+def with_model(terms: Outcome, model: Outcome, weight: float) -> Outcome:
+    """The terms' sum + weight x the model's score, which is kept under its name; Invalid when either is."""
+    if isinstance(terms, Invalid):
+        return terms
+    if isinstance(model, Invalid):
+        return model
+    return _with_term(terms, weight * model.value, MODEL, model.value)
+
+
+def with_environment(trajectory: Trajectory, terms: Outcome) -> Outcome:
+    """The terms' sum + the environment's rewards, which are kept under its name; these alone where no term counts.
+
+    A failed trajectory is Invalid: it has no response, or none that was finished, so its text deserves no score.
+    """
     if trajectory.stop_reason is StopReason.FAILED:
         return Invalid(trajectory.failure_reason or NOT_SAMPLED, trajectory.failure)
-    return outcome
+    given = trajectory.env_reward
+    if given is None:
+        return terms
+    if isinstance(terms, Invalid):
+        if terms.reason != NO_REWARD:
+            return terms
+        terms = Reward(0.0)
+    return _with_term(terms, given, ENVIRONMENT, given)
+
+
+def _with_term(terms: Reward, added: float, name: str, value: float) -> Outcome:
+    total = terms.value + added
+    if not abs(total) <= LARGEST:
+        of = "the environment's rewards" if name == ENVIRONMENT else "model"
+        return Invalid(NOT_FINITE, f"the sum of terms and {of} is {total}")
+    return Reward(total, (*terms.terms, (name, value)), terms.texts)
+
+
+def check_invalid_share(scored: list[ScoredGroup], max_invalid_share: float) -> None:
+    """Raises: TooManyInvalid, with the reasons and some responses of each."""
+    failures = [
+        (trajectory.sample_id, outcome)
+        for group in scored
+        for trajectory, outcome in group.pairs
+        if isinstance(outcome, Invalid)
+    ]
+    responses = sum(len(group.outcomes) for group in scored)
+    if not failures or len(failures) <= max_invalid_share * responses:
+        return
+    counts = Counter(failure.reason for _, failure in failures)
+    reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+    examples = "\n".join(
+        f"  {sample_id}: {failure.reason}: {failure.detail}" for sample_id, failure in _of_every_reason(failures)[:10]
+    )
+    raise TooManyInvalid(
+        f"{len(failures)} of {responses} responses have no valid reward, more than reward.max_invalid_share "
+        f"= {max_invalid_share:g} allows ({reasons}):\n{examples}",
+        scored,
+    )
 
 
 def _of_every_reason(failures: Sequence[tuple[str, Invalid]]) -> list[tuple[str, Invalid]]:
@@ -106,29 +126,3 @@ def _of_every_reason(failures: Sequence[tuple[str, Invalid]]) -> list[tuple[str,
         ranked.append((seen[failure.reason], sample_id, failure))
         seen[failure.reason] += 1
     return [(sample_id, failure) for _, sample_id, failure in sorted(ranked, key=lambda each: each[0])]
-
-
-def with_environment(terms: Outcome, given: float | None) -> Outcome:
-    """The terms' sum + what the environment gave, which is kept under its name; that alone where no term counts."""
-    if given is None:
-        return terms
-    if isinstance(terms, Invalid):
-        if terms.reason != NO_REWARD:
-            return terms
-        terms = Reward(0.0)
-    total = terms.value + given
-    if not abs(total) <= LARGEST:
-        return Invalid(NOT_FINITE, f"the sum of terms and the environment's rewards is {total}")
-    return Reward(total, (*terms.terms, (ENVIRONMENT, given)), terms.texts)
-
-
-def with_model(terms: Outcome, model: Outcome, weight: float) -> Outcome:
-    """The terms' sum + weight x the model's score, which is kept under its name; Invalid when either is."""
-    if isinstance(terms, Invalid):
-        return terms
-    if isinstance(model, Invalid):
-        return model
-    total = terms.value + weight * model.value
-    if not abs(total) <= LARGEST:
-        return Invalid(NOT_FINITE, f"the sum of terms and model is {total}")
-    return Reward(total, (*terms.terms, (MODEL, model.value)), terms.texts)

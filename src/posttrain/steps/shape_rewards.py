@@ -1,4 +1,4 @@
-"""What is made of the scores before advantages are estimated, in this order (docs/rewards.md):
+"""Reward shaping: everything that is applied to scores before advantages are estimated, in this order (docs/rewards.md):
 
 outcomes:  overlong penalty, zero for what did not stop    (shape_outcomes; here the group filter looks)
 rewards:   mean and std, clip                              (shape_rewards)
@@ -19,14 +19,13 @@ from posttrain.algos.kl_control import next_kl_coef
 from posttrain.algos.kl_reward import penalize_kl
 from posttrain.algos.overlong import overlong_penalty
 from posttrain.algos.reward_normalization import RunningMoments, normalize_rewards
-from posttrain.records.batches import SequenceBatch
+from posttrain.records.batches import ScoredBatch, ShapedBatch, TrainerLogprobs
 from posttrain.records.plans import KlRewardPlan, RewardPlan
 from posttrain.records.trajectories import Outcome, Reward, ScoredGroup, StopReason, Trajectory
-from posttrain.steps.advantage import last_tokens, token_rewards
 
 
 class RewardState:
-    """What the rewards of a run remember from step to step; checkpoints hold it."""
+    """Running statistics and the steered KL coefficient, kept from step to step and saved in checkpoints."""
 
     def __init__(self, kl: KlRewardPlan):
         self._kl = kl
@@ -48,16 +47,7 @@ class RewardState:
 
 def shape_outcomes(groups: Sequence[ScoredGroup], plan: RewardPlan) -> list[ScoredGroup]:
     """Rewards after the rules about a response's end. What the overlong rule takes is kept beside the terms, by its name."""
-    return [
-        replace(
-            group,
-            outcomes=tuple(
-                _shaped(outcome, trajectory, plan)
-                for outcome, trajectory in zip(group.outcomes, group.group.trajectories, strict=True)
-            ),
-        )
-        for group in groups
-    ]
+    return [group.map_outcomes(lambda trajectory, outcome: _shaped(outcome, trajectory, plan)) for group in groups]
 
 
 def _shaped(outcome: Outcome, trajectory: Trajectory, plan: RewardPlan) -> Outcome:
@@ -76,26 +66,26 @@ def _shaped(outcome: Outcome, trajectory: Trajectory, plan: RewardPlan) -> Outco
     return outcome if plan.by_turn else replace(outcome, by_turn=False)
 
 
-def shape_rewards(batch: SequenceBatch, plan: RewardPlan, state: RewardState) -> SequenceBatch:
-    """The batch with normalised and clipped rewards, and with the KL penalty on its tokens when there is one (which needs old
-    and reference log-probs). Responses without a valid reward have no part in any of it. What was measured is in
-    ``state.metrics``."""
+def shape_rewards(scored: ScoredBatch, logprobs: TrainerLogprobs, plan: RewardPlan, state: RewardState) -> ShapedBatch:
+    """Normalise and clip the rewards, and take the KL from those of tokens where the plan has one (it needs old and reference
+    log-probs). Responses without a valid reward have no part in any of it. Measurements are left in ``state.metrics``."""
     state.metrics = {}
-    last = batch.last_rows  # a trajectory counts once, however many rows it has
-    rewards, valid = batch.rewards[last], batch.valid[last]
-    shaped = _clipped(_normalized(rewards, valid, batch.group_index[last], plan, state), valid, plan, state)
-    batch = _with_rewards(batch, shaped[last.long().cumsum(0) - last.long()])
-    return _less_divergence(batch, plan.kl, state) if plan.kl.coef else batch
+    last = scored.sequences.last_rows  # a trajectory counts once, however many rows it has
+    rewards, valid = scored.rewards[last], scored.valid[last]
+    groups = scored.sequences.group_index[last]
+    per_trajectory = _clipped(_normalized(rewards, valid, groups, plan, state), valid, plan, state)
+    shaped = _with_rewards(scored, logprobs, per_trajectory[last.long().cumsum(0) - last.long()])
+    return _less_divergence(shaped, plan.kl, state) if plan.kl.coef else shaped
 
 
-def _with_rewards(batch: SequenceBatch, rewards: Tensor) -> SequenceBatch:
+def _with_rewards(scored: ScoredBatch, logprobs: TrainerLogprobs, rewards: Tensor) -> ShapedBatch:
     """The batch with other rewards [B]. Where rewards stand on tokens, the change is put on the last token of the trajectory:
     turns keep what they were given."""
-    if batch.token_rewards is None:
-        return replace(batch, rewards=rewards)
-    change = torch.where(batch.last_rows, rewards - batch.rewards, 0.0)
-    placed = batch.token_rewards + torch.where(last_tokens(batch), change[:, None], 0.0)
-    return replace(batch, rewards=rewards, token_rewards=placed)
+    placed = scored.turn_rewards
+    if placed is not None:
+        change = torch.where(scored.sequences.last_rows, rewards - scored.rewards, 0.0)
+        placed = placed + torch.where(scored.sequences.last_tokens, change[:, None], 0.0)
+    return ShapedBatch(scored=scored, logprobs=logprobs, rewards=rewards, token_rewards=placed)
 
 
 def _normalized(rewards: Tensor, valid: Tensor, groups: Tensor, plan: RewardPlan, state: RewardState) -> Tensor:
@@ -117,24 +107,25 @@ def _clipped(rewards: Tensor, valid: Tensor, plan: RewardPlan, state: RewardStat
     return rewards.clamp(-plan.clip, plan.clip)
 
 
-def _less_divergence(batch: SequenceBatch, plan: KlRewardPlan, state: RewardState) -> SequenceBatch:
-    """coef x KL(old || reference) is taken from every token's reward; then the coefficient is steered for the next step."""
-    assert batch.old_logprobs is not None and batch.ref_logprobs is not None
-    mask = batch.response_mask & batch.valid[:, None]
+def _less_divergence(shaped: ShapedBatch, plan: KlRewardPlan, state: RewardState) -> ShapedBatch:
+    """Take coef x KL(old || reference) from every token's reward; then steer the coefficient for the next step."""
+    old, ref, valid = shaped.logprobs.old, shaped.logprobs.ref, shaped.scored.valid
+    assert old is not None and ref is not None, "a KL in the reward compares old with reference log-probs"
     rewards, measured = penalize_kl(
-        token_rewards(batch),
-        batch.old_logprobs,
-        batch.ref_logprobs,
-        mask,
+        shaped.rewards_on_tokens(),
+        old,
+        ref,
+        shaped.sequences.response_mask & valid[:, None],
         kl_coef=state.kl_coef,
         estimator=plan.estimator,
     )
     state.metrics |= {"reward/kl": measured, "reward/kl_coef": state.kl_coef}
     if math.isfinite(measured):  # otherwise the step's loss is not finite either, and the step is skipped
-        sequences = int(batch.valid.sum())
+        sequences = int(valid.sum())
         state.kl_coef = next_kl_coef(
             state.kl_coef, measured, sequences, target_kl=plan.target, horizon=plan.horizon_sequences
         )
-    # What a trajectory is worth, on each of its rows: the sum over them.
-    whole = torch.zeros_like(batch.rewards).index_add(0, batch.trajectories, rewards.sum(dim=1))
-    return replace(batch, token_rewards=rewards, rewards=whole[batch.trajectories])
+    # A trajectory's reward, on each of its rows, is the sum over them.
+    trajectories = shaped.sequences.trajectory_index
+    whole = torch.zeros_like(shaped.rewards).index_add(0, trajectories, rewards.sum(dim=1))
+    return replace(shaped, token_rewards=rewards, rewards=whole[trajectories])

@@ -1,22 +1,41 @@
-"""Update the policy, and the critic, on one step's sequences."""
+"""Update the policy, and the critic, on one step's sequences: passes over them with an optimizer step per mini-batch."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
-from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
+from posttrain.interfaces.step_clock import StepClock
+from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
 from posttrain.records.batches import TrainBatch
-from posttrain.records.plans import CriticUpdatePlan, UpdatePlan
+from posttrain.records.plans import CriticUpdatePlan, StepPlan, UpdatePlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, UpdateStats
-from posttrain.steps.mini_batches import run_mini_batches
+
+OnSequences = Callable[[int], None]  # called with the number of sequences that were learned since the last call
+
+
+def update_models(
+    policy: TrainEngine, critic: ValueEngine | None, batch: TrainBatch, plan: StepPlan, clock: StepClock
+) -> UpdateStats:
+    """Update the critic, if there is one, and then the policy, except in steps in which only the critic warms up."""
+    policy_stats = critic_stats = None
+    if critic and plan.critic_update:
+        with clock.phase("critic_update", total=len(batch) * plan.critic_update.epochs):
+            critic_stats = update_critic(critic, batch, plan.critic_update, clock.advance)  # V towards R
+    if plan.updates_policy:
+        with clock.phase("update", total=len(batch) * plan.update.epochs):
+            policy_stats = update(policy, batch, plan.update, clock.advance)
+    return merged(batch, policy_stats, critic_stats)
 
 
 def update(
-    policy: TrainEngine, batch: TrainBatch, plan: UpdatePlan, on_sequences: Callable[[int], None] | None = None
+    policy: TrainEngine, batch: TrainBatch, plan: UpdatePlan, on_sequences: OnSequences | None = None
 ) -> UpdateStats:
-    """plan.epochs passes over the batch, an optimizer step per mini-batch; see run_mini_batches."""
+    """Update the policy: plan.epochs passes over the batch, an optimizer step per mini-batch."""
     first_logprobs: list[Tensor] = []
 
     def learn(mini_batch: TrainBatch, epoch: int) -> ForwardBackwardStats:
@@ -25,54 +44,89 @@ def update(
             first_logprobs.append(stats.policy_logprobs)
         return stats
 
-    metrics, updates, skipped = run_mini_batches(
-        policy,
-        learn,
-        batch,
-        role="policy",
-        epochs=plan.epochs,
-        sequences_per_update=plan.sequences_per_update,
-        on_sequences=on_sequences,
-    )
-    old = batch.sequences.old_logprobs
-    return UpdateStats(
-        metrics=metrics,
-        trainer_logprobs=old if old is not None else first_logprobs[0],
-        updates=updates,
-        skipped_updates=skipped,
-    )
+    stats = run_mini_batches(policy, learn, batch, "policy", plan.epochs, plan.sequences_per_update, on_sequences)
+    old = batch.logprobs.old
+    return replace(stats, trainer_logprobs=old if old is not None else first_logprobs[0])
 
 
 def update_critic(
-    critic: ValueEngine, batch: TrainBatch, plan: CriticUpdatePlan, on_sequences: Callable[[int], None] | None = None
+    critic: ValueEngine, batch: TrainBatch, plan: CriticUpdatePlan, on_sequences: OnSequences | None = None
 ) -> UpdateStats:
-    """The same for the critic, on the value loss: its values move towards the returns."""
+    """Update the critic on the value loss, in the same way: its values move towards the returns."""
 
     def learn(mini_batch: TrainBatch, epoch: int) -> LossStats:
         return critic.forward_backward(mini_batch, plan.loss, mini_batch.counts())
 
-    metrics, updates, skipped = run_mini_batches(
-        critic,
-        learn,
-        batch,
-        role="critic",
-        epochs=plan.epochs,
-        sequences_per_update=plan.sequences_per_update,
-        on_sequences=on_sequences,
-    )
-    return UpdateStats(metrics=metrics, trainer_logprobs=None, updates=updates, skipped_updates=skipped)
+    return run_mini_batches(critic, learn, batch, "critic", plan.epochs, plan.sequences_per_update, on_sequences)
 
 
 def merged(batch: TrainBatch, policy: UpdateStats | None, critic: UpdateStats | None) -> UpdateStats:
     """One step's updates of all models as one; None stands for a model that was not to be updated in this step.
 
     ``updates`` is the number that the model with fewer of them made, so a step in which the policy or the critic could not
-    learn at all is seen to be one; a warm-up step, in which only the critic is due, is not.
+    learn at all counts as one without an update; a warm-up step, in which only the critic is due, does not.
     """
     due = [stats for stats in (policy, critic) if stats is not None]
     return UpdateStats(
         metrics={name: value for stats in due for name, value in stats.metrics.items()},
-        trainer_logprobs=policy.trainer_logprobs if policy else batch.sequences.old_logprobs,
+        trainer_logprobs=policy.trainer_logprobs if policy else batch.logprobs.old,
         updates=min(stats.updates for stats in due),
         skipped_updates=sum(stats.skipped_updates for stats in due),
     )
+
+
+def run_mini_batches(
+    engine: OptimizedEngine,
+    learn: Callable[[TrainBatch, int], LossStats],
+    batch: TrainBatch,
+    role: str,
+    epochs: int,
+    sequences_per_update: int,
+    on_sequences: OnSequences | None = None,
+) -> UpdateStats:
+    """``epochs`` passes over the batch. ``learn(mini_batch, epoch)`` adds the gradient, then comes the optimizer step.
+
+    A mini-batch whose loss or gradient is not finite, or that holds no token to learn from, changes nothing and is counted.
+
+    Returns: updates made and skipped, and metrics by name: means over all loss tokens; ROLE/loss, ROLE/grad_norm and ROLE/lr
+        are means over the updates made, and absent when there were none.
+    """
+    sums, norms, rates, losses = Counter[str](), [], [], []
+    tokens = skipped = 0
+    for epoch in range(epochs):
+        for rows in rows_per_update(batch, sequences_per_update):
+            stats = learn(batch.rows(rows), epoch)
+            if on_sequences:
+                on_sequences(len(rows))
+            if stats.tokens == 0 or not math.isfinite(stats.loss):
+                engine.zero_grad()
+                skipped += 1
+                continue
+            step = engine.optimizer_step()
+            if step.skipped:
+                skipped += 1
+                continue
+            sums.update(stats.sums)
+            tokens += stats.tokens
+            losses.append(stats.loss)
+            norms.append(step.grad_norm)
+            rates.append(step.lr)
+    metrics = {name: total / tokens for name, total in sums.items()} if tokens else {}
+    if losses:
+        metrics |= {f"{role}/loss": _mean(losses), f"{role}/grad_norm": _mean(norms), f"{role}/lr": _mean(rates)}
+    metrics[f"{role}/skipped_updates"] = float(skipped)
+    return UpdateStats(metrics=metrics, trainer_logprobs=None, updates=len(losses), skipped_updates=skipped)
+
+
+def rows_per_update(batch: TrainBatch, sequences_per_update: int) -> list[list[int]]:
+    """The rows of each mini-batch. Trajectories are counted, so that a step has as many updates as its plan says, into however
+    many rows its episodes were cut; all rows of a trajectory are in one mini-batch."""
+    _, number = batch.sequences.trajectory_index.unique_consecutive(return_inverse=True)
+    found: dict[int, list[int]] = {}
+    for row, mini_batch in enumerate((number // sequences_per_update).tolist()):
+        found.setdefault(mini_batch, []).append(row)
+    return list(found.values())
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from batches import advantages_of, scored_batch, sequence_batch, shaped_batch
 from posttrain.algos.objective import policy_objective
 from posttrain.build.plans import chosen_parameters
 from posttrain.config import RunConfig
@@ -18,10 +19,9 @@ from posttrain.config.algorithm import AdvantageConfig, Aggregation, LossConfig
 from posttrain.config.roles import needs_values
 from posttrain.dialects.checks import check, warnings_of
 from posttrain.errors import RequestError
-from posttrain.records.batches import SequenceBatch
+from posttrain.records.batches import ScoredBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES
-from posttrain.steps.advantage import estimate_advantages, token_rewards
 
 OF_STEPS = ADVANTAGES.taking("trajectory_index")  # estimators whose rows are turns
 
@@ -92,40 +92,43 @@ def test_every_estimator_is_supplied_with_what_it_needs(name: str) -> None:
         "step_rewards": torch.tensor([1.0, 0.0, 2.0, 0.0]),
         "state_index": torch.tensor([0, 0, 1, 1]),
     }
-    wanted = {key: value for key, value in supplied.items() if key in ADVANTAGES.inputs(name)}
-    train = estimate_advantages(replace(batch(), **wanted), AdvantagePlan(name=name))
-    assert (train.returns is None) == ("values" not in ADVANTAGES.inputs(name))
+    wanted: dict[str, Any] = {key: value for key, value in supplied.items() if key in ADVANTAGES.inputs(name)}
+    values, old = wanted.pop("values", None), wanted.pop("old_logprobs", None)
+    scored = replace(batch(), reward_terms=wanted.pop("reward_terms", {}))
+    if "step_rewards" in wanted:
+        first = torch.tensor([1.0, 0.0, 0.0])  # a row's rewards stand on its first token
+        scored = replace(scored, turn_rewards=wanted.pop("step_rewards")[:, None] * first)
+    train = advantages_of(replace(scored, extras=wanted), AdvantagePlan(name=name), values, old=old)
+    assert (train.critic is None) == ("values" not in ADVANTAGES.inputs(name))
     assert train.advantages.shape == (4, 3)
     assert (train.advantages[~train.loss_mask] == 0).all() and not train.loss_mask[3].any()
 
 
 def test_the_stage_says_what_an_estimator_lacks() -> None:
     with pytest.raises(RequestError, match="gae needs values, and this run has no role that computes it"):
-        estimate_advantages(batch(), AdvantagePlan(name="gae"))
+        advantages_of(batch(), AdvantagePlan(name="gae"))
     with pytest.raises(RequestError, match="gigpo needs step_rewards and state_index"):
-        estimate_advantages(batch(), AdvantagePlan(name="gigpo"))
+        advantages_of(batch(), AdvantagePlan(name="gigpo"))
     with pytest.raises(RequestError, match=r"needs old_logprobs and sum_pi_squared, .* computes them"):
-        estimate_advantages(batch(), AdvantagePlan(name="optimal_token_baseline"))
+        advantages_of(batch(), AdvantagePlan(name="optimal_token_baseline"))
 
 
-def batch() -> SequenceBatch:
+def batch() -> ScoredBatch:
     """Two groups of two; the second response has tool output inside, the last one has no valid reward."""
     mask = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 0, 0], [1, 1, 0]]).bool()
-    return SequenceBatch(
+    sequences = sequence_batch(
         tokens=torch.zeros(4, 5, dtype=torch.int64),
         prompt_lengths=torch.full((4,), 2),
         response_mask=mask,
-        rollout_logprobs=torch.zeros(4, 3),
-        rewards=torch.tensor([1.0, 0.0, 2.0, 0.0]),
-        valid=torch.tensor([True, True, True, False]),
         group_index=torch.tensor([0, 0, 1, 1]),
-        sample_ids=("a", "b", "c", "d"),
     )
+    valid = torch.tensor([True, True, True, False])
+    return scored_batch(sequences, rewards=torch.tensor([1.0, 0.0, 2.0, 0.0]), valid=valid)
 
 
 def test_a_reward_stands_on_the_last_sampled_token() -> None:
     scored = replace(batch(), rewards=torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    assert token_rewards(scored).tolist() == [[0, 0, 1], [0, 0, 2], [3, 0, 0], [0, 4, 0]]
+    assert shaped_batch(scored).rewards_on_tokens().tolist() == [[0, 0, 1], [0, 0, 2], [3, 0, 0], [0, 4, 0]]
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "grpo_passk"])
@@ -197,10 +200,8 @@ def test_objective_by_hand() -> None:
     # One update per step, so r = 1: loss -A; token_mean over 6 tokens of valid rows.
     # grpo without std: group 0: +-0.5, group 1 has one valid member: 0. -(3 x 0.5 - 2 x 0.5) / 6 = -0.083333
     # entropy 2 everywhere, weight 0.1: -0.2. KL k1: policy -1, ref -1.5: 0.5, weight 0.2: +0.1. Sum -0.183333
-    train = estimate_advantages(
-        replace(batch(), ref_logprobs=torch.full((4, 3), -1.5)),
-        AdvantagePlan(name="grpo", parameters={"normalize_by_std": False}),
-    )
+    estimator = AdvantagePlan(name="grpo", parameters={"normalize_by_std": False})
+    train = advantages_of(batch(), estimator, ref=torch.full((4, 3), -1.5))
     plan = LossPlan(
         name="ppo_clip",
         parameters={"clip_ratio_low": 0.2, "clip_ratio_high": 0.2},
@@ -229,8 +230,9 @@ def test_every_loss_goes_from_a_configuration_to_a_gradient(name: str) -> None:
         aggregation=section.aggregation,
         temperature=1.0,
     )
-    others = {"old_logprobs": torch.full((4, 3), -1.1), "rollout_logprobs": torch.full((4, 3), -1.05)}
-    train = estimate_advantages(replace(batch(), **others), AdvantagePlan(name="grpo"))
+    scored = batch()
+    scored = replace(scored, sequences=replace(scored.sequences, rollout_logprobs=torch.full((4, 3), -1.05)))
+    train = advantages_of(scored, AdvantagePlan(name="grpo"), old=torch.full((4, 3), -1.1))
     policy = torch.full((4, 3), -1.0, requires_grad=True)
     loss, sums = policy_objective(policy, torch.zeros(4, 3), train, plan, train.counts())
     (gradient,) = torch.autograd.grad(loss, policy)
@@ -242,7 +244,7 @@ def test_every_loss_goes_from_a_configuration_to_a_gradient(name: str) -> None:
 
 
 def test_a_loss_that_chooses_in_the_mini_batch_runs_when_it_is_whole_and_refuses_a_part() -> None:
-    train = estimate_advantages(batch(), AdvantagePlan(name="grpo"))
+    train = advantages_of(batch(), AdvantagePlan(name="grpo"))
     numbers = {"covariance_share": 0.5, "covariance_kl_coef": 1.0}
     plan = LossPlan(name="kl_cov", parameters=numbers, aggregation="token_mean", temperature=1.0)
     logprobs = torch.full((4, 3), -1.0, requires_grad=True)

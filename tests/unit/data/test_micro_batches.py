@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batches import sequence_batch
 from posttrain.data.micro_batches import in_row_order, micro_batches
 from posttrain.data.packing import pack
 from posttrain.errors import RequestError
@@ -23,15 +24,12 @@ def make_batch(groups: list[tuple[int, list[int]]]) -> SequenceBatch:
     for row, (group, _, _) in enumerate(rows):
         tokens[row, :width] = group
     mask = torch.arange(length) < torch.tensor([[response] for *_, response in rows])
-    return SequenceBatch(
+    return sequence_batch(
         tokens=tokens,
         prompt_lengths=torch.tensor([prompt for _, prompt, _ in rows]),
         response_mask=mask,
         rollout_logprobs=torch.zeros(mask.shape),
-        rewards=torch.zeros(len(rows)),
-        valid=torch.ones(len(rows), dtype=torch.bool),
         group_index=torch.tensor([group for group, *_ in rows]),
-        sample_ids=tuple(map(str, range(len(rows)))),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from batches import sequence_batch
 from posttrain.data.packing import pack
 from posttrain.records.batches import SequenceBatch
 
@@ -23,13 +24,11 @@ def make_batch(
         mask[row, : len(response)] = True
     if masked:
         mask[masked] = False
-    return SequenceBatch(
+    return sequence_batch(
         tokens=tokens,
         prompt_lengths=torch.tensor([len(prompt) for prompt, _ in rows]),
         response_mask=mask,
         rollout_logprobs=torch.zeros(mask.shape),
-        rewards=torch.zeros(len(rows)),
-        valid=torch.ones(len(rows), dtype=torch.bool),
         group_index=torch.tensor(groups or list(range(len(rows)))),
         sample_ids=tuple(str(row) for row in range(len(rows))),
     )

@@ -1,16 +1,15 @@
-"""What the loop tells every step, and what it says when it gives up."""
+"""The plan of every step, and the message of a run that gives up."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-import torch
 
-from posttrain.loops.rl_plan import RunPlan, StepPlan
+from posttrain.loops.rl_plan import RunPlan
 from posttrain.loops.rl_sync import no_update_message
-from posttrain.records.batches import SequenceBatch, TrainBatch
-from posttrain.records.plans import AdvantagePlan, LossPlan, UpdatePlan
+from posttrain.loops.training import LoopPlan
+from posttrain.records.plans import AdvantagePlan, LossPlan, StepPlan, UpdatePlan
 from posttrain.records.trajectories import SamplingParams
 
 SAMPLING = SamplingParams(max_response_tokens=4, seed=1)
@@ -29,16 +28,9 @@ def plan() -> RunPlan:
     return RunPlan(
         step=step,
         seed=1,
+        loop=LoopPlan(total_steps=3, max_skipped_steps=3),
         validation_sampling=SAMPLING,
         validation_prompts=[],
-        total_steps=3,
-        steps_per_epoch=3,
-        max_skipped_steps=3,
-        validate_every=None,
-        validate_before=False,
-        validate_after=False,
-        save_every=None,
-        save_at_end=False,
         samples_every=None,
     )
 
@@ -65,17 +57,5 @@ def test_the_policy_waits_while_the_critic_warms_up(plan: RunPlan) -> None:
 
 
 def test_message_names_samples_and_their_file() -> None:
-    sequences = SequenceBatch(
-        tokens=torch.zeros(4, 2, dtype=torch.int64),
-        prompt_lengths=torch.ones(4, dtype=torch.int64),
-        response_mask=torch.ones(4, 1, dtype=torch.bool),
-        rollout_logprobs=torch.zeros(4, 1),
-        rewards=torch.zeros(4),
-        valid=torch.zeros(4, dtype=torch.bool),
-        group_index=torch.zeros(4, dtype=torch.int64),
-        sample_ids=("a/0", "a/1", "b/0", "b/1"),
-    )
-    train = TrainBatch(sequences=sequences, advantages=torch.zeros(4, 1), loss_mask=torch.zeros(4, 1, dtype=torch.bool))
-    text = no_update_message(2, 9, train)
-    assert text.startswith("2 steps in a row made no update (step 9 was the last)")
+    text = no_update_message(9, ("a/0", "a/1", "b/0", "b/1"))
     assert "a/0, a/1, b/0, ... in samples/step_9.jsonl" in text

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from batches import sequence_batch, train_batch
 from posttrain.config.lora import LoraConfig
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.lora import add_adapter
 from posttrain.models.work import matrix_flops_per_s, work_of
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import SequenceBatch
 from posttrain.records.work import Work
 from posttrain.run.clock import Clock
 from posttrain.run.trackers import Trackers
@@ -24,13 +24,11 @@ LAYERS, HEAD = 1000, 50
 def batch() -> SequenceBatch:
     """Two responses (2 and 1 tokens) to a prompt of 3 tokens, one (2 tokens) to a prompt of 4."""
     mask = torch.tensor([[True, True], [True, False], [True, True]])
-    return SequenceBatch(
+    return sequence_batch(
         tokens=torch.zeros(3, 6, dtype=torch.int64),
         prompt_lengths=torch.tensor([3, 3, 4]),
         response_mask=mask,
         rollout_logprobs=torch.zeros(3, 2),
-        rewards=torch.zeros(3),
-        valid=torch.ones(3, dtype=torch.bool),
         group_index=torch.tensor([0, 0, 1]),
         sample_ids=("a", "b", "c"),
     )
@@ -62,8 +60,7 @@ def test_the_share_and_the_speeds_of_a_step() -> None:
     for phase in ("rollout", "logprobs", "update"):
         with clock.phase(phase):
             time.sleep(0.01)
-    sequences = replace(batch(), ref_logprobs=torch.zeros(3, 2))
-    train = TrainBatch(sequences=sequences, advantages=torch.zeros(3, 2), loss_mask=sequences.response_mask)
+    train = train_batch(batch(), ref=torch.zeros(3, 2))
     work = Work(layer_parameters=LAYERS, head_parameters=HEAD, flops_per_s=1e8, shares_prompts=False)
     speeds, seconds = clock.throughput(5, train, work, epochs=2), clock.metrics()
     assert set(speeds) == {
@@ -76,7 +73,7 @@ def test_the_share_and_the_speeds_of_a_step() -> None:
     assert speeds["speed/logprobs_tokens_per_s"] == pytest.approx(15 / seconds["time/logprobs_s"])  # 10 + 5 tokens
     flops = 2 * 6 * (LAYERS * 15 + HEAD * 5)  # two passes
     assert speeds["speed/update_peak_share"] == pytest.approx(flops / seconds["time/update_s"] / 1e8)
-    without = clock.throughput(5, replace(train, sequences=batch()))  # no log-probs were computed, no peak is known
+    without = clock.throughput(5, train_batch(batch()))  # no log-probs were computed, no peak is known
     assert set(without) == {"speed/rollout_tokens_per_s", "speed/update_tokens_per_s"}
 
 

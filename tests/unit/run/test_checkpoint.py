@@ -16,6 +16,7 @@ from posttrain.run import checkpoint, durable
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.checkpoint_folders import damage_of, resolve_checkpoint
 from posttrain.run.export import export_checkpoint
+from posttrain.run.progress import Progress
 from posttrain.run.retention import Retention
 
 
@@ -52,13 +53,13 @@ class FakeLoader:
 
 def save(checkpoints: Checkpoints, *steps: int) -> None:
     for step in steps:
-        checkpoints.save(step, FakePolicy(100 + step), FakeLoader(step))  # type: ignore[arg-type]
+        checkpoints.save(step, Progress(policy=FakePolicy(100 + step), loader=FakeLoader(step)))  # type: ignore[arg-type]
 
 
 def restore(checkpoints: Checkpoints) -> tuple[int, int, int, list[str]]:
     """Step, policy, data position, and what was said."""
     policy, loader, said = FakePolicy(), FakeLoader(), []
-    step = checkpoints.restore(policy, loader, said.append)  # type: ignore[arg-type]
+    step = checkpoints.restore(Progress(policy=policy, loader=loader), said.append)  # type: ignore[arg-type]
     return step, policy.value, loader.position, said
 
 
@@ -73,7 +74,7 @@ def names(checkpoints: Checkpoints) -> list[str]:
 
 def test_nothing_saved_restores_nothing(checkpoints: Checkpoints) -> None:
     assert restore(checkpoints) == (0, 0, 0, [])
-    assert checkpoints.newest_name() is None
+    assert checkpoints.last_good_name() is None
 
 
 def test_newest_step_is_restored_by_number_not_by_name(checkpoints: Checkpoints) -> None:
@@ -125,7 +126,7 @@ def test_damaged_checkpoint_is_named_and_passed_over(checkpoints: Checkpoints, d
     ]
     assert pointer.read_text() == "global_step_3\n"
     assert checkpoints.passed_over == [f"global_step_6: {reason}"]
-    assert checkpoints.newest_name() == "global_step_3"
+    assert checkpoints.last_good_name() == "global_step_3"
 
 
 def test_run_whose_checkpoints_are_all_damaged_does_not_start_over_by_itself(checkpoints: Checkpoints) -> None:
@@ -154,7 +155,7 @@ def test_death_while_saving_leaves_the_one_before(checkpoints: Checkpoints, monk
 
 def test_saving_a_step_again_replaces_it(checkpoints: Checkpoints) -> None:
     save(checkpoints, 3)
-    checkpoints.save(3, FakePolicy(7), FakeLoader(8))  # type: ignore[arg-type]
+    checkpoints.save(3, Progress(policy=FakePolicy(7), loader=FakeLoader(8)))  # type: ignore[arg-type]
     assert restore(checkpoints) == (3, 7, 8, [])
 
 
@@ -233,20 +234,22 @@ def test_export_into_an_empty_folder_but_never_over_anything(checkpoints: Checkp
 
 
 def test_the_critic_is_saved_beside_the_policy(checkpoints: Checkpoints) -> None:
-    checkpoints.save(3, FakePolicy(7), FakeLoader(3), FakePolicy(9))  # type: ignore[arg-type]
+    checkpoints.save(3, Progress(policy=FakePolicy(7), loader=FakeLoader(3), critic=FakePolicy(9)))  # type: ignore[arg-type]
     listed = json.loads((checkpoints.folder / "global_step_3/manifest.json").read_text())["files"]
     assert "critic/model.safetensors" in listed
     policy, critic = FakePolicy(), FakePolicy()
-    assert checkpoints.restore(policy, FakeLoader(), print, critic) == 3  # type: ignore[arg-type]
+    assert checkpoints.restore(Progress(policy=policy, loader=FakeLoader(), critic=critic), print) == 3  # type: ignore[arg-type]
     assert (policy.value, critic.value) == (7, 9)
 
 
 def test_a_damaged_critic_is_a_damaged_checkpoint(checkpoints: Checkpoints) -> None:
     for step in (3, 6):
-        checkpoints.save(step, FakePolicy(step), FakeLoader(step), FakePolicy(step))  # type: ignore[arg-type]
+        checkpoints.save(step, Progress(policy=FakePolicy(step), loader=FakeLoader(step), critic=FakePolicy(step)))  # type: ignore[arg-type]
     (checkpoints.folder / "global_step_6/critic/model.safetensors").write_text("8")
     critic = FakePolicy()
-    assert checkpoints.restore(FakePolicy(), FakeLoader(), lambda said: None, critic) == 3  # type: ignore[arg-type]
+    assert (
+        checkpoints.restore(Progress(policy=FakePolicy(), loader=FakeLoader(), critic=critic), lambda said: None) == 3
+    )  # type: ignore[arg-type]
     assert critic.value == 3
 
 
@@ -256,12 +259,12 @@ def test_a_run_that_needs_a_critic_does_not_go_on_without_one(checkpoints: Check
     with pytest.raises(
         RequestError, match=r"global_step_3 was saved by a run without a critic, and this run needs one"
     ):
-        checkpoints.restore(policy, FakeLoader(), print, FakePolicy())  # type: ignore[arg-type]
+        checkpoints.restore(Progress(policy=policy, loader=FakeLoader(), critic=FakePolicy()), print)  # type: ignore[arg-type]
     assert policy.value == 1  # refused before anything was loaded
 
 
 def test_export_of_the_critic(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    checkpoints.save(3, FakePolicy(7), FakeLoader(3), FakePolicy(9))  # type: ignore[arg-type]
+    checkpoints.save(3, Progress(policy=FakePolicy(7), loader=FakeLoader(3), critic=FakePolicy(9)))  # type: ignore[arg-type]
     export_checkpoint(checkpoints.folder, tmp_path / "critic", "critic")
     assert (tmp_path / "critic/model.safetensors").read_text() == "9"
     assert sorted(path.name for path in (tmp_path / "critic").iterdir()) == ["config.json", "model.safetensors"]
@@ -279,7 +282,7 @@ def keep(tmp_path: Path, metric: dict[int, float | None], **rules: Any) -> list[
     checkpoints = Checkpoints(tmp_path, Retention(metric="m", **rules))
     for step, value in metric.items():
         measured = {"other": 1.0} if value is None else {"m": value}
-        checkpoints.save(step, FakePolicy(step), FakeLoader(step), None, None, measured)  # type: ignore[arg-type]
+        checkpoints.save(step, Progress(policy=FakePolicy(step), loader=FakeLoader(step)), measured)  # type: ignore[arg-type]
     return [name.removeprefix("global_step_") for name in names(checkpoints)]
 
 
@@ -402,7 +405,7 @@ def test_a_run_that_starts_from_another_runs_checkpoint(checkpoints: Checkpoints
     save(checkpoints, 3, 6)
     mine = Checkpoints(tmp_path / "mine", origin=checkpoints.folder / "global_step_3")
     assert restore(mine)[:3] == (3, 103, 3)
-    mine.save(4, FakePolicy(7), FakeLoader(4))  # type: ignore[arg-type]
+    mine.save(4, Progress(policy=FakePolicy(7), loader=FakeLoader(4)))  # type: ignore[arg-type]
     assert restore(mine)[:3] == (4, 7, 4)  # started again, it goes on
     assert (
         restore(Checkpoints(tmp_path / "other", origin=checkpoints.folder.parent))[0] == 6
@@ -418,7 +421,7 @@ def test_going_back_in_the_same_folder(checkpoints: Checkpoints) -> None:
         "the run goes back to step 3: checkpoint global_step_6 is kept as global_step_6.aside1",
         "the run goes back to step 3: checkpoint global_step_9 is kept as global_step_9.aside1",
     ]
-    back.save(4, FakePolicy(7), FakeLoader(4))  # type: ignore[arg-type]
+    back.save(4, Progress(policy=FakePolicy(7), loader=FakeLoader(4)))  # type: ignore[arg-type]
     assert restore(back)[:2] == (4, 7)
     assert restore(checkpoints)[0] == 4  # and without the path, too
 
@@ -453,4 +456,4 @@ def test_a_full_disk_is_known_by_what_libraries_raise(
             raise error
 
     with pytest.raises(raised, match=str(error.args[0])[:9]):
-        checkpoints.save(1, Failing(), FakeLoader())  # type: ignore[arg-type]
+        checkpoints.save(1, Progress(policy=Failing(), loader=FakeLoader()))  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from posttrain.models.loading import load_causal_lm, load_tokenizer
 from posttrain.run.checkpoint import Checkpoints, Contents
 from posttrain.run.checkpoint_folders import damage_of
 from posttrain.run.exports import export_models
+from posttrain.run.progress import Progress
 
 
 class Loader:
@@ -46,7 +47,7 @@ def update(policy: LocalTrainEngine) -> float:
 
 def resumed(model: Path, folder: Path, contents: Contents) -> tuple[LocalTrainEngine, list[str]]:
     policy, said = engine(model), []
-    assert Checkpoints(folder, contents=contents).restore(policy, Loader(), said.append) == 1  # type: ignore[arg-type]
+    assert Checkpoints(folder, contents=contents).restore(Progress(policy=policy, loader=Loader()), said.append) == 1  # type: ignore[arg-type]
     return policy, said
 
 
@@ -66,7 +67,7 @@ def test_without_the_optimizer_a_checkpoint_is_small_and_says_so_when_a_run_goes
 ) -> None:
     for name, kept in (("all", True), ("part", False)):
         saved = Checkpoints(tmp_path / name, contents=Contents(save_optimizer=kept))
-        saved.save(1, trained, Loader())  # type: ignore[arg-type]
+        saved.save(1, Progress(policy=trained, loader=Loader()))  # type: ignore[arg-type]
         assert damage_of(tmp_path / name / "global_step_1") is None
     assert not (tmp_path / "part/global_step_1/policy/optimizer.safetensors").exists()
     policy, said = resumed(tiny_llama, tmp_path / "part", Contents())
@@ -78,7 +79,7 @@ def test_without_the_optimizer_a_checkpoint_is_small_and_says_so_when_a_run_goes
 
 
 def test_what_is_not_to_be_loaded_starts_anew(tmp_path: Path, tiny_llama: Path, trained: LocalTrainEngine) -> None:
-    Checkpoints(tmp_path).save(1, trained, Loader())  # type: ignore[arg-type]
+    Checkpoints(tmp_path).save(1, Progress(policy=trained, loader=Loader()))  # type: ignore[arg-type]
     policy, said = resumed(tiny_llama, tmp_path, Contents(load_optimizer=False))
     assert (moments(policy), policy.version, said) == (0, 1, [])
     policy, said = resumed(tiny_llama, tmp_path, Contents(load_schedule=False))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.records.batches import TrainBatch
+from batches import advantages_of, train_batch
+from posttrain.records.batches import CriticTargets
 from posttrain.records.plans import AdvantagePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import (
@@ -24,7 +25,6 @@ from posttrain.records.trajectories import (
     TrajectoryGroup,
 )
 from posttrain.run.samples import write_samples
-from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
 from posttrain.steps.measure import (
     advantage_metrics,
@@ -127,11 +127,11 @@ def test_gap_is_over_response_tokens_only() -> None:
 
 def test_advantage_metrics_are_over_loss_tokens() -> None:
     """Rewards 1 and 0 on 1 and 2 tokens, advantages +-0.70711; the invalid response's 4 tokens do not count."""
-    train = estimate_advantages(assemble(GROUPS[:1]), AdvantagePlan(name="grpo"))
+    train = advantages_of(assemble(GROUPS[:1]), AdvantagePlan(name="grpo"))
     metrics = advantage_metrics(train)
     expected = {"mean": -0.70711 / 3, "abs_mean": 0.70711, "max": 0.70711, "min": -0.70711}
     assert metrics == pytest.approx({f"advantage/{name}": value for name, value in expected.items()}, abs=1e-4)
-    nothing = estimate_advantages(assemble([make_scored([Invalid("exception")], [2])]), AdvantagePlan(name="grpo"))
+    nothing = advantages_of(assemble([make_scored([Invalid("exception")], [2])]), AdvantagePlan(name="grpo"))
     assert advantage_metrics(nothing) == {}
 
 
@@ -213,7 +213,7 @@ def written(path: Path, groups: list[ScoredGroup], **options: Any) -> list[dict[
 
 
 def test_samples_of_a_training_step(tmp_path: Path) -> None:
-    train = estimate_advantages(assemble(GROUPS), AdvantagePlan(name="grpo"))
+    train = advantages_of(assemble(GROUPS), AdvantagePlan(name="grpo"))
     samples = written(tmp_path / "samples" / "step_5.jsonl", GROUPS, batch=train)
     assert len(samples) == 6
     assert samples[0] == {
@@ -272,20 +272,18 @@ def test_critic_metrics_by_hand() -> None:
     nan = float("nan")
     values = torch.tensor([[0.5, 1.5], [0.0, 0.0], [nan, nan]])
     returns = torch.tensor([[1.0, 2.0], [0.0, 1.0], [nan, 9.0]])
-    mask = batch.response_mask & batch.valid[:, None]
-    train = TrainBatch(
-        sequences=replace(batch, values=values), advantages=torch.zeros(3, 2), loss_mask=mask, returns=returns
-    )
+    mask = batch.sequences.response_mask & batch.valid[:, None]
+    train = train_batch(batch.sequences, loss_mask=mask, values=values, returns=returns)
     # returns 1, 2, 0, 1: mean 1, variance 2 / 3; errors .5, .5, 0, 1: mean .5, variance (0 + 0 + .25 + .25) / 3
     assert critic_metrics(train) == pytest.approx(
         {"critic/values_mean": 0.5, "critic/returns_mean": 1.0, "critic/explained_variance": 1 - 0.5 / 2}
     )
-    flat = replace(train, returns=torch.full((3, 2), 0.1))
+    flat = replace(train, critic=CriticTargets(values=values, returns=torch.full((3, 2), 0.1)))
     assert set(critic_metrics(flat)) == {
         "critic/values_mean",
         "critic/returns_mean",
     }  # nothing varies: nothing to explain
-    assert critic_metrics(replace(train, returns=None)) == {}
+    assert critic_metrics(replace(train, critic=None)) == {}
     assert critic_metrics(replace(train, loss_mask=torch.zeros_like(mask))) == {}
 
 

@@ -15,6 +15,7 @@ import pytest
 from posttrain.errors import RunStopped
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.checkpoint_folders import damage_of, steps_in
+from posttrain.run.progress import Progress
 from posttrain.run.saving import GivenUp
 
 
@@ -50,7 +51,7 @@ class Engine:
 
 
 def save(checkpoints: Checkpoints, step: int, engine: Engine, position: Position | None = None) -> str:
-    return checkpoints.save(step, engine, position or Position(), background=True)  # type: ignore[arg-type]
+    return checkpoints.save(step, Progress(policy=engine, loader=position or Position()), background=True)  # type: ignore[arg-type]
 
 
 def test_it_is_saved_when_it_was_waited_for(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
     checkpoints, engine = Checkpoints(tmp_path), Engine()
     save(checkpoints, 1, engine)
     threading.Timer(0.1, engine.go_on.set).start()
-    checkpoints.save(2, engine, Position())  # type: ignore[arg-type]
+    checkpoints.save(2, Progress(policy=engine, loader=Position()))  # type: ignore[arg-type]
     assert steps_in(checkpoints.folder) == [1, 2]
     assert (tmp_path / "latest").read_text() == "global_step_2\n"
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.records.batches import SequenceBatch, TrainBatch
+import batches
+from posttrain.records.batches import CriticTargets, TrainBatch, TrainerLogprobs
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, ScoredGroup, StopReason, Trajectory, TrajectoryGroup, Turn
 from posttrain.run.samples import write_samples
@@ -27,17 +28,15 @@ def texts(ids: Sequence[int]) -> list[str]:
 
 def train_batch() -> TrainBatch:
     """Two responses to prompts of two tokens: of three tokens, the second given by an environment, and of one."""
-    sequences = SequenceBatch(
+    sequences = batches.sequence_batch(
         tokens=torch.tensor([[1, 2, 5, 6, 7], [1, 2, 5, 0, 0]]),
         prompt_lengths=torch.tensor([2, 2]),
         response_mask=torch.tensor([[True, False, True], [True, False, False]]),
         rollout_logprobs=torch.tensor([[-1.0, 0.0, -2.00004], [-0.5, 0.0, 0.0]]),
-        rewards=torch.tensor([1.0, 0.0]),
-        valid=torch.tensor([True, True]),
         group_index=torch.tensor([0, 0]),
         sample_ids=("a/0", "a/1"),
     )
-    return TrainBatch(
+    return batches.train_batch(
         sequences=sequences,
         advantages=torch.tensor([[0.70711, 0.0, 0.70711], [-0.70711, 0.0, 0.0]]),
         loss_mask=sequences.response_mask,
@@ -72,17 +71,19 @@ def test_token_values_by_hand() -> None:
 def test_columns_are_there_where_their_values_are() -> None:
     train = train_batch()
     full = torch.full((2, 3), 0.5)
-    sequences = replace(
-        train.sequences, ref_logprobs=torch.full((2, 3), -1.5), values=full, token_rewards=full, importance_weights=full,
+    logprobs = TrainerLogprobs(
+        ref=torch.full((2, 3), -1.5),
+        importance_weights=full,
         rejected=torch.tensor([[True, False, False], [False, False, False]]),
-    )  # fmt: skip
+    )
+    train = replace(train, logprobs=logprobs, critic=CriticTargets(values=full, returns=full))
     trainer = torch.full((1, 3), -1.0)  # of the first row only
-    _, rows = read(token_lines(replace(train, sequences=sequences, returns=full), trainer, texts, lines=[0, 1]))
+    _, rows = read(token_lines(train, trainer, texts, lines=[0, 1], token_rewards=full))
     assert rows[0]["ref_gap"] == [0.5, 0.0, 0.5] and rows[0]["rejected"] == [1, 0, 0]
     for name in ("values", "returns", "token_rewards", "importance_weights"):
         assert rows[0][name] == [0.5, 0.0, 0.5] and rows[1][name] == 0.5
     assert "gap" not in rows[1] and "ref_gap" not in rows[1]
-    _, plain = read(token_lines(train, None, texts, lines=[0, 1]))
+    _, plain = read(token_lines(train_batch(), None, texts, lines=[0, 1]))
     assert set(plain[0]) == {"line", "sample_id", "token_ids", "sampled", "in_loss", "rollout_logprobs", "advantages"}
 
 
@@ -139,9 +140,9 @@ def group(*trajectories: Trajectory) -> ScoredGroup:
 
 def written(tmp_path: Path, *trajectories: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     groups = [group(*trajectories)]
-    sequences = assemble(groups)
+    sequences = assemble(groups).sequences
     weights = torch.arange(1.0, len(sequences) + 1).unsqueeze(1)
-    train = TrainBatch(
+    train = batches.train_batch(
         sequences=sequences, advantages=weights * sequences.response_mask, loss_mask=sequences.response_mask
     )
     path = tmp_path / "samples" / "step_1.jsonl"
@@ -198,7 +199,7 @@ def test_groups_up_to_the_one_in_which_the_file_is_full() -> None:
 def test_samples_of_a_validation_whose_first_groups_have_token_values(tmp_path: Path) -> None:
     groups = [group(trajectory(0), trajectory(1)), group(trajectory(0))]
     path = tmp_path / "validation" / "step_0.jsonl"
-    write_samples(path, 0, groups, assemble(groups[:1]), token_texts=texts)
+    write_samples(path, 0, groups, assemble(groups[:1]).sequences, token_texts=texts)
     assert [json.loads(line)["advantage"] for line in path.read_text().splitlines()] == [None, None, None]
     _, rows = read(token_values_path(path).read_text().splitlines())
     assert [(row["line"], row["rollout_logprobs"]) for row in rows] == [(0, [-1.0, 0.0, -2.0]), (1, [-1.0, 0.0, -2.0])]

@@ -19,6 +19,7 @@ from posttrain.errors import RequestError
 from posttrain.libraries.remote import RemoteFolder, problem_of
 from posttrain.run import uploads as uploads_module
 from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.progress import Progress
 from posttrain.run.remote import checkpoints_in, download
 from posttrain.run.retention import Retention
 from posttrain.run.uploads import Uploads
@@ -44,12 +45,14 @@ def test_what_is_saved_is_copied_and_a_new_run_goes_on_from_it(tmp_path: Path, s
         policy, loader, told = Policy(), Loader(), []
         origin = Path(named) if store == "folder" else named
         resumed = Checkpoints(folder, origin=origin)
-        assert resumed.restore(policy, loader, told.append) == step  # type: ignore[arg-type]
+        assert resumed.restore(Progress(policy=policy, loader=loader), told.append) == step  # type: ignore[arg-type]
         assert (policy.value, loader.position) == (100 + step, step)
         assert told == ([] if store == "folder" else [f"copied global_step_{step} from {named}"])
         assert not folder.exists() or list(folder.iterdir()) == []  # the copy was for loading
         save(resumed, step + 1)  # started again, it goes on from its own, and looks nowhere else
-        assert Checkpoints(folder, origin=origin).restore(policy, loader, told.append) == step + 1  # type: ignore[arg-type]
+        assert (
+            Checkpoints(folder, origin=origin).restore(Progress(policy=policy, loader=loader), told.append) == step + 1
+        )  # type: ignore[arg-type]
 
 
 def test_as_many_stay_there_as_the_rules_say(tmp_path: Path) -> None:
@@ -65,7 +68,7 @@ def test_the_best_one_stays_there_by_the_metric_it_holds(tmp_path: Path) -> None
     checkpoints = Checkpoints(tmp_path, rules)
     checkpoints.upload_with(Uploads(MEMORY, tmp_path, rules, "a", said.append), 0)
     for step, reward in ((1, 0.5), (2, 0.9), (3, 0.1), (4, 0.2)):
-        checkpoints.save(step, Policy(), Loader(), metrics={"reward/mean": reward})  # type: ignore[arg-type]
+        checkpoints.save(step, Progress(policy=Policy(), loader=Loader()), metrics={"reward/mean": reward})  # type: ignore[arg-type]
         checkpoints.finish_uploads(10)
     assert whole() == [2, 4]
 
@@ -108,7 +111,9 @@ def test_an_upload_that_breaks_off_anywhere_leaves_the_checkpoint_before(
         patch.setattr(RemoteFolder, "write", limited(RemoteFolder.write))
         save(checkpoints, 2)
     policy = Policy()
-    step = Checkpoints(tmp_path / "new", origin=MEMORY).restore(policy, Loader(), lambda said: None)  # type: ignore[arg-type]
+    step = Checkpoints(tmp_path / "new", origin=MEMORY).restore(
+        Progress(policy=policy, loader=Loader()), lambda said: None
+    )  # type: ignore[arg-type]
     assert step == (2 if files == 4 else 1)  # whole with its manifest, and newest with the pointer
     assert policy.value == 100 + step
 
@@ -199,7 +204,7 @@ def test_a_checkpoint_is_not_deleted_while_it_is_read_and_the_end_waits(
 
     monkeypatch.setattr(uploads_module, "upload", slow)
     for step in (1, 2, 3):
-        checkpoints.save(step, Policy(100 + step), Loader(step))  # type: ignore[arg-type]
+        checkpoints.save(step, Progress(policy=Policy(100 + step), loader=Loader(step)))  # type: ignore[arg-type]
         assert reading.wait(10)
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["global_step_1", "global_step_3", "latest"]
     checkpoints.finish_uploads(0.05)
@@ -222,7 +227,7 @@ def test_another_checkpoint_of_the_same_name_is_replaced(tmp_path: Path) -> None
     """A run that went back makes the same step again, with other numbers."""
     checkpoints, _ = uploading(tmp_path)
     save(checkpoints, 1)
-    checkpoints.save(1, Policy(555), Loader(1))  # type: ignore[arg-type]
+    checkpoints.save(1, Progress(policy=Policy(555), loader=Loader(1)))  # type: ignore[arg-type]
     checkpoints.finish_uploads(10)
     assert RemoteFolder(MEMORY).read("global_step_1/policy/model.safetensors") == b"555"
     local = (checkpoints.folder / "global_step_1/manifest.json").read_bytes()

@@ -20,6 +20,7 @@ from uploading import Loader, Policy, save, uploading, whole
 
 from posttrain.libraries.remote import RemoteFolder
 from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.progress import Progress
 from posttrain.run.remote import checkpoints_in
 
 URL = "s3://bucket/team/run"
@@ -80,7 +81,7 @@ def test_upload_listing_and_resume(tmp_path: Path, server: Server) -> None:
     assert listed == [(2, True, 3), (3, True, 3)]
     policy, loader = Policy(), Loader()
     resumed = Checkpoints(tmp_path / "second", origin=URL)
-    assert resumed.restore(policy, loader, lambda said: None) == 3  # type: ignore[arg-type]
+    assert resumed.restore(Progress(policy=policy, loader=loader), lambda said: None) == 3  # type: ignore[arg-type]
     assert (policy.value, loader.position) == (103, 3)
 
 
@@ -95,10 +96,10 @@ def test_a_server_that_dies_in_the_middle(tmp_path: Path, server: Server, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(RemoteFolder, "put", last_put)
-        checkpoints.save(2, Policy(102), Loader(2))  # type: ignore[arg-type]
+        checkpoints.save(2, Progress(policy=Policy(102), loader=Loader(2)))  # type: ignore[arg-type]
         checkpoints.finish_uploads(60)
     assert said[1].startswith(f"the upload of global_step_2 to {URL} failed: Could not connect")
-    assert Checkpoints(checkpoints.folder).newest_name() == "global_step_2"  # the run has what it needs
+    assert Checkpoints(checkpoints.folder).last_good_name() == "global_step_2"  # the run has what it needs
     server.start()
     assert whole(URL) == [1]
     save(checkpoints, 3)
@@ -138,7 +139,12 @@ def test_a_process_that_is_killed_in_the_middle(tmp_path: Path, server: Server) 
     assert whole(URL) == [1]
     assert any("global_step_2/" in name for name in objects())  # a part is there
     policy = Policy()
-    assert Checkpoints(tmp_path / "second", origin=URL).restore(policy, Loader(), lambda said: None) == 1  # type: ignore[arg-type]
+    assert (
+        Checkpoints(tmp_path / "second", origin=URL).restore(
+            Progress(policy=policy, loader=Loader()), lambda said: None
+        )
+        == 1
+    )  # type: ignore[arg-type]
     again, said = uploading(tmp_path / "first", URL, step=2)
     again.finish_uploads(30)
     assert said == [f"uploaded global_step_2 to {URL}"] and whole(URL) == [1, 2]
@@ -182,16 +188,21 @@ def test_a_file_that_is_sent_in_parts(tmp_path: Path, server: Server, monkeypatc
         return upload_part(self, bucket, upload, part, *rest, **more)
 
     monkeypatch.setattr(S3Backend, "upload_part", failing)
-    checkpoints.save(1, LargePolicy(111), Loader(1))  # type: ignore[arg-type]
+    checkpoints.save(1, Progress(policy=LargePolicy(111), loader=Loader(1)))  # type: ignore[arg-type]
     checkpoints.finish_uploads(60)
     assert said[0].startswith(f"the upload of global_step_1 to {URL} failed: ")
     assert whole(URL) == []
-    checkpoints.save(2, LargePolicy(222), Loader(2))  # type: ignore[arg-type]
+    checkpoints.save(2, Progress(policy=LargePolicy(222), loader=Loader(2)))  # type: ignore[arg-type]
     checkpoints.finish_uploads(60)
     assert sorted(parts[-6:]) == [1, 1, 2, 2, 3, 3]
     assert whole(URL) == [1, 2]
     (listed,) = boto3.client("s3").list_objects_v2(Bucket="bucket", Prefix="team/run/global_step_2/policy")["Contents"]
     assert listed["Size"] == LARGE
     policy = LargePolicy()
-    assert Checkpoints(tmp_path / "second", origin=URL).restore(policy, Loader(), lambda said: None) == 2  # type: ignore[arg-type]
+    assert (
+        Checkpoints(tmp_path / "second", origin=URL).restore(
+            Progress(policy=policy, loader=Loader()), lambda said: None
+        )
+        == 2
+    )  # type: ignore[arg-type]
     assert policy.value == 222

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from posttrain.libraries.remote import RemoteFolder
 from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.progress import Progress
 from posttrain.run.remote import checkpoints_in
 from posttrain.run.retention import Retention
 from posttrain.run.uploads import Uploads
@@ -52,7 +53,7 @@ def uploading(
 
 def save(checkpoints: Checkpoints, *steps: int) -> None:
     for step in steps:
-        checkpoints.save(step, Policy(100 + step), Loader(step))  # type: ignore[arg-type]
+        checkpoints.save(step, Progress(policy=Policy(100 + step), loader=Loader(step)))  # type: ignore[arg-type]
         checkpoints.finish_uploads(10)
 
 

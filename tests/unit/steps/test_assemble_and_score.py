@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from batches import advantages_of
 from posttrain.errors import RunStopped
 from posttrain.records.plans import AdvantagePlan, LossPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
@@ -17,9 +18,8 @@ from posttrain.records.trajectories import (
     Trajectory,
     TrajectoryGroup,
 )
-from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
-from posttrain.steps.logprobs import add_logprobs
+from posttrain.steps.rl_step import trainer_logprobs
 from posttrain.steps.score import score
 
 
@@ -47,7 +47,7 @@ SCORED = [ScoredGroup(group=group, outcomes=outcomes) for group, outcomes in zip
 
 
 def test_prompts_are_right_aligned_and_responses_left_aligned() -> None:
-    batch = assemble(SCORED)
+    batch = assemble(SCORED).sequences
     assert batch.tokens.tolist() == [
         [1, 2, 3, 10, 0, 0],
         [1, 2, 3, 11, 12, 13],
@@ -72,7 +72,7 @@ def test_invalid_response_has_reward_0_and_leaves_the_loss() -> None:
     batch = assemble(SCORED)
     assert batch.rewards.tolist() == [1.0, 0.0, 0.0, 2.5]
     assert batch.valid.tolist() == [True, True, False, True]
-    train = estimate_advantages(batch, AdvantagePlan(name="grpo"))
+    train = advantages_of(batch, AdvantagePlan(name="grpo"))
     assert train.loss_mask.sum(dim=1).tolist() == [1, 3, 0, 2]
     assert (train.counts().tokens, train.counts().sequences) == (6, 3)
     # Rewards 1 and 0: mean 0.5, sample std sqrt(0.5) = 0.7071, so +-0.7071; a lone valid response has no baseline: 0.
@@ -80,11 +80,11 @@ def test_invalid_response_has_reward_0_and_leaves_the_loss() -> None:
 
 
 def test_rows_of_a_batch_keep_their_order_and_their_names() -> None:
-    train = estimate_advantages(assemble(SCORED), AdvantagePlan(name="grpo")).rows([3, 0])
+    train = advantages_of(assemble(SCORED), AdvantagePlan(name="grpo")).rows([3, 0])
     assert train.sequences.sample_ids == ("b/1", "a/0")
-    assert train.sequences.rewards.tolist() == [2.5, 1.0]
+    assert train.scores.tolist() == [2.5, 1.0]
     assert train.loss_mask.sum(dim=1).tolist() == [2, 1]
-    assert train.sequences.old_logprobs is None
+    assert train.logprobs.old is None
     assert len(train) == 2
 
 
@@ -106,11 +106,11 @@ def test_logprobs_are_computed_when_needed_at_the_sampling_temperature(on_policy
     loss = LossPlan(name="ppo_clip", aggregation="token_mean", temperature=0.7)
     plan = UpdatePlan(loss=loss, epochs=1, sequences_per_update=4, on_policy=on_policy)
     policy, reference = Recorder(-1.0), Recorder(-2.0)
-    batch = add_logprobs(assemble(SCORED), policy, reference if with_reference else None, plan)
+    logprobs = trainer_logprobs(assemble(SCORED).sequences, policy, reference if with_reference else None, plan)
     assert policy.temperatures == ([] if on_policy else [0.7])
     assert reference.temperatures == ([0.7] if with_reference else [])
-    assert (batch.old_logprobs is None) == on_policy
-    assert (batch.ref_logprobs is None) != with_reference
+    assert (logprobs.old is None) == on_policy
+    assert (logprobs.ref is None) != with_reference
 
 
 class Scripted:

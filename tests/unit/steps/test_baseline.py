@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from posttrain.records.plans import RewardPlan
+from posttrain.records.plans import AdvantagePlan, LossPlan, RewardPlan, StepPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import (
     Invalid,
@@ -20,8 +20,11 @@ from posttrain.records.trajectories import (
     Trajectory,
     TrajectoryGroup,
 )
+from posttrain.run.clock import Clock
+from posttrain.run.trackers import Trackers
 from posttrain.steps.assemble import assemble
-from posttrain.steps.baseline import add_greedy_rewards
+from posttrain.steps.extras import add_greedy_rewards
+from posttrain.steps.rl_step import collect
 
 SAMPLING = SamplingParams(samples_per_prompt=2, max_response_tokens=4, temperature=0.8, top_p=0.9, top_k=7, stop=("x",))
 
@@ -66,13 +69,29 @@ class Scorer:
         return [(outcomes.get(group.prompt.prompt_id, Reward(1.0)),) for group in groups]
 
 
-def baseline(sampler: Sampler, plan: RewardPlan) -> list[float]:
+def baseline(sampler: Sampler, plan: RewardPlan, estimator: str = "remax") -> list[float]:
     # the group of a stands in two places (a filter that replaces), and is one prompt
     groups = [ScoredGroup(group=group(name), outcomes=(Reward(0.0), Reward(0.0))) for name in ("a", "b", "c", "a")]
-    roles: Any = SimpleNamespace(policy=SimpleNamespace(version=0), rollout=sampler, reward_model=None, worlds=None)
-    batch = add_greedy_rewards(assemble(groups), roles, Scorer(), groups, SAMPLING, plan)
-    assert batch.greedy_rewards is not None
-    return [str(value) if math.isnan(value) else value for value in batch.greedy_rewards.tolist()]  # type: ignore[misc]
+    roles: Any = SimpleNamespace(
+        policy=SimpleNamespace(version=0),
+        rollout=sampler,
+        reward_model=None,
+        worlds=None,
+        most_tokens=lambda prompts, sampling: None,
+    )
+    loss = LossPlan(name="ppo_clip", aggregation="token_mean", temperature=1.0)
+    step = StepPlan(
+        prompts=4,
+        sampling=SAMPLING,
+        reward=plan,
+        advantage=AdvantagePlan(name=estimator),
+        update=UpdatePlan(loss=loss, epochs=1, sequences_per_update=8, on_policy=True),
+        max_invalid_share=0.0,
+    )
+    clock = Clock(Trackers([], []), 1)
+    batch = add_greedy_rewards(assemble(groups), groups, roles, Scorer(), step, clock, collect)
+    values = batch.extras["greedy_rewards"].tolist() if batch.extras else []
+    return [str(value) if math.isnan(value) else value for value in values]
 
 
 def test_one_greedy_response_per_prompt_for_all_its_rows() -> None:
@@ -87,3 +106,8 @@ def test_one_greedy_response_per_prompt_for_all_its_rows() -> None:
 def test_the_baseline_is_shaped_as_the_samples_are() -> None:
     assert baseline(Sampler(), RewardPlan(clip=2.0))[0] == 2
     assert baseline(Sampler(StopReason.LENGTH), RewardPlan(zero_unless_stopped=True))[0] == 0
+
+
+def test_nothing_is_sampled_for_an_estimator_without_the_baseline() -> None:
+    sampler = Sampler()
+    assert baseline(sampler, RewardPlan(), "grpo") == [] and sampler.asked == []

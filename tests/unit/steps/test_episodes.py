@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from batches import advantages_of
+from posttrain.records.batches import TrainerLogprobs
 from posttrain.records.plans import AdvantagePlan, GroupFilterPlan, KlRewardPlan, RewardPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import (
@@ -21,7 +23,6 @@ from posttrain.records.trajectories import (
     Turn,
 )
 from posttrain.rewards.no_terms import NothingToScore
-from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
 from posttrain.steps.measure import episode_metrics, length_metrics
 from posttrain.steps.score import score
@@ -98,12 +99,12 @@ def test_terms_are_added() -> None:
 def test_rewards_stand_on_the_last_tokens_of_their_turns() -> None:
     # 1 and 0.5 on tokens 1 and 6; the 0.25 of a term comes on the last sampled token, 6, too
     batch = assemble([scored((an_episode((1.0, 0.5)), Reward(1.75)), (an_episode((None,), 1), Reward(2.0)))])
-    assert batch.token_rewards is not None
-    assert batch.token_rewards.tolist() == [[0, 1.0, 0, 0, 0, 0, 0.75], [0, 2.0, 0, 0, 0, 0, 0]]
-    assert batch.response_mask.long().tolist() == [[1, 1, 0, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0, 0]]
-    assert batch.state_index is None  # turns without keys
+    assert batch.turn_rewards is not None
+    assert batch.turn_rewards.tolist() == [[0, 1.0, 0, 0, 0, 0, 0.75], [0, 2.0, 0, 0, 0, 0, 0]]
+    assert batch.sequences.response_mask.long().tolist() == [[1, 1, 0, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0, 0]]
+    assert "state_index" not in batch.extras  # turns without keys
     plain = assemble([scored((an_episode((None,)), Reward(2.0)))])
-    assert plain.token_rewards is None and plain.step_rewards is None
+    assert plain.turn_rewards is None
 
 
 def test_no_reward_is_left_of_what_did_not_stop() -> None:
@@ -112,14 +113,16 @@ def test_no_reward_is_left_of_what_did_not_stop() -> None:
                               RewardPlan(zero_unless_stopped=True))  # fmt: skip
     batch = assemble([group])
     assert batch.rewards.tolist() == [0.0, 1.0]
-    assert batch.token_rewards is not None
-    assert batch.token_rewards.tolist() == [[0.0] * 7, [0, 1.0, 0, 0, 0, 0, 0]]
+    assert batch.turn_rewards is not None
+    assert batch.turn_rewards.tolist() == [[0.0] * 7, [0, 1.0, 0, 0, 0, 0, 0]]
 
 
 def test_a_trajectory_counts_once_in_normalisation() -> None:
     # rewards 3 (two rows) and 1 (one row): the mean over trajectories is 2, so 1 and -1; over rows it would be 7/3
     group = scored((in_two_samples(), Reward(3.0)), (an_episode((1.0,), 1), Reward(1.0)))
-    shaped = shape_rewards(assemble([group]), RewardPlan(normalize_mean="batch"), RewardState(KlRewardPlan(coef=0.0)))
+    shaped = shape_rewards(
+        assemble([group]), TrainerLogprobs(), RewardPlan(normalize_mean="batch"), RewardState(KlRewardPlan(coef=0.0))
+    )
     assert shaped.rewards.tolist() == [1.0, 1.0, -1.0]
     assert shaped.token_rewards is not None
     # 3 became 1: the change of -2 stands on the last token of the last row
@@ -128,8 +131,8 @@ def test_a_trajectory_counts_once_in_normalisation() -> None:
 
 def test_kl_is_taken_from_all_rows_of_a_trajectory() -> None:
     batch = assemble([scored((in_two_samples(), Reward(3.0)))])
-    batch = replace(batch, old_logprobs=torch.full((2, 2), -0.5), ref_logprobs=torch.full((2, 2), -1.0))
-    shaped = shape_rewards(batch, RewardPlan(kl=KlRewardPlan(coef=0.1)), RewardState(KlRewardPlan(coef=0.1)))
+    logprobs = TrainerLogprobs(old=torch.full((2, 2), -0.5), ref=torch.full((2, 2), -1.0))
+    shaped = shape_rewards(batch, logprobs, RewardPlan(kl=KlRewardPlan(coef=0.1)), RewardState(KlRewardPlan(coef=0.1)))
     # k1 = 0.5 on each of 4 tokens: 0.05 less on each, 3 - 0.2 in all, on both rows
     assert shaped.rewards.tolist() == pytest.approx([2.8, 2.8])
     assert shaped.token_rewards is not None
@@ -138,14 +141,14 @@ def test_kl_is_taken_from_all_rows_of_a_trajectory() -> None:
 
 def test_grpo_compares_trajectories_not_rows() -> None:
     group = scored((in_two_samples(), Reward(3.0)), (an_episode((1.0,), 1), Reward(1.0)))
-    train = estimate_advantages(assemble([group]), AdvantagePlan(name="grpo", parameters={"normalize_by_std": False}))
+    train = advantages_of(assemble([group]), AdvantagePlan(name="grpo", parameters={"normalize_by_std": False}))
     assert train.advantages.tolist() == [[1.0, 1.0], [1.0, 1.0], [-1.0, -1.0]]
     assert train.loss_mask.all()
 
 
 def test_returns_go_on_from_row_to_row() -> None:
     batch = assemble([scored((in_two_samples(), Reward(3.0)))])
-    train = estimate_advantages(batch, AdvantagePlan(name="reinforce", parameters={"gamma": 0.5}))
+    train = advantages_of(batch, AdvantagePlan(name="reinforce", parameters={"gamma": 0.5}))
     # rewards 0 1 | 0 2: returns from the end 2, 1, 1 + .5, .75
     assert train.advantages.tolist() == [[0.75, 1.5], [1.0, 2.0]]
 

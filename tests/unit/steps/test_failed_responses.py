@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from batches import train_batch
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.models.loading import load_causal_lm
 from posttrain.records.prompts import Prompt
@@ -56,15 +56,15 @@ def test_it_is_never_scored_and_counts_among_the_invalid() -> None:
 
 def test_it_has_no_part_in_the_batch_and_the_log_probs(tiny_llama: Path, tmp_path: Path) -> None:
     batch = assemble(scored())
-    assert batch.response_mask.tolist() == [[True, True], [False, False], [True, False]]
+    sequences = batch.sequences
+    assert sequences.response_mask.tolist() == [[True, True], [False, False], [True, False]]
     assert batch.valid.tolist() == [True, False, True]
     model = load_causal_lm(str(tiny_llama), dtype=torch.float32)
-    with_it = LocalTrainEngine.scorer(model, 8).logprobs(batch, 1.0)
+    with_it = LocalTrainEngine.scorer(model, 8).logprobs(sequences, 1.0)
     without = [t for t in GROUP.trajectories if t.token_ids]
     group = TrajectoryGroup(prompt=PROMPT, trajectories=tuple(without))
-    alone = LocalTrainEngine.scorer(model, 8).logprobs(assemble(score([group], Generous())), 1.0)  # type: ignore[arg-type]
+    alone = LocalTrainEngine.scorer(model, 8).logprobs(assemble(score([group], Generous())).sequences, 1.0)  # type: ignore[arg-type]
     torch.testing.assert_close(with_it[[0, 2]], alone, rtol=0, atol=1e-6)
     assert with_it[1].tolist() == [0.0, 0.0]
-    train = SimpleNamespace(sequences=batch, advantages=torch.zeros(3, 2), loss_mask=batch.response_mask)
-    write_samples(tmp_path / "samples.jsonl", 1, scored(), train)  # type: ignore[arg-type]
+    write_samples(tmp_path / "samples.jsonl", 1, scored(), train_batch(sequences))
     assert '"stop_reason": "failed"' in (tmp_path / "samples.jsonl").read_text()

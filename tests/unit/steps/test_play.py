@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from batches import shaped_batch
 from posttrain.backends.environments.inline import InlineHost
 from posttrain.data.turns import OneMessageTurns, TemplateTurns
 from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep
@@ -31,7 +32,6 @@ from posttrain.records.trajectories import (
     TrajectoryGroup,
 )
 from posttrain.registry import ENVS
-from posttrain.steps.advantage import token_rewards
 from posttrain.steps.assemble import assemble
 from posttrain.steps.play import play
 
@@ -192,7 +192,7 @@ def rewards_of(groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
         ScoredGroup(group=group, outcomes=tuple(Reward(each.env_reward or 0.0) for each in group.trajectories))
         for group in groups
     ]
-    return token_rewards(assemble(scored)).tolist()
+    return shaped_batch(assemble(scored)).rewards_on_tokens().tolist()
 
 
 def test_conversation() -> None:
@@ -299,11 +299,12 @@ def test_a_sample_per_turn() -> None:
     assert trajectory.prompt_token_ids == ids("Uq$\nAr1$\nUob$\nA")
     scored = [ScoredGroup(group=groups[0], outcomes=(Reward(3.0),))]
     batch = assemble(scored)
-    assert batch.trajectories.tolist() == [0, 0]
-    assert batch.step_index.tolist() == [0, 1] and batch.last_rows.tolist() == [False, True]
+    sequences = batch.sequences
+    assert sequences.trajectory_index.tolist() == [0, 0]
+    assert sequences.step_index.tolist() == [0, 1] and sequences.last_rows.tolist() == [False, True]
     assert batch.rewards.tolist() == [3.0, 3.0]
-    assert batch.step_rewards is not None and batch.step_rewards.tolist() == [1.0, 2.0]
-    assert batch.state_index is not None and batch.state_index.tolist() == [0, 1]
+    assert batch.turn_rewards is not None and batch.turn_rewards.sum(dim=1).tolist() == [1.0, 2.0]
+    assert batch.extras["state_index"].tolist() == [0, 1]
 
 
 def test_a_template_that_forgets_begins_a_new_sample() -> None:
@@ -402,4 +403,4 @@ def test_a_failed_start_is_a_row_that_no_loss_sees() -> None:
     batch = assemble(
         [ScoredGroup(group=TrajectoryGroup(prompt=a_prompt(), trajectories=(trajectory,)), outcomes=(Reward(0.0),))]
     )
-    assert not torch.any(batch.response_mask)
+    assert not torch.any(batch.sequences.response_mask)

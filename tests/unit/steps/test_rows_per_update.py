@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from posttrain.records.batches import SequenceBatch, TrainBatch
-from posttrain.steps.mini_batches import rows_per_update
+from batches import sequence_batch, train_batch
+from posttrain.records.batches import TrainBatch
+from posttrain.steps.update import rows_per_update
 
 
 def batch(trajectories: list[int] | None, rows: int) -> TrainBatch:
     mask = torch.ones(rows, 1, dtype=torch.bool)
-    sequences = SequenceBatch(
+    sequences = sequence_batch(
         tokens=torch.zeros(rows, 2, dtype=torch.int64),
         prompt_lengths=torch.ones(rows, dtype=torch.int64),
         response_mask=mask,
         rollout_logprobs=torch.zeros(rows, 1),
-        rewards=torch.zeros(rows),
-        valid=mask.any(dim=1),
         group_index=torch.zeros(rows, dtype=torch.int64),
         sample_ids=("a",) * rows,
-        trajectory_index=None if trajectories is None else torch.tensor(trajectories),
+        trajectory_index=torch.arange(rows) if trajectories is None else torch.tensor(trajectories),
     )
-    return TrainBatch(sequences=sequences, advantages=torch.zeros(rows, 1), loss_mask=mask)
+    return train_batch(sequences, advantages=torch.zeros(rows, 1), loss_mask=mask)
 
 
 def test_a_trajectory_is_in_one_update_with_all_its_rows() -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.records.batches import SequenceBatch
+from batches import advantages_of, scored_batch, sequence_batch
+from posttrain.records.batches import ScoredBatch, ShapedBatch, TrainerLogprobs
 from posttrain.records.plans import AdvantagePlan, KlRewardPlan, RewardPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import (
@@ -45,21 +46,23 @@ def scored(*responses: tuple[int, StopReason, Outcome]) -> ScoredGroup:
     )
 
 
-def batch_of(rewards: list[float], groups: list[int], valid: list[bool] | None = None) -> SequenceBatch:
-    """Rows of two sampled tokens; old log-probs are -1 and -1, the reference's -1.5 and -2: k1 is 0.5 and 1."""
+def batch_of(rewards: list[float], groups: list[int], valid: list[bool] | None = None) -> ScoredBatch:
+    """Rows of two sampled tokens."""
     rows = len(rewards)
-    return SequenceBatch(
+    sequences = sequence_batch(
         tokens=torch.zeros(rows, 3, dtype=torch.int64),
         prompt_lengths=torch.ones(rows, dtype=torch.int64),
         response_mask=torch.ones(rows, 2, dtype=torch.bool),
-        rollout_logprobs=torch.zeros(rows, 2),
-        rewards=torch.tensor(rewards),
-        valid=torch.tensor(valid or [True] * rows),
         group_index=torch.tensor(groups),
-        sample_ids=tuple(map(str, range(rows))),
-        old_logprobs=torch.full((rows, 2), -1.0),
-        ref_logprobs=torch.tensor([[-1.5, -2.0]] * rows),
     )
+    return scored_batch(sequences, rewards=torch.tensor(rewards), valid=torch.tensor(valid or [True] * rows))
+
+
+def shaped_by(batch: ScoredBatch, plan: RewardPlan, state: RewardState) -> ShapedBatch:
+    """Old log-probs are -1 and -1, the reference's -1.5 and -2: k1 is 0.5 and 1."""
+    rows = len(batch.rewards)
+    logprobs = TrainerLogprobs(old=torch.full((rows, 2), -1.0), ref=torch.tensor([[-1.5, -2.0]] * rows))
+    return shape_rewards(batch, logprobs, plan, state)
 
 
 EOS, LENGTH = StopReason.EOS, StopReason.LENGTH
@@ -89,14 +92,14 @@ def test_without_a_rule_nothing_changes() -> None:
     assert shape_outcomes([group], RewardPlan(max_response_tokens=8)) == [group]
     state = RewardState(KlRewardPlan(coef=0.0))
     batch = batch_of([1.0, 2.0], [0, 0])
-    shaped = shape_rewards(batch, RewardPlan(), state)
+    shaped = shaped_by(batch, RewardPlan(), state)
     assert shaped.rewards.tolist() == [1.0, 2.0] and shaped.token_rewards is None and state.metrics == {}
 
 
 def test_normalised_first_then_clipped() -> None:
     # Mean 2, deviations -2, -1, 3; clipped to 2 either side.
     state = RewardState(KlRewardPlan(coef=0.0))
-    shaped = shape_rewards(batch_of([0.0, 1.0, 5.0], [0, 0, 0]), RewardPlan(normalize_mean="batch", clip=1.5), state)
+    shaped = shaped_by(batch_of([0.0, 1.0, 5.0], [0, 0, 0]), RewardPlan(normalize_mean="batch", clip=1.5), state)
     assert shaped.rewards.tolist() == [-1.5, -1.0, 1.5]
     assert state.metrics == {"reward/clip_fraction": pytest.approx(2 / 3)}
 
@@ -104,9 +107,9 @@ def test_normalised_first_then_clipped() -> None:
 def test_running_moments_take_the_step_in_first_and_remember() -> None:
     state = RewardState(KlRewardPlan(coef=0.0))
     plan = RewardPlan(normalize_mean="running")
-    first = shape_rewards(batch_of([0.0, 2.0, 9.0], [0, 0, 0], [True, True, False]), plan, state)
+    first = shaped_by(batch_of([0.0, 2.0, 9.0], [0, 0, 0], [True, True, False]), plan, state)
     assert first.rewards.tolist() == [-1.0, 1.0, 0.0]  # mean of 0 and 2; the third has no valid reward
-    second = shape_rewards(batch_of([4.0, 6.0], [0, 0]), plan, state)
+    second = shaped_by(batch_of([4.0, 6.0], [0, 0]), plan, state)
     assert second.rewards.tolist() == [1.0, 3.0]  # mean of 0, 2, 4, 6 is 3
     assert state.metrics["reward/running_mean"] == 3.0
 
@@ -114,21 +117,21 @@ def test_running_moments_take_the_step_in_first_and_remember() -> None:
 def test_kl_is_taken_from_every_token_and_from_the_whole_reward() -> None:
     state = RewardState(KlRewardPlan(coef=0.1))
     plan = RewardPlan(clip=1.0, kl=KlRewardPlan(coef=0.1))
-    shaped = shape_rewards(batch_of([3.0, 0.0], [0, 0], [True, False]), plan, state)
+    shaped = shaped_by(batch_of([3.0, 0.0], [0, 0], [True, False]), plan, state)
     # Clipped to 1 on the last token first; then 0.1 x 0.5 and 0.1 x 1. The invalid response has no part.
     assert shaped.token_rewards is not None
     torch.testing.assert_close(shaped.token_rewards, torch.tensor([[-0.05, 0.9], [0.0, 0.0]]))
     torch.testing.assert_close(shaped.rewards, torch.tensor([0.85, 0.0]))
     assert state.metrics["reward/kl"] == pytest.approx(0.75)  # (0.5 + 1) / 2
     assert (state.metrics["reward/kl_coef"], state.kl_coef) == (0.1, 0.1)  # no target: it stays
-    train = estimate_advantages(shaped, AdvantagePlan(name="reinforce_plus_plus"))
+    train = estimate_advantages(shaped, None, AdvantagePlan(name="reinforce_plus_plus"))
     assert train.loss_mask.tolist() == [[True, True], [False, False]]
 
 
 def test_coefficient_is_steered_after_it_was_used_and_saved_exactly() -> None:
     kl = KlRewardPlan(coef=0.1, target=0.5, horizon_sequences=10)
     state, plan = RewardState(kl), RewardPlan(normalize_std="running", kl=kl)
-    shape_rewards(batch_of([1.0, 0.3], [0, 0]), plan, state)
+    shaped_by(batch_of([1.0, 0.3], [0, 0]), plan, state)
     # KL 0.75 against 0.5: error 0.5, clipped to 0.2; 2 sequences of 10: x (1 + 0.04).
     assert state.metrics["reward/kl_coef"] == 0.1
     assert state.kl_coef == pytest.approx(0.104)
@@ -147,8 +150,8 @@ def test_coefficient_is_steered_after_it_was_used_and_saved_exactly() -> None:
 def test_kl_that_is_not_finite_does_not_reach_the_coefficient() -> None:
     kl = KlRewardPlan(coef=0.1, target=0.5)
     state = RewardState(kl)
-    batch = replace(batch_of([1.0], [0]), ref_logprobs=torch.tensor([[float("nan"), -1.0]]))
-    shape_rewards(batch, RewardPlan(kl=kl), state)
+    logprobs = TrainerLogprobs(old=torch.full((1, 2), -1.0), ref=torch.tensor([[float("nan"), -1.0]]))
+    shape_rewards(batch_of([1.0], [0]), logprobs, RewardPlan(kl=kl), state)
     assert state.kl_coef == 0.1
 
 
@@ -157,17 +160,17 @@ def test_kl_that_is_not_finite_does_not_reach_the_coefficient() -> None:
 
 def test_truncated_responses_leave_the_loss_but_stay_in_the_baseline() -> None:
     group = scored((2, EOS, Reward(1.0)), (3, LENGTH, Reward(0.0)))
-    train = estimate_advantages(assemble([group], mask_truncated=True), AdvantagePlan(name="grpo"))
+    train = advantages_of(assemble([group], mask_truncated=True), AdvantagePlan(name="grpo"))
     assert train.loss_mask.tolist() == [[True, True, False], [False, False, False]]
     assert train.advantages[0, 0].item() == pytest.approx(0.70711, abs=1e-4)  # (1 - 1/2) / sqrt(1/2)
     assert train.counts().sequences == 1
-    both = estimate_advantages(assemble([group]), AdvantagePlan(name="grpo"))
+    both = advantages_of(assemble([group]), AdvantagePlan(name="grpo"))
     assert both.loss_mask.sum().item() == 5
 
 
 def test_group_that_was_not_kept_has_no_part_in_the_loss() -> None:
     group = replace(scored((2, EOS, Reward(1.0)), (2, EOS, Reward(0.0))), kept=False)
-    assert not estimate_advantages(assemble([group]), AdvantagePlan(name="grpo")).loss_mask.any()
+    assert not advantages_of(assemble([group]), AdvantagePlan(name="grpo")).loss_mask.any()
 
 
 def test_advantages_are_whitened_over_loss_tokens_and_then_clipped() -> None:
@@ -175,19 +178,19 @@ def test_advantages_are_whitened_over_loss_tokens_and_then_clipped() -> None:
     group = scored((1, EOS, Reward(2.0)), (3, EOS, Reward(0.0)), (3, LENGTH, Reward(1.0)))
     plan = AdvantagePlan(name="grpo", parameters={"normalize_by_std": False}, whiten=True)
     batch = assemble([group], mask_truncated=True)
-    train = estimate_advantages(batch, plan)
+    train = advantages_of(batch, plan)
     # Values 1, -1, -1, -1: mean -1/2, squares 9/4 + 3/4 = 3, over 3: 1. So 3/2 and -1/2.
     assert train.advantages[:, 0].tolist() == pytest.approx([1.5, -0.5, 0.0])
-    clipped = estimate_advantages(batch, replace(plan, clip=1.0))
+    clipped = advantages_of(batch, replace(plan, clip=1.0))
     assert clipped.advantages[:, 0].tolist() == pytest.approx([1.0, -0.5, 0.0])
 
 
 def test_token_rewards_are_whitened_before_the_estimator() -> None:
     # Tokens 0, 1, 0, 0: mean 1/4, squares 3 x 1/16 + 9/16 = 3/4, over 3: 1/4, std 1/2. So 3/2 and -1/2.
     batch = batch_of([1.0, 0.0], [0, 0])
-    plain = estimate_advantages(batch, AdvantagePlan(name="reinforce_plus_plus"))
+    plain = advantages_of(batch, AdvantagePlan(name="reinforce_plus_plus"))
     plan = AdvantagePlan(name="reinforce_plus_plus", whiten_rewards=True)
-    whitened = estimate_advantages(batch, plan)
+    whitened = advantages_of(batch, plan)
     # Returns 1, 1.5 and -1, -0.5 against 1, 1 and 0, 0; the estimator then whitens these.
     returns = torch.tensor([[1.0, 1.5], [-1.0, -0.5]])
     expected = (returns - 0.25) / returns.std()

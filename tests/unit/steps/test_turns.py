@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from batches import advantages_of
 from posttrain.records.plans import AdvantagePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, ScoredGroup, StopReason, Trajectory, TrajectoryGroup, Turn
-from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
 
 
@@ -46,14 +44,14 @@ def episode() -> ScoredGroup:
 def test_agentic_reinforce_discounts_by_turn(gamma: float, by_turn: tuple[float, ...]) -> None:
     plan = AdvantagePlan(name="agentic_reinforce", parameters={"gamma": gamma})
     first, second, third = by_turn
-    advantages = estimate_advantages(assemble([episode()]), plan).advantages
+    advantages = advantages_of(assemble([episode()]), plan).advantages
     assert advantages.tolist() == [[first, first, 0.0, 0.0, second, second, 0.0, third]]
 
 
 def test_a_rejected_token_does_not_begin_a_turn() -> None:
     batch = assemble([episode()])
-    rejected = batch.response_mask.clone()
+    rejected = batch.sequences.response_mask.clone()
     rejected[:, [1, 2, 3, 4, 5, 6, 7]] = False  # the first token
     plan = AdvantagePlan(name="agentic_reinforce", parameters={"gamma": 0.5})
-    advantages = estimate_advantages(replace(batch, rejected=rejected), plan).advantages
+    advantages = advantages_of(batch, plan, rejected=rejected).advantages
     assert advantages.tolist() == [[0.0, 3.0, 0.0, 0.0, 4.0, 4.0, 0.0, 4.0]]

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
+from batches import sequence_batch, train_batch
+from posttrain.records.batches import LossCounts, TrainBatch
 from posttrain.records.plans import CriticUpdatePlan, LossPlan, UpdatePlan, ValueLossPlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
 from posttrain.steps.update import merged, update, update_critic
@@ -44,18 +45,15 @@ class ScriptedEngine:
 def make_batch(loss_tokens: list[int], old: bool = False) -> TrainBatch:
     rows, length = len(loss_tokens), 4
     mask = torch.arange(length) < torch.tensor(loss_tokens)[:, None]
-    sequences = SequenceBatch(
+    sequences = sequence_batch(
         tokens=torch.zeros(rows, 1 + length, dtype=torch.int64),
         prompt_lengths=torch.ones(rows, dtype=torch.int64),
         response_mask=torch.ones(rows, length, dtype=torch.bool),
         rollout_logprobs=torch.zeros(rows, length),
-        rewards=torch.zeros(rows),
-        valid=mask.any(dim=1),
         group_index=torch.zeros(rows, dtype=torch.int64),
         sample_ids=tuple("abcdefgh"[:rows]),
-        old_logprobs=torch.full((rows, length), -0.5) if old else None,
     )
-    return TrainBatch(sequences=sequences, advantages=torch.zeros(rows, length), loss_mask=mask)
+    return train_batch(sequences, loss_mask=mask, old=torch.full((rows, length), -0.5) if old else None)
 
 
 def plan(epochs: int = 1, sequences: int = 2) -> UpdatePlan:
@@ -175,4 +173,4 @@ def test_a_warmup_step_counts_by_its_critic() -> None:
         stats = merged(batch, None, update_critic(ScriptedCritic(), batch, CRITIC))
         assert (stats.updates, stats.skipped_updates) == (4, 0)
         assert not any(name.startswith("policy/") for name in stats.metrics)
-        assert stats.trainer_logprobs is batch.sequences.old_logprobs
+        assert stats.trainer_logprobs is batch.logprobs.old

@@ -55,9 +55,9 @@ class ValueModel(OptimizedModel):
 
 def learn_values(micro: TrainBatch, values: Tensor, loss: ValueLossPlan, counts: LossCounts) -> MicroBatch:
     """A micro-batch's part of the value loss, from its values [b, T] on the CPU, which carry gradient."""
-    old_values, returns, mask = micro.sequences.values, micro.returns, micro.loss_mask
-    assert old_values is not None and returns is not None, "a critic's batch has values and returns"
-    token_loss, report = value_loss(values, old_values, returns, mask, value_clip=loss.value_clip)
+    targets, mask = micro.critic, micro.loss_mask
+    assert targets is not None, "a critic's batch has values and returns"
+    token_loss, report = value_loss(values, targets.values, targets.returns, mask, value_clip=loss.value_clip)
     micro_loss = aggregate(
         token_loss,
         mask,

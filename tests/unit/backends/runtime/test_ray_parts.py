@@ -15,39 +15,40 @@ from typing import Any
 import pytest
 import torch
 
+from batches import scored_batch, sequence_batch
 from posttrain.backends.runtime.ray import processes
 from posttrain.backends.runtime.ray.processes import WorkerProcess, last_lines, read_log, state
 from posttrain.backends.runtime.ray.wire import PlainRecord, from_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Failure
 from posttrain.errors import ConfigError, Problem, RunStopped
 from posttrain.processes.proc import descendants, started
-from posttrain.records.batches import SequenceBatch
+from posttrain.records.batches import ScoredBatch
 from posttrain.records.plans import LossPlan
 
 pytest.importorskip("ray")
 
 
-def batch() -> SequenceBatch:
-    return SequenceBatch(
+def batch() -> ScoredBatch:
+    sequences = sequence_batch(
         tokens=torch.arange(8).view(2, 4),
         prompt_lengths=torch.tensor([1, 2]),
         response_mask=torch.tensor([[True, False], [True, True]]),
         rollout_logprobs=torch.tensor([[-0.5, 0.0], [-1.0, -2.0]]),
-        rewards=torch.tensor([1.0, 0.0]),
-        valid=torch.tensor([True, True]),
         group_index=torch.tensor([0, 0]),
         sample_ids=("a/0", "a/1"),
-        reward_terms={"math": torch.tensor([1.0, float("nan")])},
     )
+    return scored_batch(sequences, reward_terms={"math": torch.tensor([1.0, float("nan")])})
 
 
 class TestWire:
     def test_a_batch_comes_back_as_it_was(self) -> None:
         plain = to_plain(batch())
-        assert isinstance(plain, PlainRecord) and type(plain.values["tokens"]).__name__ == "ndarray"
+        assert isinstance(plain, PlainRecord) and type(plain.values["rewards"]).__name__ == "ndarray"
+        assert type(plain.values["sequences"].values["tokens"]).__name__ == "ndarray"
         back = from_plain(plain)
-        assert torch.equal(back.tokens, batch().tokens) and back.response_mask.dtype == torch.bool
-        assert back.sample_ids == ("a/0", "a/1") and back.old_logprobs is None
+        sequences = back.sequences
+        assert torch.equal(sequences.tokens, batch().sequences.tokens) and sequences.response_mask.dtype == torch.bool
+        assert sequences.sample_ids == ("a/0", "a/1") and back.turn_rewards is None
         torch.testing.assert_close(back.reward_terms, batch().reward_terms, equal_nan=True)
 
     def test_what_arrives_can_be_written_to(self) -> None:

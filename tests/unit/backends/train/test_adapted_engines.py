@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from batches import sequence_batch, train_batch
 from posttrain.backends.train.local import LocalTrainEngine, LocalValueEngine
 from posttrain.config.lora import LoraConfig
 from posttrain.config.policy import OptimizerConfig
@@ -21,7 +22,7 @@ from posttrain.errors import ModelError
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.lora import adapter_off, add_adapter, merge_saved_adapter
 from posttrain.models.value_head import load_value_model
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import LossPlan, ValueLossPlan
 
 pytest.importorskip("peft")
@@ -49,19 +50,16 @@ def make_batch(seed: int = 0) -> TrainBatch:
     """Four rows: prompts of 5 tokens, responses of 6, 3, 6 and 1."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.arange(6) < torch.tensor([6, 3, 6, 1])[:, None]
-    sequences = SequenceBatch(
+    sequences = sequence_batch(
         tokens=torch.randint(0, 256, (4, 11), generator=generator),
         prompt_lengths=torch.full((4,), 5),
         response_mask=mask,
         rollout_logprobs=torch.zeros(4, 6),
-        rewards=torch.zeros(4),
-        valid=torch.ones(4, dtype=torch.bool),
         group_index=torch.arange(4),
         sample_ids=("a", "b", "c", "d"),
-        values=torch.zeros(4, 6),
     )
     advantages = torch.tensor([1.0, -1.0, 2.0, 0.5])[:, None] * mask
-    return TrainBatch(sequences=sequences, advantages=advantages, loss_mask=mask, returns=advantages)
+    return train_batch(sequences, advantages=advantages, loss_mask=mask, values=torch.zeros(4, 6), returns=advantages)
 
 
 def train_once(engine: LocalTrainEngine, seed: int = 0) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
+from batches import sequence_batch, train_batch
 from posttrain.backends.train.local import LocalValueEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError
@@ -61,20 +62,18 @@ def make_batch(seed: int = 0) -> TrainBatch:
     tokens[1:3, :width] = tokens[0, :width]
     tokens[4:6, :width] = tokens[3, :width]
     valid = torch.tensor([True, False, True, True, True, True])
-    sequences = SequenceBatch(
+    sequences = sequence_batch(
         tokens=tokens,
         prompt_lengths=torch.tensor(PROMPTS),
         response_mask=mask,
         rollout_logprobs=torch.zeros(rows, length),
-        rewards=torch.zeros(rows),
-        valid=valid,
         group_index=torch.tensor([0, 0, 0, 1, 1, 1]),
         sample_ids=tuple(f"p:{row}/0" for row in range(rows)),
-        values=torch.where(mask, torch.randn(rows, length, generator=generator), 0.0),
     )
+    values = torch.where(mask, torch.randn(rows, length, generator=generator), 0.0)
     returns = torch.where(mask, torch.randn(rows, length, generator=generator), 0.0)
     loss_mask = mask & valid[:, None]
-    return TrainBatch(sequences=sequences, advantages=torch.zeros(rows, length), loss_mask=loss_mask, returns=returns)
+    return train_batch(sequences, loss_mask=loss_mask, values=values, returns=returns)
 
 
 def plan(value_clip: float | None = 0.5, aggregation: str = "token_mean") -> ValueLossPlan:
@@ -139,14 +138,14 @@ def test_loss_and_gradient_equal_the_plain_calculation(
     stats = critic.forward_backward(batch, plan(value_clip), batch.counts())
 
     model, values = plain_values(critic_folder, batch.sequences)
-    assert batch.sequences.values is not None and batch.returns is not None
+    assert batch.critic is not None
     terms, clipped = [], 0
     for row, length in enumerate(RESPONSES):
         for t in range(length):
             if not batch.loss_mask[row, t]:
                 continue
-            new, old = values[row][t], batch.sequences.values[row, t].double()
-            target = batch.returns[row, t].double()
+            new, old = values[row][t], batch.critic.values[row, t].double()
+            target = batch.critic.returns[row, t].double()
             term = (new - target) ** 2
             if value_clip is not None:
                 near = (torch.clamp(new - old, -value_clip, value_clip) + old - target) ** 2
@@ -197,9 +196,9 @@ def test_a_token_budget_changes_rounding_only(critic_folder: Path) -> None:
 def test_garbage_behind_the_mask_stays_there(critic_folder: Path, garbage: float) -> None:
     """In the padding, in the tool's answer and in the whole invalid row: old values and returns are never read there."""
     clean, dirty = make_batch(), make_batch()
-    assert dirty.sequences.values is not None and dirty.returns is not None
-    dirty.sequences.values[~dirty.loss_mask] = garbage
-    dirty.returns[~dirty.loss_mask] = garbage
+    assert dirty.critic is not None
+    dirty.critic.values[~dirty.loss_mask] = garbage
+    dirty.critic.returns[~dirty.loss_mask] = garbage
     critics = [make_critic(critic_folder) for _ in range(2)]
     results = [train_once(critic, batch) for critic, batch in zip(critics, (clean, dirty), strict=True)]
     assert results[0] == results[1]
@@ -249,7 +248,8 @@ def test_a_new_head_learns_first_and_pulls_the_body_from_the_second_update_on(ti
 
 def test_a_critic_learns_constant_returns(tiny_qwen: Path) -> None:
     batch = make_batch()
-    batch = replace(batch, returns=torch.where(batch.loss_mask, 0.7, 0.0))
+    assert batch.critic is not None
+    batch = replace(batch, critic=replace(batch.critic, returns=torch.where(batch.loss_mask, 0.7, 0.0)))
     critic = make_critic(tiny_qwen)
     for _ in range(40):
         critic.forward_backward(batch, plan(None), batch.counts())

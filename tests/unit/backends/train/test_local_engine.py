@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from batches import sequence_batch, train_batch
 from posttrain.backends.torch_training.scoring import Scorer
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
@@ -18,7 +19,7 @@ from posttrain.errors import ModelError
 from posttrain.models import attention as attention_module
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import draw_weights, tiny_tokenizer, write_tiny_model
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import LossPlan
 from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
 
@@ -49,17 +50,15 @@ def make_batch(seed: int = 0) -> TrainBatch:
     mask = torch.arange(length) < torch.tensor(RESPONSES)[:, None]
     valid = torch.tensor([True, False, True, True, True, True])
     advantages = torch.tensor([1.0, 0.0, -1.0, 0.0, 2.0, -0.5])[:, None] * mask
-    sequences = SequenceBatch(
+    sequences = sequence_batch(
         tokens=torch.randint(0, 256, (rows, width + length), generator=generator),
         prompt_lengths=torch.tensor(PROMPTS),
         response_mask=mask,
         rollout_logprobs=torch.zeros(rows, length),
-        rewards=torch.zeros(rows),
-        valid=valid,
         group_index=torch.arange(rows),
         sample_ids=tuple(f"p:{row}/0" for row in range(rows)),
     )
-    return TrainBatch(sequences=sequences, advantages=advantages, loss_mask=mask & valid[:, None])
+    return train_batch(sequences, advantages=advantages, loss_mask=mask & valid[:, None])
 
 
 def loss_plan(**options: Any) -> LossPlan:
@@ -121,11 +120,7 @@ def test_gradient_of_entropy_bonus_and_of_kl(tiny_llama: Path, what: str) -> Non
     """With all advantages 0 nothing else is left in the loss: -0.5 * mean entropy, or 0.5 * mean k2 to given log-probs."""
     batch = make_batch()
     reference = torch.randn(batch.loss_mask.shape, generator=torch.Generator().manual_seed(1)) - 5
-    batch = TrainBatch(
-        sequences=batch.sequences.with_logprobs(None, reference),
-        advantages=torch.zeros_like(batch.advantages),
-        loss_mask=batch.loss_mask,
-    )
+    batch = train_batch(sequences=batch.sequences, loss_mask=batch.loss_mask, ref=reference)
     options = {"entropy_coef": 0.5} if what == "entropy" else {"kl_coef": 0.5, "kl_estimator": "k2"}
     engine = make_engine(tiny_llama, micro=2)
     stats = engine.forward_backward(batch, loss_plan(**options), batch.counts())
@@ -216,7 +211,7 @@ def other_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_full_kl_in_the_loss(tiny_llama: Path, other_llama: Path, logits: str) -> None:
     """With all advantages 0 the loss is 0.5 * mean over loss tokens of sum p (log p - log q), and so is its gradient."""
     batch = make_batch()
-    batch = TrainBatch(
+    batch = train_batch(
         sequences=batch.sequences, advantages=torch.zeros_like(batch.advantages), loss_mask=batch.loss_mask
     )
     reference = Scorer(load_causal_lm(str(other_llama), dtype=torch.float32).requires_grad_(False), 4)

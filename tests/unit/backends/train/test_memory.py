@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from batches import sequence_batch, train_batch
 from posttrain.backends.torch_training import memory, policy
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import RunStopped
 from posttrain.models.loading import load_causal_lm
-from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.batches import TrainBatch
 from posttrain.records.notices import Notices
 from posttrain.records.plans import LossPlan
 
@@ -32,17 +33,15 @@ def make_batch() -> TrainBatch:
     """Six rows of 3 prompt tokens and 2, 5, 4, 1, 6 and 3 response tokens: 5, 8, 7, 4, 9 and 6 tokens."""
     lengths = torch.tensor([2, 5, 4, 1, 6, 3])
     mask = torch.arange(6) < lengths[:, None]
-    sequences = SequenceBatch(
+    sequences = sequence_batch(
         tokens=torch.randint(0, 256, (6, 9), generator=torch.Generator().manual_seed(0)),
         prompt_lengths=torch.full((6,), 3),
         response_mask=mask,
         rollout_logprobs=torch.zeros(6, 6),
-        rewards=torch.zeros(6),
-        valid=torch.ones(6, dtype=torch.bool),
         group_index=torch.arange(6),
         sample_ids=tuple("abcdef"),
     )
-    return TrainBatch(sequences=sequences, advantages=mask * torch.linspace(-1, 1, 6)[:, None], loss_mask=mask)
+    return train_batch(sequences, advantages=mask * torch.linspace(-1, 1, 6)[:, None], loss_mask=mask)
 
 
 def make_engine(folder: Path, dtype: torch.dtype, **how: Any) -> LocalTrainEngine:

@@ -1,4 +1,4 @@
-"""Trajectories as single rows of sampled tokens: what an advantage estimator should see, and the way back.
+"""Trajectories as single rows of sampled tokens, the form in which most advantage estimators read them, and the way back.
 
 A trajectory may have gaps (what an environment said) and may be several rows (where its history was edited). To an estimator it
 is one sequence of decisions, whose rewards come at some of them.
@@ -6,7 +6,9 @@ is one sequence of decisions, whose rewards come at some of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +39,12 @@ class Joined:
         joined[self.trajectories, self.places] = values[self.rows, self.columns]
         return joined
 
+    def join_all(self, values: Tensor | Mapping[str, Tensor]) -> Any:
+        """A tensor, or every tensor in a mapping, joined."""
+        if isinstance(values, Mapping):
+            return {name: self.join(tensor) for name, tensor in values.items()}
+        return self.join(values)
+
     def split(self, values: Tensor) -> Tensor:
         """[N, W] to [B, T], 0 where nothing was sampled."""
         apart = values.new_zeros(self.shape)
@@ -45,7 +53,7 @@ class Joined:
 
 
 def joined(batch: SequenceBatch) -> Joined:
-    """Sampled tokens are those of ``response_mask``, in the order of rows and columns."""
+    """The places of all sampled tokens (those of ``response_mask``), in the order of rows and columns."""
     rows, columns = batch.response_mask.nonzero(as_tuple=True)
     last = batch.last_rows
     numbers = last.long().cumsum(0) - last.long()  # [B], which trajectory a row belongs to, counted from 0

@@ -1,0 +1,19 @@
+"""The clock that a step is given: it times the phases of the step and shows their progress."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+
+class StepClock(Protocol):
+    """See run.clock.Clock."""
+
+    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
+        """Time everything inside; ``total`` is its amount of work, when known. May raise, to leave a step that has changed no
+        weights yet."""
+        ...
+
+    def advance(self, units: int) -> None:
+        """So many units of the phase's work are done (tokens of a rollout, sequences of an update). May raise, as ``phase``."""
+        ...

@@ -1,0 +1,121 @@
+"""The loop around the steps of a synchronous run, whatever the steps learn: cadences, records, alarms, stopping and resuming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from posttrain.errors import RunInterrupted, RunStopped
+from posttrain.interfaces.roles import WorkersProfiler
+from posttrain.records.notices import Notices
+from posttrain.records.plans import ProfilePlan
+from posttrain.run.clock import Clock
+from posttrain.run.exports import export_models
+from posttrain.run.health import Health, Watched
+from posttrain.run.lifetime import Run
+from posttrain.run.profile import Profiler
+from posttrain.run.progress import Progress
+from posttrain.run.step_ends import before_updates, due, end_step, leave_step
+from posttrain.run.stopping import StepAbandoned
+from posttrain.run.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPlan:
+    """The length of a run and its cadences, each a number of steps; several of one kind count each for itself."""
+
+    total_steps: int
+    max_skipped_steps: int  # in a row, without an update
+    validate_every: tuple[int, ...] = ()
+    validate_before: bool = False
+    validate_after: bool = False
+    save_every: tuple[int, ...] = ()
+    save_at_end: bool = False
+    save_in_background: bool = False  # while the next step begins
+    export_every: int | None = None  # plain Hugging Face folders, also at the end; None: never
+    export_folder: Path | None = None
+    profile: ProfilePlan = field(default_factory=ProfilePlan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """A finished step."""
+
+    metrics: dict[str, float]  # but for its times
+    updates: int  # made by the model that made fewest of them
+    longest: Sequence[str]  # names of its samples, the longest first: these show best what went wrong
+    if_idle: str  # where to look when the step made no update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopBody:
+    """Everything that one kind of training does inside the loop."""
+
+    step: Callable[[int, Clock], StepReport]  # may raise StepAbandoned before its first update
+    validate: Callable[[int, Clock], dict[str, float]]  # after a step; 0: the starting weights
+    costs: Callable[[], dict[str, float]] = dict  # metrics of servers, since the last call
+    watched: Sequence[Watched]
+    samples_place: str | None = None  # where samples of a step are found; None: in samples/step_N.jsonl
+    notices: Notices
+    workers_profiler: WorkersProfiler | None = None
+
+
+def run_steps(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> None:
+    """Make steps run.first_step to plan.total_steps, with validation, checkpoints, exports and records at their cadences.
+
+    Raises: RunStopped when steps in a row bring no update; RunInterrupted after saving, when a signal asked to stop.
+    """
+    checkpoints, trackers, stop = run.checkpoints, run.trackers, run.stop
+    timeline = Timeline(run.folder, run.first_step, trackers.message)
+    profiler = Profiler(plan.profile, run.folder, trackers.message, body.workers_profiler)
+    health = Health(body.watched)
+    metrics: dict[str, float] = {}
+
+    def save(number: int, background: bool = False) -> str:
+        return checkpoints.save(number, progress, metrics, background=background)
+
+    if run.first_step == 1 and plan.validate_before:
+        clock = Clock(trackers, 0, stop, timeline, profiler)
+        try:
+            metrics = body.validate(0, clock) | body.costs()
+            trackers.log(0, metrics | clock.metrics())
+        except StepAbandoned:
+            raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
+    for step in range(run.first_step, plan.total_steps + 1):
+        clock = Clock(trackers, step, stop, timeline, profiler, before_updates(checkpoints, trackers, stop))
+        last = step == plan.total_steps
+        before = progress.positions()
+        try:
+            done = body.step(step, clock)
+        except StepAbandoned:  # before its first update: data was drawn, and rewards may have been counted
+            progress.go_back(before)
+            leave_step(step, save, checkpoints, trackers, stop)
+        for text in body.notices.take():
+            trackers.message(text)
+        metrics = done.metrics
+        progress.idle_steps = 0 if done.updates else progress.idle_steps + 1
+        gives_up = progress.idle_steps >= plan.max_skipped_steps
+        if not gives_up and (any(due(step, every) for every in plan.validate_every) or (last and plan.validate_after)):
+            metrics |= body.validate(step, clock)
+        metrics |= body.costs()
+        # Logged before it is saved: a resumed run drops the lines of steps that no checkpoint holds and writes them again.
+        trackers.log(step, metrics | clock.metrics())
+        if gives_up:
+            what = f"{progress.idle_steps} steps in a row made no update (step {step} was the last)"
+            raise RunStopped(f"{what}: {done.if_idle}")
+        for alarm in health.look(step, metrics, done.longest, place=body.samples_place):
+            trackers.message(alarm)
+        if plan.export_folder and (due(step, plan.export_every) or (last and plan.export_every)):
+            exported = export_models(plan.export_folder, step, progress.policy, progress.critic)
+            trackers.message(f"exported {exported}")
+        end_step(
+            step,
+            save,
+            trackers,
+            stop,
+            save_due=any(due(step, every) for every in plan.save_every) or (last and plan.save_at_end),
+            last=last,
+            background=plan.save_in_background,
+            timeline=timeline,
+        )

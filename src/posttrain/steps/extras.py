@@ -1,0 +1,62 @@
+"""Inputs of single advantage estimators, computed only where the chosen one names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from posttrain.interfaces.reward import GroupScorer
+from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.step_clock import StepClock
+from posttrain.interfaces.train_engine import ScoringEngine
+from posttrain.records.batches import ScoredBatch
+from posttrain.records.plans import StepPlan
+from posttrain.records.trajectories import Reward, ScoredGroup, TrajectoryGroup
+from posttrain.steps.advantage import inputs_of
+from posttrain.steps.score import score
+from posttrain.steps.shape_rewards import shape_outcomes
+
+Collect = Callable[..., list[TrajectoryGroup]]  # rl_step.collect
+
+
+def add_greedy_rewards(
+    batch: ScoredBatch,
+    groups: Sequence[ScoredGroup],
+    roles: Roles,
+    scorer: GroupScorer,
+    plan: StepPlan,
+    clock: StepClock,
+    collect: Collect,
+) -> ScoredBatch:
+    """The batch of these groups with the baseline of ReMax: the reward of one greedy response to each of their prompts, scored
+    and clipped like the sampled ones; NaN where it has no valid reward. Unchanged unless the estimator names greedy_rewards.
+
+    Source: arXiv:2310.10505, algorithm 1.
+    """
+    if "greedy_rewards" not in inputs_of(plan.advantage):
+        return batch
+    prompts = {group.group.prompt.prompt_id: group.group.prompt for group in groups}
+    greedy = replace(plan.sampling, samples_per_prompt=1, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+    with clock.phase("baseline", total=roles.most_tokens(len(groups), greedy)):
+        sampled = collect(roles, list(prompts.values()), greedy, clock.advance, scorer.begin)
+        scored = score(sampled, scorer, reward_model=roles.reward_model, model_weight=plan.reward.model_weight)
+    rewards = {
+        prompt_id: outcome.value if isinstance(outcome, Reward) else float("nan")
+        for prompt_id, group in zip(prompts, shape_outcomes(scored, plan.reward), strict=True)
+        for outcome in group.outcomes
+    }
+    by_group = torch.tensor([rewards[group.group.prompt.prompt_id] for group in groups])
+    if plan.reward.clip is not None:
+        by_group = by_group.clamp(-plan.reward.clip, plan.reward.clip)
+    return replace(batch, extras={**batch.extras, "greedy_rewards": by_group[batch.sequences.group_index]})
+
+
+def add_sum_pi_squared(batch: ScoredBatch, policy: ScoringEngine, plan: StepPlan) -> ScoredBatch:
+    """The batch with the sum of the squared probabilities of the whole vocabulary at every response token, by the policy before
+    the update. Unchanged unless the estimator names sum_pi_squared."""
+    if "sum_pi_squared" not in inputs_of(plan.advantage):
+        return batch
+    found = policy.sum_pi_squared(batch.sequences, plan.update.loss.temperature)
+    return replace(batch, extras={**batch.extras, "sum_pi_squared": found})

@@ -1,0 +1,137 @@
+"""One step of reinforcement learning, from prompts to updated weights. docs/reading.md is a tour of it, file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.errors import RunStopped
+from posttrain.interfaces.loader import PromptLoader
+from posttrain.interfaces.reward import GroupScorer
+from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
+from posttrain.interfaces.step_clock import StepClock
+from posttrain.interfaces.train_engine import ScoringEngine
+from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainBatch, TrainerLogprobs
+from posttrain.records.plans import StepPlan, UpdatePlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.statistics import UpdateStats
+from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
+from posttrain.steps.advantage import estimate_advantages
+from posttrain.steps.assemble import assemble
+from posttrain.steps.correction import correct_rollout
+from posttrain.steps.extras import add_greedy_rewards, add_sum_pi_squared
+from posttrain.steps.play import play
+from posttrain.steps.score import score
+from posttrain.steps.select import Selection
+from posttrain.steps.shape_rewards import RewardState, shape_outcomes, shape_rewards
+from posttrain.steps.update import update_models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """A step from its scored batch on."""
+
+    shaped: ShapedBatch
+    train: TrainBatch
+    stats: UpdateStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Everything that a step has sampled and learned, for metrics and records."""
+
+    selection: Selection  # groups, as sampled and scored
+    scored: ScoredBatch  # the same, as a batch
+    learned: Learned
+
+
+def rl_step(
+    roles: Roles, scorer: GroupScorer, loader: PromptLoader, rewards: RewardState, plan: StepPlan, clock: StepClock
+) -> StepResult:
+    """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1)."""
+    selection = sample_groups(roles, scorer, loader, plan, clock)  # G responses per prompt, and r_i for each
+    scored = assemble(selection.groups, mask_truncated=plan.mask_truncated)  # pad to [batch, response_len]
+    scored = add_greedy_rewards(scored, selection.groups, roles, scorer, plan, clock, collect)  # for ReMax alone
+    learned = learn(roles, scored, rewards, plan, clock)
+    return StepResult(selection=selection, scored=scored, learned=learned)
+
+
+def sample_groups(
+    roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan: StepPlan, clock: StepClock
+) -> Selection:
+    """The groups of a step, sampled by the policy and scored: those of one batch of prompts, or with a filter that refills, of
+    as many as it takes (DAPO, arXiv:2503.14476, algorithm 1).
+
+    Raises: RunStopped when the filter's limit of batches is reached.
+    """
+    selection = Selection(plan.group_filter, plan.prompts)
+    while not selection.complete:
+        prompts, sampling = loader.next(), plan.sampling_of(selection.batches)
+        with clock.phase("rollout", total=roles.most_tokens(len(prompts), sampling)):
+            groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)  # scored while others are sampled
+        with clock.phase("reward"):
+            scored = score(
+                groups,
+                scorer,
+                plan.max_invalid_share,
+                reward_model=roles.reward_model,
+                model_weight=plan.reward.model_weight,
+            )
+            selection.add(shape_outcomes(scored, plan.reward))
+    return selection
+
+
+def collect(
+    roles: Roles,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    on_tokens: OnTokens | None = None,
+    on_group: OnGroup | None = None,
+    *,
+    staleness_updates: int = 0,
+) -> list[TrajectoryGroup]:
+    """A group of responses per prompt, sampled by the policy; where the run has environments, each of them an episode.
+
+    Every trajectory says which version of the weights each of its tokens was sampled with. Args: staleness_updates, the most
+    updates that the sampler may be behind the trainer.
+    Raises: RunStopped when the sampler serves other weights than that allows.
+    """
+    served, held = roles.rollout.version, roles.policy.version
+    if not held - staleness_updates <= served <= held:
+        raise RunStopped(f"the sampler serves version {served} of the weights, the trainer holds version {held}")
+    if roles.worlds:
+        return play(roles.rollout, prompts, sampling, roles.worlds, on_tokens, on_group)
+    return roles.rollout.generate(prompts, sampling, on_tokens, on_group)
+
+
+def learn(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPlan, clock: StepClock) -> Learned:
+    """The part of a step after sampling and scoring: update the models on a batch, and hand the sampler the weights."""
+    with clock.phase("logprobs"):
+        logprobs = trainer_logprobs(
+            scored.sequences, roles.policy, roles.reference, plan.update
+        )  # log pi_old, log pi_ref
+        scored = add_sum_pi_squared(scored, roles.policy, plan)  # for estimators that name it
+    shaped = shape_rewards(scored, logprobs, plan.reward, rewards)  # r_i normalised; r_i,t less the KL
+    values = None
+    if roles.critic:
+        with clock.phase("values"):
+            values = roles.critic.values(scored.sequences)  # V(s_i,t), by the weights that the step starts with
+    train = estimate_advantages(shaped, values, plan.advantage)  # A_i,t, and with a critic the returns R_i,t
+    stats = update_models(roles.policy, roles.critic, train, plan, clock)  # K epochs of clipped mini-batch updates
+    with clock.phase("weight_sync"):
+        roles.weight_sync.publish(roles.policy, roles.rollout)  # sampler <- policy
+    return Learned(shaped=shaped, train=train, stats=stats)
+
+
+def trainer_logprobs(
+    batch: SequenceBatch, policy: ScoringEngine, reference: ScoringEngine | None, plan: UpdatePlan
+) -> TrainerLogprobs:
+    """log pi_old, unless nothing needs it before the update, and log pi_ref, if there is a reference; then the correction of
+    the gap between sampler and trainer, if the plan has one."""
+    temperature = plan.loss.temperature
+    logprobs = TrainerLogprobs(
+        old=None if plan.on_policy else policy.logprobs(batch, temperature),
+        ref=reference.logprobs(batch, temperature) if reference else None,
+    )
+    return correct_rollout(batch, logprobs, plan.correction) if plan.correction else logprobs

@@ -1,0 +1,47 @@
+"""What the turns of an environment add to a batch: rewards on tokens, and the states that turns began in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from posttrain.records.samples import SampleRow
+from posttrain.records.trajectories import Reward
+
+
+def turn_rewards(rows: Sequence[SampleRow], width: int) -> Tensor | None:
+    """[B, width] float32: an environment's rewards on the last sampled tokens of their turns, and the rest of a trajectory's
+    reward on its last one. None where no turn has a reward."""
+    if not any(turn.reward is not None for row in rows for turn in row.sample.turns):
+        return None
+    placed = torch.zeros(len(rows), width)
+    rest = 0.0  # of the trajectory's reward, not on a token yet
+    for index, row in enumerate(rows):
+        if not isinstance(row.outcome, Reward):
+            continue
+        if not index or rows[index - 1].last:
+            rest = row.outcome.value
+        for turn in row.sample.turns if row.outcome.by_turn else ():
+            if turn.reward is not None:
+                placed[index, turn.end - 1] += turn.reward
+                rest -= turn.reward
+        if row.last and any(row.sample.sampled_mask):
+            sampled = [place for place, own in enumerate(row.sample.sampled_mask) if own]
+            # Floats that cancel leave dust, which would be a signal where a critic or a discount looks at single tokens.
+            if abs(rest) > 1e-9 * (1.0 + abs(row.outcome.value)):
+                placed[index, sampled[-1]] += rest
+    return placed
+
+
+def state_index(rows: Sequence[SampleRow]) -> Tensor | None:
+    """[B] int64: a number for the state that each row's turn began in. None unless every row with turns has one of them, with
+    a key."""
+    with_turns = [row for row in rows if row.sample.turns]
+    if not with_turns or any(len(row.sample.turns) > 1 or row.sample.turns[0].state_key is None for row in with_turns):
+        return None
+    keys: dict[str | None, int] = {}
+    return torch.tensor(
+        [keys.setdefault(row.sample.turns[0].state_key if row.sample.turns else None, len(keys)) for row in rows]
+    )
