@@ -5,6 +5,7 @@ Nine lines of nine aliases each stand for 9^9 values, and a parser that recurses
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -23,7 +24,12 @@ class TooMuch(yaml.MarkedYAMLError):
 
 def check(text: str) -> None:
     """Raises: TooMuch, with its place, for more than MAX_DEPTH levels, or more than MAX_VALUES values with every alias written
-    out; other yaml.YAMLError for broken YAML."""
+    out. Broken YAML passes as far as it can be read: who parses it next reports it."""
+    with suppress(yaml.reader.ReaderError, yaml.scanner.ScannerError, yaml.parser.ParserError):
+        _measure(text)
+
+
+def _measure(text: str) -> None:
     sizes: dict[str, int] = {}  # values of every anchor that is complete
     open_: list[
         tuple[str | None, int]

@@ -18,8 +18,9 @@ from omegaconf import Container, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from posttrain.config.reading import hydra
+from posttrain.config.reading.broken_yaml import yaml_problem
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
-from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml, yaml_problem
+from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml
 from posttrain.errors import ConfigError, Problem, nearest
 
 MISSING = "???"

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from posttrain.config.reading.broken_yaml import yaml_problem
 from posttrain.errors import ConfigError, Problem
 from posttrain.libraries import yaml_text
 
@@ -101,17 +102,6 @@ def places_of_yaml(text: str, file: str) -> dict[str, Place]:
     if problems:
         raise ConfigError(problems)
     return places
-
-
-def yaml_problem(error: yaml.MarkedYAMLError, file: str) -> Problem:
-    """A YAML library error in one sentence, with the line it is about."""
-    mark = error.problem_mark or error.context_mark
-    what = error.problem or error.context or "cannot be read"
-    if what.startswith("could not determine a constructor"):
-        what = f"tags such as {what.rsplit(' ', 1)[-1]} are not allowed here"
-    elif "\\t" in what:
-        what = "lines are indented with spaces, and here is a tab"
-    return Problem(f"not valid YAML: {what}", where=f"{file}:{mark.line + 1}" if mark else file)
 
 
 def _walk(

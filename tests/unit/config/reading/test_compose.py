@@ -193,7 +193,26 @@ class TestBadFiles:
         [
             ("a: 1\nb: [1, 2\nc: 3\n", "not valid YAML: .*, at run.yaml:3"),
             ("a: 1\n\tb: 2\n", "a tab, at run.yaml:2"),
-            ("a: 1\nb: 2: 3\n", "not valid YAML: mapping values are not allowed here, at run.yaml:2"),
+            ("a: 1\nb: 2: 3\n", "not valid YAML: this line cannot hold a key: .* two `: `, at run.yaml:2; .*in quotes"),
+            (
+                "a:\n  b: 1\n c: 2\n",
+                "indented otherwise than its section, which begins on line 1, at run.yaml:3; indent all",
+            ),
+            (
+                "a: 1\n  b: 2\n",
+                "this line cannot hold a key: it is indented deeper than the line above, .* at run.yaml:2; indent",
+            ),
+            ("  a: 1\nb: 2\n", "this line is indented otherwise than the lines above, at run.yaml:2; indent"),
+            ("a:\n  - 1\n - 2\n", "indented otherwise than its section, which begins on line 1, at run.yaml:3"),
+            ("a: 1\nb\nc: 2\n", "line 2 is no `key: value`, at run.yaml:3; put a colon"),
+            ("a: 'x\nb: 2\n", "the quote that opens on line 1 is not closed, at run.yaml:3"),
+            (
+                "a: {x: 1\nb: 3\n",
+                "the list or mapping that opens on line 1 is not closed, at run.yaml:2; close it with }",
+            ),
+            ("a: @x\n", "a value cannot begin with @, at run.yaml:1; put it in quotes"),
+            ('a: "\\q"\n', r"\\q means nothing in double quotes, at run.yaml:1; write"),
+            ("a: x # c\n}: 3", "the } closes nothing, at run.yaml:2"),
             ("- a\n- b\n", "this file holds a list, at run.yaml:1"),
             ("\njust text\n", "this file holds a single value, at run.yaml:2"),
             ("a: !!python/object:os.system x\n", "tags such as .*os.system.* are not allowed here, at run.yaml:1"),
