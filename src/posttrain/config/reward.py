@@ -75,8 +75,8 @@ class RewardConfig(Section):
     workers: int | None = Field(default=None, ge=1)
     """Processes that score; null means one per core, at most 4."""
     timeout_s: float = Field(default=10.0, gt=0.0, le=1e7)
-    """Time that scoring one response may take (one call, where a term is batched), and CPU time of all its processes. A
-    response that takes longer is without a reward."""
+    """Time that scoring one response may take (one call, where a term is batched), and CPU time of all its processes; time for
+    which boxes of model-written code wait for a core does not count. A response that takes longer is without a reward."""
     memory_gib: float = Field(default=2.0, gt=0.0)
     """Memory that scoring one response may take, beyond what the loaded functions hold."""
     environment_variables: list[str] = []

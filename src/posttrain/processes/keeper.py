@@ -12,12 +12,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.processes import descendants, fork_gate, frames, proc, start, wire
-from posttrain.processes.limits import CRASHED, MEMORY, OUTPUT_LIMIT, PROCESS_LIMIT, TIMEOUT, Limits
+from posttrain.processes.limits import CRASHED, LONGEST_FACTOR, MEMORY, OUTPUT_LIMIT, PROCESS_LIMIT, TIMEOUT, Limits
 from posttrain.processes.worker import (
     CANNOT_FORK,
     FAILURE,
@@ -55,6 +56,16 @@ class Worker:
     tail: bytes = b""
     ended: int | None = None  # wait status
     cpu_before_s: float | None = None  # CPU time of it all when this call was first looked at
+    waited_s: float = 0.0  # for which boxes of this call were ready and waited for a core
+    waits: dict[int, float] = field(default_factory=dict)  # the same of each, since it began
+
+    def count_waits(self, pids: Collection[int]) -> None:
+        """Add the time for which these processes have waited for a core since the last count."""
+        first = not self.waits
+        for pid in pids:
+            wait_s = proc.core_wait_s(pid)
+            self.waited_s += wait_s - self.waits.get(pid, wait_s if first else 0.0)
+            self.waits[pid] = wait_s
 
 
 class Passed(Exception):
@@ -177,6 +188,7 @@ class Keeper:
         worker = self._worker
         assert worker is not None
         worker.printed, worker.tail, worker.cpu_before_s = 0, b"", None
+        worker.waited_s, worker.waits = 0.0, {}
         worker.calls += 1
         number = worker.calls.to_bytes(NUMBER_BYTES)
         try:
@@ -207,10 +219,10 @@ class Keeper:
         if request:
             poller.register(worker.requests, select.POLLOUT)
         while True:
-            now = time.monotonic()
-            if now - start >= wall_s:
+            now, end = time.monotonic(), start + min(wall_s + worker.waited_s, LONGEST_FACTOR * wall_s)
+            if now >= end:
                 raise Passed(TIMEOUT, f"no answer within {wall_s:g} s{_with_output(worker)}")
-            ready = poller.poll(max(min(start + wall_s, look) - now, 0.0) * 1000 + 1)
+            ready = poller.poll(max(min(end, look) - now, 0.0) * 1000 + 1)
             for fd, _ in ready:
                 if fd == worker.output:
                     if not self._drain(worker, counted):
@@ -288,6 +300,8 @@ class Keeper:
         if worker.cpu_before_s is None:
             worker.cpu_before_s = cpu_s
         self._count(used.processes)
+        if worker.spared:
+            worker.count_waits(set(pids) - set(own))
         if cpu_s - worker.cpu_before_s > limits.wall_s:
             raise Passed(TIMEOUT, f"its processes used more than {limits.wall_s:g} s of CPU time")
         start = time.monotonic()

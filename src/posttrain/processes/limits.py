@@ -14,11 +14,15 @@ PROCESS_LIMIT = "process_limit"  # more processes at once than it may have
 EXCEPTION = "exception"  # it raised
 
 
+LONGEST_FACTOR = 10.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Of one call, with everything that it starts."""
 
-    wall_s: float = 10.0  # also the CPU time that all its processes may take together
+    # Wall time, less the time for which its boxes were ready and waited for a core; also the CPU time of all other processes.
+    wall_s: float = 10.0
     memory_bytes: int = 2 << 30  # beyond what the loaded functions hold; of one process, and of all together
     output_bytes: int = 1 << 20  # stdout and stderr
     answer_bytes: int = 1 << 20  # what it returns, as JSON
@@ -26,6 +30,11 @@ class Limits:
     open_files: int = 256
     file_bytes: int = 1 << 30  # length of a file that it writes
     load_s: float = 120.0  # for loading the functions, once
+
+    @property
+    def longest_s(self) -> float:
+        """Wall time after which a call has failed however long its boxes waited for a core."""
+        return LONGEST_FACTOR * self.wall_s
 
 
 def put_limits(limits: Limits, held_bytes: int) -> None:

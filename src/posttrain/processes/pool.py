@@ -224,7 +224,7 @@ class _Line:
         )  # a killed worker loads before it answers
         try:
             self._write(request, self._limits.wall_s + GRACE_S)
-            reply = self._read(self._limits.wall_s + load_s + GRACE_S)
+            reply = self._read(self._limits.longest_s + load_s + GRACE_S)
         except (frames.PipeClosed, frames.FrameTooLong) as error:
             said = self._last_words()
             self.end()

@@ -117,6 +117,17 @@ def proportional_bytes(pids: Iterable[int]) -> int:
     return total
 
 
+def core_wait_s(pid: int | str = "self") -> float:
+    """Seconds for which a process was ready to run and waited for a core, of its thread that waited longest; 0 where the kernel
+    does not say. It is 0 while a process sleeps or runs."""
+    longest = 0
+    with suppress(OSError):
+        for thread in os.listdir(PROC / str(pid) / "task"):
+            with suppress(OSError, ValueError, IndexError):
+                longest = max(longest, int((PROC / str(pid) / "task" / thread / "schedstat").read_text().split()[1]))
+    return longest / 1e9
+
+
 def address_space_bytes() -> int:
     """Address space of this process; 0 where /proc does not say."""
     with suppress(OSError, ValueError):

@@ -59,6 +59,7 @@ class Run:
     stderr: bytes = field(repr=False)
     result: bytes = field(repr=False)
     wall_s: float
+    waited_s: float  # of that, ready to run and waiting for a core
 
     @property
     def finished(self) -> bool:
@@ -126,7 +127,7 @@ class _Warden:
             write_message(self._requests.fileno(), header, pieces)
             poller = select.poll()  # not select(), which knows no descriptor above 1023
             poller.register(self._replies, select.POLLIN)
-            if not poller.poll((limits.timeout_s + _PATIENCE_S) * 1000):
+            if not poller.poll((limits.wall_s + _PATIENCE_S) * 1000):
                 raise BoxError("", "the process that watches the box does not answer")
             reply, outputs = read_message(self._replies.fileno())
         except PipeClosed:
@@ -135,7 +136,10 @@ class _Warden:
             raise BoxError(reply["wall"], reply["reason"])
         stdout, stderr, result = outputs
         return Run(
-            stdout=stdout, stderr=stderr, result=result, **{key: reply[key] for key in ("ended", "code", "wall_s")}
+            stdout=stdout,
+            stderr=stderr,
+            result=result,
+            **{key: reply[key] for key in ("ended", "code", "wall_s", "waited_s")},
         )
 
     def alive(self) -> bool:

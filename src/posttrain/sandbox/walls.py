@@ -35,6 +35,8 @@ _CAP_SYS_ADMIN = 21
 OPEN_FILES_WITHOUT_SECCOMP = 16
 # With the number of a box added, a user id that nobody has: nothing belongs to it, and its processes can be counted.
 _FIRST_USER = 2_000_000_000
+# Longest wall time of a run, in timeout_s: a program that waits for a core all the time must end, too.
+WALL_FACTOR = 10.0
 
 
 class WallError(Exception):
@@ -45,12 +47,19 @@ class WallError(Exception):
 class Limits:
     """Of one run. They hold whatever walls there are."""
 
-    timeout_s: float = 5.0  # wall time from the program's first line, and CPU time rounded up to the next second
+    # Time from the program's first line, less the time for which it was ready and waited for a core, so that a busy machine
+    # changes no verdict; CPU time of all its threads, rounded up to the next second; and the wall time is WALL_FACTOR times that.
+    timeout_s: float = 5.0
     memory_bytes: int = 1 << 30  # address space
     output_bytes: int = 16 << 20  # of stdout, stderr and the result, each
     scratch_bytes: int = 16 << 20  # all files together, and the longest one
     threads: int = 64
     open_files: int = 64
+
+    @property
+    def wall_s(self) -> float:
+        """Longest wall time of a run."""
+        return WALL_FACTOR * self.timeout_s
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

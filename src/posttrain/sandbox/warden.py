@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from typing import Any, Never
 
+from posttrain.processes import proc
 from posttrain.processes.frames import PipeClosed
 from posttrain.sandbox import inside, kernel, view, walls
 from posttrain.sandbox.messages import read_message, write_message
@@ -136,7 +137,8 @@ def _wait_for_walls(status: int) -> None:
 
 
 def _watch(pid: int, reads: dict[str, int], limits: walls.Limits) -> tuple[dict[str, Any], list[bytes]]:
-    start = time.monotonic()
+    start, waited_before = time.monotonic(), proc.core_wait_s(pid)
+    waited_s, deadline = 0.0, start + limits.timeout_s
     outputs = {name: bytearray() for name in ("stdout", "stderr", "result")}
     ended, code = "", None
     with selectors.DefaultSelector() as selector:
@@ -150,13 +152,17 @@ def _watch(pid: int, reads: dict[str, int], limits: walls.Limits) -> tuple[dict[
         try:
             while not ended:
                 now = time.monotonic()
-                if now - start >= limits.timeout_s:
-                    ended = "timeout"
-                    break
-                for key, _ in selector.select(min(start + limits.timeout_s, max(look, now)) - now + 0.0005):
+                if now >= deadline:
+                    waited_s = proc.core_wait_s(pid) - waited_before
+                    deadline = start + min(limits.timeout_s + waited_s, limits.wall_s)
+                    if now >= deadline:
+                        ended = "timeout"
+                        break
+                for key, _ in selector.select(min(deadline, max(look, now)) - now + 0.0005):
                     if key.data == "":
                         raise PipeClosed  # nobody is interested any more
                     if key.data == "process":
+                        waited_s = proc.core_wait_s(pid) - waited_before
                         code = os.waitpid(pid, 0)[1]
                         ended = "exit" if os.WIFEXITED(code) else "signal"
                     elif not _drain(reads[key.data], outputs[key.data], limits.output_bytes):
@@ -175,7 +181,7 @@ def _watch(pid: int, reads: dict[str, int], limits: walls.Limits) -> tuple[dict[
         if any(len(got) > limits.output_bytes for got in outputs.values()):
             ended = "output"
     number = None if code is None else os.waitstatus_to_exitcode(code)
-    header = {"ended": ended, "code": number, "wall_s": time.monotonic() - start}
+    header = {"ended": ended, "code": number, "wall_s": time.monotonic() - start, "waited_s": waited_s}
     return header, [bytes(got[: limits.output_bytes]) for got in outputs.values()]
 
 

@@ -488,6 +488,39 @@ print(started)
     assert done.ended == "threads" or int(done.stdout) < 32
 
 
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Three endless loops for each core of this machine, which yield to nobody."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * len(os.sched_getaffinity(0)))
+    ]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+COMPUTES = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nprint('done')"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="this kernel does not say how long a process waits"
+)
+def test_a_busy_machine_makes_no_program_late(busy: None, walls: tuple[str, ...]) -> None:
+    """It needs half a second of a core and may take one; of each core it gets a quarter."""
+    done = box(COMPUTES, walls, timeout_s=1.0)
+
+    assert (done.ended, done.stdout) == ("exit", b"done\n")
+    assert done.wall_s > done.waited_s > 0.0
+
+
+def test_what_waits_for_nothing_is_late_on_a_busy_machine_too(busy: None) -> None:
+    """Sleeping counts, and so does an endless loop, at the latest after ten times its limit."""
+    for source in ("import time; time.sleep(60)", "while True: pass"):
+        done = box(source, timeout_s=0.5)
+        assert done.ended == "timeout" and done.wall_s < 5.5 and done.wall_s - done.waited_s < 1.5
+
+
 def test_memory_that_is_no_process_is_limited(walls: tuple[str, ...]) -> None:
     """Files in memory count for no process's address space: seccomp refuses them; without it a few small ones can be held."""
     source = """

@@ -9,6 +9,7 @@ from functools import partial
 
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.reward import RewardFn
+from posttrain.processes.proc import core_wait_s
 from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.code_tests import Block, Case, Form, cases_of, code_of, returned, same_output, same_value
@@ -105,13 +106,15 @@ def _score(
     source = code_of(response, block)
     passed = 0
     if source is not None and source.strip():
-        deadline = time.monotonic() + time_limit_s
+        # Time for which a program or this process waited for a core does not count: a busy machine changes no verdict.
+        end = time.monotonic() + time_limit_s - core_wait_s()
         for case in cases:
-            left = deadline - time.monotonic()
+            left = end + core_wait_s() - time.monotonic()
             if left <= 0:
                 break
-            within = replace(limits, timeout_s=min(limits.timeout_s, left))
-            if passes(run(_program(source, case), within, walls), case, tolerance):
+            done = run(_program(source, case), replace(limits, timeout_s=min(limits.timeout_s, left)), walls)
+            end += done.waited_s
+            if passes(done, case, tolerance):
                 passed += 1
             elif not continuous:
                 break
