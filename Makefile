@@ -13,7 +13,7 @@ VLLM   := .venv-vllm
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-slow vllm-env browser torture soak lint format clean
+.PHONY: help demo check test test-slow vllm-env browser torture soak lint format docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,14 @@ lint: $(VENV)/.dev-installed  ## check style, types, the floors and plain Englis
 format: $(VENV)/.dev-installed  ## put the code into its standard format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/python -m posttrain.dialects.layout
+
+docs: $(VENV)/.dev-installed  ## write what is made from the code: docs/keys-*.md (not in git) and docs/posttrain*.schema.json
+	@for dialect in native verl skyrl roll; do $(BIN)/posttrain keys $$dialect --markdown > docs/keys-$$dialect.md; done
+	@$(BIN)/posttrain schema > docs/posttrain.schema.json
+	@for entry in sft generate evaluate serve; do \
+		$(BIN)/posttrain schema --entry $$entry > docs/posttrain.$$entry.schema.json; \
+	done
 
 clean:  ## remove the virtual environment and caches (runs stay)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

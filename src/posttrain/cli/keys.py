@@ -14,14 +14,15 @@ def keys(
     dialect: Annotated[str, typer.Argument(help="native, verl, verl@0.2, skyrl, skyrl@2025-08 or roll.")],
     key: Annotated[str | None, typer.Argument(help="A key, or its beginning; by default all keys.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown page of docs/.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page that make docs writes.")] = False,
 ) -> None:
     """Explain the keys of a dialect."""
-    from posttrain.dialects.explain import ENTRIES, explain_text, key_row, page
+    from posttrain.dialects.explain import ENTRIES, explained, key_row, listed, page
     from posttrain.dialects.ledger import Key
 
     ledger = find_ledger(dialect)
     rows: list[Key] = list(ledger.rows)
+    exact: list[Key] = []
     if key is not None:
         exact = [row for row in rows if row.name == key] or list(
             {row.name: row for name in ENTRIES if (row := ledger.of(name).find(key)) is not None}.values()
@@ -35,15 +36,8 @@ def keys(
         typer.echo(json.dumps([key_row(row) for row in rows], indent=2, default=str))
     elif markdown:
         typer.echo(page(ledger), nl=False)
-    elif len(rows) <= 3:
-        typer.echo("\n\n".join(explain_text(row, dialect) for row in rows))
     else:
-        width = max(len(row.name) for row in rows)
-        for before, row in zip([None, *rows], rows, strict=False):
-            if row.entry != (before.entry if before else "train"):
-                typer.echo(f"\n{ENTRIES[row.entry]}:")
-            where = "" if row.status != "mapped" else f" -> {', '.join(row.fields)}"
-            typer.echo(f"{row.name:<{width}}  {row.status}{where}" + (f": {row.reason}" if row.reason else ""))
+        typer.echo(explained(rows, dialect) if exact or len(rows) <= 3 else listed(rows))
 
 
 def find_ledger(dialect: str):  # type: ignore[no-untyped-def]

@@ -1,21 +1,26 @@
-"""A ledger for people: the rows of ``posttrain keys``, and the page in docs that is made from them."""
+"""A ledger for people: the rows of ``posttrain keys``, and the page that ``make docs`` writes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
-from posttrain.dialects.ledger import ABSENT, Key, Ledger, type_text
+from posttrain.dialects.ledger import ABSENT, Key, Ledger
+from posttrain.dialects.value_types import type_text
 
 ENTRIES = {
     "train": "Reinforcement learning (`posttrain train`)",
     "sft": "Supervised fine-tuning (`posttrain sft`)",
     "generate": "Generation (`posttrain generate`)",
     "evaluate": "Evaluation (`posttrain evaluate`)",
+    "serve": "Serving (`posttrain serve`)",
 }
+STATUSES = ("mapped", "ignored", "planned", "refused")
 
 
 def key_row(row: Key) -> dict[str, Any]:
-    """{key, type, default, field, status, reason, meaning} and what else there is to say, for JSON."""
+    """All columns of a row, for JSON."""
     return {
         "key": row.name,
         "type": type_text(row.type),
@@ -53,6 +58,28 @@ def _value_text(value: Any) -> str:
             return str(value)
 
 
+def in_order(rows: Iterable[Key]) -> list[Key]:
+    """The rows entry point by entry point."""
+    return sorted(rows, key=lambda row: list(ENTRIES).index(row.entry))
+
+
+def listed(rows: Sequence[Key]) -> str:
+    """One line per key under the title of its entry point: where it goes, unless it is a field of ours, and its meaning."""
+    width = max(len(row.name) for row in rows)
+    lines: list[str] = []
+    for entry, of_entry in groupby(in_order(rows), key=lambda row: row.entry):
+        if lines or entry != "train":
+            lines += [*([""] if lines else []), f"{ENTRIES[entry]}:"]
+        for row in of_entry:
+            here = "" if row.fields == (row.name,) else f"{_short(row)}: "
+            lines.append(f"{row.name:<{width}}  {here}{row.meaning}")
+    return "\n".join(lines)
+
+
+def _short(row: Key) -> str:
+    return f"-> {', '.join(row.fields)}" if row.status == "mapped" else f"{row.status} ({row.reason})"
+
+
 def became(row: Key) -> str:
     """Where a key goes, or why it goes nowhere, in one line."""
     if row.status != "mapped":
@@ -60,12 +87,19 @@ def became(row: Key) -> str:
     return ", ".join(row.fields) + (f" ({row.change})" if row.change else "")
 
 
-def explain_text(row: Key, dialect: str) -> str:
-    """One key, for a terminal."""
+def explained(rows: Iterable[Key], dialect: str) -> str:
+    """Each key with all there is to say about it; entry points where it is the same share one text."""
+    texts: dict[str, list[Key]] = {}
+    for row in in_order(rows):
+        texts.setdefault(str(key_row(row) | {"entry": ""}), []).append(row)
+    return "\n\n".join(_explained(same[0], [row.entry for row in same], dialect) for same in texts.values())
+
+
+def _explained(row: Key, entries: Sequence[str], dialect: str) -> str:
     lines = [
         row.name,
         f"  {row.meaning}",
-        *([f"  entry     posttrain {row.entry}"] if row.entry != "train" else []),
+        *([f"  entry     posttrain {', '.join(entries)}"] if entries != ["train"] else []),
         f"  type      {type_text(row.type)}",
         f"  default   {default_text(row)}",
     ]
@@ -87,19 +121,16 @@ def explain_text(row: Key, dialect: str) -> str:
 
 def page(ledger: Ledger) -> str:
     """The dialect's page in docs: every key in a table, grouped by its first names."""
-    counts = {
-        status: sum(row.status == status for row in ledger.rows)
-        for status in ("mapped", "ignored", "planned", "refused")
-    }
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    counts = {status: sum(row.status == status for row in ledger.rows) for status in STATUSES}
+    shares = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     lines = [
         f"# Every key of {ledger.dialect}",
         "",
-        f"Made from the tables in `src/posttrain/dialects/{ledger.dialect}` by `posttrain keys {ledger.dialect} --markdown`; "
-        f"{len(ledger.rows)} keys: {told}.",
+        f"Made by `make docs` from what `posttrain keys {ledger.dialect}` knows; {len(ledger.rows)} keys: {shares}.",
         "",
-        "*mapped*: it does here what it does there, through the field named. *ignored*: it has no consequence here, for the "
-        "reason given. *planned*: not built yet; a plan tells it and a run is refused. *refused*: it cannot be honoured. "
+        "*mapped*: it does here what it does there, through the field named. *ignored*: it has no effect here, for the "
+        "reason given. *planned*: not built yet; `posttrain plan` reports it and a run is refused. *refused*: it cannot be "
+        "honoured. "
         "`*` stands for one name, `**` for everything below.",
     ]
     for entry, title in ENTRIES.items():

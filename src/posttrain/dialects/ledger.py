@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal
 
 Status = Literal["mapped", "ignored", "refused", "planned"]
 
@@ -32,13 +31,14 @@ class Key:
     """
 
     name: str
-    type: Any  # int, float, bool, str, dict, list[str], Literal["a", "b"], or a union of those with None
+    type: Any  # see value_types
     default: Any
     status: Status
     meaning: str  # one line
     fields: tuple[str, ...] = ()  # mapped: the RunConfig fields it decides
     to: Callable[[Any], Any] | None = None  # mapped: their value -> ours; None: as it is
     by_rule: bool = False  # mapped: a rule sets the fields, because other keys have a say
+    if_used: bool = False  # mapped by a rule: the value goes to the field as it is, in runs that use the role
     change: str = ""  # what happens to the value on the way, in words: "prompts x n = sequences"
     reason: str = ""  # why ignored or refused; what it waits for when planned
     off: tuple[Any, ...] = ()  # refused, planned: values besides the default that ask for nothing
@@ -47,54 +47,14 @@ class Key:
     since: str = ""  # the version that brought it; "" in all; "later": after the documented ones
     until: str = ""  # the last version that had it
     note: str = ""  # where the peer's document and code disagree, and what is done here
+    engine: str = ""  # mapped to an engine's options: the only engine that reads it
+    same_as: str = ""  # the earlier name of the same setting
     entry: str = "train"
 
     @property
     def asks_nothing(self) -> tuple[Any, ...]:
         """Values that leave a refused or planned key without consequence."""
         return (*self.off, None) if self.default is ABSENT else (*self.off, self.default)
-
-
-def mapped(
-    name: str,
-    type: Any,
-    default: Any,
-    fields: str,
-    meaning: str,
-    *,
-    to: Callable[[Any], Any] | None = None,
-    change: str = "",
-    by_rule: bool = False,
-    **more: Any,
-) -> Key:
-    """A key that decides one of our fields, or several (``a.b c.d``)."""
-    return Key(
-        name=name,
-        type=type,
-        default=default,
-        status="mapped",
-        fields=tuple(fields.split()),
-        meaning=meaning,
-        to=to,
-        change=change,
-        by_rule=by_rule,
-        **more,
-    )
-
-
-def ignored(name: str, type: Any, default: Any, reason: str, meaning: str, **more: Any) -> Key:
-    """A key without consequence here, and why."""
-    return Key(name=name, type=type, default=default, status="ignored", reason=reason, meaning=meaning, **more)
-
-
-def refused(name: str, type: Any, default: Any, reason: str, meaning: str, **more: Any) -> Key:
-    """A key that cannot be honoured, and why. Its default is not refused."""
-    return Key(name=name, type=type, default=default, status="refused", reason=reason, meaning=meaning, **more)
-
-
-def planned(name: str, type: Any, default: Any, reason: str, meaning: str, **more: Any) -> Key:
-    """A key whose feature is not built yet: what it waits for. A run that asks for it is refused with the word planned."""
-    return Key(name=name, type=type, default=default, status="planned", reason=reason, meaning=meaning, **more)
 
 
 @dataclass(frozen=True)
@@ -258,56 +218,6 @@ def _ratios(word: str, others: Iterable[str], *, at_least: float) -> dict[str, f
 def _pattern(name: str) -> re.Pattern[str]:
     text = re.escape(name).replace(r"\*\*", r".+").replace(r"\*", r"[^.]+")
     return re.compile(text)
-
-
-def type_text(type: Any) -> str:
-    """A type as the tables and messages print it: ``int | null``, ``one of a, b``."""
-    if type is Any:
-        return "any"
-    if type is None or type is types.NoneType:
-        return "null"
-    if get_origin(type) is Literal:
-        return "one of " + ", ".join(_value_text(value) for value in get_args(type))
-    if get_origin(type) in (Union, types.UnionType):
-        return " | ".join(type_text(part) for part in get_args(type))
-    if get_origin(type) is list:
-        inner = get_args(type)
-        return f"list of {type_text(inner[0])}" if inner else "list"
-    return {"str": "text", "dict": "section"}.get(type.__name__, str(type.__name__))
-
-
-def _value_text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def fits(value: Any, type: Any) -> bool:
-    """Whether a value has the type. Whole numbers are numbers; truth values are not; 2.0 is no whole number."""
-    if type is Any:
-        return True
-    if type is None or type is types.NoneType:
-        return value is None
-    origin = get_origin(type)
-    if origin is Literal:
-        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in get_args(type))
-    if origin in (Union, types.UnionType):
-        return any(fits(value, part) for part in get_args(type))
-    if origin is list or type is list:
-        inner: Sequence[Any] = get_args(type)
-        return isinstance(value, list) and all(fits(item, inner[0]) for item in value if inner)
-    if type is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if type is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, type)
-
-
-def choices(type: Any) -> list[Any]:
-    """The values that a type with Literal names; empty for others."""
-    if get_origin(type) is Literal:
-        return list(get_args(type))
-    if get_origin(type) in (Union, types.UnionType):
-        return [value for part in get_args(type) for value in choices(part)]
-    return []
 
 
 def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:

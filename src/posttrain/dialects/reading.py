@@ -14,8 +14,9 @@ from posttrain.config.reading.sources import same_branch
 from posttrain.config.reading.validate import show, validate
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
-from posttrain.dialects.ledger import ABSENT, Key, Ledger, choices, fits, leaves, type_text
+from posttrain.dialects.ledger import ABSENT, Key, Ledger, leaves
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
+from posttrain.dialects.value_types import choices, fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import Problem, nearest
 

@@ -284,6 +284,11 @@ class TestPlan:
         assert code == 2 and "there is nothing to read; name a file" in err
 
 
+def keys_of(lines: list[str]) -> list[str]:
+    """The lines of a list of keys without its titles."""
+    return [line for line in lines if line and not line.endswith("`):")]
+
+
 class TestKeysAndTranslate:
     def test_one_key_in_words_and_a_misspelt_one(self, posttrain: Run) -> None:
         code, out, _ = posttrain("keys", "native", "rollout.temperature")
@@ -294,6 +299,35 @@ class TestKeysAndTranslate:
         )
         code, _, err = posttrain("keys", "vrel")
         assert code == 2 and "did you mean verl?" in err
+
+    def test_every_entry_point_s_keys_are_listed_with_their_meaning(self, posttrain: Run) -> None:
+        from posttrain.dialects.entries import ENTRIES
+        from posttrain.dialects.explain import ENTRIES as TITLES
+        from posttrain.dialects.native.ledger import native_ledger
+
+        rows = native_ledger().rows
+        code, out, _ = posttrain("keys", "native")
+        assert code == 0 and list(TITLES) == list(ENTRIES)
+        lines = out.splitlines()
+        assert [line for line in lines if line.endswith("`):")] == [f"{TITLES[entry]}:" for entry in list(ENTRIES)[1:]]
+        assert [line.split()[0] for line in lines if line and not line.endswith("`):")] == [row.name for row in rows]
+        assert all(row.meaning and row.meaning in line for row, line in zip(rows, keys_of(lines), strict=True))
+        for section in ("model", "data", "run", "rollout"):
+            code, out, _ = posttrain("keys", "native", section)
+            assert code == 0
+            assert [line.split()[0] for line in keys_of(out.splitlines())] == [
+                row.name for row in rows if row.name.startswith(f"{section}.")
+            ]
+
+    def test_a_key_of_several_entry_points_is_explained_once(self, posttrain: Run) -> None:
+        code, out, _ = posttrain("keys", "native", "model.path")
+        assert code == 0 and out.count("model.path\n  Folder") == 1
+        assert "  entry     posttrain train, sft, generate, serve" in out
+
+    def test_the_list_of_a_dialect_says_where_keys_go_and_why_not(self, posttrain: Run) -> None:
+        out = posttrain("keys", "verl", "trainer")[1]
+        assert "-> placement.devices: devices of each machine" in out
+        assert "ignored (" in out and "Supervised fine-tuning (`posttrain sft`):" in out
 
     def test_json_is_a_list_of_rows(self, posttrain: Run) -> None:
         rows = json.loads(posttrain("keys", "native", "--json")[1])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -10,42 +11,38 @@ from typing import Any, Literal
 import pytest
 
 from posttrain.dialects.detect import read_config
-from posttrain.dialects.ledger import ABSENT, Ledger, fits, ignored, mapped, planned, refused, type_text
+from posttrain.dialects.ledger import Ledger
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import Dialect, Reader, read_dialect
+from posttrain.dialects.tables import key_of
+from posttrain.dialects.value_types import fits, parse_type, type_text
 from posttrain.errors import ConfigError
 
-ROWS = (
-    mapped("model.name", str, "small", "model.path", "The model."),
-    mapped("data.files", list[str], ["a.parquet"], "data.train_files", "Training files."),
-    mapped("data.batch", int, 16, "data.prompts_per_step", "Prompts per step.", by_rule=True),
-    mapped("opt.lr", float, 1e-6, "policy.optimizer.lr", "Peak learning rate."),
-    mapped(
-        "opt.mini",
-        int,
-        16,
-        "policy.sequences_per_mini_batch",
-        "Prompts per update.",
-        by_rule=True,
-        change="prompts x n",
-    ),
-    mapped("gen.n", int, "${opt.copies}", "rollout.samples_per_prompt", "Samples per prompt."),
-    mapped("gen.engine", Literal["native", "vllm"], "native", "rollout.engine", "Sampler.", earlier={"1": "vllm"}),
-    mapped("gen.eager", bool, True, "rollout.engine_options.eager", "No graphs."),
-    mapped(
-        "gen.top_k", int, -1, "rollout.top_k", "Top k; -1 keeps all.", to=lambda value: max(value, 0), change="-1 is 0"
-    ),
-    mapped("gen.devices", int, 1, "placement.devices", "Devices."),
-    mapped("log", list[str], ["console"], "tracking.trackers", "Trackers."),
-    ignored("opt.copies", int, 4, "a helper of other keys", "Copies."),
-    ignored("cache.folder", str | None, None, "there is no cache", "Folder of the cache."),
-    refused("data.lie", bool, False, "it would be untrue", "Lie about the data."),
-    planned("gen.images", bool, False, "images in prompts", "Images."),
-    planned("gen.wait_s", int, 300, "a cluster", "Seconds to wait.", cluster=True),
-    mapped("opt.seed", int | None, ABSENT, "run.seed", "Seed.", since="2"),
-    mapped("gen.sampling.**", dict, ABSENT, "rollout.engine_sampling", "Further sampling parameters.", by_rule=True),
-    ignored("jobs.*.name", str, ABSENT, "jobs have no names here", "Name of a job."),
-)
+TABLE = """[
+{"key": "model.name", "type": "text", "default": "small", "meaning": "The model.", "field": "model.path"},
+{"key": "data.files", "type": "list of text", "default": ["a.parquet"], "meaning": "Files.", "field": "data.train_files"},
+{"key": "data.batch", "type": "int", "default": 16, "meaning": "Prompts per step.", "field": "data.prompts_per_step", "rule": true},
+{"key": "opt.lr", "type": "float", "default": 1e-6, "meaning": "Peak learning rate.", "field": "policy.optimizer.lr"},
+{"key": "opt.mini", "type": "int", "default": 16, "meaning": "Prompts per update.",
+ "field": "policy.sequences_per_mini_batch", "rule": true, "change": "prompts x n"},
+{"key": "gen.n", "type": "int", "default": "${opt.copies}", "meaning": "Samples per prompt.", "field": "rollout.samples_per_prompt"},
+{"key": "gen.engine", "type": "one of native, vllm", "default": "native", "earlier": {"1": "vllm"}, "meaning": "Sampler.",
+ "field": "rollout.engine"},
+{"key": "gen.eager", "type": "bool", "default": true, "meaning": "No graphs.", "field": "rollout.engine_options.eager"},
+{"key": "gen.top_k", "type": "int", "default": -1, "meaning": "Top k; -1 keeps all.",
+ "field": "rollout.top_k", "convert": "at_least_zero", "change": "-1 is 0"},
+{"key": "gen.devices", "type": "int", "default": 1, "meaning": "Devices.", "field": "placement.devices"},
+{"key": "log", "type": "list of text", "default": ["console"], "meaning": "Trackers.", "field": "tracking.trackers"},
+{"key": "opt.copies", "type": "int", "default": 4, "meaning": "Copies.", "ignored": "a helper of other keys"},
+{"key": "cache.folder", "type": "text | null", "default": null, "meaning": "Folder of the cache.", "ignored": "there is no cache"},
+{"key": "data.lie", "type": "bool", "default": false, "meaning": "Lie about the data.", "refused": "it would be untrue"},
+{"key": "gen.images", "type": "bool", "default": false, "meaning": "Images.", "planned": "images in prompts"},
+{"key": "gen.wait_s", "type": "int", "default": 300, "meaning": "Seconds to wait.", "planned": "a cluster", "cluster": true},
+{"key": "opt.seed", "type": "int | null", "since": "2", "meaning": "Seed.", "field": "run.seed"},
+{"key": "gen.sampling.**", "type": "section", "meaning": "Further sampling parameters.", "field": "rollout.engine_sampling", "rule": true},
+{"key": "jobs.*.name", "type": "text", "meaning": "Name of a job.", "ignored": "jobs have no names here"}
+]"""
+ROWS = tuple(key_of(row) for row in json.loads(TABLE))
 
 
 def rules(keys: Reader) -> dict[str, Any]:
@@ -203,9 +200,10 @@ def test_free_sections_take_any_name(load) -> None:
 
 def test_warnings_are_about_what_the_user_wrote(load) -> None:
     """A default of the peer's that has no effect here is not the user's doing."""
+    kind = {"key": "kl.kind", "type": "text", "default": "k1", "meaning": "KL.", "field": "loss.kl_estimator"}
     dialect = Dialect(
         name="toy",
-        ledger=Ledger("toy", "", (*ROWS, mapped("kl.kind", str, "k1", "loss.kl_estimator", "KL.")), ()),
+        ledger=Ledger("toy", "", (*ROWS, key_of(kind)), ()),
         rules={"train": rules},
     )
     assert load("", "opt.lr=1", dialect=dialect).warnings == ()
@@ -228,6 +226,7 @@ def test_warnings_are_about_what_the_user_wrote(load) -> None:
 )
 def test_types(type: Any, text: str, good: list[Any], bad: list[Any]) -> None:
     assert type_text(type) == text
+    assert "1" in text or parse_type(text) == type  # tables name texts only
     assert all(fits(value, type) for value in good)
     assert not any(fits(value, type) for value in bad)
 

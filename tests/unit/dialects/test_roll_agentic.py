@@ -11,7 +11,7 @@ import yaml
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT
-from posttrain.dialects.roll.keys.agentic import STEPS
+from posttrain.dialects.roll.rules.environments import STEPS
 
 BASE: dict[str, Any] = {
     "defaults": ["../config/traj_envs@_here_"],
@@ -283,103 +283,10 @@ def test_what_rlvr_alone_reads_is_told_when_it_is_written(load) -> None:
     assert "read by RLVR alone" in told["difficulty_mask"] and "sequence_length" in told["response_length"]
 
 
-LAKE = "environment.named.FrozenLake"
-STEP = ("custom_env.FrozenLake.env_manager_cls=" + STEPS, "custom_env.SimpleSokoban.env_manager_cls=" + STEPS)
-GIGPO = ("adv_estimator=gigpo", *(f"+{text}" for text in STEP))
-# What is written, by row; what it decides, with the value; what else must be given.
-CASES: list[tuple[str, str, str, Any, tuple[str, ...]]] = [
-    ("custom_envs.*.env_type", "custom_env.FrozenLake.env_type=sokoban", f"{LAKE}.name", "sokoban", ()),
-    ("custom_envs.*.max_steps", "custom_env.FrozenLake.max_steps=7", f"{LAKE}.max_turns", 7, ()),
-    ("custom_envs.*.max_tokens_per_step", "custom_env.FrozenLake.max_tokens_per_step=9", "rollout.max_response_tokens", 9,
-     ("custom_env.SimpleSokoban.max_tokens_per_step=8",)),
-    ("custom_envs.*.env_manager_cls", f"+{STEP[0]}", "environment.sample_per_turn", True, (f"+{STEP[1]}",)),
-    ("custom_envs.*.agent_system_template", "+custom_env.FrozenLake.agent_system_template=Play", f"{LAKE}.settings.system",
-     "Play", ()),
-    ("custom_envs.*.agent_template", "+custom_env.FrozenLake.agent_template=Now", f"{LAKE}.settings.template", "Now", ()),
-    ("custom_envs.*.env_instruction", "+custom_env.FrozenLake.env_instruction=Go", f"{LAKE}.settings.instruction", "Go", ()),
-    ("custom_envs.*.env_config", "custom_env.FrozenLake.env_config.size=6", f"{LAKE}.settings.size", 6, ()),
-    ("custom_envs.*.max_actions_per_traj", "+custom_env.FrozenLake.max_actions_per_traj=4", f"{LAKE}.max_turns", 4,
-     ("~custom_env.FrozenLake.max_steps",)),
-    ("custom_envs.*.max_steps_per_traj", "+custom_env.FrozenLake.max_steps_per_traj=3", f"{LAKE}.max_turns", 3,
-     ("~custom_env.FrozenLake.max_steps",)),
-    ("max_steps_per_traj", "+max_steps_per_traj=6", f"{LAKE}.max_turns", 6, ("~custom_env.FrozenLake.max_steps",)),
-    ("custom_envs.*.max_tokens", "+custom_env.FrozenLake.max_tokens=30", f"{LAKE}.settings.max_response_tokens", 30,
-     ("~custom_env.FrozenLake.max_tokens_per_step", "+custom_env.FrozenLake.agent_template=Now")),
-    ("train_env_manager.num_env_groups", "train_env_manager.num_env_groups=5", f"{LAKE}.weight", 4.0,
-     ("train_env_manager.num_groups_partition=[4,1]",)),
-    ("train_env_manager.env_groups", "+train_env_manager.env_groups=6", f"{LAKE}.weight", 5.0,
-     ("train_env_manager.num_groups_partition=[5,1]",)),
-    ("train_env_manager.tags", "train_env_manager.tags=[SimpleSokoban,FrozenLake]", f"{LAKE}.weight", 1.0, ()),
-    ("train_env_manager.num_groups_partition", "train_env_manager.num_groups_partition=[2,2]", f"{LAKE}.weight", 2.0, ()),
-    ("train_env_manager.n_groups", "+train_env_manager.n_groups=[2,2]", f"{LAKE}.weight", 2.0, ()),
-    ("train_env_manager.group_size", "train_env_manager.group_size=8", "rollout.samples_per_prompt", 8, ()),
-    ("train_env_manager.format_penalty", "+train_env_manager.format_penalty=-0.3", f"{LAKE}.settings.format_penalty", -0.3,
-     ("~custom_env.FrozenLake.env_config.format_penalty",)),
-    ("actor_infer.generating_args.max_new_tokens", "actor_infer.generating_args.max_new_tokens=11", "rollout.max_response_tokens",
-     11, ()),
-    *[
-        (f"train_env_manager.generating_args.{name}", f"+train_env_manager.generating_args.{name}={text}", f"rollout.{field}",
-         value, ("~actor_infer",))
-        for name, text, field, value in (
-            ("max_new_tokens", "12", "max_response_tokens", 12), ("temperature", "0.6", "temperature", 0.6),
-            ("top_p", "0.9", "top_p", 0.9), ("top_k", "7", "top_k", 7), ("stop_strings", "[END]", "stop", ["END"]),
-            ("repetition_penalty", "1.1", "engine_sampling", {"repetition_penalty": 1.1}),
-        )
-    ],
-    ("reward_normalization.grouping", "reward_normalization.grouping=batch", "reward.normalize_std", "batch", ()),
-    ("reward_normalization.method", "reward_normalization.method=mean", "reward.normalize_std", "none", ()),
-    ("reward_normalization.norm_mean_type", "+reward_normalization.norm_mean_type=batch", "reward.normalize_mean", "batch", ()),
-    ("reward_normalization.norm_std_type", "+reward_normalization.norm_std_type=batch", "reward.normalize_std", "batch", ()),
-    ("episode_reward_weight", "+episode_reward_weight=0.5", "advantage.episode_weight", 0.5, GIGPO),
-    ("step_reward_weight", "+step_reward_weight=0.5", "advantage.step_weight", 0.5, GIGPO),
-    ("step_reward_gamma", "+step_reward_gamma=0.5", "advantage.step_gamma", 0.5, GIGPO),
-    ("use_turn_scores", "+use_turn_scores=true", "reward.by_turn", True, ()),
-]  # fmt: skip
-VAL_ENVS = "+val_env_manager={num_env_groups: 2, group_size: 2, tags: [FrozenLake], num_groups_partition: [2]}"
-VAL: list[tuple[str, str, str, Any, tuple[str, ...]]] = [
-    ("val_batch_size", "val_batch_size=8", "environment.validation_episodes", 4, ()),
-    ("val_env_manager.num_env_groups", "val_env_manager.num_env_groups=4", f"{LAKE}.validation_weight", 4.0,
-     ("val_env_manager.num_groups_partition=[4]",)),
-    ("val_env_manager.env_groups", "+val_env_manager.env_groups=4", f"{LAKE}.validation_weight", 4.0,
-     ("val_env_manager.num_groups_partition=[4]",)),
-    ("val_env_manager.tags", "val_env_manager.tags=[SimpleSokoban]", f"{LAKE}.validation_weight", 0.0, ()),
-    ("val_env_manager.num_groups_partition", "val_env_manager.num_groups_partition=[4]", f"{LAKE}.validation_weight", 4.0,
-     ("val_env_manager.num_env_groups=4",)),
-    ("val_env_manager.n_groups", "+val_env_manager.n_groups=[2]", f"{LAKE}.validation_weight", 2.0, ()),
-    ("val_env_manager.group_size", "val_env_manager.group_size=4", "validation.samples_per_prompt", 4, ()),
-    *[
-        (f"val_env_manager.generating_args.{name}", f"+val_env_manager.generating_args.{name}={text}", f"validation.{field}",
-         value, ("~actor_infer",))
-        for name, text, field, value in (
-            ("temperature", "0.6", "temperature", 0.6), ("top_p", "0.9", "top_p", 0.9), ("top_k", "7", "top_k", 7),
-            ("stop_strings", "[END]", "stop", ["END"]),
-            ("repetition_penalty", "1.1", "engine_sampling", {"repetition_penalty": 1.1}),
-        )
-    ],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("row", "written", "field", "value", "given"), [*CASES, *VAL], ids=lambda each: str(each)[:50])
-def test_a_key_decides_its_field(load, row: str, written: str, field: str, value: Any, given: tuple[str, ...]) -> None:
-    sampler = ("+actor_infer.strategy_args.strategy_name=vllm", "+posttrain.rollout.engine=vllm")
-    engine = sampler if "repetition_penalty" in row and "~actor_infer" not in given else ()
-    changes: dict[str, Any] = {"val_batch_size": 8, "eval_steps": 1} if row.startswith("val_") else {}
-    places = [VAL_ENVS] if row.startswith("val_") else []
-    loaded = load(*places, *given, *engine, written, **changes)
-    if "repetition_penalty" in row:  # the native sampler has none: told
-        assert any(one.key == row for one in loaded.ignored) or "repetition_penalty" in str(loaded.warnings)
-        return
-    node: Any = loaded.config
-    for part in field.split("."):
-        node = node[part] if isinstance(node, dict) else getattr(node, part)
-    assert node == value, said(loaded)
-
-
-def test_every_mapped_key_of_agentic_pipelines_is_tested() -> None:
-    tested = {row for row, *_ in [*CASES, *VAL]} | {"val_env_manager.format_penalty"}
-    tested |= {"val_env_manager.generating_args.max_new_tokens"}
-    sections = ("custom_envs.", "train_env_manager.", "val_env_manager.", "reward_normalization.")
-    names = {
-        row.name for row in DIALECT.ledger.of("train").rows if row.status == "mapped" and row.name.startswith(sections)
-    }
-    assert names - tested == set()
+def test_the_native_sampler_reports_that_it_has_no_repetition_penalty(load) -> None:
+    tags = ("FrozenLake", "SimpleSokoban", "LargerSokoban")
+    validates = {**VALIDATES, "custom_envs": {name: f"${{custom_env.{name}}}" for name in tags}}
+    for section, changes in (("train_env_manager", {}), ("val_env_manager", validates)):
+        key = f"{section}.generating_args.repetition_penalty"
+        loaded = load("~actor_infer", f"+{key}=1.1", **changes)
+        assert any(one.key == key for one in loaded.ignored) or "repetition_penalty" in str(loaded.warnings)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from posttrain.dialects.ledger import ABSENT, Key, Ledger, fits, leaves
+from posttrain.dialects.ledger import ABSENT, Key, Ledger, leaves
 from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.value_types import fits
 from posttrain.dialects.verl import DIALECT
 
 DOCUMENTS = Path(__file__).parent / "verl_documents"

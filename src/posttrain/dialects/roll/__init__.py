@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posttrain.dialects.reading import Dialect
-from posttrain.dialects.roll.keys import LEDGER
+from posttrain.dialects.roll.ledger import LEDGER
 from posttrain.dialects.roll.presets import PRESETS
 from posttrain.dialects.roll.rules import rules
 from posttrain.dialects.roll.rules.sft import sft_rules

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posttrain.dialects.reading import Dialect
-from posttrain.dialects.skyrl.keys import LEDGER
+from posttrain.dialects.skyrl.ledger import LEDGER
 from posttrain.dialects.skyrl.rules import rules
 
 # What a defaults list may name without a file beside it: ppo_base_config.yaml, deepspeed_config/{train,eval}.yaml and

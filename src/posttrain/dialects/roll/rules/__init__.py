@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.roll.keys.roles import CRITIC
 from posttrain.dialects.roll.rules.agentic import advantage as agentic_advantage
 from posttrain.dialects.roll.rules.agentic import agentic
 from posttrain.dialects.roll.rules.batches import batches
@@ -28,7 +27,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= warmup(keys, "actor_train", "policy") | lora(keys, "actor_train", "policy")
     if has_critic:
         fields |= warmup(keys, "critic", "critic") | lora(keys, "critic", "critic")
-        fields |= plain(keys, CRITIC) | {"critic.optimizer.betas": _betas(keys, "critic")}
+        fields |= plain(keys, "critic") | {"critic.optimizer.betas": _betas(keys, "critic")}
     else:
         keys.ignore("critic", f"there is no critic: adv_estimator is {keys['adv_estimator']}")
     if not has_reference:

@@ -6,7 +6,6 @@ from typing import Any
 
 from posttrain.config.reading.validate import show
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.roll.keys.roles import TRAIN_ENVS, VAL_ENVS
 from posttrain.dialects.roll.rules.batches import forward_only, trajectory_batches
 from posttrain.dialects.roll.rules.environments import environment, samples_turns
 from posttrain.dialects.roll.rules.look import count, plain, text_none
@@ -106,7 +105,7 @@ def _sampling(keys: Reader, section: str, ours: str) -> dict[str, Any]:
         if ours == "rollout":
             return {}  # the rows of actor_infer decide them
         own = shared
-    fields = plain(keys, VAL_ENVS if ours == "validation" else TRAIN_ENVS)
+    fields = plain(keys, section)
     if own == shared:
         fields = {f"validation.{name}": keys[f"{shared}.{name}"] for name in ("temperature", "top_p")} | {
             "validation.top_k": max(keys[f"{shared}.top_k"], 0),

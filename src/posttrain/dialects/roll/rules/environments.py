@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.roll.keys.agentic import STEPS, TRAJECTORIES
 from posttrain.errors import did_you_mean
 from posttrain.registry import ENVS
 
+TRAJECTORIES = "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"
+STEPS = "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"
 ROLLS = (
     "webshop", "sokoban_mcp", "sokoban_tool_call", "sokoban_native_env", "sokoban_sandbox", "roll_math", "roll_qa", "roll_code",
     "deepeyes", "rock_tb_native_env", "openreward_env", "atropos_env", "bandit", "countdown", "metamathqa", "alfworld",

@@ -6,7 +6,6 @@ from typing import Any
 
 from posttrain.dialects.ledger import ABSENT, leaves
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.roll.keys.role import Role
 
 CONFIG = "strategy_args.strategy_config"
 
@@ -26,13 +25,13 @@ def is_agentic(keys: Reader) -> bool:
     return any(keys.written(key) for key in ("custom_envs", "train_env_manager", "val_env_manager"))
 
 
-def plain(keys: Reader, role: Role) -> dict[str, Any]:
-    """The fields of a role's keys that need no more than a change of value."""
-    fields = {}
-    for name, here in role.mapped.items():
-        if here.plain:
-            value = keys[f"{role.section}.{name}"]
-            fields[here.fields] = here.to(value) if here.to else value
+def plain(keys: Reader, section: str) -> dict[str, Any]:
+    """The fields of a section's keys that need no more than a change of value, once the section is used."""
+    fields: dict[str, Any] = {}
+    for row in keys.ledger.rows:
+        if row.if_used and row.name.startswith(f"{section}."):
+            value = keys[row.name]
+            fields |= dict.fromkeys(row.fields, row.to(value) if row.to else value)
     return {field: value for field, value in fields.items() if value is not None or field.endswith("warmup_updates")}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.ledger import fits
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.rules.look import text_none, uses_critic
 from posttrain.dialects.roll.rules.normalization import normalization
+from posttrain.dialects.value_types import fits
 from posttrain.errors import did_you_mean
 
 AGGREGATIONS = {

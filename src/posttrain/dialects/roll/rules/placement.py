@@ -9,9 +9,11 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.devices import EXAMPLE, devices_of
-from posttrain.dialects.roll.keys.strategy import READERS
+from posttrain.dialects.roll.ledger import LEDGER
 from posttrain.dialects.roll.rules.look import CONFIG, count, written_config
 
+# Names below strategy_config that one family of engines reads, and which.
+READERS = {row.name.partition(f"{CONFIG}.")[2]: row.engine for row in LEDGER.rows if row.engine}
 _SPECIAL = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "tensor_parallel_size",
 )  # fmt: skip
@@ -151,7 +153,7 @@ def _options(keys: Reader, role: str, section: str, strategy: str | None) -> dic
     fields = {}
     for name, value in written_config(keys, section).items():
         key = f"{section}.{CONFIG}.{name}"
-        reader = READERS.get(f"{CONFIG}.{name}", family)
+        reader = READERS.get(name, family)
         if name in _SPECIAL and role != "reference":
             if not (name == "tensor_parallel_size" and role == "rollout") and family != "megatron":
                 keys.ignore(key, f"read by megatron_train only, and this is {strategy}")

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.roll.keys.rewards import (
+from posttrain.dialects.roll.rules.reward_workers import (
     CODE,
     CODE_COLUMNS,
     CODE_S,

@@ -6,7 +6,6 @@ from typing import Any
 
 from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.roll.keys.roles import VALIDATION
 from posttrain.dialects.roll.rules.look import CONFIG, count, plain, uses_critic, uses_reference
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -135,7 +134,7 @@ def validation(keys: Reader) -> dict[str, Any]:
         for key in ("validation", "eval_steps", "val_prompt_length", "val_sequence_length"):
             keys.ignore(key, "there is no validation: validation.data_args.file_name is not given")
         return {}
-    fields = plain(keys, VALIDATION)
+    fields = plain(keys, "validation")
     fields["data.validation_files"] = [files] if isinstance(files, str) else files
     penalty = keys["validation.generating_args.repetition_penalty"]
     if penalty != 1:

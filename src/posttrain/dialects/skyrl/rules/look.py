@@ -7,8 +7,10 @@ from typing import Any
 
 from posttrain.dialects.ledger import ABSENT
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.skyrl.keys import LEDGER
-from posttrain.dialects.skyrl.keys.aliases import LATER_NAMES
+from posttrain.dialects.skyrl.ledger import LEDGER
+
+# Name of mid-2025 -> its later name.
+LATER_NAMES = {row.same_as: row.name for row in LEDGER.rows if row.same_as}
 
 
 def name_of(keys: Reader, name: str) -> str:

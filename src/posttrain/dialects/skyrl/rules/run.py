@@ -8,12 +8,12 @@ from typing import Any
 
 from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.skyrl.keys.records import TRACKERS
 from posttrain.dialects.skyrl.rules.environment import SECTION, plays
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
 from posttrain.registry import REWARDS
 
+TRACKERS = ("wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "console")
 _FILES = (".parquet", ".json", ".jsonl")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 # SkyRL's environments that are a scorer, or one in a conversation of one turn: the reward term that scores as they do.

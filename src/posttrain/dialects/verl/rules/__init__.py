@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ACTOR, MODEL
 from posttrain.dialects.verl.rules import algorithm, records
 from posttrain.dialects.verl.rules.batches import batches
 from posttrain.dialects.verl.rules.layout import layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
+from posttrain.dialects.verl.rules.names import ACTOR, MODEL
 from posttrain.dialects.verl.rules.optimizer import optimizers
 from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ACTOR, ROLLOUT
 from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
 from posttrain.errors import did_you_mean
 
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}

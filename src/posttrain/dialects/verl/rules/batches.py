@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ACTOR, REF, ROLLOUT
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, get
+from posttrain.dialects.verl.rules.names import ACTOR, REF, ROLLOUT
 
 _BY_TOKENS = "micro-batches are cut by tokens (use_dynamic_bsz)"
 _BY_COUNT = "read with use_dynamic_bsz only"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
 from posttrain.dialects.verl.rules.look import engine_options, get
+from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ACTOR
 from posttrain.dialects.verl.rules.batches import updates_per_step
 from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.names import ACTOR
 
 _OURS = {
     "constant": "constant",

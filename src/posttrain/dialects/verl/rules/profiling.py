@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ACTOR, REF, ROLLOUT
 from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.names import ACTOR, REF, ROLLOUT
 
 # What a role does in a step, by the names of our phases.
 PHASES = {

@@ -8,8 +8,8 @@ from typing import Any
 from posttrain.dialects.ledger import leaves
 from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ACTOR, MODEL, REF
 from posttrain.dialects.verl.rules.look import engine_options, get
+from posttrain.dialects.verl.rules.names import ACTOR, MODEL, REF
 
 _UNKNOWN_HERE = ("vemlp_wandb", "clearml", "trackio")  # verl's trackers that no version of this program names
 _PRECISIONS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.words import ROLLOUT
 from posttrain.dialects.verl.rules.batches import per_device
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.names import ROLLOUT
 
 _FUNCTION = "custom_reward_function"
 _MODEL = "reward_model"

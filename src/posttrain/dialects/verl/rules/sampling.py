@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.converters import CONVERTERS
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.rollout import off_is_zero
-from posttrain.dialects.verl.keys.words import ROLLOUT
 from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.names import ROLLOUT
 
 # Arguments of the sampler that verl gives itself: once more in engine_kwargs is one time too many.
 _GIVEN = {
@@ -47,7 +47,7 @@ def _validation(keys: Reader) -> dict[str, Any]:
     fields = {
         "validation.temperature": keys[f"{section}.temperature"],
         "validation.top_p": keys[f"{section}.top_p"],
-        "validation.top_k": off_is_zero(keys[f"{section}.top_k"]),
+        "validation.top_k": CONVERTERS["minus_one_is_zero"](keys[f"{section}.top_k"]),
     }
     return fields | ({"validation.min_p": keys[f"{ROLLOUT}.min_p"]} if keys[f"{ROLLOUT}.min_p"] is not None else {})
 

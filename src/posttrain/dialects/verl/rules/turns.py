@@ -12,9 +12,8 @@ from yaml import YAMLError
 
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.keys.turns import AGENT, TURNS
-from posttrain.dialects.verl.keys.words import ROLLOUT
 from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.names import AGENT, ROLLOUT, TURNS
 from posttrain.libraries import yaml_text
 from posttrain.registry import is_installed
 

@@ -1,0 +1,183 @@
+"""Tables of keys, which stand as JSON beside each dialect, become a Ledger. CONTRIBUTING.md ("A config key") shows a row.
+
+A table is a list. An item of it is a row (``key``), a heading (``about``), or a template that is filled in for one role
+(``use``): the rows of ``templates/NAME.json``, with the item's own texts in the place of ``<section>``, ``<role>`` and the
+like. Nothing is checked here but what reading needs; tests/unit/dialects/test_tables.py checks every row, by line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from posttrain.dialects.converters import converter
+from posttrain.dialects.ledger import ABSENT, Key, Ledger, Status
+from posttrain.dialects.value_types import parse_type, type_text
+
+# The column that says what becomes of a key: our fields where it is mapped, else a reason.
+STATUSES: dict[str, Status] = {"field": "mapped", "ignored": "ignored", "refused": "refused", "planned": "planned"}
+# Columns that belong to the status: a variant that brings another one leaves them behind.
+HANDLING = ("rule", "convert", "change", "off", "cluster")
+EXAMPLES = ("example", "given", "expected", "because", "further", "only_value", "no_example")
+IF_USED = "if used"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The tables of a dialect: where they lie, their names in order, and the versions of the peer they know."""
+
+    folder: Path
+    dialect: str
+    version: str
+    names: tuple[str, ...]
+    versions: tuple[str, ...] = ()
+
+    def rows(self, table: str, *, examples: bool = False) -> Iterator[Row]:
+        """The rows of a table, templates filled in; with the columns of ``EXAMPLES`` on request."""
+        for item in _items(self.folder / f"{table}.json"):
+            if "key" in item:
+                yield item
+            elif "use" in item:
+                yield from fill_in(item, _items(self.folder / "templates" / f"{item['use']}.json"), examples=examples)
+
+    def ledger(self) -> Ledger:
+        """All rows as keys."""
+        keys: list[Key] = []
+        known: dict[tuple[str, str], Key] = {}
+        for table in self.names:
+            for row in self.rows(table):
+                new = _keys(row, known)
+                keys += new
+                known.update(((key.entry, key.name), key) for key in new)
+        return Ledger(dialect=self.dialect, version=self.version, rows=tuple(keys), versions=self.versions)
+
+
+@cache
+def _items(file: Path) -> list[Row]:
+    items: list[Row] = json.loads(file.read_text(encoding="utf-8"))
+    return items
+
+
+def fill_in(use: Row, template: list[Row], *, examples: bool = False) -> Iterator[Row]:
+    """The rows of a template for one role.
+
+    Args: ``use`` holds ``as``, the role's name in the columns ``only`` and ``in`` of the template; ``with``, columns that all
+        rows get; ``except``, keys that the role has not; ``otherwise``, why a row that does not say what becomes of it is
+        ignored; ``ignored``, why every row is that does not name the role in ``in``; ``given``, for all examples; and texts.
+    """
+    role = use["as"]
+    texts = {f"<{name}>": text for name, text in use.items() if isinstance(text, str)}
+    left_out = set(use.get("except", ()))
+    for row in template:
+        if "key" not in row or role not in row.get("only", (role,)) or row["key"] in left_out:
+            continue
+        variant = next((columns for roles, columns in row.get("in", {}).items() if role in roles.split()), None)
+        filled = {name: value for name, value in row.items() if examples or name not in EXAMPLES}
+        if role not in row.get("for", (role,)):
+            filled = _without_status(filled)
+        if variant is not None:
+            filled = _varied(filled, variant if examples else {n: v for n, v in variant.items() if n not in EXAMPLES})
+        elif "ignored" in use:
+            filled = _varied(filled, {"ignored": use["ignored"]})
+        if not any(column in filled for column in STATUSES):
+            filled["ignored"] = use["otherwise"]
+        if "example" in filled:
+            filled = _in_context(filled, use.get("given", ()))
+        yield _replaced({**filled, **use.get("with", {})}, texts)
+
+
+def _in_context(row: Row, given: Iterable[str]) -> Row:
+    """The row with a context before that of each of its examples."""
+    further = [{**case, "given": [*given, *case.get("given", ())]} for case in row.get("further", ())]
+    return {**row, "given": [*given, *row.get("given", ())], "further": further}
+
+
+def _varied(row: Row, columns: Row) -> Row:
+    """The row with other columns; a status brings its own handling and examples, an example its own context."""
+    if any(column in columns for column in STATUSES):
+        row = _without_status(row)
+    elif "example" in columns or "no_example" in columns:
+        row = {name: value for name, value in row.items() if name not in EXAMPLES}
+    return {**row, **columns}
+
+
+def _without_status(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in (*STATUSES, *HANDLING, *EXAMPLES)}
+
+
+def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
+    """The value with all placeholders in it, however deep, replaced."""
+    if isinstance(value, str):
+        if "<" in value:
+            for placeholder, text in texts.items():
+                value = value.replace(placeholder, text)
+        return value
+    if isinstance(value, dict):
+        return {_replaced(name, texts): _replaced(one, texts) for name, one in value.items()}
+    return [_replaced(one, texts) for one in value] if isinstance(value, list) else value
+
+
+def _keys(row: Row, known: Mapping[tuple[str, str], Key]) -> list[Key]:
+    """A row's keys: one per entry point."""
+    entries = row.get("entry", "train").split()
+    if "same_as" in row:
+        return [_renamed(row, known[entry, row["same_as"]]) for entry in entries]
+    return [key_of(row, entry) for entry in entries]
+
+
+def key_of(row: Row, entry: str = "train") -> Key:
+    """A row of a table as a Key."""
+    column = next(column for column in STATUSES if column in row)
+    get = row.get
+    rule = get("rule", False)
+    convert = get("convert")
+    return Key(
+        name=row["key"],
+        type=parse_type(row["type"]),
+        default=default_of(row["default"]) if "default" in row else ABSENT,
+        status=STATUSES[column],
+        meaning=row["meaning"],
+        fields=tuple(row["field"].split()) if column == "field" else (),
+        to=converter(convert) if convert else None,
+        by_rule=bool(rule),
+        if_used=rule == IF_USED,
+        change=get("change", ""),
+        reason="" if column == "field" else row[column],
+        off=tuple(get("off", ())),
+        cluster=get("cluster", False),
+        earlier={version: default_of(value) for version, value in get("earlier", {}).items()},
+        since=get("since", ""),
+        until=get("until", ""),
+        note=get("note", ""),
+        engine=get("engine", ""),
+        entry=entry,
+    )
+
+
+def default_of(value: Any) -> Any:
+    """A default of another version; ``{"absent": true}`` where that version's file does not hold the key."""
+    return ABSENT if value == {"absent": True} else value
+
+
+def _renamed(row: Row, key: Key) -> Key:
+    """A later name of a key: like that one, but null until someone writes it."""
+    open_ended = key.name.endswith("**")
+    return replace(
+        key,
+        name=row["key"],
+        type=key.type if open_ended else parse_type(f"{type_text(key.type)} | null"),
+        default=key.default if open_ended else None,
+        off=(*key.off, key.default) if key.status == "planned" else key.off,
+        by_rule=key.status == "mapped",
+        earlier=row.get("earlier", {}),
+        since=row["since"],
+        until="",
+        note=f"The later name of {key.name}; writing both is an error.",
+        same_as=key.name,
+    )
