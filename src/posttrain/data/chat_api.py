@@ -1,4 +1,4 @@
-"""The words of OpenAI's chat completions: what a client asks with, and what it is told."""
+"""Parsing and building of messages of OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from posttrain.data.tool_calls import tool_calls
 from posttrain.interfaces.env import Message
 from posttrain.libraries import json_text
 
-# What changes nothing about a response here, or nothing that is not told by the answer.
+# Parameters without an effect on a response here, or whose effect shows in the answer.
 HARMLESS = {
     "model", "messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "n", "max_tokens", "max_completion_tokens",
     "temperature", "top_p", "stop", "stream", "stream_options", "logprobs", "top_logprobs", "user", "metadata", "store",
     "service_tier", "safety_identifier", "prompt_cache_key",
 }  # fmt: skip
-# What would change it, unless it has this value.
+# Parameters that would change the response, unless they have this value.
 NEUTRAL = {
     "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "echo": False, "best_of": 1, "suffix": None, "seed": None,
     "response_format": {"type": "text"},
@@ -24,7 +24,7 @@ NEUTRAL = {
 
 
 class Refused(Exception):
-    """The request cannot be answered: a sentence for the client, and the status."""
+    """The request is rejected; the message is for the client, with the HTTP status."""
 
     def __init__(self, what: str, status: int = 400):
         super().__init__(what)
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 def word_problems(body: Mapping[str, Any]) -> Iterator[str]:
-    """Words that nobody knows, or that ask for something which is not done."""
+    """Yield a problem for every unknown parameter, and for values that are not supported."""
     for name, value in body.items():
         if name in NEUTRAL and value not in (None, NEUTRAL[name]):
             yield f"{name}={json.dumps(value)[:60]} is not supported"
@@ -49,12 +49,12 @@ def tool_problems(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_count(value: Any, most: float = float("inf")) -> bool:
-    """Whether it is a whole number from 1 to ``most``."""
+    """Return True for a whole number from 1 to ``most``."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def messages_of(given: Any) -> list[dict[str, Any]]:
-    """Messages as chat templates read them: content as text, arguments of tool calls as objects. Raises: Refused."""
+    """Convert messages to the form of chat templates: content as text, arguments of tool calls as objects. Raises: Refused."""
     if not isinstance(given, list) or not given:
         raise Refused("messages must be a list of at least one message")
     return [_message(number, message) for number, message in enumerate(given)]
@@ -66,7 +66,7 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     content = given.get("content")
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise Refused(f"messages[{number}].content holds a part that is no text")
+            raise Refused(f"messages[{number}].content holds a part that is not text")
         content = "".join(part["text"] for part in content)
     if content is not None and not isinstance(content, str):
         raise Refused(f"messages[{number}].content must be text")
@@ -82,9 +82,9 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     return message
 
 
-def message_told(text: str, name: str, *, with_tools: bool) -> dict[str, Any]:
-    """The assistant's message for what the model wrote. ``name``, of the response, makes the calls' ids; ``with_tools``: calls
-    are looked for, as the client has offered tools."""
+def assistant_message(text: str, name: str, *, with_tools: bool) -> dict[str, Any]:
+    """Build the assistant's message from the model's text. ``name`` (of the response) makes the ids of its calls; tool calls are
+    parsed when ``with_tools``."""
     calls = [call for call in tool_calls(text) if not call.problem] if with_tools else []
     if not calls:
         return {"role": "assistant", "content": text}
@@ -102,29 +102,31 @@ def message_told(text: str, name: str, *, with_tools: bool) -> dict[str, Any]:
     }
 
 
-def same_answer(said: Message, told: Message) -> bool:
-    """Whether a client has sent back (as ``messages_of`` reads it) the message that it was told."""
+def same_message(sent: Message, received: Message) -> bool:
+    """Return True when a message sent back by the client (as ``messages_of`` returns it) is the one it received."""
     ours = [
         (call["function"]["name"], json_text.loads(call["function"]["arguments"]))
-        for call in told.get("tool_calls") or ()
+        for call in received.get("tool_calls") or ()
     ]
-    functions = [call.get("function", {}) for call in said.get("tool_calls") or ()]
+    functions = [call.get("function", {}) for call in sent.get("tool_calls") or ()]
     return (
-        said.get("role") == "assistant"
-        and (said.get("content") or "") == (told.get("content") or "")
+        sent.get("role") == "assistant"
+        and (sent.get("content") or "") == (received.get("content") or "")
         and [(function.get("name"), function.get("arguments")) for function in functions] == ours
     )
 
 
-def behind(before: Sequence[Message], told: Message, messages: Sequence[Message]) -> Sequence[Message] | None:
-    """What a request adds to an earlier one and its answer; None where it does not begin with them, or adds nothing."""
+def added_messages(before: Sequence[Message], answer: Message, messages: Sequence[Message]) -> Sequence[Message] | None:
+    """Return the messages that a request adds to an earlier one and its answer; None when it adds none or is no extension."""
     seen = len(before)
-    goes_on = len(messages) > seen + 1 and list(messages[:seen]) == list(before) and same_answer(messages[seen], told)
-    return messages[seen + 1 :] if goes_on else None
+    extends = (
+        len(messages) > seen + 1 and list(messages[:seen]) == list(before) and same_message(messages[seen], answer)
+    )
+    return messages[seen + 1 :] if extends else None
 
 
 def as_events(whole: Mapping[str, Any]) -> list[str]:
-    """An answer as a stream of server-sent events: each choice at once, for that is how responses come."""
+    """Format an answer as a stream of server-sent events, with each choice in one event."""
     chat = whole["object"] == "chat.completion"
     common = {name: whole[name] for name in ("id", "created", "model")}
     common["object"] = "chat.completion.chunk" if chat else "text_completion"

@@ -1,4 +1,4 @@
-"""Is a file what training, fine-tuning or an evaluation will want to read? Every row is looked at."""
+"""Checks of all rows of a dataset file, for training, fine-tuning or evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.config.data import DataConfig
 from posttrain.config.evaluate import EvaluateDataConfig
 from posttrain.config.sft import SftDataConfig
 from posttrain.data.images import ImageRules
-from posttrain.data.readers import Row, checked_rows
+from posttrain.data.readers import DatasetRow, checked_rows
 from posttrain.data.record_files import first_record, read_records
 from posttrain.data.sft_rows import SftRow, choose_columns, row_of
 from posttrain.errors import DataError, Problem
@@ -22,33 +22,34 @@ from posttrain.rewards.sources import find_route
 Purpose = Literal["rl", "sft", "evaluate"]
 PURPOSES: tuple[Purpose, ...] = ("rl", "sft", "evaluate")
 MAX_SHOWN = 20
-FIRST_ROWS = 64  # whose images are looked at before a run
+FIRST_ROWS = 64  # rows whose images are checked before a run
 
 
 @dataclass(slots=True)
 class Checked:
-    """What was found. ``problems`` holds the first MAX_SHOWN, ``bad`` counts them all."""
+    """The result of a check. ``problems`` holds the first MAX_SHOWN, ``bad`` counts all."""
 
     rows: int = 0
     bad: int = 0
     problems: list[Problem] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)  # rows by data source; empty for sft
     responses: int = 0
-    image_sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # images by width and height, pixels
-    most_images: int = 0  # of one row
+    # Images by width and height, pixels.
+    image_sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    most_images: int = 0  # in one row
 
     def add(self, problem: Problem) -> None:
         self.bad += 1
         if len(self.problems) < MAX_SHOWN:
             self.problems.append(problem)
 
-    def see(self, row: Row) -> None:
+    def count_images(self, row: DatasetRow) -> None:
         """Count the images of a row."""
         self.image_sizes.update((image.width, image.height) for image in row.images)
         self.most_images = max(self.most_images, len(row.images))
 
     def images_text(self) -> str:
-        """How many images there are, and how large, in a line; "" without any."""
+        """Describe the number and sizes of the images in a line; "" without images."""
         sizes = self.image_sizes
         if not sizes:
             return ""
@@ -59,27 +60,27 @@ class Checked:
         return f"{sizes.total()} images of {pixels} pixels, at most {self.most_images} in a row"
 
     def unscored(self) -> list[str]:
-        """The data sources that no built-in scorer knows."""
+        """Return the data sources without a built-in scorer."""
         return [source for source in sorted(self.sources) if find_route(source, {}) is None]
 
 
 def check_dataset(path: str, purpose: Purpose) -> Checked:
-    """Look at every row of a file with the usual columns of a purpose. Nothing is raised for what is in the file."""
+    """Check every row of a file that has the usual columns of a purpose. Invalid content raises nothing."""
     found = Checked()
     _, unreadable = first_record(path, "")
     if unreadable:
         found.problems, found.bad = unreadable, len(unreadable)
         return found
-    rows: Iterator[Row | SftRow | Problem] = _sft_rows(path) if purpose == "sft" else _rows(path, purpose)
+    rows: Iterator[DatasetRow | SftRow | Problem] = _sft_rows(path) if purpose == "sft" else _rows(path, purpose)
     try:
         for row in rows:
             found.rows += 1
             if isinstance(row, Problem):
                 found.add(row)
-            elif isinstance(row, Row):
+            elif isinstance(row, DatasetRow):
                 found.sources[row.data_source] += 1
                 found.responses += len(row.responses)
-                found.see(row)
+                found.count_images(row)
     except DataError as error:
         for problem in error.problems:
             found.add(problem)
@@ -87,8 +88,8 @@ def check_dataset(path: str, purpose: Purpose) -> Checked:
 
 
 def first_images(files: Sequence[str], data: DataConfig, limit: int = FIRST_ROWS) -> Checked:
-    """The first ``limit`` rows of the first file that has images in them; of the last file when none has. Nothing is raised
-    for what is in a row.
+    """Check the first ``limit`` rows of the first file with images; of the last file when none has images. Invalid rows raise
+    nothing.
 
     Raises: DataError when a file cannot be read.
     """
@@ -100,13 +101,13 @@ def first_images(files: Sequence[str], data: DataConfig, limit: int = FIRST_ROWS
             if isinstance(row, Problem):
                 found.add(row)
             else:
-                found.see(row)
+                found.count_images(row)
         if found.image_sizes or found.bad:
             break
     return found
 
 
-def _rows(path: str, purpose: Purpose) -> Iterator[Row | Problem]:
+def _rows(path: str, purpose: Purpose) -> Iterator[DatasetRow | Problem]:
     if purpose == "rl":
         config = DataConfig(train_files=[path])
         return checked_rows(path, config, images=ImageRules.of(config))

@@ -1,7 +1,7 @@
-"""Which columns of a file hold the prompt, the task, the reference answer, the extra information and the responses.
+"""Choice of the columns that hold the prompt, the task, the reference answer, the extra information and the responses.
 
-A column that the configuration names is taken as it is. One that it leaves open is the first of the usual names that the
-file has: those of verl, ROLL and SkyRL.
+A column named in the configuration is used. Otherwise the first of the usual names that the file has is chosen: those of
+verl, ROLL and SkyRL.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from posttrain.errors import DataError, Problem, nearest
 
 PROMPT = ("prompt", "messages")
 DATA_SOURCE = ("data_source", "tag", "env_class")
-ALL = "*"  # in data.extra_columns: every column, and a file may then be without a reference answer
+ALL = "*"  # in data.extra_columns: every column; a reference answer is then optional
 GROUND_TRUTH = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth", "answer")
 
 
 class Named(Protocol):
-    """The columns that a configuration names; null leaves the choice to the file."""
+    """Column settings of a configuration; null leaves the choice to the file."""
 
     @property
     def prompt_column(self) -> str | None: ...
@@ -40,26 +40,26 @@ class Columns:
     """The columns of one file. ``ground_truth`` may be a dotted path into a nested column."""
 
     prompt: str | None  # None: a file of responses without one
-    data_source: str | None  # None: the file has no such column, and its own name stands for the task
-    ground_truth: str | None  # None: not asked for
+    data_source: str | None  # None: the file has no such column; its own name is used as the task
+    ground_truth: str | None  # None: not read
     extra_info: str  # may be absent from the file
-    responses: str | None = None  # None: not asked for
-    extra: tuple[str, ...] = ()  # columns that go into the extra information, where the file has them
-    images: str | None = None  # None: the file has none, or they are not asked for
+    responses: str | None = None  # None: not read
+    extra: tuple[str, ...] = ()  # columns copied into the extra information, where the file has them
+    images: str | None = None  # None: the file has none, or they are not read
     videos: str | None = None
 
     def roots(self) -> set[str]:
-        """Top-level columns that may be needed."""
+        """Return the top-level columns that may be needed."""
         named = {self.prompt, self.data_source, self.extra_info, self.ground_truth, self.responses}
         named |= {self.images, self.videos, *self.extra}
         return {name for name in named if name is not None} | {root(name) for name in named if name is not None}
 
 
 class ColumnChoice:
-    """The columns of one file: decided at its header, or at its first row where each row has keys of its own.
+    """Choice of the columns of one file, made at its header, or at its first row where each row has keys of its own.
 
-    Args: ``prompts_only`` asks for no other column; ``responses`` asks for this one, and does without a prompt; ``images``
-        asks for those of images and videos, which may be absent.
+    Args: ``prompts_only`` ignores all other columns; ``responses`` requires this column, and makes the prompt optional;
+        ``images`` includes the columns of images and videos, which may be absent.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class ColumnChoice:
 
     @property
     def columns(self) -> Columns:
-        """What ``check`` decided; it must have been called."""
+        """The columns chosen by ``check``, which must have been called."""
         assert self._columns is not None
         return self._columns
 
     def check(self, names: Collection[str], has: Callable[[str], bool], place: str) -> Columns:
-        """The columns. The first call decides, and every call makes sure that ``names`` holds them.
+        """Choose the columns at the first call, and check at every call that ``names`` holds them.
 
-        Args: ``names`` are the top-level columns; ``has`` tells whether a dotted path can be reached; ``place`` says in
-            errors what lacks the column.
-        Raises: DataError with everything that is missing and the nearest column that is there.
+        Args: ``names`` are the top-level columns; ``has`` returns True when a dotted path exists; ``place`` names in errors what
+            lacks the column.
+        Raises: DataError with every missing column and the nearest existing one.
         """
         data, known = self._data, self._columns
         everything = ALL in data.extra_columns
@@ -107,7 +107,8 @@ class ColumnChoice:
             named = known.data_source if known else data.data_source_column
             if named is not None or (known is None and set(DATA_SOURCE) & set(names)):
                 return take("data_source_column", named, DATA_SOURCE)
-            if known is None and nearest(DATA_SOURCE[0], list(names)):  # a misspelling is not the same as none
+            # A misspelled column is an error, a missing one is not.
+            if known is None and nearest(DATA_SOURCE[0], list(names)):
                 problems.append(_none_of(DATA_SOURCE, names, place, "data_source_column"))
             return None
 
@@ -124,7 +125,7 @@ class ColumnChoice:
             return take("prompt_column", named, PROMPT)
 
         def optional(field: str, named: str | None) -> str | None:
-            """A column that may be absent; one whose name is not the default is meant to be there."""
+            """Return a column that may be absent, but must exist when it was named explicitly."""
             if named is not None and named != DataConfig.model_fields[field].default:
                 return take(field, named, ())
             return named if named in names else None
@@ -147,12 +148,11 @@ class ColumnChoice:
                 images=images,
                 videos=videos,
             )
-            for column in (
-                [] if everything else data.extra_columns
-            ):  # may be absent, but a misspelling is not the same as that
+            # An extra column may be absent, but not misspelled.
+            for column in [] if everything else data.extra_columns:
                 if column not in names and nearest(column, list(names)):
                     problems.append(_missing(column, names, place, "extra_columns"))
-        # extra_info may be absent, but a column the user named himself is meant to be there.
+        # extra_info may be absent, but a column named explicitly must exist.
         if not self._prompts_only and data.extra_info_column != DataConfig.model_fields["extra_info_column"].default:
             take("extra_info_column", data.extra_info_column, ())
         if problems:
@@ -162,7 +162,7 @@ class ColumnChoice:
 
 
 def root(column: str) -> str:
-    """The top-level column of a dotted path."""
+    """Return the top-level column of a dotted path."""
     return column.split(".")[0]
 
 

@@ -1,4 +1,4 @@
-"""Prompts of worlds that need no dataset: an episode is a seed, and the environment begins the conversation."""
+"""Prompts of environments that need no dataset: an episode is a seed, and the environment begins the conversation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from posttrain.config.environment import EnvironmentConfig
 from posttrain.records.prompts import Prompt
 
-FIRST_TRAINING_SEED = 1_000_000  # validation has the seeds below
+FIRST_TRAINING_SEED = 1_000_000  # seeds below it are for validation
 
 
 def training_episodes(config: EnvironmentConfig) -> list[Prompt]:
-    """``config.train_episodes`` beginnings."""
+    """Return ``config.train_episodes`` prompts."""
     weights = {name: each.weight for name, each in config.named.items()}
     return _episodes(config, weights, config.train_episodes or 0, FIRST_TRAINING_SEED, "train")
 
@@ -27,7 +27,7 @@ def validation_episodes(config: EnvironmentConfig) -> list[Prompt]:
 def _episodes(
     config: EnvironmentConfig, weights: Mapping[str, float], count: int, first_seed: int, what: str
 ) -> list[Prompt]:
-    """Named environments take turns by their weights: after any number of episodes each has had its share, to within one."""
+    """Alternate between the named environments by weight: after any number of episodes each has its share, to within one."""
     weights = weights or {"": 1.0}
     had = dict.fromkeys(weights, 0)
     prompts = []

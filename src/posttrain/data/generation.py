@@ -1,4 +1,4 @@
-"""The rows that responses are asked for: every column as it stands, and the prompt of each."""
+"""Rows of files for generation: the prompt of each, and all columns unchanged."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 class GenerationRows:
     table: pa.Table  # [rows] every column of the files
     prompts: list[Prompt]  # of the same rows
-    notes: list[str]  # for people: prompts that were cut
+    notes: list[str]  # messages for the user about truncated prompts
 
 
 def load_generation(
     data: GenerateDataConfig, tokenizer: PreTrainedTokenizerBase, processor: ImageProcessor | None = None
 ) -> GenerationRows:
-    """The rows of all files, concatenated, and their prompts.
+    """Load the rows of all files, concatenated, and their prompts.
 
-    Raises: DataError as ``load_prompts``, and when the columns of several files cannot stand in one table; ModelError.
+    Raises: DataError as ``load_prompts``, and when the columns of several files do not fit one table; ModelError.
     """
     settings = as_data_config(data)
     prompts = load_prompts(data.files, settings, tokenizer, what="prompt", limit=data.max_prompts, processor=processor)
@@ -49,7 +49,7 @@ def load_generation(
 
 
 def as_data_config(data: GenerateDataConfig) -> DataConfig:
-    """The settings that reading prompts for training and for generation share."""
+    """Return the settings common to reading prompts for training and for generation."""
     return DataConfig(
         train_files=data.files,
         prompt_column=data.prompt_column,
@@ -61,8 +61,8 @@ def as_data_config(data: GenerateDataConfig) -> DataConfig:
 
 
 def check_generation_files(data: GenerateDataConfig, column: str) -> list[Problem]:
-    """What is wrong with the files that can be seen without reading them through, among it a ``column`` for the responses
-    that is there already. Nothing is raised."""
+    """Return the problems that can be found without reading the files through, among them an existing ``column`` for the
+    responses. Raises nothing."""
     problems: list[Problem] = []
     for index, path in enumerate(data.files):
         field = f"data.files.{index}"
@@ -77,7 +77,7 @@ def check_generation_files(data: GenerateDataConfig, column: str) -> list[Proble
 
 
 def columns_of(path: str) -> list[str]:
-    """The columns of a file: of a parquet file's schema, or of the first row. Raises: DataError."""
+    """Return the columns of a file: of a parquet file's schema, or of the first row. Raises: DataError."""
     file = Path(path).expanduser()
     if file.suffix.lower() == ".parquet":
         return list(pq.read_schema(file).names)
@@ -85,7 +85,7 @@ def columns_of(path: str) -> list[str]:
 
 
 def read_table(files: Sequence[str]) -> pa.Table:
-    """All columns of all files. A column that one file lacks is null there.
+    """Read all columns of all files. A column that a file lacks is null in its rows.
 
     Raises: DataError when a file cannot be read, its rows do not make a table, or the files' types contradict each other.
     """

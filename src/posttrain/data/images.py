@@ -1,7 +1,7 @@
-"""Images of a dataset row: found in their column, read, looked at, and put to their places in the messages.
+"""Images of a dataset row: found in their column, read, checked, and placed in the messages.
 
-Torch-free. Files are somebody else's: the size is taken from the header and checked before anything is decoded, only the
-formats below are ever tried, and nothing is fetched over a network.
+Torch-free. Files are untrusted: the size is taken from the header and checked before decoding, only the formats below are
+tried, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from posttrain.libraries import json_text
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of one picture
 PLACEHOLDER = "<image>"
-VISION_MODELS = ("qwen2_vl", "qwen2_5_vl", "smolvlm")  # model_type of those whose images this version reads
+VISION_MODELS = ("qwen2_vl", "qwen2_5_vl", "smolvlm")  # supported values of model_type
 CHOOSE_A_VISION_MODEL = (
     "choose a Qwen2-VL, Qwen2.5-VL or SmolVLM model, or set data.image_column=null to leave the images out"
 )
-MAX_IMAGES = 64  # of one prompt
+MAX_IMAGES = 64  # per prompt
 
-_SOURCES = ("bytes", "path", "image", "image_url", "url")  # keys under which a mapping holds an image
+_SOURCES = ("bytes", "path", "image", "image_url", "url")  # keys of a mapping that holds an image
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]*/?[\w.+-]*)(?:;[\w=-]+)*?;base64,", re.IGNORECASE)
-_OTHER_MEDIA = (  # how files begin that are no images: offset, bytes, what they are
+_OTHER_MEDIA = (  # signatures of other files: offset, bytes, kind
     (4, b"ftyp", "a video"),
     (0, b"\x1aE\xdf\xa3", "a video"),
     (8, b"AVI ", "a video"),
@@ -48,13 +48,12 @@ _OTHER_MEDIA = (  # how files begin that are no images: offset, bytes, what they
 
 
 class BadImage(Exception):
-    """What is wrong with a cell; caught where its row and column are known."""
+    """A cell holds no valid images; caught where its row and column are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
-    """Which columns hold images and videos (None: they are not looked at), where paths begin (None: beside the dataset),
-    and what is too large."""
+    """Columns of images and videos (None: not read), base folder of paths (None: the dataset's), and the largest image."""
 
     column: str | None
     video_column: str | None
@@ -74,7 +73,7 @@ class ImageRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFile:
-    """An encoded image that can be decoded, as it was when it was read."""
+    """An encoded image that was checked when it was read."""
 
     content: bytes
     width: int  # pixels
@@ -86,10 +85,10 @@ class ImageFile:
 
 
 def read_images(value: Any, folder: Path, max_pixels: int) -> list[ImageFile]:
-    """The images of a cell: one or a list, each as bytes, a path, a data URL, or a mapping that holds one of them.
+    """Read the images of a cell: one or a list, each as bytes, a path, a data URL, or a mapping that holds one of them.
 
-    Args: ``folder`` is where relative paths begin; ``max_pixels`` is the largest width x height.
-    Raises: BadImage for the first that cannot be read, with its number where there are several.
+    Args: ``folder`` is the base of relative paths; ``max_pixels`` is the largest width x height.
+    Raises: BadImage for the first invalid image, with its number if there are several.
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):  # a list in a csv cell
         try:
@@ -108,16 +107,16 @@ def read_images(value: Any, folder: Path, max_pixels: int) -> list[ImageFile]:
 def place_images(
     messages: Sequence[Mapping[str, Any]], images: Sequence[ImageFile], folder: Path, max_pixels: int, *, column: bool
 ) -> tuple[list[dict[str, Any]], tuple[ImageFile, ...]]:
-    """Messages with typed parts, {"type": "image"} where an image goes, and the images in that order.
+    """Return messages with typed parts, {"type": "image"} in place of an image, and the images in that order.
 
-    An image part that holds its own image keeps it; the others, and ``<image>`` in texts, take those of the column in turn. A
-    message without images is one text. Without a ``column``, ``<image>`` in a text is text.
+    An image part that holds its own image keeps it; other image parts, and ``<image>`` in texts, take those of the column in
+    turn. A message without images is one text. Without a ``column``, ``<image>`` in a text is text.
 
-    Raises: BadImage when the places are not as many as the images, or a part is of another kind.
+    Raises: BadImage when the numbers of places and images differ, or a part is of another kind.
     """
     found: list[ImageFile] = []
     rest = list(images)
-    places = 0  # that the column fills
+    places = 0  # filled from the column
 
     def take() -> None:
         nonlocal places
@@ -154,7 +153,7 @@ def place_images(
 
 
 def decode(content: bytes) -> Image.Image:
-    """The picture of a file that ``read_images`` has passed, in RGB."""
+    """Decode the content of a file that ``read_images`` has checked, to RGB."""
     with Image.open(BytesIO(content), formats=FORMATS) as image:
         return image.convert("RGB")
 
@@ -179,7 +178,7 @@ def _read(value: Any, folder: Path, max_pixels: int, called: str) -> ImageFile:
 
 
 def _content(value: Any, folder: Path, *, inner: bool = False) -> bytes:
-    """The encoded file that a value is or names; ``inner`` is what a mapping holds, which may be one more mapping."""
+    """Return the encoded file that a value is or names; ``inner`` values come from a mapping, and may be one more mapping."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         if not value:
             raise BadImage("is empty: 0 bytes")
@@ -204,7 +203,7 @@ def _content(value: Any, folder: Path, *, inner: bool = False) -> bytes:
 
 
 def _named(name: str, folder: Path) -> bytes:
-    """What a path or data URL holds."""
+    """Read the file of a path or data URL."""
     if match := _DATA_URL.match(name):
         if match["kind"] and not match["kind"].lower().startswith("image"):
             raise BadImage(f"is a data URL of {match['kind']}; an image is expected")
@@ -216,7 +215,9 @@ def _named(name: str, folder: Path) -> bytes:
         raise BadImage("is a data URL that is not base64; write data:image/png;base64,…")
     scheme, mark, rest = name.partition("://")
     if mark and scheme.lower() != "file":
-        raise BadImage(f"is at {_short(name)}; nothing is fetched: download it, and give the file's path or its bytes")
+        raise BadImage(
+            f"is at {_short(name)}; downloads are not supported: give the path of a local file, or its bytes"
+        )
     path = Path(rest if mark else name).expanduser()
     file = path if path.is_absolute() else folder / path
     try:
@@ -230,18 +231,19 @@ def _named(name: str, folder: Path) -> bytes:
 
 
 def _size(content: bytes, max_pixels: int) -> tuple[int, int]:
-    """Width and height by the header; nothing is decoded."""
+    """Return width and height from the header, without decoding."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is ours, and checked below
+            # posttrain has its own limit, checked below.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(BytesIO(content), formats=FORMATS) as image:
                 width, height = image.size
                 animated = bool(getattr(image, "is_animated", False))
-    except Image.DecompressionBombError as error:  # PIL's own limit, twice its setting's largest
+    except Image.DecompressionBombError as error:  # PIL's own limit, at most twice its setting
         raise BadImage(f"is a decompression bomb: its header says more than {max_pixels} pixels") from error
     except UnidentifiedImageError as error:
         raise BadImage(_no_image(content)) from error
-    except Exception as error:  # a hostile header may fail in any way in PIL's plugins
+    except Exception as error:  # a malicious header may fail in any way in PIL's plugins
         raise BadImage(f"has a header that cannot be read ({type(error).__name__}: {_short(str(error))})") from error
     if width * height > max_pixels:
         raise BadImage(
@@ -254,10 +256,10 @@ def _size(content: bytes, max_pixels: int) -> tuple[int, int]:
 
 
 def _check_decodes(content: bytes) -> None:
-    """Decoded once here, so that a broken file is told with its row before anything starts."""
+    """Decode once, so that a corrupt file is reported with its row before anything starts."""
     try:
         decode(content)
-    except Exception as error:  # as above, in PIL's decoders
+    except Exception as error:  # PIL's decoders, as above
         raise BadImage(f"is corrupt ({type(error).__name__}: {_short(str(error))})") from error
 
 
@@ -273,7 +275,7 @@ def _no_image(content: bytes) -> str:
 
 
 def _parts(content: Any, index: int) -> Iterator[str | Mapping[str, Any]]:
-    """The texts and the image parts of a message."""
+    """Yield the texts and the image parts of a message."""
     if isinstance(content, str):
         yield content
         return
@@ -282,7 +284,7 @@ def _parts(content: Any, index: int) -> Iterator[str | Mapping[str, Any]]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text":
             if not isinstance(part.get("text"), str):
-                raise BadImage(f"holds no text in {place}, which is of type text")
+                raise BadImage(f"holds no text in {place}, whose type is text")
             yield part["text"]
         elif kind in ("image", "image_url"):
             yield part
@@ -293,7 +295,7 @@ def _parts(content: Any, index: int) -> Iterator[str | Mapping[str, Any]]:
 
 
 def _own(part: Mapping[str, Any]) -> dict[str, Any]:
-    """What an image part holds besides its type."""
+    """Return the entries of an image part besides its type."""
     return {key: value for key, value in part.items() if key not in ("type", "text", "detail") and value is not None}
 
 

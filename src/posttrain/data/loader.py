@@ -1,4 +1,4 @@
-"""Prompts, or texts to learn, in a seeded order, step by step, from a position that can be saved."""
+"""A seeded loader of prompts or texts, step by step, whose position can be saved."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 class ShuffledLoader(Generic[T]):
     """A StepLoader over a list of prompts (or other items).
 
-    Each epoch has an order of its own, a permutation drawn from (seed, epoch) alone, so a position is two numbers. The
-    items that do not fill the last batch of an epoch are left out of that epoch.
+    Each epoch has its own order, a permutation drawn from (seed, epoch) alone, so a position is two numbers. Items that do not
+    fill the last batch of an epoch are left out of that epoch.
 
-    Args: ``shuffle`` False keeps the order of the list in every epoch; ``kind`` is what the items are called, in messages and
-        in data.KIND_per_step, which is ``per_step``.
+    Args: ``shuffle`` False keeps the order of the list in every epoch; ``kind`` names the items in messages and in the setting
+        data.KIND_per_step, which is ``per_step``.
     Raises: ConfigError when there are fewer items than a step needs.
     """
 
@@ -39,7 +39,7 @@ class ShuffledLoader(Generic[T]):
         self._seed = seed
         self._shuffle = shuffle
         self._epoch = 0
-        self._step = 0  # of this epoch
+        self._step = 0  # within this epoch
         self._order = self._order_of(0)
 
     @property
@@ -48,11 +48,11 @@ class ShuffledLoader(Generic[T]):
 
     @property
     def epochs(self) -> float:
-        """Passes over the data that have been drawn so far; an epoch's left-out prompts count as drawn."""
+        """Return the number of passes over the data, a fraction; left-out prompts of an epoch count as drawn."""
         return (self._epoch * self.steps_per_epoch + self._step) / self.steps_per_epoch
 
     def next(self) -> list[T]:
-        """The items of the next step; a new epoch begins by itself."""
+        """Return the items of the next step; a new epoch begins automatically."""
         if self._step == self.steps_per_epoch:
             self._epoch += 1
             self._step = 0
@@ -62,13 +62,13 @@ class ShuffledLoader(Generic[T]):
         return [self._items[index] for index in self._order[start : start + self._per_step]]
 
     def state(self) -> dict[str, Any]:
-        """The position, and what must be the same for it to mean the same items."""
+        """Return the position, with the settings that must be equal for it to mean the same items."""
         return {"epoch": self._epoch, "step": self._step, **self._identity()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``state`` was taken.
+        """Continue exactly after ``state``.
 
-        Raises: ConfigError, with everything that differs, when it was taken from another order of items.
+        Raises: ConfigError, with all differences, when the state belongs to another order of items.
         """
         fields = ("", f"data.{self._kind}_per_step", "data.seed", "data.shuffle")
         problems = [
@@ -97,7 +97,7 @@ class ShuffledLoader(Generic[T]):
         }
 
     def _order_of(self, epoch: int) -> list[int]:
-        """Indices of all items in the order of this epoch."""
+        """Return the indices of all items in the order of this epoch."""
         if not self._shuffle:
             return list(range(len(self._items)))
         generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
@@ -105,5 +105,5 @@ class ShuffledLoader(Generic[T]):
 
 
 def _written(value: Any) -> str:
-    """A value as an override writes it."""
+    """Format a value as in an override."""
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -1,4 +1,4 @@
-"""Which rows of a batch go through the model together: so many sequences, or as many as fit a budget of tokens."""
+"""Split of a batch into micro-batches, by number of sequences or by a budget of tokens."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from posttrain.records.batches import SequenceBatch
 def micro_batches(
     batch: SequenceBatch, sequences: int | None, max_tokens: int | None = None, *, share_prompts: bool = True
 ) -> list[list[int]]:
-    """Row numbers of each micro-batch; every row is in one of them. ``max_tokens`` comes before ``sequences``.
+    """Return the row numbers of each micro-batch; every row is in one. ``max_tokens`` takes precedence over ``sequences``.
 
     By count: rows in order, ``sequences`` at a time; the last part may be smaller. By tokens: as few parts as the budget
-    allows, of about the same number of tokens, each with ascending row numbers. Rows that share a prompt stay together,
-    unless they alone are above the budget, and count it once, as packing does.
+    allows, of nearly equal numbers of tokens, each with ascending row numbers. Rows that share a prompt stay together,
+    unless they exceed the budget by themselves, and count it once, as packing does.
 
-    Raises: RequestError when one row alone is longer than ``max_tokens``.
+    Raises: RequestError when a single row is longer than ``max_tokens``.
     """
     if max_tokens is None:
-        assert sequences is not None, "neither a number of sequences nor one of tokens is given"
+        assert sequences is not None, "neither sequences nor max_tokens is given"
         rows = list(range(len(batch)))
         return [rows[start : start + sequences] for start in range(0, len(rows), sequences)]
     prompts, responses = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
@@ -34,7 +34,7 @@ def micro_batches(
     if longest > max_tokens:
         what = f"a prompt and response of {longest} tokens do not fit into a micro-batch of {max_tokens} tokens"
         raise RequestError(Problem(what, fix=f"allow at least {longest} tokens per micro-batch"))
-    pieces: list[list[int]] = []  # what is kept together
+    pieces: list[list[int]] = []  # rows that stay together
     for run in rows_sharing_a_prompt(batch) if share_prompts else ([row] for row in range(len(batch))):
         if len(run) == 1:
             pieces.append(run)
@@ -48,7 +48,7 @@ def micro_batches(
 
 
 def tokens_of(batch: SequenceBatch, *, share_prompts: bool = True) -> int:
-    """Tokens that go through the model when these rows are packed together."""
+    """Count the tokens that the model reads when these rows are packed together."""
     responses = int(batch.response_lengths.sum())
     if not share_prompts:
         return responses + int(batch.prompt_lengths.sum())
@@ -56,5 +56,5 @@ def tokens_of(batch: SequenceBatch, *, share_prompts: bool = True) -> int:
 
 
 def in_row_order(parts: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
-    """The rows of the parts, [b, T] each, back in the batch's order, [B, T]."""
+    """Concatenate parts, [b, T] each, and restore the batch's order of rows, [B, T]."""
     return torch.cat(list(parts))[torch.tensor(list(chain.from_iterable(rows))).argsort()]

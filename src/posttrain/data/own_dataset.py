@@ -1,7 +1,7 @@
-"""Texts from a dataset class of the user's own, in the form that verl documents (data.custom_cls).
+"""Texts from a user's own dataset class, in the form documented by verl (data.custom_cls).
 
-The class is made once per dataset, ``Class(parquet_files=[...], tokenizer=..., config=...)``, and read like a list. Its items
-are mappings with ``input_ids`` and ``loss_mask``, one row each, and may have an ``attention_mask`` that says what is padding.
+The class is constructed once per dataset, ``Class(parquet_files=[...], tokenizer=..., config=...)``, and read like a list. Its
+items are mappings with ``input_ids`` and ``loss_mask``, one row each, and optionally an ``attention_mask`` that marks padding.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def load_own_texts(
     files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokenizerBase, *, what: What
 ) -> TextSet:
-    """All items of the class as texts.
+    """Load all items of the class as texts.
 
-    Raises: DataError when the class cannot be loaded or made, with the first items that are not as they should be, or as
-        ``cut_texts`` does.
+    Raises: DataError when the class cannot be loaded or constructed, with the first invalid items, or as ``cut_texts``
+        does.
     """
     dataset = _make(files, data, tokenizer, what)
     name = type(dataset).__name__
@@ -39,7 +39,7 @@ def load_own_texts(
     for index in range(len(dataset)):
         try:
             tokens.append(_tokens(dataset[index], data))
-        except Exception as error:  # noqa: BLE001  # the user's code: whatever it raises is told with its place
+        except Exception as error:  # noqa: BLE001  # a user's class may raise anything; it is reported with its item
             said = str(error) if isinstance(error, _BadItem) else f"{type(error).__name__}: {error}"
             problems.append(Problem(f"item {index} of {name} {said}", field="data.dataset_class_name"))
             if len(problems) == MAX_LISTED:
@@ -52,16 +52,16 @@ def load_own_texts(
 
 
 class _BadItem(Exception):
-    """What is wrong with an item."""
+    """An item is invalid; the message describes why."""
 
 
 def _make(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokenizerBase, what: What) -> Any:
-    """An object of the class. Raises: DataError."""
+    """Construct the class. Raises: DataError."""
     file, name = Path(data.dataset_class_file or ""), data.dataset_class_name
     field = "data.dataset_class_file"
     spec = spec_from_file_location(f"posttrain_own_dataset_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise DataError(Problem(f"{file} is no Python file", field=field))
+        raise DataError(Problem(f"{file} is not a Python file", field=field))
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -83,7 +83,7 @@ def _make(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokeni
 
 
 def _tokens(item: Any, data: SftDataConfig) -> Tokens:
-    """Token ids without padding, and which of them are learned."""
+    """Return token ids without padding, and True for those that are learned."""
     if not isinstance(item, Mapping):
         raise _BadItem(f"is {type(item).__name__}; a mapping with input_ids and loss_mask is expected")
     missing = [key for key in ("input_ids", "loss_mask") if key not in item]
@@ -94,7 +94,7 @@ def _tokens(item: Any, data: SftDataConfig) -> Tokens:
     if ids.ndim != 1 or ids.shape != marked.shape or ids.shape != there.shape:
         shapes = f"input_ids {ids.shape}, loss_mask {marked.shape}, attention_mask {there.shape}"
         raise _BadItem(f"has tensors of shapes {shapes}; one row each, of one length, is expected")
-    if data.dataset_class_mask == "predictions":  # a mark at the place that predicts the token behind it
+    if data.dataset_class_mask == "predictions":  # the mask marks the position that predicts the next token
         marked = np.concatenate([[False], marked[:-1]])
     ids, learned = ids[there].astype(np.int32), (marked & there)[there]
     if not learned[1:].any():

@@ -1,4 +1,4 @@
-"""Rows of a batch, side by side in one long row without padding; a prompt that several rows share stands there once."""
+"""Packing of a batch: its rows side by side in one long row without padding; shared prompts are stored once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from posttrain.records.images import PlacedImages
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedSequences:
-    """N tokens, M of which are response tokens to be scored, of B rows.
+    """B rows packed into N tokens, M of which are response tokens to be scored.
 
-    The row holds group after group: a shared prompt and then its responses, or one whole sequence.
+    The long row holds group after group: a shared prompt and then its responses, or one whole sequence.
     """
 
     token_ids: Tensor  # [N] int64
-    position_ids: Tensor  # [N] int64, from 0 in every prompt; a response goes on where its prompt ends
+    position_ids: Tensor  # [N] int64, from 0 in every prompt; a response continues the positions of its prompt
     groups: tuple[
         tuple[int, tuple[int, ...]], ...
     ]  # tokens of the prompt and of each response; no responses: a whole sequence
     predicting: Tensor  # [M] int64, position (in N) whose next token is the scored one
     targets: Tensor  # [M] int64, the scored tokens
-    response_mask: Tensor  # [B, T] bool, where the M scores belong, row by row
-    images: tuple[PlacedImages, ...] = ()  # of the prompts that have any; positions are those of text still
+    response_mask: Tensor  # [B, T] bool, the places of the M scores, row by row
+    images: tuple[PlacedImages, ...] = ()  # of the prompts that have any; position_ids still count text only
 
     def unpack(self, values: Tensor) -> Tensor:
-        """[M] values to [B, T], 0 elsewhere, carrying gradient."""
+        """Scatter [M] values to [B, T], 0 elsewhere, carrying gradient."""
         out = torch.zeros(self.response_mask.shape, dtype=values.dtype, device=values.device)
         return out.masked_scatter(self.response_mask, values)
 
@@ -42,11 +42,11 @@ def pack(
     share_prompts: bool = True,
     padded: bool = False,
 ) -> PackedSequences:
-    """Pack each row's prompt and response; padding on either side is dropped, tokens between scored ones are kept.
+    """Pack each row's prompt and response; padding on either side is dropped, unscored tokens between scored ones are kept.
 
-    With ``share_prompts``, neighbouring rows of one group that have the same prompt hold it once, so that the model reads it
-    once: the same numbers for less work. With ``padded`` the model reads what it would without packing: every row with its
-    own prompt, filled up behind to the longest one; no response token sees the filling.
+    With ``share_prompts``, neighbouring rows of one group with the same prompt store it once, so that the model reads it
+    once: the same numbers for less work. With ``padded`` the model reads the same input as without packing: every row with its
+    own prompt, right-padded to the longest row; no response token attends to padding.
     """
     width = batch.prompt_width
     prompts: list[int] = batch.prompt_lengths.tolist()
@@ -82,7 +82,7 @@ def pack(
         shared = len(rows) > 1
         groups.append((prompt, tuple(responses[row] for row in rows)) if shared else (prompt + responses[rows[0]], ()))
     column = torch.arange(batch.response_mask.shape[1])
-    # The token before a response token predicts it: the one before it in the response, or the last one of the prompt.
+    # The previous token predicts a response token: the one before it in the response, or the last one of the prompt.
     predicting = torch.tensor(response_starts)[:, None] + column - 1
     predicting[:, 0] = torch.tensor(prompt_ends) - 1
     scored = batch.response_mask
@@ -98,7 +98,7 @@ def pack(
 
 
 def rows_sharing_a_prompt(batch: SequenceBatch) -> Iterator[list[int]]:
-    """Row numbers, in order, in runs of one group and one prompt. A row without a response is a run of its own."""
+    """Yield row numbers, in order, in runs of one group and one prompt. A row without a response is its own run."""
     rows: list[int] = []
     has_response = batch.response_lengths > 0
     for row in range(len(batch)):

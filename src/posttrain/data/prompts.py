@@ -1,4 +1,4 @@
-"""From dataset files to prompts: read, templated, tokenised and cut, once, when the dataset is opened."""
+"""Prompts from dataset files: read, templated, tokenised and truncated, once, when the dataset is opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from posttrain.config.data import DataConfig
 from posttrain.config.images import ImageSettings
 from posttrain.data.images import CHOOSE_A_VISION_MODEL, ImageRules
-from posttrain.data.readers import MAX_LISTED, Row, read_rows
+from posttrain.data.readers import MAX_LISTED, DatasetRow, read_rows
 from posttrain.data.templates import apply_template, check_template
 from posttrain.errors import DataError, ModelError, Problem
 from posttrain.records.prompts import Prompt
@@ -25,28 +25,29 @@ if TYPE_CHECKING:
 What = Literal["training", "validation", "prompt"]
 _FIELDS = {"training": "data.train_files", "validation": "data.validation_files", "prompt": "data.files"}
 Tokenised = tuple[str, list[int]]  # text and token ids
-Conversation = tuple[list[dict[str, Any]], list[tuple[int, int]]]  # messages, and width and height of their images
+# Messages, and (width, height) of their images.
+Conversation = tuple[list[dict[str, Any]], list[tuple[int, int]]]
 
-# Rows that a worker process takes at a time.
+# Rows sent to a worker process at a time.
 _CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSet:
-    """The prompts of one dataset, in file order, and what happened on the way."""
+    """The prompts of one dataset, in file order, with counts of dropped and truncated ones."""
 
     prompts: list[Prompt]
     rows: int  # in the files
-    dropped: int  # longer than max_prompt_tokens, left out
-    truncated: int  # longer than max_prompt_tokens, cut
+    dropped: int  # longer than max_prompt_tokens and left out
+    truncated: int  # longer than max_prompt_tokens and cut
 
     @classmethod
     def generated(cls, prompts: list[Prompt]) -> PromptSet:
-        """Prompts that come from no file."""
+        """Wrap prompts that come from no file."""
         return cls(prompts=prompts, rows=len(prompts), dropped=0, truncated=0)
 
     def overlong_message(self, what: What) -> list[str]:
-        """A line for a person when prompts were left out or cut, so that neither happens silently; else none."""
+        """Return a message when prompts were left out or cut; else none."""
         if not self.dropped and not self.truncated:
             return []
         fate = f"{self.dropped} of {self.rows} {_called(what)} are too long and were left out"
@@ -64,15 +65,15 @@ def load_prompts(
     limit: int | None = None,
     processor: ImageProcessor | None = None,
 ) -> PromptSet:
-    """All prompts of ``files``, read in order and concatenated, or the first ``limit`` rows; ``what`` names the dataset in
-    errors. Of a "prompt" dataset only the prompts are read: there is nothing to score.
+    """Load all prompts of ``files``, in order and concatenated, or the first ``limit`` rows; ``what`` names the dataset in
+    errors. From a "prompt" dataset only the prompts are read, as for generation.
 
-    With ``data.filter_workers`` > 1 that many processes tokenise; prompts and their order stay the same. ``processor`` is a
-    vision model's; a prompt with images is never cut, for half an image is none.
+    With ``data.filter_workers`` > 1 that many processes tokenise; prompts and their order stay the same. ``processor`` belongs
+    to a vision model; a prompt with images is never truncated, since part of an image is invalid.
 
     Raises: ModelError when the tokenizer has no chat template, or rows have images and there is no ``processor``; DataError
-    with the bad rows of all files, with the prompts that are too long (``overlong_prompts: error``, and all with images
-    that would be cut), or when no prompt is left.
+    with the bad rows of all files, with the prompts that are too long (``overlong_prompts: error``; prompts with images
+    that would be truncated), or when no prompt is left.
     """
     if problems := check_template(tokenizer, data.chat_template_options):
         raise ModelError(problems)
@@ -114,7 +115,7 @@ def load_prompts(
 
 
 def unread_image_settings(data: ImageSettings, prompts: Sequence[Prompt]) -> list[str]:
-    """What was set about images, in a sentence, where no prompt has any."""
+    """Report the image settings that have no effect because no prompt has images."""
     if any(prompt.images for prompt in prompts):
         return []
     names = ("image_folder", "max_image_pixels", "image_options", "image_cache_mib")
@@ -125,7 +126,7 @@ def unread_image_settings(data: ImageSettings, prompts: Sequence[Prompt]) -> lis
 
 
 def cut(ids: list[int], limit: int, how: str) -> list[int]:
-    """At most ``limit`` tokens of ``ids``: truncate_left keeps the last ones, truncate_right the first, truncate_middle
+    """Truncate ``ids`` to at most ``limit`` tokens: truncate_left keeps the last ones, truncate_right the first, truncate_middle
     the first floor(limit / 2) and the last limit - floor(limit / 2)."""
     if len(ids) <= limit:
         return ids
@@ -139,8 +140,8 @@ def cut(ids: list[int], limit: int, how: str) -> list[int]:
 
 
 def file_labels(files: Sequence[str]) -> list[str]:
-    """A distinct name per file for prompt ids: the file's own, with as many folders before it as tell all files apart.
-    A file that is listed twice gets #2 the second time."""
+    """Return a distinct name per file for prompt ids: the file's own, with as many parent folders as needed to distinguish all
+    files. A file that is listed twice gets #2 the second time."""
     paths = [Path(file).expanduser() for file in files]
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
@@ -153,9 +154,9 @@ def file_labels(files: Sequence[str]) -> list[str]:
     return labels
 
 
-def _read(files: Sequence[str], data: DataConfig, *, prompts_only: bool) -> tuple[list[Row], list[str]]:
-    """Rows of all files and their prompt ids, such as train.parquet:17."""
-    rows: list[Row] = []
+def _read(files: Sequence[str], data: DataConfig, *, prompts_only: bool) -> tuple[list[DatasetRow], list[str]]:
+    """Read the rows of all files. Returns: rows, and their prompt ids, such as train.parquet:17."""
+    rows: list[DatasetRow] = []
     names: list[str] = []
     problems: list[Problem] = []
     for file, label in zip(files, file_labels(files), strict=True):
@@ -170,7 +171,7 @@ def _read(files: Sequence[str], data: DataConfig, *, prompts_only: bool) -> tupl
     return rows, names
 
 
-def _refuse_images(rows: list[Row], names: list[str]) -> None:
+def _refuse_images(rows: list[DatasetRow], names: list[str]) -> None:
     """Raises: ModelError when a row has images."""
     found = [name for row, name in zip(rows, names, strict=True) if row.images]
     if found:
@@ -180,7 +181,7 @@ def _refuse_images(rows: list[Row], names: list[str]) -> None:
         raise ModelError(Problem(what, fix=CHOOSE_A_VISION_MODEL, field="model.path"))
 
 
-def _prompt(row: Row, name: str, text: str, ids: list[int], processor: ImageProcessor | None) -> Prompt:
+def _prompt(row: DatasetRow, name: str, text: str, ids: list[int], processor: ImageProcessor | None) -> Prompt:
     return Prompt(
         prompt_id=name,
         token_ids=tuple(ids),
@@ -194,7 +195,7 @@ def _prompt(row: Row, name: str, text: str, ids: list[int], processor: ImageProc
 
 
 def _called(what: What) -> str:
-    """The prompts of a dataset, for people."""
+    """Name the prompts of a dataset in messages."""
     return "prompts" if what == "prompt" else f"{what} prompts"
 
 
@@ -220,19 +221,19 @@ def _overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, wh
 
 
 def _tokenise(
-    rows: list[Row],
+    rows: list[DatasetRow],
     names: list[str],
     data: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
     processor: ImageProcessor | None,
 ) -> list[Tokenised]:
-    """Text and token ids of every row. Raises DataError with the rows whose messages the template refuses."""
+    """Return text and token ids of every row. Raises: DataError with the rows whose messages the template rejects."""
     messages = [(row.messages, [(image.width, image.height) for image in row.images]) for row in rows]
     if data.filter_workers == 1:
         results = _tokenise_chunk(messages, tokenizer, data.chat_template_options, processor)
     else:
         chunks = [messages[start : start + _CHUNK] for start in range(0, len(messages), _CHUNK)]
-        # spawn: a fork of a process that holds threads (torch, tokenizers) can hang
+        # spawn: forking a process with threads (torch, tokenizers) can deadlock
         with ProcessPoolExecutor(
             min(data.filter_workers, len(chunks)),
             mp_context=multiprocessing.get_context("spawn"),
@@ -257,7 +258,7 @@ def _tokenise_chunk(
     options: dict[str, Any],
     processor: ImageProcessor | None,
 ) -> list[Tokenised | str]:
-    """Per row, text and token ids, or what is wrong with it."""
+    """Return, per row, text and token ids, or the description of its problem."""
     results: list[Tokenised | str] = []
     for conversation, sizes in messages:
         try:
@@ -265,7 +266,7 @@ def _tokenise_chunk(
         except DataError as error:
             results.append(str(error))
         else:
-            results.append((text, ids) if ids else "the chat template makes an empty prompt of it")
+            results.append((text, ids) if ids else "the chat template renders an empty prompt")
     return results
 
 

@@ -1,6 +1,6 @@
-r"""Well-known datasets, from the files they are published in to the schemas that training reads. Nothing is downloaded.
+r"""Conversion of well-known datasets from their published files to the schemas that training reads. Downloads nothing.
 
-The columns are those of verl's preparation scripts, so the files serve either program.
+The columns are those of verl's preparation scripts, so verl can read the files, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from posttrain.config.data import DataConfig
 from posttrain.data.images import BadImage, place_images, read_images
 from posttrain.data.readers import MAX_LISTED
-from posttrain.data.record_files import first_record, read_records, said
+from posttrain.data.record_files import described, first_record, read_records
 from posttrain.errors import DataError, Problem, nearest
 from posttrain.libraries import json_text
 from posttrain.libraries.folders import make_folder
@@ -31,7 +31,7 @@ MESSAGES = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
 
 
 class BadRow(Exception):
-    """What is wrong with a row, with the column it is about; caught where the row's number is known."""
+    """A row is invalid; holds the column. Caught where the row's number is known."""
 
     def __init__(self, column: str, what: str):
         super().__init__(what)
@@ -40,10 +40,10 @@ class BadRow(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A dataset: the columns of its files, and what becomes of a row.
+    """A dataset: the columns of its files, and the conversion of a row.
 
-    ``row`` gets a published row, the instruction, the split and the row's number, and gives the rows that are written, of which
-    there may be several. ``kept`` are columns that are copied as they stand, whatever is in them.
+    ``row`` receives a published row, the instruction, the split and the row's number, and yields the rows to write, possibly
+    several. ``kept`` are columns that are copied unchanged.
     """
 
     columns: tuple[str, ...]
@@ -54,7 +54,7 @@ class Published:
 
 
 def _rl_schema(*extra: str) -> pa.Schema:
-    """verl's columns; ``extra`` are the texts in extra_info beside split and index."""
+    """Return verl's columns; ``extra`` are the texts in extra_info besides split and index."""
     texts = [(name, pa.string()) for name in extra]
     return pa.schema(
         {
@@ -82,7 +82,7 @@ def _asked(question: str, instruction: str) -> list[Row]:
 
 
 def _gsm8k(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
-    """The reference is what follows the last "#### ", commas removed."""
+    """Convert a row; the reference is the text after the last "#### ", without commas."""
     question, answer = _text(row, "question"), _text(row, "answer")
     _, mark, reference = answer.rpartition("#### ")
     if not mark or not reference.strip():
@@ -93,7 +93,7 @@ def _gsm8k(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
 
 
 def _math(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
-    r"""The reference is the content of the solution's last \boxed{…}."""
+    r"""Convert a row; the reference is the content of the solution's last \boxed{…}."""
     problem, solution = _text(row, "problem"), _text(row, "solution")
     truth = boxed_answer(solution)
     if truth is None:
@@ -104,7 +104,7 @@ def _math(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
 
 
 def _geo3k(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
-    """The figures stay as they are, and must be images, as many as the problem has places for."""
+    """Convert a row; the figures stay unchanged, must be images, and must match the number of places in the problem."""
     problem, answer = _text(row, "problem"), _text(row, "answer")
     asked = _asked(problem, instruction)
     try:
@@ -123,7 +123,7 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 def _turns(text: str, column: str) -> list[Row]:
-    """A transcript, "\\n\\nHuman: …\\n\\nAssistant: …", as messages."""
+    """Parse a transcript, "\\n\\nHuman: …\\n\\nAssistant: …", into messages."""
     first, *parts = _SPEAKER.split(text)
     if first.strip() or not parts:
         raise BadRow(column, 'does not begin with "\\n\\nHuman: "')
@@ -134,12 +134,12 @@ def _turns(text: str, column: str) -> list[Row]:
 
 
 def _pair(row: Row) -> tuple[list[Row], str, str]:
-    """The messages before the two answers, the chosen and the rejected one. Of rows with a prompt, or of whole transcripts
-    that are the same up to their last answer."""
+    """Return the messages before the two answers, the chosen and the rejected one, of a row with a prompt or of two transcripts
+    that are equal up to their last answer."""
     chosen, rejected = _text(row, "chosen"), _text(row, "rejected")
     if isinstance(row.get("prompt"), str):
         messages = _turns(row["prompt"], "prompt")
-        if messages[-1] == {"role": "assistant", "content": ""}:  # the mark after which the answer stands
+        if messages[-1] == {"role": "assistant", "content": ""}:  # the marker before the answer
             messages = messages[:-1]
         if not messages or messages[-1]["role"] != "user":
             raise BadRow("prompt", "does not end with a turn of Human")
@@ -162,7 +162,7 @@ def _hh_rl(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
 
 
 def _hh_sft(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
-    """The chosen answer alone: there is no reason to learn the other."""
+    """Convert a row to the chosen answer only: the rejected one is not to be learned."""
     messages, chosen, _ = _pair(row)
     if not chosen:
         raise BadRow("chosen", "holds an empty answer")
@@ -219,10 +219,11 @@ DATASETS: Mapping[tuple[str, Form], Published] = {
 def write_published(
     name: str, folder: Path, splits: Mapping[str, Path], *, form: Form = "rl", instruction: str | None = None
 ) -> list[Path]:
-    """Write SPLIT.parquet into ``folder`` (made if absent) for every split: its published file, or a folder with one JSON
-    file per row. Old files are replaced when all are ready.
+    """Write SPLIT.parquet into ``folder`` (created if absent) for every split: its published file, or a folder with one JSON
+    file per row. Old files are replaced once all new ones are complete.
 
-    Args: ``instruction`` is put behind every question (before a conversation, as a system message); None is the dataset's.
+    Args: ``instruction`` is appended to every question (prepended to a conversation, as a system message); None is the
+        dataset's own.
     Returns: the files, in the order of the splits.
     Raises: DataError with the first bad rows of all files.
     """
@@ -263,7 +264,7 @@ def _table(dataset: Published, path: Path, split: str, instruction: str) -> pa.T
     if not rows:
         raise DataError(Problem(f"{path} holds no rows"))
     schema = dataset.schema
-    for name in dataset.kept:  # as the file has it, or as it is read off the values
+    for name in dataset.kept:  # the type is the file's, or inferred from the values
         kind = _kind_of(path, name)
         schema = schema.append(pa.field(name, kind if kind is not None else pa.array([row[name] for row in rows]).type))
     return pa.Table.from_pylist(rows, schema=schema)
@@ -284,7 +285,7 @@ def _published_rows(path: Path) -> Iterator[Row]:
             except ValueError as error:
                 raise DataError(Problem(f"{file} is not JSON: {error}")) from error
             if not isinstance(row, dict):
-                raise DataError(Problem(f"{file} holds {said(row)}; an object is expected"))
+                raise DataError(Problem(f"{file} holds {described(row)}; an object is expected"))
             yield row
         return
     _, problems = first_record(str(path), "")
@@ -305,7 +306,7 @@ def _check_columns(dataset: Published, row: Row, path: Path) -> None:
 def _text(row: Row, column: str) -> str:
     value = row[column]
     if not isinstance(value, str):
-        raise BadRow(column, f"holds {said(value)}; a text is expected")
+        raise BadRow(column, f"holds {described(value)}; a text is expected")
     if not value.strip():
         raise BadRow(column, "holds an empty text")
     return value

@@ -1,6 +1,6 @@
-"""Rows of a dataset file, checked, with errors that name the row.
+"""Rows of a dataset file, checked; errors name the row.
 
-Neither torch nor transformers is needed to look at a dataset.
+Needs neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from posttrain.data.columns import ColumnChoice, Columns, Named
 from posttrain.data.images import BadImage, ImageFile, ImageRules, place_images, read_images, refuse_videos
 from posttrain.data.record_files import (
     Unreachable,
+    described,
     drill,
     first_record,
     kind_of,
@@ -27,28 +28,27 @@ from posttrain.data.record_files import (
     reaches,
     readable,
     records,
-    said,
 )
 from posttrain.errors import DataError, Problem
 from posttrain.libraries import json_text
 
-# How many bad rows one error lists.
+# Most bad rows listed by one error.
 MAX_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row, checked: what becomes a Prompt once a tokenizer has seen it."""
+class DatasetRow:
+    """One checked row, not tokenised yet."""
 
     number: int  # in its file, from 0
     messages: list[
         dict[str, Any]
     ]  # chat messages, each with role and content (text, or typed parts); empty where a file of responses has no prompt
     data_source: str
-    ground_truth: Any  # as the dataset holds it; None where only prompts are read
-    extra_info: dict[str, Any]  # as the dataset holds it; empty when absent
-    responses: tuple[str, ...] = ()  # where they are read
-    images: tuple[ImageFile, ...] = ()  # in the order of the image parts of the messages; where they are read
+    ground_truth: Any  # as in the dataset; None where only prompts are read
+    extra_info: dict[str, Any]  # as in the dataset; empty when absent
+    responses: tuple[str, ...] = ()  # when they are read
+    images: tuple[ImageFile, ...] = ()  # when they are read, in the order of the image parts of the messages
 
 
 def read_rows(
@@ -58,11 +58,11 @@ def read_rows(
     prompts_only: bool = False,
     responses: str | None = None,
     images: ImageRules | None = None,
-) -> Iterator[Row]:
-    """The rows of one file, in order.
+) -> Iterator[DatasetRow]:
+    """Yield the rows of one file, in order.
 
     Args: ``prompts_only`` reads no other column, so that the others may hold anything; ``responses`` names the column with
-        the responses, and makes the prompt optional; ``images`` reads images too.
+        the responses, and makes the prompt optional; ``images`` reads images, too.
     Raises: DataError when the file cannot be read, or with the first bad rows (at most MAX_LISTED). Rows before the
     first bad one are yielded before it is raised.
     """
@@ -88,20 +88,20 @@ def checked_rows(
     prompts_only: bool = False,
     responses: str | None = None,
     images: ImageRules | None = None,
-) -> Iterator[Row | Problem]:
-    """Every row of a file, or what is wrong with it; see ``read_rows``.
+) -> Iterator[DatasetRow | Problem]:
+    """Yield every row of a file, or its problem; see ``read_rows``.
 
     Raises: DataError when the file cannot be read, or lacks a column.
     """
     file = Path(path).expanduser()
     choice = ColumnChoice(data, prompts_only=prompts_only, responses=responses, images=images)
-    by_row = kind_of(file) in ("json", "jsonl")  # every row has keys of its own: one that lacks some does not end it
+    by_row = kind_of(file) in ("json", "jsonl")  # every row has keys of its own; missing keys are problems of that row
     for number, record in enumerate(records(file, None if by_row else choice)):
         try:
             if by_row:
                 choice.check(list(record), partial(reaches, record), f"row {number} of {file.name}")
         except DataError as error:
-            if not number:  # the first decides
+            if not number:  # the first row decides
                 raise
             yield error.problems[0]
         else:
@@ -109,10 +109,10 @@ def checked_rows(
 
 
 def data_sources(path: str | Path, data: Named, *, responses: str | None = None) -> set[str]:
-    """The distinct task names of a file. Of a parquet file only that column is read, other kinds are read through.
+    """Return the distinct task names of a file. Of a parquet file only that column is read, other kinds are read through.
 
-    Raises: DataError when the file cannot be read or lacks a column. Cells that hold no name are passed over: opening
-        the dataset reports them with their rows.
+    Raises: DataError when the file cannot be read or lacks a column. Invalid cells are ignored here: opening the dataset
+        reports them with their rows.
     """
     file = Path(path).expanduser()
     choice = ColumnChoice(data, responses=responses)
@@ -130,8 +130,8 @@ def data_sources(path: str | Path, data: Named, *, responses: str | None = None)
 
 
 def check_files(data: DataConfig, *, needed: bool = True) -> list[Problem]:
-    """Everything wrong with the dataset files that can be seen without reading them through: existence, kind, columns,
-    the first row; ``needed`` asks for at least one to train on. Nothing is raised."""
+    """Return the problems of the dataset files that can be found without reading them through: existence, kind, columns,
+    the first row; with ``needed``, at least one file to train on. Raises nothing."""
     problems = []
     for field in ("train_files", "validation_files"):
         files = getattr(data, field)
@@ -143,7 +143,7 @@ def check_files(data: DataConfig, *, needed: bool = True) -> list[Problem]:
 
 
 def check_file(path: str, choice: ColumnChoice, field: str) -> list[Problem]:
-    """The same of one file, in which ``choice`` looks for columns and which the setting ``field`` names."""
+    """Check one file, in which ``choice`` looks for columns and which the setting ``field`` names."""
     record, problems = first_record(path, field, choice)
     if record is None:
         return problems
@@ -151,16 +151,16 @@ def check_file(path: str, choice: ColumnChoice, field: str) -> list[Problem]:
     return [row] if isinstance(row, Problem) else []
 
 
-# How a list of chat messages begins when it is written as JSON text, as in ROLL's files.
+# The beginning of a list of chat messages written as JSON text, as in ROLL's files.
 _MESSAGES_AS_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content)"\s*:')
 
 
 class _BadValue(Exception):
-    """What is wrong with a cell; caught in _row, which knows the row."""
+    """A cell is invalid; caught in _row, which knows the row."""
 
 
-def _row(record: Mapping[str, Any], number: int, file: Path, choice: ColumnChoice) -> Row | Problem:
-    """The checked row, or the first thing that is wrong with it."""
+def _row(record: Mapping[str, Any], number: int, file: Path, choice: ColumnChoice) -> DatasetRow | Problem:
+    """Check a row. Returns: the row, or its first problem."""
     columns = choice.columns
     field, column = "prompt_column", columns.prompt or ""
     images: tuple[ImageFile, ...] = ()
@@ -178,16 +178,16 @@ def _row(record: Mapping[str, Any], number: int, file: Path, choice: ColumnChoic
         field, column = "data_source_column", columns.data_source or ""
         source = record[column] if column else file.stem
         if not isinstance(source, str) or not source:
-            raise _BadValue(f"holds {said(source)}; the name of a task is expected")
+            raise _BadValue(f"holds {described(source)}; the name of a task is expected")
         field, column = "ground_truth_column", columns.ground_truth or ""
         truth = drill(record, column) if column else None
         field, column = "extra_info_column", columns.extra_info
         extra = record.get(column)
         if extra is not None and not isinstance(extra, Mapping):
-            raise _BadValue(f"holds {said(extra)}; a mapping is expected")
+            raise _BadValue(f"holds {described(extra)}; a mapping is expected")
     except (_BadValue, BadImage, Unreachable) as error:
         return Problem(f"row {number} of {file.name}: column {column} {error}", field=f"data.{field}")
-    return Row(
+    return DatasetRow(
         number=number,
         messages=messages,
         data_source=source,
@@ -204,7 +204,7 @@ def _row(record: Mapping[str, Any], number: int, file: Path, choice: ColumnChoic
 def _with_images(
     messages: list[dict[str, Any]], record: Mapping[str, Any], columns: Columns, folder: Path, rules: ImageRules
 ) -> tuple[list[dict[str, Any]], tuple[ImageFile, ...]]:
-    """Raises: BadImage."""
+    """Read the images of a row and place them in its messages. Raises: BadImage."""
     value = record.get(columns.images) if columns.images else None
     found = read_images(value, folder, rules.max_pixels)
     return place_images(messages, found, folder, rules.max_pixels, column=columns.images is not None)
@@ -214,17 +214,17 @@ def _responses(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
-        raise _BadValue(f"holds {said(value)}; a text or a list of texts is expected")
+        raise _BadValue(f"holds {described(value)}; a text or a list of texts is expected")
     if not value:
         raise _BadValue("holds a list of 0 responses; at least one is expected")
     for index, response in enumerate(value):
         if not isinstance(response, str):
-            raise _BadValue(f"holds {said(response)} as response {index}; text is expected")
+            raise _BadValue(f"holds {described(response)} as response {index}; text is expected")
     return tuple(value)
 
 
 def _messages(prompt: Any, *, typed: bool) -> list[dict[str, Any]]:
-    """Chat messages whose contents are texts or, with ``typed``, lists of typed parts."""
+    """Return chat messages whose contents are texts or, with ``typed``, lists of typed parts."""
     if isinstance(prompt, str):
         if not prompt.strip():
             raise _BadValue("holds an empty text; a question is expected")
@@ -235,17 +235,19 @@ def _messages(prompt: Any, *, typed: bool) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise _BadValue(f"holds messages that are not JSON: {error.msg} at character {error.pos}") from error
     if not isinstance(prompt, list):
-        raise _BadValue(f"holds {said(prompt)}; a text or a list of chat messages is expected")
+        raise _BadValue(f"holds {described(prompt)}; a text or a list of chat messages is expected")
     if not prompt:
         raise _BadValue("holds a list of 0 messages; at least one is expected")
     messages = []
     for index, message in enumerate(prompt):
         if not isinstance(message, Mapping):
-            raise _BadValue(f"holds {said(message)} as message {index}; a mapping with role and content is expected")
+            raise _BadValue(
+                f"holds {described(message)} as message {index}; a mapping with role and content is expected"
+            )
         for key in ("role", "content"):
             if not isinstance(message.get(key), (str, list) if typed and key == "content" else str):
-                missing = f"holds {said(message[key])} as {key} of message {index}" if key in message else ""
+                missing = f"holds {described(message[key])} as {key} of message {index}" if key in message else ""
                 raise _BadValue((missing or f"has no {key} in message {index}") + "; text is expected")
-        # parquet gives every message the keys of all others, as None
+        # parquet gives every message the keys of all others, with None
         messages.append({key: value for key, value in message.items() if value is not None})
     return messages

@@ -1,4 +1,4 @@
-"""Datasets of reasoning-gym's tasks, in the parquet schema of verl."""
+"""Datasets of reasoning-gym tasks, in verl's parquet schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ SCHEMA = pa.schema(
                 "split": pa.string(),
                 "index": pa.int64(),
                 "task": pa.string(),
-                "entry": pa.string(),  # JSON text of question, answer and metadata: what the verifier needs
+                # JSON text of question, answer and metadata, for the verifier
+                "entry": pa.string(),
                 "options": pa.string(),  # JSON text
             }
         ),
@@ -44,18 +45,18 @@ def write_dataset(
     options: Mapping[str, Any],
     instruction: str | None,
 ) -> tuple[Path, Path]:
-    """Write train.parquet and validation.parquet of one task into ``folder`` (made if absent; old files are replaced).
+    """Write train.parquet and validation.parquet of one task into ``folder`` (created if absent; old files are replaced).
 
-    No question stands in both files, nor twice in one. The validation questions are drawn first, so they stay the same
-    when more training rows are asked for. The same arguments give the same rows.
+    No question occurs twice, neither in one file nor across both. The validation questions are drawn first, so they stay the
+    same when more training rows are requested. The same arguments give the same rows.
 
     Args: ``options`` are the task's own (chain_sum: min_terms, …); ``instruction`` becomes a system message.
     Returns: the two paths, training first.
-    Raises: ConfigError for a task or option that is not known, or a task that cannot be scored here; DataError when the
-    task does not have that many different questions; MissingDependency without reasoning-gym.
+    Raises: ConfigError for an unknown task or option, or a task that cannot be scored here; DataError when the task does not
+    have that many different questions; MissingDependency without reasoning-gym.
     """
     short = [
-        Problem(f"{name} is {rows}", fix="ask for at least one row")
+        Problem(f"{name} is {rows}", fix="use at least 1")
         for name, rows in (("train_rows", train_rows), ("validation_rows", validation_rows))
         if rows < 1
     ]
@@ -77,10 +78,10 @@ def write_dataset(
 
 
 def _distinct_entries(task: str, count: int, seed: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The first ``count`` entries with different questions.
+    """Return the first ``count`` entries with different questions.
 
-    A task with few questions is given up on after 1000 + 10 x (questions found) draws in a row without a new one: with
-    one of n equally likely questions still unseen, that happens with probability below e^-10.
+    Drawing stops after 1000 + 10 x (questions found) draws in a row without a new question: with one of n equally likely
+    questions still unseen, that happens with probability below e^-10.
     """
     found: dict[str, dict[str, Any]] = {}
     draws_without_new = 0
@@ -95,8 +96,8 @@ def _distinct_entries(task: str, count: int, seed: int, options: Mapping[str, An
         if draws_without_new >= 1000 + 10 * len(found):
             raise DataError(
                 Problem(
-                    f"{task} with options {dict(options)} has only {len(found)} different questions, and {count} are "
-                    "asked for (training and validation together)",
+                    f"{task} with options {dict(options)} has only {len(found)} different questions; {count} are requested "
+                    "(training and validation together)",
                     fix="ask for fewer rows, or widen the task's options",
                 )
             )
@@ -111,7 +112,8 @@ def _row(
         "data_source": f"reasoning_gym/{task}",
         "prompt": [*system, {"role": "user", "content": entry["question"]}],
         "ability": library.category(task),
-        "reward_model": {"style": "rule", "ground_truth": entry["answer"]},  # None where only the verifier can tell
+        # None where only the verifier can decide.
+        "reward_model": {"style": "rule", "ground_truth": entry["answer"]},
         "extra_info": {
             "split": split,
             "index": index,
@@ -123,7 +125,7 @@ def _row(
 
 
 def _write_together(tables: Mapping[Path, pa.Table]) -> None:
-    """Write all files beside their places, then rename them: a file is there whole or not at all."""
+    """Write all files to temporary names, then rename them, so that no incomplete file is left."""
     written: list[tuple[Path, Path]] = []
     try:
         for path, table in tables.items():

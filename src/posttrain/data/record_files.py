@@ -1,6 +1,6 @@
-"""The rows of a dataset file as they stand: .parquet, .jsonl, .json and .csv, in file order, with errors that name the row.
+"""Raw rows of a dataset file: .parquet, .jsonl, .json and .csv, in file order; errors name the row.
 
-Rows are counted from 0, as pandas and datasets count them; lines of a text file from 1, as editors do.
+Rows are counted from 0, as in pandas and datasets; lines of a text file from 1, as in editors.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from posttrain.data.columns import ColumnChoice, Columns, root
 from posttrain.errors import DataError, Problem, did_you_mean, nearest
 from posttrain.libraries import json_text
 
-Record = dict[str, Any]  # a row as the file holds it, by column
+Record = dict[str, Any]  # an unchecked row, by column
 
-# How a list of texts begins when it is written as JSON text.
+# The beginning of a list of texts written as JSON text.
 _TEXTS_AS_TEXT = re.compile(r'\s*\[\s*["\]]')
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def read_records(path: str | Path) -> Iterator[Record]:
-    """The rows of a file as they stand, with all their columns. Raises: DataError when it cannot be read."""
+    """Yield the raw rows of a file, with all columns. Raises: DataError when it cannot be read."""
     yield from records(Path(path).expanduser(), None)
 
 
 def count_rows(path: str | Path) -> int:
-    """Rows of a file; a parquet file's own metadata says it, others are read through.
+    """Count the rows of a file, from the metadata of a parquet file; other files are read through.
 
     Raises: DataError when the file cannot be read.
     """
@@ -48,8 +48,8 @@ def count_rows(path: str | Path) -> int:
 def first_record(
     path: str, field: str, choice: ColumnChoice | None = None, *, read: bool = True
 ) -> tuple[Record | None, list[Problem]]:
-    """The first row of a file that the setting ``field`` names, as it stands, or why there is none. With ``read`` False it
-    is only looked for."""
+    """Read the first raw row of a file that the setting ``field`` names. Returns: it, or the problems. With ``read`` False only
+    the existence of the file is checked."""
     if "://" in path:
         return None, [Problem(f"{path} is not on this machine", fix="download it and name the local file", field=field)]
     file = Path(path).expanduser()
@@ -74,7 +74,7 @@ def _missing_file(file: Path, path: str, field: str) -> Problem:
 
 
 def records(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
-    """Rows as they stand. ``choice`` decides which columns matter; None reads them all.
+    """Yield raw rows. ``choice`` selects the columns; None reads all.
 
     Raises: DataError when the file cannot be read or lacks a column.
     """
@@ -92,7 +92,7 @@ def kind_of(file: Path) -> str:
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """What the libraries raise on a file that is not what its name says becomes a DataError that names it."""
+    """Convert the libraries' errors about a damaged or misnamed file to a DataError that names it."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -136,7 +136,7 @@ def _read_json_lines(file: Path, choice: ColumnChoice | None) -> Iterator[Record
 
 
 def _read_json(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
-    """An array of objects, or one object per line."""
+    """Yield the objects of an array, or of one object per line."""
     with file.open(encoding="utf-8-sig") as text:
         start = text.read(4096).lstrip()[:1]
         if start != "[":
@@ -162,7 +162,7 @@ def _json_object(text: str, place: str, file: Path, choice: ColumnChoice | None)
 
 def _checked_object(value: Any, place: str, file: Path, choice: ColumnChoice | None) -> Record:
     if not isinstance(value, dict):
-        raise DataError(Problem(f"{place} holds {said(value)}", fix="each row is an object, column by column"))
+        raise DataError(Problem(f"{place} holds {described(value)}", fix="each row is an object, column by column"))
     if half := next(_halves_of_characters(value), None):
         what = f"{place}: column {half[0]} holds half a character, {half[1]!r}"
         raise DataError(Problem(what, fix="write the whole character, such as both halves of an emoji"))
@@ -172,7 +172,7 @@ def _checked_object(value: Any, place: str, file: Path, choice: ColumnChoice | N
 
 
 def _halves_of_characters(value: Any, column: str = "") -> Iterator[tuple[str, str]]:
-    """Surrogates that stand alone, which JSON can write and no text can hold: the columns they are in, and they."""
+    """Yield lone surrogates, which JSON can encode and no text can hold, each with its column."""
     if isinstance(value, str):
         if not value.isascii() and (half := _SURROGATE.search(value)):
             yield column, half[0]
@@ -185,7 +185,7 @@ def _halves_of_characters(value: Any, column: str = "") -> Iterator[tuple[str, s
 
 
 def _read_csv(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
-    csv.field_size_limit(2**31 - 1)  # the library's own limit of 131,072 characters is shorter than a long prompt
+    csv.field_size_limit(2**31 - 1)  # the library's default of 131,072 characters is shorter than a long prompt
     with file.open(encoding="utf-8-sig", newline="") as text:
         lines = csv.reader(text, strict=True)
         header = next(lines, None)
@@ -215,11 +215,12 @@ _READERS: dict[str, Callable[[Path, ColumnChoice | None], Iterator[Record]]] = {
 
 
 def _with_json_cells(record: Record, place: str, columns: Columns) -> Record:
-    """A csv row with its JSON cells read: nested columns always, the prompt when it is a list of messages."""
+    """Parse the JSON cells of a csv row: nested columns always, the prompt when it is a list of messages."""
     nested = {columns.extra_info}
     if columns.ground_truth is not None and columns.ground_truth not in record:
         nested.add(root(columns.ground_truth))
-    if columns.prompt and re.match(r"\s*\[\s*[{\]]", record[columns.prompt]):  # "[INST] hello" is a prompt in words
+    # "[INST] hello" is a plain prompt.
+    if columns.prompt and re.match(r"\s*\[\s*[{\]]", record[columns.prompt]):
         nested.add(columns.prompt)
     if columns.responses and _TEXTS_AS_TEXT.match(record[columns.responses]):
         nested.add(columns.responses)
@@ -233,11 +234,11 @@ def _with_json_cells(record: Record, place: str, columns: Columns) -> Record:
 
 
 class Unreachable(Exception):
-    """Why there is no value under a dotted path."""
+    """There is no value at a dotted path; the message explains why."""
 
 
 def reaches(record: Mapping[str, Any], path: str) -> bool:
-    """Whether there is a value under a dotted path."""
+    """Return True when there is a value at a dotted path."""
     try:
         drill(record, path)
     except (Unreachable, KeyError):
@@ -246,13 +247,13 @@ def reaches(record: Mapping[str, Any], path: str) -> bool:
 
 
 def drill(record: Mapping[str, Any], path: str) -> Any:
-    """The value under a dotted path; a column that is called exactly so comes first."""
+    """Return the value at a dotted path; a column with exactly this name takes precedence."""
     if path in record:
         return record[path]
     value: Any = record
     for depth, key in enumerate(parts := path.split(".")):
         if not isinstance(value, Mapping):
-            raise Unreachable(f"cannot be reached: {'.'.join(parts[:depth])} holds {said(value)}")
+            raise Unreachable(f"cannot be reached: {'.'.join(parts[:depth])} holds {described(value)}")
         if key not in value:
             fix = did_you_mean(key, list(value)) if value else "it is empty"
             raise Unreachable(f"cannot be reached: there is no {key!r} in {'.'.join(parts[:depth])}; {fix}")
@@ -260,8 +261,8 @@ def drill(record: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def said(value: Any) -> str:
-    """A value in words, for an error."""
+def described(value: Any) -> str:
+    """Describe a value in an error message."""
     if value is None:
         return "nothing"
     if isinstance(value, (Mapping, list)):

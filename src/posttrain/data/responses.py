@@ -1,4 +1,4 @@
-"""Responses that are in files, as groups that can be scored."""
+"""Responses from files, as groups ready for scoring."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 from posttrain.config.evaluate import EvaluateDataConfig
 from posttrain.data.columns import ColumnChoice
 from posttrain.data.prompts import file_labels
-from posttrain.data.readers import Row, check_file, data_sources, read_rows
+from posttrain.data.readers import DatasetRow, check_file, data_sources, read_rows
 from posttrain.errors import DataError, Problem
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import StopReason, Trajectory, TrajectoryGroup
 
 
 def load_responses(data: EvaluateDataConfig) -> list[TrajectoryGroup]:
-    """A group per row of all files, in order. Its prompt and its responses have texts and no tokens.
+    """Return a group per row of all files, in order. Its prompt and its responses have texts and no tokens.
 
     Raises: DataError with the bad rows of all files, or when there is no row.
     """
@@ -34,7 +34,7 @@ def load_responses(data: EvaluateDataConfig) -> list[TrajectoryGroup]:
 
 
 def check_response_files(data: EvaluateDataConfig) -> list[Problem]:
-    """What is wrong with the files that can be seen without reading them through. Nothing is raised."""
+    """Return the problems that can be found without reading the files through. Raises nothing."""
     problems = []
     for index, path in enumerate(data.files):
         choice = ColumnChoice(data, responses=data.response_column)
@@ -43,7 +43,7 @@ def check_response_files(data: EvaluateDataConfig) -> list[Problem]:
 
 
 def response_sources(data: EvaluateDataConfig) -> dict[str, str]:
-    """Every data source and the first file that holds it. Raises: DataError."""
+    """Return every data source and the first file that holds it. Raises: DataError."""
     found: dict[str, str] = {}
     for file in data.files:
         for source in sorted(data_sources(file, data, responses=data.response_column)):
@@ -51,7 +51,7 @@ def response_sources(data: EvaluateDataConfig) -> dict[str, str]:
     return found
 
 
-def _group(row: Row, name: str) -> TrajectoryGroup:
+def _group(row: DatasetRow, name: str) -> TrajectoryGroup:
     prompt = Prompt(
         prompt_id=name,
         token_ids=(),
@@ -67,7 +67,7 @@ def _group(row: Row, name: str) -> TrajectoryGroup:
             token_ids=(),
             logprobs=(),
             text=text,
-            stop_reason=StopReason.EOS,  # a file does not say; no score depends on it
+            stop_reason=StopReason.EOS,  # not known from a file; no score depends on it
             policy_version=0,
         )
         for number, text in enumerate(row.responses)
@@ -76,7 +76,7 @@ def _group(row: Row, name: str) -> TrajectoryGroup:
 
 
 def shown(messages: list[dict[str, object]]) -> str:
-    """A conversation as text, for people: the one message as it is, several with their roles before them."""
+    """Render a conversation as text: one message as it is, several with their roles."""
     texts = [
         content if isinstance(content := message.get("content"), str) else json.dumps(content, ensure_ascii=False)
         for message in messages

@@ -1,4 +1,4 @@
-"""From dataset files to texts to learn: read, templated, tokenised and cut, once, when the dataset is opened."""
+"""Texts for supervised fine-tuning from dataset files: read, templated, tokenised and cut, once, when the dataset is opened."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 What = Literal["training", "validation"]
 FIELDS = {"training": "data.train_files", "validation": "data.validation_files"}
 
-# Rows that a worker process takes at a time.
+# Rows sent to a worker process at a time.
 _CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSet:
-    """The texts of one dataset, in file order, and what happened on the way."""
+    """The texts of one dataset, in file order, with counts of dropped and cut ones."""
 
     texts: list[Text]
     rows: int  # in the files
-    dropped: int = 0  # longer than max_tokens, left out
-    cut: int = 0  # longer than max_tokens, cut
-    empty: int = 0  # left out because after the cut no token to learn was in it
+    dropped: int = 0  # longer than max_tokens and left out
+    cut: int = 0  # longer than max_tokens and cut
+    empty: int = 0  # left out because the cut removed all tokens to learn
 
     def notes(self, what: What) -> list[str]:
-        """What a person should know, so that nothing of it happens silently."""
+        """Return messages about rows that were left out or cut."""
         said = {
             "are too long and were left out": self.dropped,
             "are too long and were cut": self.cut,
@@ -50,7 +50,7 @@ class TextSet:
 
 
 def load_texts(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokenizerBase, *, what: What) -> TextSet:
-    """All texts of ``files``, read in order and concatenated.
+    """Load all texts of ``files``, in order and concatenated.
 
     Raises: ModelError when the tokenizer has no chat template or no end token; DataError with the bad rows of all files,
         with the rows that are too long (``overlong: error``), or when none is left.
@@ -65,7 +65,7 @@ def load_texts(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedT
 
 
 def cut_texts(tokenised: Sequence[Tokens], names: Sequence[str], data: SftDataConfig, what: What) -> TextSet:
-    """Texts of at most max_tokens, in which something is left to learn.
+    """Cut texts to max_tokens, and drop those without tokens to learn.
 
     Raises: DataError with the rows that are too long (``overlong: error``), or when none is left.
     """
@@ -82,7 +82,7 @@ def cut_texts(tokenised: Sequence[Tokens], names: Sequence[str], data: SftDataCo
             continue
         kept = slice(-limit, None) if data.overlong == "truncate_left" else slice(limit)
         ids, learned = ids[kept], learned[kept].copy()
-        learned[:1] = False  # nothing comes before the first token that could predict it
+        learned[:1] = False  # no token predicts the first one
         if learned.any():
             texts.append(Text(name=name, token_ids=ids, learned=learned))
         else:
@@ -103,7 +103,7 @@ def _check_end(tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
 
 
 def _read(files: Sequence[str], data: SftDataConfig) -> tuple[list[SftRow], list[str]]:
-    """Rows of all files and their names, such as train.parquet:17."""
+    """Read the rows of all files. Returns: rows, and their names, such as train.parquet:17."""
     rows: list[SftRow] = []
     names: list[str] = []
     problems: list[Problem] = []
@@ -136,11 +136,11 @@ def _overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, wh
 def row_tokens(
     row: SftRow, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], *, last_only: bool
 ) -> Tokens:
-    """Tokens of a row and which of them are learned.
+    """Return the tokens of a row, and those that are learned.
 
-    A prompt with its response is the prompt as RL samples from it, then the response and the end token, tokenised by itself.
+    A prompt with its response is the prompt as rendered for RL, then the response and the end token, tokenised separately.
 
-    Raises: DataError when the chat template refuses it, or does not show what the assistant wrote.
+    Raises: DataError when the chat template rejects it, or does not show what the assistant wrote.
     """
     variables = {**options, **(row.variables or {})}
     if row.response is None:
@@ -156,13 +156,13 @@ def row_tokens(
 def _tokenise(
     rows: Sequence[SftRow], names: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[Tokens]:
-    """Tokens of every row. Raises: DataError with the rows that the template refuses."""
+    """Return the tokens of every row. Raises: DataError with the rows that the template rejects."""
     last_only = data.train_on == "last_turn"
     if data.tokenize_workers == 1:
         results = _tokenise_chunk(rows, tokenizer, data.chat_template_options, last_only)
     else:
         chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
-        # spawn: a fork of a process that holds threads (torch, tokenizers) can hang
+        # spawn: forking a process with threads (torch, tokenizers) can deadlock
         with ProcessPoolExecutor(
             min(data.tokenize_workers, len(chunks)),
             mp_context=multiprocessing.get_context("spawn"),
@@ -184,7 +184,7 @@ def _tokenise(
 def _tokenise_chunk(
     rows: Sequence[SftRow], tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], last_only: bool
 ) -> list[Tokens | Problem]:
-    """Per row, its tokens, or what is wrong with it."""
+    """Return, per row, its tokens or its problem."""
     results: list[Tokens | Problem] = []
     for row in rows:
         try:

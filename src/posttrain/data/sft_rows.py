@@ -1,6 +1,6 @@
 """Rows of a dataset for supervised fine-tuning: a prompt with its response, or a whole conversation.
 
-Neither torch nor transformers is needed to look at a dataset. Rows are counted from 0.
+Needs neither torch nor transformers. Rows are counted from 0.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Any
 from posttrain.config.sft import SftDataConfig
 from posttrain.data.columns import root
 from posttrain.data.readers import MAX_LISTED
-from posttrain.data.record_files import Record, first_record, read_records, said
+from posttrain.data.record_files import Record, described, first_record, read_records
 from posttrain.errors import DataError, Problem, did_you_mean
 from posttrain.libraries import json_text
 
 MESSAGES = "messages"
-IMAGES = "images"  # the column of vision datasets, which are for RL here
+IMAGES = "images"  # the column of vision datasets, which only RL supports here
 PROMPT = ("prompt", "question")
 RESPONSE = ("response", "answer")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-Message = dict[str, Any]  # role, content, and what else a chat template reads (tool_calls, name, ...)
+Message = dict[str, Any]  # role, content, and further keys of the chat template (tool_calls, name, ...)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftRow:
-    """One row, checked. A row with a response is a prompt (``messages``) and what was answered; one without is a whole
-    conversation, whose assistant messages are what was answered."""
+    """One checked row. With a response, ``messages`` is its prompt; without one, ``messages`` is a whole conversation, whose
+    assistant messages are learned."""
 
     number: int  # in its file
     messages: list[Message]
     response: str | None = None
     tools: list[Any] | None = None
-    variables: Mapping[str, Any] | None = None  # of the chat template, for this row alone
+    variables: Mapping[str, Any] | None = None  # of the chat template, for this row only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class SftColumns:
 
 
 def read_sft_rows(path: str, data: SftDataConfig) -> Iterator[SftRow]:
-    """The rows of one file, in order.
+    """Yield the rows of one file, in order.
 
     Raises: DataError when the file cannot be read, lacks a column, or with the first bad rows (at most MAX_LISTED).
     """
@@ -70,8 +70,8 @@ def read_sft_rows(path: str, data: SftDataConfig) -> Iterator[SftRow]:
 
 
 def check_sft_files(data: SftDataConfig) -> list[Problem]:
-    """Everything wrong with the files that can be seen at their first row, and nothing is raised. Files that a dataset class
-    of the user's reads need only be there."""
+    """Return the problems that can be found in the files' first rows; raises nothing. Files for a user's own dataset class are
+    only checked for existence."""
     problems: list[Problem] = []
     for name in ("train_files", "validation_files"):
         for path in getattr(data, name):
@@ -92,9 +92,9 @@ def check_sft_files(data: SftDataConfig) -> list[Problem]:
 
 
 def choose_columns(record: Record, data: SftDataConfig, place: str) -> SftColumns:
-    """The columns that hold the texts, told by the configuration or by the usual names.
+    """Choose the columns that hold the texts, from the configuration or by the usual names.
 
-    Raises: DataError with everything that is missing and the nearest column that is there.
+    Raises: DataError with every missing column and the nearest existing one.
     """
     pairs = data.prompt_column is not None or data.response_column is not None
     messages = data.messages_column or (MESSAGES if MESSAGES in record and not pairs else None)
@@ -123,12 +123,12 @@ def _missing(column: str, record: Record, place: str, field: str) -> Problem:
     return Problem(what, fix=did_you_mean(root(column), list(record), listed=True), field=f"data.{field}")
 
 
-class _BadValue(Exception):
-    """What is wrong with a cell; caught where the row is known."""
+class _BadCell(Exception):
+    """A cell is invalid; caught where the row is known."""
 
 
 def row_of(record: Record, number: int, place: str, columns: SftColumns, data: SftDataConfig) -> SftRow | Problem:
-    """The checked row, or the first thing that is wrong with it."""
+    """Check a row. Returns: the row, or its first problem."""
     if record.get(IMAGES):
         what = f"row {number} of {place}: column {IMAGES} holds images, and fine-tuning reads text only"
         return Problem(what, fix="leave the row out, or rename the column to train on the text alone")
@@ -140,24 +140,24 @@ def row_of(record: Record, number: int, place: str, columns: SftColumns, data: S
         prompt = _value(record, columns.prompt)
         messages = _messages(prompt) if not isinstance(prompt, str) else [{"role": "user", "content": _text(prompt)}]
         if messages[-1]["role"] == "assistant":
-            raise _BadValue("ends with an assistant message; a prompt ends before the answer")
+            raise _BadCell("ends with an assistant message; a prompt ends before the answer")
         field, column = "response_column", columns.response
         return SftRow(number=number, messages=messages, response=_text(_value(record, columns.response)))
-    except _BadValue as error:
+    except _BadCell as error:
         return Problem(f"row {number} of {place}: column {column} {error}", field=f"data.{field}")
 
 
 def _conversation(record: Record, number: int, column: str, data: SftDataConfig) -> SftRow:
     messages = _messages(_from_json(_value(record, column)))
     if not any(message["role"] == "assistant" for message in messages):
-        raise _BadValue("holds no assistant message, so there is nothing to learn")
+        raise _BadCell("holds no assistant message, so there is nothing to learn")
     tools = _from_json(record.get(data.tools_column))
     if tools is not None and not isinstance(tools, list):
-        raise _BadValue(f"comes with {said(tools)} in column {data.tools_column}; a list of tools is expected")
+        raise _BadCell(f"comes with {described(tools)} in column {data.tools_column}; a list of tools is expected")
     thinking = record.get(data.enable_thinking_column)
     if thinking is not None and not isinstance(thinking, bool):
-        raise _BadValue(
-            f"comes with {said(thinking)} in column {data.enable_thinking_column}; true or false is expected"
+        raise _BadCell(
+            f"comes with {described(thinking)} in column {data.enable_thinking_column}; true or false is expected"
         )
     variables = None if thinking is None else {"enable_thinking": thinking}
     return SftRow(number=number, messages=messages, tools=_without_none(tools) or None, variables=variables)
@@ -165,30 +165,32 @@ def _conversation(record: Record, number: int, column: str, data: SftDataConfig)
 
 def _messages(value: Any) -> list[Message]:
     if not isinstance(value, list):
-        raise _BadValue(f"holds {said(value)}; a list of chat messages is expected")
+        raise _BadCell(f"holds {described(value)}; a list of chat messages is expected")
     if not value:
-        raise _BadValue("holds a list of 0 messages; at least one is expected")
+        raise _BadCell("holds a list of 0 messages; at least one is expected")
     messages = []
     for index, message in enumerate(value):
         if not isinstance(message, Mapping):
-            raise _BadValue(f"holds {said(message)} as message {index}; a mapping with role and content is expected")
+            raise _BadCell(
+                f"holds {described(message)} as message {index}; a mapping with role and content is expected"
+            )
         message = _without_none(message)
         role = message.get("role")
         if role not in ROLES:
             known = f"one of {', '.join(ROLES)} is expected"
-            shown = f"holds {said(role)} as role of message {index}" if "role" in message else ""
-            raise _BadValue(f"{shown or f'has no role in message {index}'}; {known}")
+            shown = f"holds {described(role)} as role of message {index}" if "role" in message else ""
+            raise _BadCell(f"{shown or f'has no role in message {index}'}; {known}")
         if role in ("system", "developer") and index:
-            raise _BadValue(f"holds a {role} message in place {index}; it can only be the first")
+            raise _BadCell(f"holds a {role} message in place {index}; it can only be the first")
         if not isinstance(message.get("content"), str) and not (role == "assistant" and message.get("tool_calls")):
-            held = said(message["content"]) if "content" in message else "nothing"
-            raise _BadValue(f"holds {held} as content of message {index}; text is expected")
+            held = described(message["content"]) if "content" in message else "nothing"
+            raise _BadCell(f"holds {held} as content of message {index}; text is expected")
         messages.append(message)
     return messages
 
 
 def _without_none(value: Any) -> Any:
-    """parquet gives every mapping the keys of all others, as None."""
+    """Remove the entries that are None: parquet gives every mapping the keys of all others."""
     if isinstance(value, Mapping):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -197,17 +199,17 @@ def _without_none(value: Any) -> Any:
 
 
 def _from_json(value: Any) -> Any:
-    """Lists and mappings may be written as JSON text, as csv files have them."""
+    """Parse a list or mapping that is written as JSON text, as in csv files."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value if value != "" else None
     try:
         return json_text.loads(value)
     except json.JSONDecodeError as error:
-        raise _BadValue(f"holds text that is not JSON: {error.msg} at character {error.pos}") from None
+        raise _BadCell(f"holds text that is not JSON: {error.msg} at character {error.pos}") from None
 
 
 def _value(record: Record, column: str) -> Any:
-    """The value of a column; a column that is called exactly so comes before one that a dot reaches into."""
+    """Return the value of a column; a column with exactly this name takes precedence over a nested one."""
     if column in record:
         return record[column]
     first, *rest = column.split(".")
@@ -216,16 +218,16 @@ def _value(record: Record, column: str) -> Any:
         value = _from_json(value)
         inside = ".".join([first, *rest[: depth - 1]])
         if not isinstance(value, Mapping):
-            raise _BadValue(f"cannot be reached: {inside} holds {said(value)}")
+            raise _BadCell(f"cannot be reached: {inside} holds {described(value)}")
         if key not in value:
-            raise _BadValue(f"cannot be reached: there is no {key!r} in {inside}; {did_you_mean(key, list(value))}")
+            raise _BadCell(f"cannot be reached: there is no {key!r} in {inside}; {did_you_mean(key, list(value))}")
         value = value[key]
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _BadValue(f"holds {said(value)}; text is expected")
+        raise _BadCell(f"holds {described(value)}; text is expected")
     if not value.strip():
-        raise _BadValue("holds an empty text")
+        raise _BadCell("holds an empty text")
     return value

@@ -1,7 +1,7 @@
-"""A task for models that see, made on the spot: coloured shapes on a white square, and how many of some kind there are.
+"""A generated task for vision models: count the coloured shapes of some kind on a white square.
 
-Shapes stand in the cells of a grid, moved about inside them, so they never overlap. The number asked for is drawn first, each
-one equally often, so that guessing a usual number does not pay.
+Shapes occupy the cells of a grid, shifted inside them, so they never overlap. The answer is drawn first, uniformly, so that
+guessing a common number does not pay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLORS = {
     "black": (20, 20, 20),
 }
 SOURCE = "posttrain/count_shapes"
-SMALLEST = 6  # pixels on a side of a cell: a shape of four
+SMALLEST = 6  # pixels per side of a cell, for a shape of four
 
 SCHEMA = pa.schema(
     {
@@ -49,15 +49,15 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difficulty:
-    """How hard the counting is: of how many shapes, of how many kinds and colours, on how many pixels."""
+    """Difficulty of the counting: the number of shapes, kinds, colours and pixels."""
 
     max_shapes: int = 5  # in a picture, and the largest answer
     kinds: int = 2  # the first of KINDS
     colors: int = 1  # the first of COLORS
-    size: int = 56  # pixels on a side
+    size: int = 56  # pixels per side
 
     def problems(self) -> list[Problem]:
-        """What cannot be drawn."""
+        """Return the problems of settings that cannot be drawn."""
         limits = {"max_shapes": (1, 36), "kinds": (1, len(KINDS)), "colors": (1, len(COLORS)), "size": (8, 1024)}
         found = [
             Problem(f"{name} is {value}", fix=f"use {low} to {high}")
@@ -74,17 +74,17 @@ class Difficulty:
 class Shape:
     kind: str
     color: str
-    left: int  # pixels, of the box around it
+    left: int  # pixels, of the bounding box
     top: int
     side: int
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One task; two that are equal show and ask the same."""
+    """One task; equal pictures show and ask the same."""
 
     shapes: tuple[Shape, ...]
-    kind: str | None  # asked for; None: any
+    kind: str | None  # to be counted; None: any
     color: str | None
 
     @property
@@ -106,17 +106,17 @@ def write_shapes(
     difficulty: Difficulty,
     instruction: str = "Answer with a number.",
 ) -> tuple[Path, Path]:
-    """Write train.parquet and validation.parquet into ``folder`` (made if absent; old files are replaced).
+    """Write train.parquet and validation.parquet into ``folder`` (created if absent; old files are replaced).
 
-    No picture is in both files, nor twice in one; the validation rows are drawn first and stay the same when more training
-    rows are asked for. The same arguments give the same rows.
+    No picture occurs twice, neither in one file nor across both; the validation rows are drawn first and stay the same when
+    more training rows are requested. The same arguments give the same rows.
 
     Returns: the two paths, training first.
-    Raises: ConfigError for what cannot be drawn; DataError when there are not so many different pictures.
+    Raises: ConfigError for settings that cannot be drawn; DataError when there are too few different pictures.
     """
     problems = difficulty.problems()
     problems += [
-        Problem(f"{name} is {rows}", fix="ask for at least one row")
+        Problem(f"{name} is {rows}", fix="use at least 1")
         for name, rows in (("train_rows", train_rows), ("validation_rows", validation_rows))
         if rows < 1
     ]
@@ -134,7 +134,7 @@ def write_shapes(
 
 
 def draw(picture: Picture, size: int) -> bytes:
-    """The picture as a PNG file of ``size`` x ``size`` pixels. Edges are not smoothed: the same pixels everywhere."""
+    """Draw a PNG file of ``size`` x ``size`` pixels, without anti-aliasing: the same pixels on every machine."""
     image = Image.new("RGB", (size, size), "white")
     pen = ImageDraw.Draw(image)
     for shape in picture.shapes:
@@ -155,7 +155,7 @@ def draw(picture: Picture, size: int) -> bytes:
 
 
 def pictures(seed: int, difficulty: Difficulty) -> Iterator[Picture]:
-    """Tasks without end, some of them equal."""
+    """Yield endless tasks, some of them equal."""
     chance = random.Random(seed)
     kinds, colors = KINDS[: difficulty.kinds], tuple(COLORS)[: difficulty.colors]
     while True:
@@ -171,7 +171,7 @@ def pictures(seed: int, difficulty: Difficulty) -> Iterator[Picture]:
 
 
 def _placed(chosen: Sequence[tuple[str, str]], difficulty: Difficulty, chance: random.Random) -> tuple[Shape, ...]:
-    """Each in a cell of its own, of any size that fills at least half of it, with a pixel free on every side."""
+    """Place each shape in its own cell, at a size that fills at least half of it, with a free pixel on every side."""
     per_side = _cells(difficulty.max_shapes)
     cell = difficulty.size // per_side
     shapes = []
@@ -183,12 +183,12 @@ def _placed(chosen: Sequence[tuple[str, str]], difficulty: Difficulty, chance: r
 
 
 def _cells(shapes: int) -> int:
-    """Cells on a side of the smallest square grid that has room for so many."""
+    """Return the cells per side of the smallest square grid with at least this many cells."""
     return math.ceil(math.sqrt(shapes))
 
 
 def _distinct(count: int, seed: int, difficulty: Difficulty) -> list[Picture]:
-    """The first ``count`` different tasks; given up on after a thousand draws in a row without a new one."""
+    """Return the first ``count`` different tasks; stops after a thousand draws in a row without a new one."""
     found: dict[Picture, None] = {}
     without_new = 0
     for picture in pictures(seed, difficulty):
@@ -197,7 +197,7 @@ def _distinct(count: int, seed: int, difficulty: Difficulty) -> list[Picture]:
         if len(found) == count:
             break
         if without_new == 1000:
-            what = f"there are hardly more than {len(found)} such pictures, and {count} are asked for"
+            what = f"there are hardly more than {len(found)} such pictures; {count} are requested"
             raise DataError(Problem(what, fix="ask for fewer rows, or for more shapes, kinds, colors or pixels"))
     return list(found)
 

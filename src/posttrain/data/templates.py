@@ -1,4 +1,4 @@
-"""From chat messages to the token ids the model reads: the chat template, applied once."""
+"""Rendering of chat messages to token ids: the chat template, applied once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from posttrain.models.processors import ImageProcessor
 
-# Set here, so not for data.chat_template_options to set.
+# Options set by this module, which data.chat_template_options must not set.
 _OURS = ("conversation", "tokenize", "add_generation_prompt", "chat_template", "return_dict", "tools")
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> list[Problem]:
-    """What keeps every prompt from being templated: a tokenizer without a template, an option that is ours to set."""
+    """Return the problems of any template use: a tokenizer without a template, and options that the user must not set."""
     problems = []
     if not tokenizer.chat_template:
         name = getattr(tokenizer, "name_or_path", "")
@@ -45,10 +45,10 @@ def apply_template(
     processor: ImageProcessor | None = None,
     sizes: Sequence[tuple[int, int]] = (),
 ) -> tuple[str, list[int]]:
-    """The prompt as text and as token ids, ending where the assistant's turn begins. In the text an image is one placeholder.
+    """Render a prompt as text and as token ids, up to the assistant's turn. In the text an image is one placeholder.
 
-    Args: ``processor`` is a vision model's, for images of ``sizes`` (width, height) in the order of the image parts.
-    Raises: as ``render``, and DataError when the template's places for images are not those of ``sizes``.
+    Args: ``processor`` belongs to a vision model, for images of ``sizes`` (width, height) in the order of the image parts.
+    Raises: as ``render``, and DataError when the template's places for images do not match ``sizes``.
     """
     if processor is None:
         text = render(tokenizer, messages, options)
@@ -58,14 +58,14 @@ def apply_template(
 
 
 def _parts(content: Any) -> Any:
-    """Typed parts, which the templates of some vision models read alone."""
+    """Convert content to typed parts, the only form that the templates of some vision models accept."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Of a text that a template has written, or a part of one: it is tokenised without special tokens, for a template writes
-    its own begin-of-sequence token, and the tokenizer would add a second one."""
-    # verbose: a warning that the model takes fewer tokens; lengths are checked by their own limits
+    """Tokenise template output without special tokens: the template has written its own begin-of-sequence token, and the
+    tokenizer would add a second one."""
+    # verbose=False omits a warning about the model's longest input; lengths are checked by their own limits
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
@@ -77,9 +77,9 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     add_generation_prompt: bool = True,
 ) -> str:
-    """What the chat template makes of a conversation, and of the tools that are offered in it.
+    """Render a conversation, with the tools offered in it, by the chat template.
 
-    Raises: ModelError as ``check_template`` finds, or when the template is no template; DataError when it refuses these
+    Raises: ModelError as ``check_template`` finds, or when the template is invalid; DataError when it rejects these
         messages.
     """
     if problems := check_template(tokenizer, options):
@@ -100,7 +100,7 @@ def render(
                 field="model.chat_template_file",
             )
         ) from error
-    except Exception as error:  # a template is a program from the model's folder: it may fail in any way
+    except Exception as error:  # a template is a program from the model's folder and may fail in any way
         raise DataError(Problem(f"the chat template refuses it: {type(error).__name__}: {error}")) from error
     assert isinstance(text, str)  # one conversation gives one text
     return text

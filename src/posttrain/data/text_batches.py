@@ -1,4 +1,4 @@
-"""Texts to learn as a batch for the training engine: the tokens before the first learned one are the prompt."""
+"""Texts for supervised fine-tuning as a training batch: the unlearned beginning is the prompt, the rest the response."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from posttrain.records.texts import Text
 
 
 def text_batch(texts: Sequence[Text]) -> TrainBatch:
-    """Rows in order. The response begins at a text's first learned token; later tokens that are not learned (what the user
-    says in between) lie inside it, masked; what comes after the last learned token changes no loss and is left out.
+    """Build a batch, rows in order. The response begins at a text's first learned token; later unlearned tokens (user messages
+    in between) are masked inside it; tokens after the last learned one change no loss and are left out.
 
-    Rewards, advantages and the sampler's log-probs are 0: no supervised loss reads them. Every row is a group of its own.
+    Rewards, advantages and the sampler's log-probs are 0: no supervised loss reads them. Every row is its own group.
     """
     starts = [int(text.learned.argmax()) for text in texts]
     ends = [len(text.learned) - int(text.learned[::-1].argmax()) for text in texts]

@@ -1,4 +1,4 @@
-"""The text of single tokens, for people to read."""
+"""The text of single tokens, for display."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def token_texts_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], list[str]]:
-    """A function from token ids to the text of each, with its spaces and special tokens written out. A token that is part of
-    a character has U+FFFD for it; an id that the tokenizer does not know is named ``<id 151935>``.
+    """Return a function from token ids to the text of each, with its spaces and special tokens. A token that is part of a
+    character shows U+FFFD; an id unknown to the tokenizer shows as ``<id 151935>``.
 
-    A decoder may drop the space that begins a text, so each token is decoded behind another one, whose text is taken off.
+    A decoder may drop a leading space, so each token is decoded after another one, whose text is removed.
     """
     anchor = tokenizer.encode("a", add_special_tokens=False)[-1:]
 
@@ -23,7 +23,7 @@ def token_texts_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int
 
     lead = decoded(anchor)
 
-    @cache  # as many entries as the vocabulary, at most
+    @cache  # at most as many entries as the vocabulary
     def text(number: int) -> str:
         return decoded([*anchor, number]).removeprefix(lead) or f"<id {number}>"
 

@@ -1,7 +1,7 @@
-"""Tool calls in what a model wrote, and whether they say what the tool's schema asks for.
+"""Parsing of tool calls in model output, and validation against the tool's schema.
 
-The form is the one of Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as often as there are
-calls. What stands between the tags is data: it is read as JSON and never run.
+The form is that of Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, once per call. The
+text between the tags is data: it is parsed as JSON and never run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call, or what is wrong with it (``problem``, a sentence that the model can read)."""
+    """One call, or its ``problem``, a sentence that the model can read."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class ToolCall:
 
 
 def tool_calls(reply: str) -> list[ToolCall]:
-    """Every call of a reply, in order; a malformed one with its problem."""
+    """Parse all calls of a reply, in order; a malformed one gets its problem."""
     return [_call(text) for text in _CALL.findall(reply)]
 
 
@@ -59,8 +59,7 @@ def _call(text: str) -> ToolCall:
 
 
 def argument_problem(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call, in a sentence; "" when nothing is. Names and the types of the first level are
-    looked at."""
+    """Describe the problem of a call's arguments in a sentence; "" without one. Checks names, and types of the first level."""
     properties = schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in arguments:

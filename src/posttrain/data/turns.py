@@ -1,9 +1,9 @@
-"""From turn to turn in token ids: what the model sampled stays as it was sampled, and what comes in between is added behind.
+"""Multi-turn conversations in token ids: sampled tokens stay as sampled, and the tokens in between are appended.
 
-A conversation is never tokenised again. After a turn the chat template writes the whole conversation anew, as text; what it
-writes behind the assistant's last message (the end of the turn, the observations, the beginning of the next turn) is tokenised
-and added. That is right where the template leaves the text before it as it was. Some do not: they take the thoughts out of
-earlier turns, or move tools. So the text is compared, and what to do about a change is the caller's decision.
+A conversation is never re-tokenised. After a turn the chat template renders the whole conversation again, as text; the part
+after the assistant's last message (end of the turn, observations, beginning of the next turn) is tokenised and appended.
+That is correct where the template leaves the earlier text unchanged. Some do not: they remove the thoughts from earlier
+turns, or move tools. So the text is compared, and the caller decides how to handle a change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from posttrain.interfaces.worlds import Following, SampledTurn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Stands for what the assistant said, to see what a template writes behind it. No template knows it, none changes it.
+# Stands for the assistant's text, to find what a template writes after it. No template interprets or changes it.
 _PROBE = "9c1f0b7e"
 
 
@@ -30,10 +30,10 @@ def assistant(text: str) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTurns:
-    """Every turn is a message of the chat template.
+    """Renders every turn as a message of the chat template.
 
-    Args: close_turns writes the template's end of a turn behind one that the model did not end itself (a stop text, the token
-        limit); without it the observations follow at once.
+    Args: close_turns appends the template's end of a turn to one that the model did not end itself (a stop text, the token
+        limit); without it the observations follow directly.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -57,9 +57,9 @@ class TemplateTurns:
         _, found, tail = probed.partition(_PROBE)
         _, _, closing = closed.partition(_PROBE)
         if not found:
-            raise DataError(Problem("the chat template leaves out what the assistant said"))
+            raise DataError(Problem("the chat template drops the assistant's text"))
         said = whole[len(before) : len(whole) - len(tail)]
-        # Templates put white space around what was said, or take it away; the model has read what it wrote itself.
+        # Templates add or strip white space around the text; the model has read its own text unchanged.
         unchanged = whole.startswith(before) and whole.endswith(tail) and said.strip() == sampled.text.strip()
         kept, lost = tokens_within(self.tokenizer, sampled)
         ended = sampled.ended and kept == len(sampled.token_ids)
@@ -77,8 +77,8 @@ class TemplateTurns:
         return render(self.tokenizer, messages, self.options, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def _end_of_turn(self, tail: Sequence[int], closing: Sequence[int], end: int | None, *, skip: bool) -> int:
-        """How many of the tail's tokens end the assistant's turn and are not written, because the model has ended it (with the
-        token ``end``, or with another one that means the same) or nobody is to."""
+        """Count the tail's tokens that end the assistant's turn and are not written, because the model has ended it (with the
+        token ``end``, or an equivalent one) or the turn stays open."""
         if not skip:
             return 0
         within = list(tail[: len(closing)])
@@ -94,8 +94,8 @@ class TemplateTurns:
 
 @dataclass(frozen=True, slots=True)
 class OneMessageTurns:
-    """All turns make up one message of the assistant: observations stand in it as plain text, whatever their role. End tokens
-    are taken out of turns that are followed by another, unless there is nothing else in them."""
+    """Renders all turns as one message of the assistant: observations are plain text in it, whatever their role. End tokens
+    are removed from turns that are followed by another, unless they hold nothing else."""
 
     tokenizer: PreTrainedTokenizerBase
     options: Mapping[str, Any]
@@ -129,8 +129,8 @@ def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str
 
 
 def tokens_within(tokenizer: PreTrainedTokenizerBase, sampled: SampledTurn) -> tuple[int, str]:
-    """How many of the turn's tokens lie in its text, all of them where it was not cut, and the text of the token that the cut
-    goes through, up to there."""
+    """Return the number of the turn's tokens that lie in its text (all of them where it was not cut), and the part of a partly
+    cut token's text."""
     if decoded(tokenizer, sampled.token_ids) == sampled.text:
         return len(sampled.token_ids), ""
     for kept in range(len(sampled.token_ids) - 1, -1, -1):
@@ -141,7 +141,7 @@ def tokens_within(tokenizer: PreTrainedTokenizerBase, sampled: SampledTurn) -> t
 
 
 def content_of(message: Message) -> str:
-    """The text of a message; of a list of parts, those that are text, together."""
+    """Return the text of a message; of a list of parts, the texts joined."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

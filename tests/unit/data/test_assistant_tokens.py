@@ -188,7 +188,7 @@ def test_tool_calls_are_learned_and_what_tools_answer_is_read() -> None:
 
 
 def test_a_conversation_that_begins_with_an_answer_is_refused() -> None:
-    with pytest.raises(DataError, match=r"begins with an answer, and nothing asks for it"):
+    with pytest.raises(DataError, match=r"begins with an answer that no message asks for"):
         tokens("chatml", [{"role": "assistant", "content": "Hello!"}])
 
 

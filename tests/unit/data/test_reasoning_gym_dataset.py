@@ -63,7 +63,7 @@ def test_no_question_twice_not_even_across_the_files(tmp_path):
 
 
 def test_a_task_with_too_few_questions_says_how_many_there_are(tmp_path):
-    with pytest.raises(DataError, match=r"chain_sum .* has only 200 different questions, and 201 are asked for"):
+    with pytest.raises(DataError, match=r"chain_sum .* has only 200 different questions; 201 are requested"):
         write(tmp_path, train_rows=191, validation_rows=10)
     assert list(tmp_path.iterdir()) == []
 

@@ -165,7 +165,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"messages": TURNS, "tools": "x"}, {}, r"comes with 'x' in column tools; a list of tools is expected"),
     ({"messages": TURNS, "enable_thinking": "no"}, {}, r"in column enable_thinking; true or false is expected"),
     ({"prompt": TURNS, "response": "x"}, {}, r"column prompt ends with an assistant message"),
-    ({"messages": [TURNS[1], TURNS[0]]}, {}, r"row 0 of train.jsonl: begins with an answer, and nothing asks for it"),
+    ({"messages": [TURNS[1], TURNS[0]]}, {}, r"row 0 of train.jsonl: begins with an answer that no message asks for"),
 ]
 
 

@@ -116,5 +116,5 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, changes, what):
 def test_too_few_pictures_are_told(tmp_path):
     """One circle on 8 x 8 pixels, of side 4, 5 or 6, a pixel free around it: 3 x 3 + 2 x 2 + 1 x 1 = 14 places."""
     tiny = Difficulty(max_shapes=1, kinds=1, size=8)
-    with pytest.raises(DataError, match="there are hardly more than 14 such pictures, and 1001 are asked for"):
+    with pytest.raises(DataError, match="there are hardly more than 14 such pictures; 1001 are requested"):
         write_shapes(tmp_path, train_rows=1000, validation_rows=1, seed=1, difficulty=tiny)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data.chat_api import Refused, is_count, message_told, messages_of, tool_problems, word_problems
+from posttrain.data.chat_api import Refused, assistant_message, is_count, messages_of, tool_problems, word_problems
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 _MOST_ANSWERS = 64
@@ -122,7 +122,7 @@ def _choice(index: int, asked: Asked, response: Trajectory) -> dict[str, Any]:
         if asked.with_logprobs:
             choice["logprobs"] = {"token_ids": list(response.token_ids), "token_logprobs": list(response.logprobs)}
         return choice
-    message = message_told(response.text, response.sample_id, with_tools=bool(asked.tools))
+    message = assistant_message(response.text, response.sample_id, with_tools=bool(asked.tools))
     if "tool_calls" in message:
         choice["finish_reason"] = "tool_calls"
     choice["message"] = message

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data.chat_api import behind
+from posttrain.data.chat_api import added_messages
 from posttrain.data.turns import TemplateTurns
 from posttrain.interfaces.worlds import SampledTurn
 from posttrain.records.trajectories import StopReason, Trajectory
@@ -47,7 +47,7 @@ class Sessions:
         """
         before = self._turns.get(session)
         if before is not None and list(before.tools) == list(tools):
-            observations = behind(before.messages, before.told, messages)
+            observations = added_messages(before.messages, before.told, messages)
             if observations is not None:
                 response = before.response
                 sampled = SampledTurn(response.token_ids, response.text, response.stop_reason is StopReason.EOS)

@@ -13,7 +13,7 @@ import queue
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain.data.chat_api import behind, message_told
+from posttrain.data.chat_api import added_messages, assistant_message
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.envs.agent.listener import Listener, TurnRequest
 from posttrain.envs.agent.process import AgentEnd, AgentProcess, start_command, start_function, with_result
@@ -115,15 +115,18 @@ class Agent:
         that was caused by the limit of turns."""
         assert self._current is not None
         self._turns += 1
-        before, told = self._current, message_told(action, f"{self._turns}", with_tools=bool(self._current.tools))
-        before.answer(told, cut=self._cut)
+        before, answer = (
+            self._current,
+            assistant_message(action, f"{self._turns}", with_tools=bool(self._current.tools)),
+        )
+        before.answer(answer, cut=self._cut)
         self._cut = False
         event = self._next()
         if isinstance(event, AgentEnd):
             return self._ended(event)
         self._current = event
         same_tools = list(event.tools) == list(before.tools)
-        added = behind(before.messages, told, event.messages) if same_tools else None
+        added = added_messages(before.messages, answer, event.messages) if same_tools else None
         if added is not None:
             return EnvStep(messages=added, max_response_tokens=event.max_tokens)
         return EnvStep(conversation=event.messages, tools=event.tools, max_response_tokens=event.max_tokens)

@@ -55,7 +55,7 @@ def test_prompts_are_text_or_tokens(prompt: object, read_as: object) -> None:
         ([], "the body must be a JSON object"),
         ({}, "messages must be a list of at least one message"),
         ({"messages": [1]}, r"messages\[0\] must be an object with a role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "holds a part that is no text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "holds a part that is not text"),
         ({"messages": [{"role": "user", "content": 5}]}, "content must be text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, r"messages\[0\].tool_calls are not calls"),
         (HELLO | {"temperature": 1}, r"temperature is 1, and this endpoint samples with 0.5 \(rollout.temperature\)"),
