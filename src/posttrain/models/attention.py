@@ -1,6 +1,6 @@
-"""Our attention for Hugging Face models, registered through transformers' attention interface.
+"""Attention for Hugging Face models, registered through transformers' attention interface.
 
-One registered function serves three layouts; the caller says which by passing ``attention_layout`` to the model's forward:
+One registered function serves three layouts; the caller selects one by passing ``attention_layout`` to the model's forward:
 ``Packed`` (sequences side by side in one row, for training, scoring and prefill), ``SplitRow`` (such a row over several
 devices) or ``CachedRows`` (one new token per row against a key/value cache, for decoding).
 """
@@ -18,27 +18,27 @@ from posttrain.models.sequence_parallel import SplitRow, attend_split
 
 NAME = "posttrain"
 
-# Keywords by which transformers' models ask for more: soft-capped scores, attention sinks, biases on scores.
+# Keywords by which transformers' models request unsupported features: soft-capped scores, attention sinks, biases on scores.
 NOT_COMPUTED = ("softcap", "s_aux", "sinks", "position_bias")
 
 
 class Cache(Protocol):
-    """Keys and values of earlier tokens."""
+    """Key/value cache of earlier tokens."""
 
     def attend(self, layer: int, query: Tensor, scaling: float, window: int | None = None) -> Tensor:
-        """Attention of one new token per row, [rows, heads, head_dim], to what its row may see."""
+        """Compute attention of one new token per row, [rows, heads, head_dim], over the tokens visible to that row."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedRows:
-    """Row i holds one new query. Its past is in the cache, where the layer has stored its key and value already."""
+    """Layout of decoding: row i holds one new query. Its past is in the cache, which already holds its own key and value."""
 
     cache: Cache
 
 
 def register_attention() -> None:
-    """Make ``attn_implementation="posttrain"`` known to transformers. Safe to call again."""
+    """Register ``attn_implementation="posttrain"`` with transformers. Safe to call repeatedly."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention)
@@ -56,13 +56,13 @@ def attention(
     sliding_window: int | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, in the calling convention of transformers.
+    """Compute attention of one layer, in the calling convention of transformers.
 
     Args: query [B, heads, Q, head_dim]; key, value [B, kv_heads, K, head_dim] with heads a multiple of kv_heads;
-        sliding_window: a query sees at most so many of the latest keys, itself included. Dropout is left out on purpose:
-        the trainer must score what the sampler sampled.
+        sliding_window: a query sees at most this many of the latest keys, itself included. Dropout is omitted on purpose:
+            the trainer must score exactly the sampled distribution.
     Returns: [B, Q, heads, head_dim], None.
-    Raises: ModelError when the model asks for something that this attention does not compute.
+    Raises: ModelError when the model requests a feature that this attention does not compute.
     """
     more = [name for name in NOT_COMPUTED if unused.get(name) is not None]
     if attention_mask is not None:

@@ -1,10 +1,10 @@
-"""Tensors in the files of several processes, each of which has written its own chunks of them.
+"""Sharded tensors in files: each process writes its own chunks of them.
 
-    FOLDER/shard-RRRRR-model-FFFFF-of-FFFFF.safetensors     of process R, from 1
+    FOLDER/shard-RRRRR-model-FFFFF-of-FFFFF.safetensors     by process R, from 1
 
-A chunk is a box of a tensor, under the whole tensor's name. Where it begins stands in the file's header, in the layout of
-torch.distributed.checkpoint, whose HuggingFaceStorageReader reads these folders as well. Unlike its writer, nothing here needs
-the processes to meet. A process has a second file where it holds two boxes of one tensor.
+A chunk is a box of a tensor, stored under the whole tensor's name. The file's header holds its offsets, in the layout of
+torch.distributed.checkpoint, whose HuggingFaceStorageReader reads these folders as well. Unlike its writer, this one needs
+no collective call. A process writes a second file when it holds two boxes of one tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from posttrain.errors import ModelError, Problem
 
-WEIGHT_CHUNKS = "weights"  # folders of a model's checkpoint
+WEIGHT_CHUNKS = "weights"  # subfolder of a model's checkpoint
 OPTIMIZER_CHUNKS = "optimizer"
 
 _FILE = "shard-{rank:05}-model-{number:05}-of-{count:05}.safetensors"
@@ -34,7 +34,7 @@ _HEADER = "DCP_SHARDING_INFO"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """A box of a tensor: the numbers from ``offsets`` on, in every dimension."""
+    """A box of a tensor: the values starting at ``offsets`` in every dimension."""
 
     name: str  # of the whole tensor
     offsets: tuple[int, ...]
@@ -42,12 +42,12 @@ class Chunk:
 
 
 def whole_chunk(name: str, tensor: Tensor) -> Chunk:
-    """All of a tensor."""
+    """Return a whole tensor as one chunk."""
     return Chunk(name, (0,) * tensor.dim(), tensor)
 
 
 def write_chunks(folder: Path, rank: int, chunks: Iterable[Chunk]) -> None:
-    """What process ``rank``, from 0, writes; nothing for one without chunks."""
+    """Write the chunks of process ``rank``, from 0; no file without chunks."""
     files: list[list[Chunk]] = []
     seen: Counter[str] = Counter()
     for chunk in chunks:
@@ -60,13 +60,13 @@ def write_chunks(folder: Path, rank: int, chunks: Iterable[Chunk]) -> None:
         folder.mkdir(exist_ok=True)
     for number, held in enumerate(files, start=1):
         offsets = {chunk.name: {_OFFSETS: list(chunk.offsets)} for chunk in held}
-        header = {_HEADER: json.dumps(offsets)}  # no second entry: safetensors would write them in any order
+        header = {_HEADER: json.dumps(offsets)}  # a single entry: safetensors would write several in any order
         tensors = {chunk.name: chunk.tensor.detach().cpu().contiguous() for chunk in held}
         save_file(tensors, folder / _FILE.format(rank=rank + 1, number=number, count=len(files)), header)
 
 
 class ChunkedTensors(Mapping[str, Tensor]):
-    """The whole tensors, sorted by name; each is put together when it is asked for.
+    """The whole tensors by name, sorted; each is assembled on access.
 
     Raises: ModelError when a folder cannot be read, or chunks of a tensor are missing.
     """
@@ -114,9 +114,9 @@ def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Of a chunk."""
+    """Place of a chunk."""
 
-    file: Any  # safetensors' handle, which reads what it is asked for
+    file: Any  # safetensors' handle, which reads on request
     offsets: tuple[int, ...]
     size: tuple[int, ...]
 
@@ -126,6 +126,6 @@ class _Place:
 
 
 def _shape(places: Iterable[_Place]) -> tuple[int, ...]:
-    """Of the whole tensor."""
+    """Return the shape of the whole tensor."""
     ends = [[edge.stop for edge in place.box] for place in places]
     return tuple(map(max, zip(*ends, strict=True)))

@@ -1,4 +1,4 @@
-"""torch.compile on the parts of a model where it fuses elementwise work: MLPs and norms."""
+"""torch.compile for the parts of a model where it fuses elementwise work: MLPs and norms."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from posttrain.errors import ModelError, Problem
 
 
 def compile_layers(model: PreTrainedModel) -> int:
-    """Compile every MLP and norm of the decoder layers, in place, for any number of tokens. Returns how many.
+    """Compile every MLP and norm of the decoder layers, in place, for any number of tokens. Returns: their count.
 
-    Attention is left out: it is ours, made of few large products. Compiling happens at the first pass and takes a while.
+    Attention is not compiled: it consists of few large products. Compilation happens at the first pass and takes a while.
 
     Raises: ModelError when the model has no such layers, or a CPU run has no C++ compiler.
     """
@@ -25,7 +25,7 @@ def compile_layers(model: PreTrainedModel) -> int:
     if not parts:
         what = f"{type(model).__name__} has no MLPs or norms that are known to be worth compiling"
         raise ModelError(Problem(what, fix="use model.compile=false", field="model.compile"))
-    # Every layer of a kind runs the same code; compiled once per instance, as many as there are must be allowed.
+    # All layers of a kind run the same code but are compiled per instance, so the limit must allow as many.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 8 * len(parts))
     for module in parts:
         module.compile(dynamic=True)

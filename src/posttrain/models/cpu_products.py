@@ -1,4 +1,4 @@
-"""float32 matrix products on CPUs for which torch's own library of them is slow."""
+"""Faster float32 matrix products on CPUs where torch's default library is slow."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import torch
 
-# torch multiplies float32 matrices with MKL, which does not use the widest instructions of AMD's processors; oneDNN, which torch
-# has for bfloat16, does. With an AVX-512 Zen core products of a model's sizes took less than half the time (docs/benchmarks.md).
+# torch multiplies float32 matrices with MKL, which does not use the widest instructions of AMD's processors; oneDNN, which
+# torch uses for bfloat16, does. With an AVX-512 Zen core, products of a model took less than half the time (docs/benchmarks.md).
 SLOW_WITH_MKL = "AuthenticAMD"
 
 
 def choose_float32_products() -> bool:
-    """Let oneDNN multiply float32 matrices from now on, in all of this process, where that is sooner and exact. Returns whether.
+    """Let oneDNN multiply float32 matrices in this process, where that is faster and exact. Returns: True when it does.
 
-    torch hands them to oneDNN when it is allowed to round factors to bfloat16 (fp32_precision). oneDNN does that only where the
-    processor has instructions that need it (Intel's AMX); elsewhere it computes in float32. Whether this one rounds is tried
-    out, once in a process, and where it does, everything stays as it was.
+    torch passes them to oneDNN when rounding factors to bfloat16 is permitted (fp32_precision). oneDNN rounds only where the
+    processor has instructions that need it (Intel's AMX); elsewhere it computes in float32. One test per process detects
+    rounding; when it is found, nothing changes.
     """
     if not torch.backends.mkldnn.is_available() or SLOW_WITH_MKL not in _processor() or not _one_dnn_is_exact():
         return False
@@ -37,8 +37,8 @@ def _one_dnn_is_exact() -> bool:
 
 
 def products_are_exact() -> bool:
-    """Whether products of float32 matrices, of several shapes, are those of the numbers as they are: within 2e-6 of float64's,
-    where factors in bfloat16 would be 2e-3 off."""
+    """Return True when products of float32 matrices, of several shapes, are exact: within 2e-6 of float64, where factors
+    rounded to bfloat16 would deviate by 2e-3."""
     generator = torch.Generator().manual_seed(0)
     for rows, inner, columns in ((1, 64, 64), (8, 256, 128), (128, 96, 256), (512, 64, 512)):
         left, right = torch.randn(rows, inner, generator=generator), torch.randn(columns, inner, generator=generator)
@@ -54,6 +54,6 @@ def products_are_exact() -> bool:
 
 
 def _processor() -> str:
-    """What the system tells about it; nothing where it is not Linux."""
+    """Return the system's description of the processor; "" where it is not Linux."""
     file = Path("/proc/cpuinfo")
     return file.read_text() if file.exists() else ""

@@ -1,7 +1,7 @@
-"""Layers of transformers' models in fewer operations, with backward passes written out, for the CPU: the same numbers, sooner.
+"""Fused layers of transformers' models with explicit backward passes, for the CPU: the same numbers, faster.
 
-What a layer does between its matrix products is bound by memory: every small operation reads and writes all of a tensor. Only
-modules that are exactly of a class that is known here are touched, and only their forward pass; parameters, names and hooks stay.
+The work between matrix products is bound by memory: every small operation reads and writes a whole tensor. Only modules of
+exactly the classes listed here are changed, and only their forward pass; parameters, names and hooks stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Whose forward passes these are, by the full name of the class: a subclass, or a class of a model's own code, may do otherwise.
+# Classes with a fused forward pass, by full name: a subclass, or a class of a model's own code, may differ.
 LLAMA_NORMS = {
     f"transformers.models.{family}.modeling_{family}.{name}RMSNorm"
     for family, name in (("llama", "Llama"), ("mistral", "Mistral"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3"))
@@ -26,7 +26,7 @@ GEMMA_NORMS = {
 
 
 def fuse_layers(model: nn.Module) -> int:
-    """Give the known layers of ``model`` their forward passes in fewer operations, in place. Returns how many there are."""
+    """Replace the forward passes of the known layers of ``model``, in place. Returns: the number of layers."""
     forwards: dict[str, Callable[..., Tensor]] = {
         **dict.fromkeys(LLAMA_NORMS, _llama_norm),
         **dict.fromkeys(GEMMA_NORMS, _gemma_norm),
@@ -44,8 +44,8 @@ def fuse_layers(model: nn.Module) -> int:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension; arXiv:1910.07467, equation 4.
 
-    The mean runs in float32 at least. A weight of x's dtype is multiplied after rounding to it, as Llama does; a wider one
-    before, as Gemma does.
+    The mean is computed in float32 at least. A weight of x's dtype is multiplied after rounding to it, as in Llama; a wider
+    one before, as in Gemma.
 
     Args: x [..., H]; weight [H]. Returns: [..., H] in the dtype of x.
     """
@@ -54,7 +54,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _llama_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    if hidden_states.dtype != self.weight.dtype:  # the result would be of the wider one
+    if hidden_states.dtype != self.weight.dtype:  # the result would have the wider dtype
         unfused: Tensor = type(self).forward(self, hidden_states)
         return unfused
     return rms_norm(hidden_states, self.weight, self.variance_epsilon)
@@ -65,11 +65,11 @@ def _gemma_norm(self: Any, x: Tensor) -> Tensor:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """With n = x / rms and gradients g of the output, w of the norm: dx = (g w - n mean(g w n)) / rms.
+    """RMS norm. Backward, with n = x / rms and gradients g of the output, w of the norm: dx = (g w - n mean(g w n)) / rms.
 
-    torch has a fused backward pass of layer norm. Told that the mean of x is 0, it computes (g w - mean(g w) - n mean(g w n)) /
-    rms, so the term with mean(g w), which only a layer norm has, is added back. On a CPU that took a third of the time of the
-    formula in single operations.
+    torch has a fused backward pass of layer norm. Given a mean of 0, it computes (g w - mean(g w) - n mean(g w n)) / rms, so the
+    term with mean(g w), which only a layer norm has, is added back. On a CPU this took a third of the time of separate
+    operations.
     """
 
     @staticmethod

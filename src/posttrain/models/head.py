@@ -1,4 +1,4 @@
-"""What a Hugging Face model does between its last hidden states and its logits, found by watching it do it."""
+"""Form of a model's output head, between its last hidden states and its logits, detected by observing a forward pass."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from posttrain.algos.fused_scoring import Head
 from posttrain.models.packed_attention import packed_layout
 
 PROBE_TOKENS = 2
-REACH = 100.0  # logits from -100 to 100 are tried
+REACH = 100.0  # range of the probed logits, -100 to 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadForm:
-    """How a model makes its logits; see algos.fused_scoring.Head."""
+    """Form of a model's head; see algos.fused_scoring.Head."""
 
     scale: float = 1.0
     softcap: float | None = None
 
     def of(self, model: PreTrainedModel) -> Head:
-        """The head with the model's weights as they are now."""
+        """Return the head with the model's current weights."""
         linear = model.get_output_embeddings()
         return Head(weight=linear.weight, bias=linear.bias, scale=self.scale, softcap=self.softcap)
 
 
 @torch.no_grad()
 def head_form(model: PreTrainedModel) -> HeadForm | str:
-    """The form of ``model``'s head, or the reason why it has none that is known.
+    """Detect the form of ``model``'s head. Returns: it, or the reason why it is unknown.
 
-    The model reads two tokens while its output layer is watched. What goes into that layer must be the last hidden state of
-    the model's body. What comes out is replaced by a ramp, and the logits that the model returns show what it does to it:
-    nothing, a multiplication (Cohere, Granite), or the soft cap of its configuration (Gemma).
+    The model reads two tokens while its output layer is observed. The layer's input must be the last hidden state of the model's
+    body. Its output is replaced by a ramp, and the returned logits show the transformation: none, a multiplication (Cohere,
+    Granite), or the soft cap of its configuration (Gemma).
     """
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear:
@@ -65,19 +65,19 @@ def head_form(model: PreTrainedModel) -> HeadForm | str:
     scale = float(logits[0, 0, -1] / REACH)
     if torch.allclose(logits, scale * ramp, rtol=1e-5):
         return HeadForm(scale=scale)
-    return "it changes its logits in a way that is not known here"
+    return "it transforms its logits in an unknown way"
 
 
 def last_hidden_states(model: PreTrainedModel, layout: Any, **inputs: Any) -> Tensor:
-    """What the body of the model, all of it but the output layer, makes of its inputs, [1, N, H]."""
+    """Run the body of the model, all but the output layer, on its inputs. Returns: [1, N, H]."""
     return model.base_model(**inputs, attention_layout=layout, use_cache=False).last_hidden_state
 
 
 def states_at(states: Tensor, positions: Tensor) -> Tensor:
-    """Rows [M, H] of ``states`` [N, H], carrying gradient; a row that several ask for (the last token of a shared prompt) is
-    given to each.
+    """Gather rows [M, H] of ``states`` [N, H], carrying gradient; a row may be requested repeatedly (the last token of a shared
+    prompt).
 
-    As an embedding, whose backward pass adds up in one order: that of ``states[positions]`` adds float32 rows on the CPU in
-    whatever order its threads come, and a run would not be the same twice (torch 2.13).
+    Implemented as an embedding, whose backward pass adds in a fixed order: that of ``states[positions]`` adds float32 rows on
+    the CPU in the order of its threads, and runs would not be reproducible (torch 2.13).
     """
     return embedding(positions, states)

@@ -1,4 +1,4 @@
-"""A model's weights as a Hugging Face checkpoint would hold them: what samplers that load such checkpoints are sent."""
+"""A model's weights in the form of a Hugging Face checkpoint, for samplers that load such checkpoints."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def hugging_face_weights(
     dtype: torch.dtype | None = None,
     gathered: Iterable[tuple[str, Tensor]] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors, in the dtype that the model has them in, or in another; an adapter is merged into the layers it belongs
-    to. A tensor that two names share (tied embeddings) comes once, under the first: loaders tie it again. Layers that
-    transformers keeps fused in memory are split as in its files.
+    """Yield names and tensors, in the model's dtype or another; an adapter is merged into its layers. A tensor shared by two
+    names (tied embeddings) comes once, under the first: loaders tie it again. Layers that transformers keeps fused in memory are
+    split as in its files.
 
-    Args: ``whole`` makes all of a tensor from the part that is here, together with the other processes, which make the same
-        calls; without ``keep`` this process takes part in that and gets nothing. ``gathered``: whole tensors by the model's own
-        names, of a model that is a shell and has none.
+    Args: ``whole`` gathers a tensor from its local part, together with the other processes, which make the same calls; without
+        ``keep`` this process takes part in that but yields nothing. ``gathered``: whole tensors by the model's own names, for a
+        model without weights of its own.
     """
     state = {}
     for name, tensor in _whole_state(model, whole) if gathered is None else gathered:
@@ -45,7 +45,8 @@ def hugging_face_weights(
 def _whole_state(model: PreTrainedModel, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     owners = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     seen: set[int | str] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():  # parameters, which know where their parts are
+    # Parameters, which know the layout of their shards.
+    for name, tensor in model.state_dict(keep_vars=True).items():
         owner = owners.get(name, name)
         if owner in seen:
             continue

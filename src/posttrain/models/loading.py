@@ -1,4 +1,4 @@
-"""Hugging Face models and tokenizers, loaded for training, with errors a user can act on."""
+"""Loading of Hugging Face models and tokenizers for training, with actionable errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, with the configured chat template.
+    """Load the tokenizer of a model, with the configured chat template.
 
     Raises: ModelError when there is none, or its template file cannot be read.
     """
@@ -41,12 +41,13 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     field = "model.tokenizer_path" if config.tokenizer_path else "model.path"
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # the tokenizers library raises plain Exception for files it cannot read
+    except Exception as error:  # the tokenizers library raises plain Exception for unreadable files
         if (Path(path) / "config.json").exists():
-            load_model_config(path, config.trust_remote_code, field=field)  # it is read first, and may be what is wrong
+            # Reports a problem of the model itself first.
+            load_model_config(path, config.trust_remote_code, field=field)
         raise ModelError(_no_tokenizer(path, first_line(error), field)) from error
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        # Without tokenizer files, transformers guesses a class from the model's and makes one that knows no text.
+        # Without tokenizer files, transformers guesses a class from the model and creates an empty tokenizer.
         raise ModelError(_no_tokenizer(path, "there are no tokenizer files", field))
     if tokenizer.chat_template is None:
         tokenizer.chat_template = _processors_template(path)
@@ -63,8 +64,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _processors_template(path: str) -> str | None:
-    """The chat template that older vision models keep beside their processor, chat_template.json; None without one."""
-    # transformers' own flags: a file that is not there, or a hub that is out of reach, is no error
+    """Return the chat template that older vision models store with their processor, chat_template.json; None without one."""
+    # transformers' own flags: a missing file, or an unreachable hub, is no error
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     file = cached_file(path, "chat_template.json", **quiet)
     if file is None:
@@ -78,37 +79,37 @@ def _processors_template(path: str) -> str | None:
 
 
 def load_model_config(path: str, trust_remote_code: bool = False, *, field: str = "model.path") -> PretrainedConfig:
-    """A model's own configuration, as transformers understands it; ``field`` is the setting that named it.
+    """Load a model's configuration; ``field`` is the setting that named it.
 
-    Raises: ModelError when there is none, or it is of an unknown kind.
+    Raises: ModelError when it is missing or of an unknown kind.
     """
     path = expanded(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever a file's values make its class do
+    except Exception as error:  # the values in a file may make its class raise anything
         problem = Problem(f"no model could be loaded from {path}: {first_line(error)}", field=field)
         raise ModelError(problem) from error
     return config
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Import modules of the user's, which may register architectures with transformers.
+    """Import the user's modules, which may register architectures with transformers.
 
-    Raises: ModelError for one that cannot be imported.
+    Raises: ModelError for a module that cannot be imported.
     """
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # it is the user's code: whatever it raises is told
+        except Exception as error:  # a user's module may raise anything
             what = f"{name} cannot be imported: {type(error).__name__}: {first_line(error)}"
             fix = "install it, or put its folder on PYTHONPATH"
             raise ModelError(Problem(what, fix=fix, field="model.external_modules")) from error
 
 
 def override_config(config: PretrainedConfig, overrides: Mapping[str, Any], *, at: str = "") -> None:
-    """Set fields of a model's configuration; a mapping goes into the configuration or mapping of that name.
+    """Set fields of a model's configuration; a mapping is applied to the nested configuration or mapping of that name.
 
-    Raises: ModelError for a field that the configuration does not have.
+    Raises: ModelError for a field that the configuration lacks.
     """
     for name, value in overrides.items():
         if not hasattr(config, name):
@@ -130,13 +131,13 @@ def load_causal_lm(
     trust_remote_code: bool = False,
     config_overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """A causal language model with our attention, in eval mode (no dropout), weights in ``dtype``; or a vision-language model
-    with it in its language model, and transformers' own in its tower.
+    """Load a causal language model with our attention, in eval mode (no dropout), weights in ``dtype``; or a vision-language
+    model with it in its language model, and transformers' own attention in its vision tower.
 
-    Raises: ModelError when the folder holds no usable model, lacks some of its weights, or is of an architecture whose
+    Raises: ModelError when the folder holds no usable model, lacks some of its weights, or has an architecture whose
         attention cannot be replaced.
     """
-    disable_progress_bar()  # one per weight file, over our own display
+    disable_progress_bar()  # one per weight file would overwrite our own display
     register_attention()
     path = expanded(path)
     model: PreTrainedModel
@@ -151,14 +152,14 @@ def load_causal_lm(
             dtype=dtype,
             attn_implementation={"text_config": NAME} if sees else NAME,
             trust_remote_code=trust_remote_code,
-            output_loading_info=True,  # makes it return a pair, which its annotation does not know
-            ignore_mismatched_sizes=True,  # they are reported below, like missing ones
+            output_loading_info=True,  # returns a pair, which its annotation does not show
+            ignore_mismatched_sizes=True,  # reported below, like missing ones
         )
         model, report = loaded
     except (OSError, ValueError, SafetensorError) as error:
         what = f"no model could be loaded from {path}: {first_line(error)}"
         raise ModelError(Problem(what, fix=without_git_lfs(path), field="model.path")) from error
-    # transformers would go on with random numbers in the place of these
+    # transformers would continue with random values in their place
     if missing := sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ModelError(
@@ -181,12 +182,12 @@ def load_causal_lm(
 
 
 def auto_class(config: PretrainedConfig) -> Any:
-    """transformers' class that loads a model of this configuration with its language-model head."""
+    """Return transformers' auto class that loads a model of this configuration with its language-model head."""
     return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that end a response: the generation config's, the model config's and the tokenizer's, together."""
+    """Return the tokens that end a response: the generation config's, the model config's and the tokenizer's, together."""
     ids: set[int] = set()
     text_config = model.config.get_text_config()
     for found in (
@@ -200,21 +201,21 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def positions_of(model: PretrainedConfig) -> float:
-    """How many positions a model (its text config) was made for, prompt and response together."""
+    """Return the number of positions that a model (its text config) supports, prompt and response together."""
     positions = getattr(model, "max_position_embeddings", None)
     scaled = getattr(model, "rope_parameters", None) or {}
     if positions is None or scaled.get("rope_type", "default") != "default":
-        return float("inf")  # scaled rotary embeddings reach further, each kind by a rule of its own
+        return float("inf")  # scaled rotary embeddings extend further, each kind by its own rule
     return float(positions)
 
 
 def expanded(path: str) -> str:
-    """``~`` in front of a folder means the user's home; hub ids stay as they are."""
+    """Expand a leading ``~``; hub ids stay unchanged."""
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "model.path") -> None:
-    """Architectures whose attention does more than ours: better no run than a wrong one."""
+    """Raises: ModelError for architectures whose attention computes more than ours, which would give wrong results."""
     config = whole.get_text_config()
     found = None
     if getattr(config, "attn_logit_softcapping", None):
@@ -224,7 +225,7 @@ def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "mode
     elif getattr(config, "kv_lora_rank", None):
         found = "multi-head latent attention"
     elif getattr(config, "use_bidirectional_attention", None):
-        found = "attention that looks ahead"
+        found = "attention to later tokens"
     elif set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}:
         found = "attention layers that are neither full nor sliding-window"
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
@@ -247,6 +248,6 @@ def _no_tokenizer(path: str, reason: str, field: str) -> Problem:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in a line; with the next one where the first only announces it."""
+    """Return the first line of an error; with the next one where the first only announces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

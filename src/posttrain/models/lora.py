@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685) on a Hugging Face model, by peft: put on, read, saved, merged.
+"""Low-rank adapters (LoRA, arXiv:2106.09685) on a Hugging Face model, by peft: added, read, saved, merged.
 
-The model stays what it was, with its chosen linear layers replaced in place; so everything that works on a model works on one
-with an adapter. A saved adapter is a folder of peft's: adapter_model.safetensors and adapter_config.json, which names its base.
+The model object stays; its chosen linear layers are replaced in place, so code for models also works with an adapter. A
+saved adapter is a peft folder: adapter_model.safetensors and adapter_config.json, which names its base.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from posttrain.registry import missing_library
 
 ADAPTER = "default"  # the name that peft gives the only adapter
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-# Of peft's settings: with these an adapter is more than scale x B A on linear layers.
+# Settings of peft with which an adapter is more than scale x B A on linear layers.
 NOT_PLAIN = (
     "use_dora",
     "lora_bias",
@@ -46,22 +46,23 @@ NOT_PLAIN = (
     "trainable_token_indices",
     "layer_replication",
 )
-PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")  # of init_lora_weights: others change the base weights
-_PREFIX = "base_model.model."  # in front of every name in the file: peft's wrappers around the model
+# init_lora_weights that keep the base weights.
+PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+_PREFIX = "base_model.model."  # before every name in the file: peft's wrappers around the model
 
 
 def add_adapter(
     model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, head: str | None = None, field: str = "policy.lora"
 ) -> None:
-    """Put a new adapter on ``model``, or the one that ``config.adapter_path`` holds, and freeze everything else. Of a
-    vision-language model, the language model alone gets one.
+    """Add a new adapter to ``model``, or load that of ``config.adapter_path``, and freeze all other weights. In a
+    vision-language model only the language model gets one.
 
-    A starts random from ``seed``, B at 0: the model computes what it did. The weights of the adapter have the dtype of the
-    layers they belong to.
+    A starts random from ``seed``, B at 0, so the model's output is unchanged. The adapter's weights have the dtype of their
+    layers.
 
-    Args: head names a last layer that is trained in full beside the adapter (a critic's); field is the section of the
+    Args: head names a last layer that is trained in full besides the adapter (a critic's); field is the section of the
         configuration, for messages.
-    Raises: MissingDependency without peft; ModelError when no layer fits, or the saved adapter is of another model.
+    Raises: MissingDependency without peft; ModelError when no layer fits, or the saved adapter belongs to another model.
     """
     peft = _peft(field)
     if config.adapter_path:
@@ -76,7 +77,7 @@ def add_adapter(
             use_rslora=config.use_rslora,
             bias="none",
         )
-    wanted.modules_to_save = None  # the head is trained where it is, without a wrapper around it
+    wanted.modules_to_save = None  # the head is trained in place, without a wrapper
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -95,24 +96,24 @@ def add_adapter(
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether a model has an adapter."""
+    """Return True when a model has an adapter."""
     return any(hasattr(module, "base_layer") for module in model.modules())
 
 
 def adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Name and module of every layer that has an adapter."""
+    """Yield the name and module of every layer with an adapter."""
     return ((name, module) for name, module in model.named_modules() if hasattr(module, "base_layer"))
 
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes what it would without its adapter: the reference of a policy, without a second model.
+    """Disable the adapter inside the ``with`` block, which gives a policy's reference without a second model.
 
-    Not for code that takes gradients.
+    Not for code that computes gradients.
     """
     layers = [layer for _, layer in adapter_layers(model)]
     for layer in layers:
-        # peft's own switch, enable_adapters, also turns requires_grad off and on, which the optimizer's hooks need not see.
+        # peft's own switch, enable_adapters, also toggles requires_grad, which would trigger the optimizer's hooks.
         layer._disable_adapters = True
     try:
         yield
@@ -122,17 +123,17 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 def drop_inputs(model: nn.Module, on: bool) -> None:
-    """Turn the adapters' dropout on or off; the rest of the model stays in eval mode."""
+    """Enable or disable the adapters' dropout; the rest of the model stays in eval mode."""
     for _, layer in adapter_layers(model):
         layer.lora_dropout.train(on)
 
 
 @torch.no_grad()
 def effective_weight(module: nn.Module) -> Tensor:
-    """The weight that a linear layer multiplies by: its own, or with an adapter base + scale x B A, in the base's dtype.
+    """Return the weight that a linear layer multiplies by: its own, or with an adapter base + scale x B A, in the base's dtype.
 
-    The sum is taken in float32 and rounded once. Without an adapter (or while it is off) this is the module's own tensor, not
-    a copy. Needs no peft.
+    The sum is computed in float32 and rounded once. Without an active adapter this is the module's own tensor, not a copy. Needs
+    no peft.
     """
     base = getattr(module, "base_layer", None)
     if base is None:
@@ -149,9 +150,9 @@ def effective_weight(module: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def merged_weights(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The state dict of the model as if it had been trained without an adapter: plain names, effective weights.
+    """Return the state dict of the model with its adapter merged: plain names, effective weights.
 
-    Args: state is the model's own state dict with whole tensors, where the model has them in parts only.
+    Args: state is the model's own state dict with whole tensors, for a sharded model.
     """
     adapted = dict(adapter_layers(model))
     state = model.state_dict() if state is None else state
@@ -170,13 +171,13 @@ def merged_weights(model: nn.Module, state: Mapping[str, Tensor] | None = None) 
 
 
 def write_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path, *, head: str | None) -> None:
-    """Write the trained tensors, by parameter name, as a folder that ``peft.PeftModel.from_pretrained`` reads."""
+    """Write the trained tensors, by parameter name, as a folder for ``peft.PeftModel.from_pretrained``."""
     save_file({file_name(name): tensor for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
     _write_settings(model, folder, head)
 
 
 def adapter_settings(model: PreTrainedModel) -> str:
-    """What ``write_adapter`` writes beside the tensors: the text of adapter_config.json."""
+    """Return the text of adapter_config.json, as ``write_adapter`` writes it."""
     with tempfile.TemporaryDirectory(prefix="posttrain-adapter-") as folder:
         _write_settings(model, Path(folder), head=None)
         return (Path(folder) / CONFIG).read_text(encoding="utf-8")
@@ -192,19 +193,19 @@ def _write_settings(model: PreTrainedModel, folder: Path, head: str | None) -> N
     saved.task_type = peft.TaskType.TOKEN_CLS if head else peft.TaskType.CAUSAL_LM
     saved.modules_to_save = [head] if head else None
     if isinstance(saved.target_modules, set):
-        saved.target_modules = sorted(saved.target_modules)  # the order of a set is another in every process
+        saved.target_modules = sorted(saved.target_modules)  # the order of a set differs between processes
     saved.save_pretrained(folder)
 
 
 def write_own_adapter(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
-    """``write_adapter`` for the adapter that is on ``model``. Returns its tensors by their names in the file."""
+    """Write the adapter of ``model`` as ``write_adapter`` does. Returns: its tensors by their names in the file."""
     tensors = {name: weight.detach() for name, weight in model.named_parameters() if "lora_" in name}
     write_adapter(model, tensors, folder, head=None)
     return {file_name(name): tensor for name, tensor in tensors.items()}
 
 
 def adapter_rank(config: LoraConfig, *, field: str = "policy.lora") -> int:
-    """The largest rank that the adapter of this configuration will have. Raises: ModelError as ``add_adapter``."""
+    """Return the largest rank of an adapter with this configuration. Raises: ModelError as ``add_adapter``."""
     if not config.adapter_path:
         return config.rank
     saved = _read_config(_peft(field), config.adapter_path, f"{field}.adapter_path")
@@ -212,9 +213,9 @@ def adapter_rank(config: LoraConfig, *, field: str = "policy.lora") -> int:
 
 
 def adapter_tensors(folder: Path, *, field: str) -> dict[str, Tensor]:
-    """What ``write_adapter`` wrote, by parameter name.
+    """Read the tensors written by ``write_adapter``, by parameter name.
 
-    Raises: ModelError when there is no such file, or it is damaged.
+    Raises: ModelError when the file is missing or damaged.
     """
     try:
         return {_parameter_name(name): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
@@ -226,9 +227,9 @@ def adapter_tensors(folder: Path, *, field: str) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def read_adapter(model: PreTrainedModel, folder: Path, *, field: str) -> None:
-    """Give the adapter that is on ``model`` the values of a saved one.
+    """Load the values of a saved adapter into the adapter of ``model``.
 
-    Raises: ModelError when the two do not have the same tensors.
+    Raises: ModelError when their tensors differ.
     """
     saved = adapter_tensors(folder, field=field)
     mine = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -240,7 +241,7 @@ def read_adapter(model: PreTrainedModel, folder: Path, *, field: str) -> None:
 
 
 def unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
-    """In words, the first tensor that two sets do not have alike; empty when there is none."""
+    """Describe the first tensor in which two sets differ; "" when there is none."""
     for name in sorted(mine.keys() | saved.keys()):
         shapes = [tuple(side[name].shape) if name in side else "missing" for side in (mine, saved)]
         if shapes[0] != shapes[1]:
@@ -249,11 +250,11 @@ def unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
 
 
 def merge_saved_adapter(folder: Path, out: Path) -> None:
-    """Write the base model of a saved adapter with the adapter merged into it, in float32, as a plain Hugging Face folder.
+    """Write the base model of a saved adapter with the adapter merged, in float32, as a plain Hugging Face folder.
 
-    The merged model must compute what base and adapter compute (to 1e-4 of its largest logit), which is looked at.
+    The merged model is checked against base and adapter (equal to 1e-4 of the largest logit).
 
-    Raises: ModelError when the base is not where adapter_config.json says, or the two do not compute the same.
+    Raises: ModelError when the base named in adapter_config.json does not exist, or the outputs differ.
     """
     from transformers import AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
@@ -270,9 +271,7 @@ def merge_saved_adapter(folder: Path, out: Path) -> None:
             model.set_attn_implementation("sdpa")
         else:
             model = auto_class(load_model_config(base)).from_pretrained(base, dtype=torch.float32)
-        with (
-            warnings.catch_warnings()
-        ):  # peft 0.21 asks transformers for something by a name that goes in its version 6
+        with warnings.catch_warnings():  # peft 0.21 uses a name of transformers that version 6 removes
             warnings.simplefilter("ignore", FutureWarning)
             adapted = peft.PeftModel.from_pretrained(model, folder).eval()
     except (OSError, ValueError, RuntimeError, ModelError) as error:
@@ -294,7 +293,7 @@ def merge_saved_adapter(folder: Path, out: Path) -> None:
 
 
 def trained_share(model: nn.Module) -> str:
-    """For people: how much of the model is trained."""
+    """Describe the trained share of the model for the user."""
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     everything = sum(weight.numel() for weight in model.parameters())
     layers = sum(1 for _ in adapter_layers(model))
@@ -304,8 +303,8 @@ def trained_share(model: nn.Module) -> str:
 
 
 def _excluding(names: list[str] | str | None, head: str | None, vision: list[str]) -> list[str] | str | None:
-    """Names or a regular expression that also match the head, which is trained in full, and all that sees, which gets no
-    adapter."""
+    """Extend names or a regular expression to match also the head, which is trained in full, and the vision parts, which get
+    no adapter."""
     if vision:
         own = [f"({names})"] if isinstance(names, str) else [rf"(.*\.)?{re.escape(name)}" for name in names or []]
         return "|".join([*own, *(rf"{re.escape(part)}\..*" for part in vision)])
@@ -315,7 +314,7 @@ def _excluding(names: list[str] | str | None, head: str | None, vision: list[str
 
 
 def _merged(layer: Any, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """weight + scale x B A, in the weight's dtype. The adapter of an embedding, whose weight is [tokens, size], is transposed."""
+    """Return weight + scale x B A, in the weight's dtype. The adapter of an embedding, a [tokens, size] weight, is transposed."""
     if layer._disable_adapters:
         return weight
     delta = (b.float() @ a.float()) * layer.scaling[ADAPTER]
@@ -330,12 +329,12 @@ def _weight(module: Any) -> Tensor:
 
 
 def file_name(parameter: str) -> str:
-    """The name of a parameter of an adapter in a file of peft's."""
+    """Return the name of an adapter's parameter in a file of peft's."""
     return _PREFIX + parameter.replace(f".{ADAPTER}", "", 1)
 
 
 def _parameter_name(saved: str) -> str:
-    """The name of a parameter of the model, from that in a file of peft's."""
+    """Return the model's name of a parameter, from that in a file of peft's."""
     name = saved.removeprefix(_PREFIX)
     for part in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"):
         name = name.replace(f".{part}", f".{part}.{ADAPTER}")

@@ -1,7 +1,7 @@
-"""Attention over sequences that stand side by side in one row, some of them behind a prompt that they share.
+"""Attention over sequences packed in one row, some of which follow a prompt that they share.
 
-Sequences of like length are attended to together, in buckets that pad them to the longest: the only padding there is, and only
-inside attention. A response whose prompt is shared sees all of that prompt's keys and, causally, its own; the prompt's keys and
+Sequences of similar length are processed together, in buckets that pad them to the longest: the only padding, and only inside
+attention. A response with a shared prompt attends to all of that prompt's keys and, causally, its own; the prompt's keys and
 values are computed once and never repeated in memory.
 """
 
@@ -17,11 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posttrain.models.plain_attention import Places, attend_plain, places_of
 
-# Bounds of a bucket: how much larger than needed its score matrices may be, and how many scores it may hold per head.
+# Bounds of a bucket: the excess size of its score matrices, and the number of scores per head.
 WASTE = 1.25
 MAX_SCORES = 1 << 22
-# On a CPU, plain matrix products beat torch's flash kernel while score matrices stay in cache: with 64 sequences of 68
-# tokens (9 heads of 64, bfloat16, 2 threads) forward and backward took 15 ms against 59 ms. Its memory grows with length^2.
+# On a CPU, plain matrix products are faster than torch's flash kernel while score matrices fit in cache: with 64 sequences of
+# 68 tokens (9 heads of 64, bfloat16, 2 threads) forward and backward took 15 ms against 59 ms. Memory grows with length^2.
 LONGEST_PLAIN = 1024
 
 Group = tuple[
@@ -31,32 +31,32 @@ Group = tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefix:
-    """The shared prompts of a bucket's groups, padded on the left to ``length``."""
+    """Shared prompts of a bucket's groups, left-padded to ``length``."""
 
-    tokens: Tensor  # [m] int64, where the prompts' tokens stand in the packed row
-    places: Tensor  # [m] int64, where they stand in [groups * length]
+    tokens: Tensor  # [m] int64, positions of the prompts' tokens in the packed row
+    places: Tensor  # [m] int64, their positions in [groups * length]
     visible: Tensor  # [groups, length] bool, False in the padding
     length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bucket:
-    """``rows`` sequences, padded on the right to ``length``; with a prefix, rows / groups of them share each prompt."""
+    """``rows`` sequences, right-padded to ``length``; with a prefix, rows / groups of them share each prompt."""
 
-    tokens: Tensor  # [n] int64, where the sequences' tokens stand in the packed row
-    places: Tensor  # [n] int64, where they stand in [rows * length]
+    tokens: Tensor  # [n] int64, positions of the sequences' tokens in the packed row
+    places: Tensor  # [n] int64, their positions in [rows * length]
     rows: int
     length: int
     prefix: Prefix | None = None
 
     @property
     def keys(self) -> int:
-        """That a query may see, at most."""
+        """Largest number of keys that a query sees."""
         return self.length + (self.prefix.length if self.prefix else 0)
 
 
 class _Sharing(NamedTuple):
-    """Responses to one prompt, side by side."""
+    """Responses to one prompt, stored side by side."""
 
     prompt_start: int
     prompt: int  # tokens
@@ -66,14 +66,14 @@ class _Sharing(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """How a packed row is attended to; the same for every layer."""
+    """Attention layout of a packed row, shared by all layers."""
 
     buckets: tuple[Bucket, ...]  # none is empty
     order: Tensor  # [N] int64: token i of the row is entry order[i] of the buckets' tokens, concatenated
-    found: dict[Any, Any] = field(default_factory=dict)  # what layers have worked out of it, for those that follow
+    found: dict[Any, Any] = field(default_factory=dict)  # results cached by the first layer for later ones
 
     def places(self, heads: int, kv_heads: int, bucket: int | None = None) -> Places:
-        """For attend_plain; of one bucket, or (None) of all."""
+        """Return the indices for attend_plain, of one bucket, or (None) of all."""
         key = heads, kv_heads, bucket
         if key not in self.found:
             chosen = self.buckets if bucket is None else (self.buckets[bucket],)
@@ -81,7 +81,7 @@ class Packed:
         return cast(Places, self.found[key])
 
     def bias(self, bucket: int, window: int | None) -> Tensor:
-        """[groups or 1, L, P + L] float32: 0 for keys (prompt, then own) that a query sees, else -inf."""
+        """Return [groups or 1, L, P + L] float32: 0 for keys (prompt, then own) that a query sees, else -inf."""
         key = "bias", bucket, window
         if key not in self.found:
             mask = _visible(self.buckets[bucket], window, self.order.device)
@@ -90,12 +90,12 @@ class Packed:
 
 
 def packed_layout(lengths: Sequence[int], device: torch.device | str = "cpu") -> Packed:
-    """The layout of a row of whole sequences of these lengths."""
+    """Return the layout of a row of whole sequences of these lengths."""
     return shared_layout([(length, ()) for length in lengths], device)
 
 
 def shared_layout(groups: Sequence[Group], device: torch.device | str = "cpu") -> Packed:
-    """The layout of a row that holds, group by group, a prompt and then its responses (or one whole sequence)."""
+    """Return the layout of a row that holds, group by group, a prompt and then its responses (or one whole sequence)."""
     alone: list[tuple[int, int]] = []  # (start, tokens) of prompts and whole sequences
     sharing: list[_Sharing] = []
     start = 0
@@ -108,9 +108,9 @@ def shared_layout(groups: Sequence[Group], device: torch.device | str = "cpu") -
 
 
 def continued_layout(sequences: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> Packed:
-    """The layout of a row of sequences whose beginnings were computed before: (known tokens, tokens in the row) of each.
+    """Return the layout of a row of sequences whose beginnings are cached: (cached tokens, tokens in the row) of each.
 
-    Keys and values of the known tokens stand behind those of the whole row, in the same order.
+    Keys and values of the cached tokens follow those of the whole row, in the same order.
     """
     alone: list[tuple[int, int]] = []
     sharing: list[_Sharing] = []
@@ -133,9 +133,9 @@ def _packed(alone: Sequence[tuple[int, int]], sharing: Sequence[_Sharing], devic
 def attend_packed(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, scaling: float, window: int | None
 ) -> Tensor:
-    """Attention of one layer over a packed row.
+    """Compute attention of one layer over a packed row.
 
-    Args: query [1, heads, N, head_dim]; key, value [1, kv_heads, N, head_dim]; window: a query sees at most so many of the
+    Args: query [1, heads, N, head_dim]; key, value [1, kv_heads, N, head_dim]; window: a query sees at most this many of the
         latest keys, itself included.
     Returns: [1, N, heads, head_dim].
     """
@@ -163,7 +163,8 @@ def attend_packed(
                 _padded(states, prefix.tokens, prefix.places, groups, prefix.length) for states in (key, value)
             )
         causal = prefix is None and (window is None or window >= bucket.length)
-        mask = None if causal else _visible(bucket, window, q.device)  # length^2 values: none where none are needed
+        # A mask has length^2 values: omitted where possible.
+        mask = None if causal else _visible(bucket, window, q.device)
         output = _attend_fused(q, k, v, before, mask, scaling)
         outputs.append(_SelectRows.apply(output.flatten(0, 1), bucket.places))
     return _SelectRows.apply(torch.cat(outputs), layout.order)[None]
@@ -172,8 +173,8 @@ def attend_packed(
 def _attend_fused(
     query: Tensor, key: Tensor, value: Tensor, before: tuple[Tensor, ...] | None, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """softmax(q k' + mask) v by torch's fused kernel, whose memory does not grow with length^2; shared prompts are repeated. Mask
-    None is plain causal attention, for which there are faster kernels.
+    """Compute softmax(scaling q k' + mask) v with torch's fused kernel, whose memory does not grow with length^2; shared prompts
+    are repeated. Mask None is plain causal attention, which has faster kernels.
 
     Args: query [R, heads, L, D]; key, value [R, kv_heads, L, D]; before: prompt keys and values [G, kv_heads, P, D];
         mask [G or 1, L, P + L] bool. Returns: [R, L, heads, D].
@@ -194,9 +195,9 @@ def _attend_fused(
 
 
 def _visible(bucket: Bucket, window: int | None, device: torch.device) -> Tensor:
-    """[groups or 1, L, P + L] bool: which keys (prompt, then own) a query sees."""
+    """Return [groups or 1, L, P + L] bool: True for keys (prompt, then own) that a query sees."""
     prefix = bucket.prefix.length if bucket.prefix else 0
-    # Prompts end where their responses begin, so positions count on from the padded prompt's end.
+    # Prompts end where their responses begin, so positions continue from the padded prompt's end.
     query = torch.arange(prefix, prefix + bucket.length, device=device)
     distance = query[:, None] - torch.arange(prefix + bucket.length, device=device)
     visible = ((distance >= 0) & (distance < (window or prefix + bucket.length)))[None]
@@ -207,7 +208,7 @@ def _visible(bucket: Bucket, window: int | None, device: torch.device) -> Tensor
 
 
 def _plain_buckets(sequences: Sequence[tuple[int, int]]) -> Iterator[Bucket]:
-    """Sequences given as (start, tokens), cut into buckets of like length."""
+    """Cut sequences, given as (start, tokens), into buckets of similar length."""
     by_length = sorted(sequences, key=lambda sequence: sequence[1], reverse=True)
     begin = 0
     while begin < len(by_length):
@@ -230,7 +231,7 @@ def _plain_buckets(sequences: Sequence[tuple[int, int]]) -> Iterator[Bucket]:
 
 
 def _sharing_buckets(groups: Sequence[_Sharing]) -> Iterator[Bucket]:
-    """Groups cut into buckets of equal group size and like lengths."""
+    """Cut groups into buckets of equal group size and similar lengths."""
     ordered = sorted(groups, key=lambda group: (len(group.responses), max(group.responses), group.prompt), reverse=True)
     begin = 0
     while begin < len(ordered):
@@ -292,13 +293,13 @@ def _moved(bucket: Bucket, device: torch.device | str) -> Bucket:
 
 
 def _padded(states: Tensor, tokens: Tensor, places: Tensor, rows: int, length: int) -> Tensor:
-    """[1, heads, N, head_dim] -> [rows, heads, length, head_dim], zeros in the padding."""
+    """Pad [1, heads, N, head_dim] to [rows, heads, length, head_dim], with zeros."""
     placed = _PlaceRows.apply(_SelectRows.apply(states[0].transpose(0, 1), tokens), places, rows * length)
     return placed.view(rows, length, *placed.shape[1:]).transpose(1, 2)
 
 
 class _SelectRows(torch.autograd.Function):
-    """values[index] for distinct row numbers. Autograd's own backward would add up row by row; this one just writes."""
+    """values[index] for distinct row numbers. Autograd's own backward would accumulate row by row; this one only writes."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
@@ -315,7 +316,7 @@ class _SelectRows(torch.autograd.Function):
 
 
 class _PlaceRows(torch.autograd.Function):
-    """Rows written to distinct places of a zero tensor."""
+    """Writes rows to distinct places of a zero tensor."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor, size: int) -> Tensor:

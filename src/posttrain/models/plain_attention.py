@@ -1,11 +1,11 @@
-"""Attention inside buckets by matrix products, with a backward pass written out: what a CPU does fastest while the matrices of
-scores stay in its caches.
+"""Attention inside buckets by matrix products, with an explicit backward pass: the fastest way on a CPU while the score
+matrices fit in its caches.
 
-Everything stands in the order [groups, kv_heads, members, shared, L], so that each product is one batch of matrices: query heads
+All tensors have the order [groups, kv_heads, members, shared, L], so that each product is one batch of matrices: query heads
 that share a key head, and members of a group that share a prompt, are rows of one matrix. One gather brings tokens into that
-order, one brings them back, and nothing is copied in between. With weights W = softmax(scaling Q K'), O = W V and an incoming
+order, one brings them back, without copies in between. With weights W = softmax(scaling Q K'), O = W V and an incoming
 gradient dO: dW = dO V', dS = scaling (dW W - W rowsum(dW W)), dQ = dS K, dK = dS' Q, dV = W' dO (arXiv:2205.14135, appendix B.2;
-its rowsum(dO O) is the same number, but less precise with outputs that have been rounded to bfloat16).
+its rowsum(dO O) is the same number, but less precise with outputs rounded to bfloat16).
 """
 
 from __future__ import annotations
@@ -24,42 +24,41 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
-    """One bucket: G groups of M sequences of up to L tokens, behind prompts of up to P (0 without)."""
+class BucketRows:
+    """Row indices of one bucket: G groups of M sequences of up to L tokens, after prompts of up to P (0 without)."""
 
     groups: int
     members: int
     length: int
     prefix: int
-    queries: Tensor  # [G * kv * M * shared * L] int64: which row of [tokens * heads] stands there; padding repeats a neighbour
-    keys: Tensor  # [G * kv * M * L] int64: which row of [tokens * kv_heads]
-    prefix_keys: Tensor | None  # [G * kv * P] int64, likewise
+    queries: Tensor  # [G * kv * M * shared * L] int64: source row in [tokens * heads]; padding repeats a neighbour
+    keys: Tensor  # [G * kv * M * L] int64: source row in [tokens * kv_heads]
+    prefix_keys: Tensor | None  # [G * kv * P] int64: source row in [tokens * kv_heads]
     prefix_tokens: Tensor | None  # [m] int64: tokens of prompts
-    prefix_places: Tensor | None  # [m * kv] int64: where their keys stand in [G * kv * P]
+    prefix_places: Tensor | None  # [m * kv] int64: positions of their keys in [G * kv * P]
 
     def own(self, rows: Tensor) -> Tensor:
-        """[G * kv * M, -1, last]: a matrix per sequence and key head."""
+        """Reshape to [G * kv * M, -1, last]: a matrix per sequence and key head."""
         return rows.view(len(self.keys) // self.length, -1, rows.shape[-1])
 
     def together(self, rows: Tensor) -> Tensor:
-        """[G * kv, -1, last]: a matrix per prompt and key head, for all who share it."""
+        """Reshape to [G * kv, -1, last]: a matrix per prompt and key head, for all sequences that share it."""
         return rows.view(len(self.keys) // (self.length * self.members), -1, rows.shape[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Places:
-    """Where the tokens of some buckets stand in a row, and where in the buckets, for so many heads; the same for every layer."""
+    """Indices between a row's tokens and the buckets, for given numbers of heads; shared by all layers."""
 
-    parts: tuple[Part, ...]
-    tokens: (
-        Tensor | None
-    )  # [n] int64: the tokens that ask, in the order of the output; None: all of the row's, as they stand
-    queries: Tensor  # [n * heads] int64: where they stand in the parts' queries, concatenated
-    keys: Tensor  # [n * kv_heads] int64: likewise in the parts' keys
+    parts: tuple[BucketRows, ...]
+    # [n] int64: the query tokens, in the order of the output; None: all tokens of the row, in order.
+    tokens: Tensor | None
+    queries: Tensor  # [n * heads] int64: positions in the buckets' queries, concatenated
+    keys: Tensor  # [n * kv_heads] int64: positions in the buckets' keys, concatenated
 
 
 def places_of(buckets: Sequence[Bucket], heads: int, kv_heads: int, order: Tensor | None) -> Places:
-    """Args: order [n] rearranges the buckets' tokens, concatenated, into the order of the output; None keeps theirs."""
+    """Compute the indices. Args: order [n] maps the buckets' concatenated tokens to the output's order; None keeps theirs."""
     parts = tuple(_part(bucket, heads, kv_heads) for bucket in buckets)
     shared = heads // kv_heads
     tokens, queries, keys = [], [], []
@@ -72,7 +71,8 @@ def places_of(buckets: Sequence[Bucket], heads: int, kv_heads: int, order: Tenso
         head = torch.arange(kv_heads, device=bucket.places.device)
         row = (group[:, None] * kv_heads + head) * part.members + member  # [n, kv_heads]
         keys.append(row * part.length + place + key_start)
-        each = row[..., None] * shared + torch.arange(shared, device=row.device)  # [n, kv_heads, shared]
+        # [n, kv_heads, shared]
+        each = row[..., None] * shared + torch.arange(shared, device=row.device)
         queries.append((each * part.length + place[..., None]).flatten(1) + query_start)
     found = [torch.cat(index) for index in (tokens, queries, keys)]
     if order is not None:
@@ -81,7 +81,7 @@ def places_of(buckets: Sequence[Bucket], heads: int, kv_heads: int, order: Tenso
     return Places(parts=parts, tokens=asking, queries=found[1].flatten(), keys=found[2].flatten())
 
 
-def _part(bucket: Bucket, heads: int, kv_heads: int) -> Part:
+def _part(bucket: Bucket, heads: int, kv_heads: int) -> BucketRows:
     prefix = bucket.prefix
     groups = prefix.visible.shape[0] if prefix is not None else 1
     members, length, shared = bucket.rows // groups, bucket.length, heads // kv_heads
@@ -91,7 +91,7 @@ def _part(bucket: Bucket, heads: int, kv_heads: int) -> Part:
     token = _filled(bucket.tokens, bucket.places, bucket.rows * length).view(groups, 1, members, length)
     prefix_keys = prefix_places = None
     if prefix is not None:
-        # Its padding is on the left, so it is filled from the right.
+        # Its padding is on the left, so filling runs from the right.
         size = groups * prefix.length
         before = _filled(prefix.tokens.flip(0), size - 1 - prefix.places.flip(0), size).flip(0)
         before = before.view(groups, 1, prefix.length)
@@ -99,7 +99,7 @@ def _part(bucket: Bucket, heads: int, kv_heads: int) -> Part:
         group, place = prefix.places // prefix.length, prefix.places % prefix.length
         each_head = group[:, None] * kv_heads + kv_head.flatten()
         prefix_places = (each_head * prefix.length + place[:, None]).flatten()
-    return Part(
+    return BucketRows(
         groups=groups,
         members=members,
         length=length,
@@ -113,8 +113,8 @@ def _part(bucket: Bucket, heads: int, kv_heads: int) -> Part:
 
 
 def _filled(tokens: Tensor, places: Tensor, size: int) -> Tensor:
-    """The token at every place [size]; in the padding the last one before it, of the same sequence, so that what is not finite
-    stays in its sequence. Weights there are 0, and so are gradients."""
+    """Return the token for every place [size]; padding repeats the previous token of the same sequence, so that non-finite
+    values stay in their sequence. Weights there are 0, and so are gradients."""
     number = torch.full((size,), -1, dtype=torch.int64, device=tokens.device)
     number[places] = torch.arange(len(tokens), device=tokens.device)
     return tokens[number.cummax(0).values.clamp(min=0)]
@@ -123,7 +123,7 @@ def _filled(tokens: Tensor, places: Tensor, size: int) -> Tensor:
 def attend_plain(
     query: Tensor, key: Tensor, value: Tensor, places: Places, biases: Sequence[Tensor], scaling: float
 ) -> Tensor:
-    """softmax(scaling q k' + bias) v for the tokens of ``places``.
+    """Compute softmax(scaling q k' + bias) v for the tokens of ``places``.
 
     Args: query [N, heads, D]; key, value [N or more, kv_heads, D]; biases: for each part [G or 1, L, P + L] float32, 0 or -inf.
     Returns: [n, heads, D], in the order of ``places.tokens``.
@@ -162,11 +162,12 @@ class _AttendPlain(torch.autograd.Function):
         dim = grad.shape[-1]
         kept = iter(ctx.saved_tensors)
         grads: list[list[Tensor]] = [[], [], []]
-        prompts: list[tuple[Part, Tensor, Tensor]] = []
-        asked = grad.new_zeros(sum(len(part.queries) for part in places.parts), dim)  # 0 in the padding
-        asked.index_copy_(0, places.queries, grad.reshape(-1, dim))
+        prompts: list[tuple[BucketRows, Tensor, Tensor]] = []
+        # The incoming gradient in the order of the buckets, 0 in the padding.
+        incoming = grad.new_zeros(sum(len(part.queries) for part in places.parts), dim)
+        incoming.index_copy_(0, places.queries, grad.reshape(-1, dim))
         for part, of_output in zip(
-            places.parts, asked.split([len(part.queries) for part in places.parts]), strict=True
+            places.parts, incoming.split([len(part.queries) for part in places.parts]), strict=True
         ):
             q, k, v, kp, vp, weights = (next(kept) for _ in range(6))
             rounded = weights.to(q.dtype)
@@ -202,8 +203,8 @@ class _AttendPlain(torch.autograd.Function):
         return grad_query, grad_key, grad_value, None, None, None
 
 
-def _weights(part: Part, q: Tensor, k: Tensor, kp: Tensor | None, bias: Tensor, scaling: float) -> Tensor:
-    """[G, kv, M, shared, L, P + L], float32 at least: rounded to bfloat16 they would add a fifth to the error of gradients."""
+def _weights(part: BucketRows, q: Tensor, k: Tensor, kp: Tensor | None, bias: Tensor, scaling: float) -> Tensor:
+    """Return [G, kv, M, shared, L, P + L] in float32 at least: rounding to bfloat16 would add a fifth to the gradients' error."""
     kv_heads = len(part.keys) // (part.groups * part.members * part.length)
     shape = part.groups, kv_heads, part.members, -1, part.length
     own = (part.own(q) @ part.own(k).transpose(1, 2)).view(*shape, part.length)
@@ -217,7 +218,7 @@ def _weights(part: Part, q: Tensor, k: Tensor, kp: Tensor | None, bias: Tensor, 
 
 
 def _rows(states: Tensor, index: Tensor) -> Tensor:
-    """[tokens, heads, D] -> [len(index), D]"""
+    """Gather [tokens, heads, D] to [len(index), D]."""
     return states.reshape(-1, states.shape[-1]).index_select(0, index)
 
 
@@ -226,7 +227,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _returned(parts: list[Tensor], index: Tensor, tokens: Tensor | None, size: torch.Size) -> Tensor:
-    """Gradients from the order of the parts to that of the row, 0 for tokens that are in none of them."""
+    """Scatter gradients from the order of the buckets to that of the row, 0 for tokens in none of them."""
     rows = _joined(parts).index_select(0, index).view(-1, *size[1:])
     if tokens is None and len(rows) == size[0]:
         return rows

@@ -1,8 +1,8 @@
-"""A vision model's image processor, in the form that needs PIL only, and how its family writes an image into a prompt.
+"""Image processors of vision models, in the form that needs PIL only, and each family's form of an image in a prompt.
 
 A chat template writes one image token per image. The family's processor replaces it with as many as the model reads, which
-follows from the image's size alone, so prompts are tokenised without decoding an image; pixel values are made when they are
-first needed. The PIL form is used even where torchvision is installed: pixels are then the same on every machine.
+depends on the image's size only, so prompts are tokenised without decoding images; pixel values are computed on first
+use. The PIL form is used even where torchvision is installed: pixels are then the same on every machine.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ Size = tuple[int, int]  # width and height of an image file, pixels
 
 
 class Family(Protocol):
-    """What a family makes of an image of some size."""
+    """Conversion of images by a model family, depending on their size."""
 
     @property
     def token(self) -> str:
-        """Stands for an image in what a chat template writes."""
+        """The token that stands for an image in the output of a chat template."""
 
     @property
     def axis(self) -> int:
-        """Of pixel_values, along which the units stand."""
+        """Dimension of pixel_values along which the units are stored."""
 
     def units(self, size: Size) -> int:
-        """Rows that the image has in pixel_values: patches, or tiles. Raises: ValueError for a shape that is refused."""
+        """Return the rows of the image in pixel_values: patches, or tiles. Raises: ValueError for an unsupported shape."""
 
     def text(self, size: Size) -> str:
-        """What stands in the prompt for it."""
+        """Return the text of an image in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class QwenFamily:
-    """Qwen2-VL and Qwen2.5-VL: the image keeps its shape; a square of patches becomes a token. arXiv:2409.12191, section 2.1."""
+    """Qwen2-VL and Qwen2.5-VL: images keep their aspect ratio; a square of patches is a token. arXiv:2409.12191, section 2.1."""
 
     images: Any
     token: str = "<|image_pad|>"
@@ -64,7 +64,7 @@ class QwenFamily:
 
 @dataclass(frozen=True, slots=True)
 class SmolFamily:
-    """SmolVLM: a grid of square tiles and the whole image as one more, or, without splitting, that one alone.
+    """SmolVLM: a grid of square tiles and the whole image as one more, or, without splitting, only the whole image.
     arXiv:2504.05299, section 2."""
 
     images: Any
@@ -73,10 +73,10 @@ class SmolFamily:
     axis: int = 1
 
     def grid(self, size: Size) -> tuple[int, int]:
-        """Rows and columns of tiles, 0 and 0 without.
+        """Return the rows and columns of tiles, 0 and 0 without splitting.
 
-        The image is scaled twice, as ``_preprocess`` does; its own helper get_number_of_image_patches takes a shortcut that
-        counts another number of rows for some shapes (transformers 5.23).
+        The image is scaled twice, as in ``_preprocess``; its own helper get_number_of_image_patches takes a shortcut that gives
+        another number of rows for some shapes (transformers 5.23).
         """
         images, (width, height) = self.images, size
         if not images.do_image_splitting:
@@ -108,15 +108,15 @@ class SmolFamily:
 
 
 def _shape(height: int, width: int) -> np.ndarray:
-    """An array of an image's shape that takes no memory."""
+    """Return an array of an image's shape that takes no memory."""
     return np.broadcast_to(np.uint8(0), (3, height, width))
 
 
 class ImageProcessor:
-    """Of one model. May be sent to another process, where it keeps nothing.
+    """The image processor of one model. A copy in another process caches nothing.
 
-    Args: ``cache_bytes`` bounds the features that are kept; those that were used longest ago go first, and the last ones
-        stay even where they are larger.
+    Args: ``cache_bytes`` bounds the cached features; the least recently used are dropped first, and the newest are kept
+        even when they are larger.
     """
 
     def __init__(self, images: Any, family: Family, cache_bytes: int):
@@ -131,9 +131,9 @@ class ImageProcessor:
         return ImageProcessor, (self._images, self._family, self._cache_bytes)
 
     def expand(self, text: str, sizes: Sequence[Size]) -> str:
-        """A templated prompt with every image token replaced by what the model reads for that image.
+        """Replace every image token of a templated prompt with the tokens that the model reads for that image.
 
-        Raises: DataError when there are more or fewer image tokens than images, or an image has a shape that is refused.
+        Raises: DataError when the numbers of image tokens and images differ, or an image has an unsupported shape.
         """
         token = self._family.token
         pieces = text.split(token)
@@ -151,18 +151,18 @@ class ImageProcessor:
         return "".join(written)
 
     def tokens(self, size: Size) -> int:
-        """Image tokens of an image of this size, without what marks its places and edges. Raises: ValueError."""
+        """Count the image tokens of an image of this size, without marks of places and edges. Raises: ValueError."""
         return self._family.text(size).count(self._family.token)
 
     def prompt_images(self, files: Sequence[ImageFile]) -> PromptImages:
-        """The images of a prompt, whose features are made when they are first read."""
+        """Return the images of a prompt, whose features are computed on first use."""
         contents = tuple(file.content for file in files)
         features = LazyFeatures(self, contents, sum(self._family.units((file.width, file.height)) for file in files))
         return PromptImages(files=contents, features=features, content_hash=hash_of_files(contents))
 
     def process(self, files: Sequence[bytes], units: int) -> dict[str, np.ndarray]:
-        """Features of some files together; ``units`` is what their sizes promised."""
-        # A batch of one prompt: SmolVLM puts a batch dimension in front, the Qwen families put all images in a row.
+        """Compute the features of some files together; ``units`` is the number expected from their sizes."""
+        # A batch of one prompt: SmolVLM adds a batch dimension, the Qwen families put all images in a row.
         output = self._images([decode(file) for file in files], return_tensors=None)
         features = {name: np.ascontiguousarray(output[name]) for name in self._images.model_input_names}
         features["pixel_values"] = features["pixel_values"].astype(np.float32, copy=False)
@@ -171,7 +171,7 @@ class ImageProcessor:
         return features
 
     def keep(self, features: LazyFeatures, made: Mapping[str, np.ndarray]) -> None:
-        """Remember that ``features`` hold ``made``, and let the oldest others forget theirs where room is needed."""
+        """Cache ``made`` as the features of ``features``, dropping the least recently used ones when space is needed."""
         with self._lock:
             if id(features) not in self._kept:
                 self._size += _bytes(made)
@@ -187,7 +187,7 @@ class ImageProcessor:
 
 
 class LazyFeatures(Mapping[str, np.ndarray]):
-    """The features of a prompt's images, made when they are first read. Pickled, they are a plain dict."""
+    """The features of a prompt's images, computed on first use. Pickled, they are a plain dict."""
 
     __slots__ = ("_files", "_made", "_processor", "_units")
 
@@ -198,7 +198,7 @@ class LazyFeatures(Mapping[str, np.ndarray]):
         self._made: dict[str, np.ndarray] | None = None
 
     def forget(self) -> int:
-        """Drop what was made; returns its bytes."""
+        """Drop the computed features. Returns: their bytes."""
         made, self._made = self._made, None
         return _bytes(made or {})
 
@@ -235,16 +235,17 @@ def _bytes(features: Mapping[str, np.ndarray]) -> int:
 def load_processor(
     model: ModelConfig, tokenizer: PreTrainedTokenizerBase, data: ImageSettings
 ) -> ImageProcessor | None:
-    """The image processor of a vision model; None for a model that reads text only.
+    """Load the image processor of a vision model; None for a text-only model.
 
-    Raises: ModelError when a vision model has none, it does not fit the model or the tokenizer, or data.image_options holds
-        what it does not know.
+    Raises: ModelError when a vision model has none, it does not fit the model or the tokenizer, or data.image_options has an
+        unknown key.
     """
     config = load_model_config(model.path, model.trust_remote_code)
     if config.model_type not in _FAMILIES:
         return None
     path = expanded(model.path)
-    ours: dict[str, Any] = {"backend": "pil", "trust_remote_code": False}  # these families need no code of the folder's
+    # These families need no code from the folder.
+    ours: dict[str, Any] = {"backend": "pil", "trust_remote_code": False}
     try:
         images = AutoImageProcessor.from_pretrained(path, **ours)
     except (OSError, ValueError, ImportError) as error:
@@ -276,7 +277,7 @@ def load_processor(
     return ImageProcessor(images, family, data.image_cache_mib * 2**20)
 
 
-# What data.image_options may change: how large an image is when the model reads it. All else is part of the model.
+# Keys that data.image_options may set: the size at which the model reads an image. The others are part of the model.
 _OPTIONS = {"min_pixels", "max_pixels", "size", "do_image_splitting"}
 
 

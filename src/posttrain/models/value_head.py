@@ -1,4 +1,4 @@
-"""A critic: a language model whose head gives one number per token, the value of the text so far."""
+"""A critic: a language model with a head that returns one number per token, the value of the text so far."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from posttrain.models.attention import NAME, register_attention
 from posttrain.models.head import states_at
 from posttrain.models.loading import expanded, first_line, load_model_config, refuse_unsupported
 
-CLASSIFIERS = ("ForTokenClassification", "ForSequenceClassification")  # ends of the class names that have a head
-HEADS = ("score", "classifier")  # what transformers' token classification models call their last layer
+# Endings of class names with a head.
+CLASSIFIERS = ("ForTokenClassification", "ForSequenceClassification")
+HEADS = ("score", "classifier")  # names of the last layer in transformers' token classification models
 
 
 def load_value_model(
@@ -37,23 +38,23 @@ def load_value_model(
     trust_remote_code: bool = False,
     field: str = "critic.path",
 ) -> PreTrainedModel:
-    """The model in ``path`` with a value head, our attention, in eval mode (no dropout); its body in ``dtype``.
+    """Load the model in ``path`` with a value head, our attention, in eval mode (no dropout); its body in ``dtype``.
 
     A causal language model gets a new head. A token classification model with one label keeps its own, and so does a
     sequence classification model (a reward model) whose head has the same name.
 
-    A new head is 0. Every value is then 0, which is a fair first guess: advantages start as plain returns instead of
-    returns minus random numbers, no random draw decides about the run, and the body is left alone until the head has
-    learned which way to pull it (its gradient is exactly 0 in the first update only).
+    A new head is initialized with 0. Every value is then 0, a reasonable first guess: advantages start as plain returns instead
+    of returns minus random numbers, the run does not depend on a random draw, and the body stays unchanged until the head has
+    a direction (the body's gradient is exactly 0 in the first update only).
 
-    The head is float32 in either case and computes in float32: the differences between values that a critic has to tell
-    apart are smaller than bfloat16 resolves. The model is of transformers' own token classification class, so what it saves
-    is read by ``AutoModelForTokenClassification``. For an architecture without such a class, one is made here in the
-    same way; its folder is read by this function only.
+    The head is float32 in either case and computes in float32: the differences between values that a critic has to resolve are
+    smaller than the resolution of bfloat16. The model has transformers' own token classification class, so its checkpoints
+    load with ``AutoModelForTokenClassification``. For an architecture without such a class, one is derived here in the
+    same way; only this function loads its folder.
 
     Args: field is the setting that named the path, for messages.
     Raises: ModelError when the folder holds no usable model, lacks weights other than a head, has a head with more than one
-        label, or is of an architecture whose attention cannot be replaced.
+        label, or has an architecture whose attention cannot be replaced.
     """
     logging.disable_progress_bar()
     register_attention()
@@ -70,7 +71,7 @@ def load_value_model(
                 dtype=dtype,
                 attn_implementation=NAME,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are reported below, like missing ones
+                ignore_mismatched_sizes=True,  # reported below, like missing ones
             )
     except (OSError, ValueError, SafetensorError) as error:
         what = f"no model could be loaded from {path}: {first_line(error)}"
@@ -94,7 +95,7 @@ def load_value_model(
         raise ModelError(Problem(what, fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model", field=field))
     with torch.no_grad():
         for name, weight in head.named_parameters():
-            if f"{head_name}.{name}" in missing:  # transformers has filled them with random numbers
+            if f"{head_name}.{name}" in missing:  # filled with random numbers by transformers
                 weight.zero_()
     model.to(torch.device(device))
     head.float()
@@ -102,9 +103,9 @@ def load_value_model(
 
 
 def token_values(model: PreTrainedModel, positions: Tensor, **inputs: Any) -> Tensor:
-    """Values at the given positions of one packed row, [M] float32, carrying gradient.
+    """Compute values at the given positions of one packed row, [M] float32, carrying gradient.
 
-    Args: a model of ``load_value_model``; positions [M] int64; inputs: what its body takes.
+    Args: a model of ``load_value_model``; positions [M] int64; inputs: arguments of its body.
     """
     hidden = states_at(model.base_model(**inputs).last_hidden_state[0], positions)
     head = value_head(model)
@@ -112,19 +113,19 @@ def token_values(model: PreTrainedModel, positions: Tensor, **inputs: Any) -> Te
 
 
 def value_head(model: PreTrainedModel) -> nn.Linear:
-    """The last layer of a model of ``load_value_model``: from the hidden size to one number."""
+    """Return the last layer of a model of ``load_value_model``: from the hidden size to one number."""
     head: nn.Linear = getattr(model, head_name(model))
     return head
 
 
 def head_name(model: PreTrainedModel) -> str:
-    """What the model calls that layer."""
+    """Return the model's name of that layer."""
     return next(name for name in HEADS if hasattr(model, name))
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers warns of a new head; here it is what was asked for, and what is wrong is reported by us."""
+    """Suppress transformers' warning about a new head, which is intended here; problems are reported by this module."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -134,7 +135,7 @@ def _quiet() -> Iterator[None]:
 
 
 def token_classifier(config: PretrainedConfig, path: str, field: str) -> type[PreTrainedModel]:
-    """transformers' token classification class of an architecture, or one made like it from the causal model's parts."""
+    """Return transformers' token classification class of an architecture, or one built from the causal model's parts."""
     known: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
     if known is not None:
         return cast("type[PreTrainedModel]", known)

@@ -1,8 +1,8 @@
-"""Images in what a language model reads: the features of each in the places of its tokens, and the positions that go with them.
+"""Image inputs of a language model: image features in place of the image tokens, and the matching positions.
 
-A vision-language model here is a vision tower, layers that join it to the language model, and the language model. Nothing but
-the embeddings and the positions that enter the language model tell it of an image, so that is all this file makes; packing,
-attention, heads and samplers are the ones of text.
+A vision-language model here consists of a vision tower, layers that connect it to the language model, and the language model.
+Images reach the language model only as embeddings and positions, which this file computes; packing, attention, heads and
+samplers are those of text.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from transformers.utils.hub import cached_file
 from posttrain.errors import ModelError, Problem
 from posttrain.records.images import PlacedImages, PromptImages
 
-# Families whose images enter by embeddings and positions alone. Others look ahead between an image's tokens (Gemma 3), or add
-# features to deeper layers (Qwen3-VL).
+# Families whose images enter by embeddings and positions only. Others attend to later tokens within an image (Gemma 3), or
+# add features to deeper layers (Qwen3-VL).
 FAMILIES = {"qwen2_vl": "Qwen2-VL", "qwen2_5_vl": "Qwen2.5-VL", "smolvlm": "SmolVLM"}
 CHOOSE = "choose a Qwen2-VL, Qwen2.5-VL or SmolVLM model"
 PROCESSOR_FILES = (
@@ -36,17 +36,17 @@ PROCESSOR_FILES = (
 
 
 def has_vision(config: PretrainedConfig) -> bool:
-    """Whether a model of this configuration has a part that sees."""
+    """Return True when a model of this configuration has a vision part."""
     return getattr(config, "vision_config", None) is not None
 
 
 def reads_images(config: PretrainedConfig) -> bool:
-    """Whether images can be given to a model of this configuration here."""
+    """Return True when a model of this configuration supports images here."""
     return config.model_type in FAMILIES
 
 
 def vision_parts(model: PreTrainedModel) -> list[str]:
-    """Names of the modules beside the language model: the tower, and what joins it to the language model. [] without one."""
+    """Return the names of the modules besides the language model: the tower and its connection. [] without one."""
     if not has_vision(model.config):
         return []
     body, decoder = model.base_model, model.get_decoder()
@@ -54,7 +54,7 @@ def vision_parts(model: PreTrainedModel) -> list[str]:
 
 
 def freeze_vision(model: PreTrainedModel) -> None:
-    """Leave the vision tower, and what joins it to the language model, out of the training.
+    """Exclude the vision tower, and its connection to the language model, from training.
 
     Raises: ModelError when there is none.
     """
@@ -69,16 +69,15 @@ def freeze_vision(model: PreTrainedModel) -> None:
 def model_inputs(
     model: PreTrainedModel, token_ids: Tensor, position_ids: Tensor, placed: Sequence[PlacedImages] = ()
 ) -> dict[str, Tensor]:
-    """What the model's forward reads for a packed row: ids and positions, or embeddings and positions where there are images.
+    """Return the forward inputs of a packed row: ids and positions, or embeddings and positions when it holds images.
 
-    The features of equal images are computed once and carry gradient where the tower is trained. A model whose positions have
-    three parts (time, height, width: multimodal rotary embeddings) gets those that its own rule gives each prompt; what
-    follows a prompt goes on from there.
+    Features of equal images are computed once and carry gradient where the tower is trained. A model with three-part positions
+    (time, height, width: multimodal rotary embeddings) gets those of its own rule for each prompt; responses continue from
+    there.
 
     Args: token_ids, position_ids [N] int64, positions from 0 in every prompt as for text; placed: the images in the row.
     Returns: tensors [1, N], but inputs_embeds [1, N, hidden] and three-part position_ids [3, 1, N].
-    Raises: ModelError when the model is of no family that reads images, or the tokens of an image are not as many as its
-        features.
+    Raises: ModelError when the model's family does not support images, or the numbers of image tokens and features differ.
     """
     if not placed:
         return {"input_ids": token_ids[None], "position_ids": position_ids[None]}
@@ -98,7 +97,7 @@ def model_inputs(
             positions[:, each.start : end], shift = _positions(model, prompt, is_image, each.images)
             positions[:, end : each.end] += shift
     embedded = model.get_input_embeddings()(token_ids)
-    # Distinct places: the gradient of each feature is a plain read, the same in every run.
+    # Distinct places: the gradient of each feature is a plain read, which is deterministic.
     embedded = embedded.index_put((torch.cat(places),), torch.cat(rows).to(embedded.dtype))
     return {
         "inputs_embeds": embedded[None],
@@ -107,16 +106,16 @@ def model_inputs(
 
 
 def image_features(model: PreTrainedModel, images: Sequence[PromptImages]) -> dict[str, Tensor]:
-    """What stands in the places of the image tokens of each prompt, [tokens, hidden], carrying gradient where the tower does;
-    by content hash, so that equal images are computed once, and all together.
+    """Compute the features for the image tokens of each prompt, [tokens, hidden], carrying gradient where the tower does; by
+    content hash, so that equal images are computed once, and all in one batch.
 
-    Raises: ModelError when the model is of no family that reads images.
+    Raises: ModelError when the model's family does not support images.
     """
     _refuse_other_families(model)
     body: Any = model.base_model
     distinct = {one.content_hash: one for one in images}
     found: dict[str, Tensor] = {}
-    # Patches of any sizes stand in one row; tiles, [1, tiles, 3, height, width], must have one size.
+    # Patches of any sizes are concatenated in one row; tiles, [1, tiles, 3, height, width], must have one size.
     for tile, some in groupby(distinct.items(), key=lambda item: item[1].features["pixel_values"].shape[2:]):
         along = 1 if tile else 0
         each = {content_hash: one.features for content_hash, one in some}
@@ -125,23 +124,24 @@ def image_features(model: PreTrainedModel, images: Sequence[PromptImages]) -> di
             for name in next(iter(each.values()))
         }
         features = torch.cat(tuple(body.get_image_features(**given, return_dict=True).pooler_output))
-        units = [of["pixel_values"].shape[along] for of in each.values()]  # each becomes as many tokens as any other
+        # Each unit gives the same number of tokens.
+        units = [of["pixel_values"].shape[along] for of in each.values()]
         parts = features.split([count * len(features) // sum(units) for count in units])
         found |= zip(each, parts, strict=True)
     return found
 
 
 def position_shift(position_ids: Tensor, start: int, end: int) -> int:
-    """By how much the positions of what follows a prompt differ from its number of tokens: below 0 where an image's tokens
+    """Return the difference between the positions after a prompt and its number of tokens: below 0 where an image's tokens
     share positions, 0 for text.
 
-    Args: position_ids of ``model_inputs``, in whose row the prompt has the places from start to end.
+    Args: position_ids of ``model_inputs``, in whose row the prompt spans the places from start to end.
     """
     return int(position_ids[..., start:end].max()) + 1 - (end - start)
 
 
 def copy_processor(model_path: str, folder: Path) -> None:
-    """Put the settings of a model's image processor beside its weights, so that the folder is complete.
+    """Copy the settings of a model's image processor to its weights, so that the folder is complete.
 
     Args: model_path is the folder or hub id that the model came from.
     """
@@ -161,7 +161,7 @@ def _three_parts(model: PreTrainedModel) -> bool:
 
 
 def _positions(model: PreTrainedModel, prompt: Tensor, is_image: Tensor, images: PromptImages) -> tuple[Tensor, int]:
-    """Positions of a prompt, [3, tokens], by the model's own rule, and the shift of what follows it."""
+    """Return the positions of a prompt, [3, tokens], by the model's own rule, and the shift of the tokens after it."""
     body: Any = model.base_model
     found, shift = body.get_rope_index(
         input_ids=prompt[None],

@@ -1,10 +1,10 @@
-"""Weights on their way from the trainer to a sampler: what they are called, what they hold, and how they are packed.
+"""Transfer of weights from the trainer to a sampler: manifest, digests, files and broadcast buckets.
 
 Imported by the trainer and inside the sampler's own process, which may be another Python without posttrain's dependencies:
-so this file needs torch, safetensors and the standard library alone.
+so this file imports only torch, safetensors and the standard library.
 
 A *manifest* lists every tensor with its dtype, shape and digest; its hash is the content hash of a version of the weights. Both
-ends compute the digests from the bytes that they hold, so a tensor that was dropped, altered or swapped on the way shows.
+ends compute the digests from their own bytes, so a tensor that was dropped, altered or swapped is detected.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 MANIFEST = "manifest.json"
-_CHUNK = 1 << 20  # lanes hashed at a time: the temporaries stay in the processor's cache
+_CHUNK = 1 << 20  # lanes hashed at a time, so that temporaries stay in the processor's cache
 # Odd 64-bit constants of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014), as int64.
 _STEP, _MIX = -7046029254386353131, -4658895280553007687
 
 
 class WeightsDiffer(Exception):
-    """What arrived is not what was sent. The message names the tensor."""
+    """The received weights differ from those sent. The message names the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,20 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a version of the weights consists of, in the order in which it travels."""
+    """The tensors of a version of the weights, in the order of transfer."""
 
-    version: int  # updates that these weights have seen
+    version: int  # number of updates made to these weights
     tensors: tuple[TensorEntry, ...]
 
     @property
     def content_hash(self) -> str:
-        """32 hex digits, of names, dtypes, shapes and digests; not of the version."""
+        """Hash of names, dtypes, shapes and digests, but not of the version; 32 hex digits."""
         lines = sorted(f"{each.name} {each.dtype} {list(each.shape)} {each.digest}" for each in self.tensors)
         return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors together."""
+        """Total size of all tensors."""
         return sum(each.nbytes for each in self.tensors)
 
     def to_json(self) -> str:
@@ -69,7 +69,7 @@ class Manifest:
 
     @staticmethod
     def from_json(text: str) -> Manifest:
-        """Raises: WeightsDiffer when it is no manifest."""
+        """Parse a manifest. Raises: WeightsDiffer when the text is none."""
         try:
             value = json.loads(text)
             tensors = tuple(
@@ -81,7 +81,7 @@ class Manifest:
 
 
 def manifest_of(weights: Iterable[tuple[str, Tensor]], version: int) -> Manifest:
-    """Raises: WeightsDiffer when a name comes twice."""
+    """Build a manifest. Raises: WeightsDiffer when a name occurs twice."""
     entries = tuple(entry_of(name, tensor) for name, tensor in weights)
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
@@ -95,17 +95,17 @@ def entry_of(name: str, tensor: Tensor) -> TensorEntry:
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> str:
-    """16 hex digits of a tensor's bytes, the same on every device; dtype and shape have no part in it.
+    """Hash a tensor's bytes to 16 hex digits, the same on every device; dtype and shape do not enter.
 
     Every 8 bytes are mixed with their position and summed modulo 2^64: fast on a GPU, where a cryptographic hash would first
-    have to copy everything to the host. It finds accidents, not forgeries.
+    have to copy everything to the host. It detects accidents, not forgeries.
     """
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     missing = -flat.numel() % 8
     if missing:
         flat = torch.cat([flat, flat.new_zeros(missing)])
     elif flat.storage_offset() % 8:
-        flat = flat.clone()  # int64 can look at aligned bytes only
+        flat = flat.clone()  # a view as int64 needs aligned bytes
     lanes = flat.view(torch.int64)
     total = torch.zeros((), dtype=torch.int64, device=lanes.device)
     for start in range(0, lanes.numel(), _CHUNK):
@@ -118,7 +118,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def check_tensor(expected: TensorEntry, tensor: Tensor) -> None:
-    """Raises: WeightsDiffer unless the tensor is the one that was sent."""
+    """Raises: WeightsDiffer unless the tensor equals the one that was sent."""
     found = entry_of(expected.name, tensor)
     if found != expected:
         for what in ("dtype", "shape"):
@@ -129,7 +129,7 @@ def check_tensor(expected: TensorEntry, tensor: Tensor) -> None:
 
 
 def check_names(expected: Iterable[str], found: Iterable[str]) -> None:
-    """Raises: WeightsDiffer when a tensor is missing or is one too many."""
+    """Raises: WeightsDiffer when a tensor is missing or superfluous."""
     wanted, had = set(expected), set(found)
     if missing := sorted(wanted - had):
         raise WeightsDiffer(f"{missing[0]} did not arrive ({len(missing)} of {len(wanted)} tensors are missing)")
@@ -143,7 +143,7 @@ def check_names(expected: Iterable[str], found: Iterable[str]) -> None:
 def write_folder(folder: Path, weights: Iterable[tuple[str, Tensor]], version: int, *, shard_bytes: int) -> Manifest:
     """Write weights as safetensors shards of about ``shard_bytes`` each, their index, and last the manifest.
 
-    At most one shard is copied at a time. Returns the manifest, whose digests are of the tensors in memory.
+    At most one shard is copied at a time. Returns: the manifest, with digests of the tensors in memory.
     """
     from safetensors.torch import save_file
 
@@ -177,7 +177,7 @@ def write_folder(folder: Path, weights: Iterable[tuple[str, Tensor]], version: i
 
 
 def read_manifest(folder: Path, content_hash: str) -> Manifest:
-    """The manifest of a folder. Raises: WeightsDiffer when it is missing, or is not the one announced."""
+    """Read the manifest of a folder. Raises: WeightsDiffer when it is missing, or is not the announced one."""
     try:
         manifest = Manifest.from_json((folder / MANIFEST).read_text())
     except OSError as error:
@@ -188,7 +188,7 @@ def read_manifest(folder: Path, content_hash: str) -> Manifest:
 
 
 def read_folder(folder: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a folder, each checked against the manifest before it is handed on, and at the end all of them.
+    """Yield the tensors of a folder, each after its check against the manifest; check completeness at the end.
 
     Raises: WeightsDiffer.
     """
@@ -199,7 +199,7 @@ def read_folder(folder: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - the file is no mapping
+                for name in file.keys():  # noqa: SIM118 - the file is not a mapping
                     tensor = file.get_tensor(name)
                     check_names(expected, {*expected, name})
                     check_tensor(expected[name], tensor)
@@ -211,7 +211,7 @@ def read_folder(folder: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]
 
 
 def check_folder(folder: Path, manifest: Manifest) -> None:
-    """Raises: WeightsDiffer when a folder does not hold what its manifest says."""
+    """Raises: WeightsDiffer when a folder does not match its manifest."""
     for _ in read_folder(folder, manifest):
         pass
 
@@ -220,7 +220,7 @@ def check_folder(folder: Path, manifest: Manifest) -> None:
 
 
 def buckets(entries: Sequence[TensorEntry], bucket_bytes: int) -> list[list[TensorEntry]]:
-    """Consecutive tensors whose bytes together fit into a bucket; a tensor larger than that has one of its own."""
+    """Group consecutive tensors whose bytes together fit into a bucket; a larger tensor gets a bucket of its own."""
     cut: list[list[TensorEntry]] = []
     room = 0
     for entry in entries:
@@ -235,7 +235,7 @@ def buckets(entries: Sequence[TensorEntry], bucket_bytes: int) -> list[list[Tens
 def send_buckets(group: Any, weights: Iterable[tuple[str, Tensor]], manifest: Manifest, bucket_bytes: int) -> None:
     """Broadcast from rank 0 of a process group: one flat uint8 tensor per bucket, on the device of the weights.
 
-    Raises: WeightsDiffer when the weights are not those of the manifest, by name.
+    Raises: WeightsDiffer when the names differ from those of the manifest.
     """
     rest = iter(weights)
     for bucket in buckets(manifest.tensors, bucket_bytes):
@@ -251,9 +251,9 @@ def send_buckets(group: Any, weights: Iterable[tuple[str, Tensor]], manifest: Ma
 def receive_buckets(
     group: Any, manifest: Manifest, bucket_bytes: int, device: torch.device | str
 ) -> Iterator[tuple[str, Tensor]]:
-    """What ``send_buckets`` sends, tensor by tensor, each checked before it is handed on.
+    """Yield the tensors sent by ``send_buckets``, each after its check.
 
-    Every bucket is received even when one is wrong, so that the sender is not left waiting. Raises: WeightsDiffer at the end.
+    Every bucket is received even when one is wrong, so that the sender does not block. Raises: WeightsDiffer at the end.
     """
     wrong: WeightsDiffer | None = None
     for bucket in buckets(manifest.tensors, bucket_bytes):
@@ -277,10 +277,10 @@ def receive_buckets(
 
 
 def join_group(backend: str, address: str, port: int, rank: int, size: int, timeout_s: float) -> Any:
-    """A process group of its own, beside the default one that a sampler may have. ``backend`` is gloo or nccl."""
+    """Create a process group besides the default one that a sampler may have. ``backend`` is gloo or nccl."""
     from datetime import timedelta
 
-    dist: Any = import_module("torch.distributed")  # its C++ classes have no annotations
+    dist: Any = import_module("torch.distributed")  # its C++ classes lack annotations
     timeout = timedelta(seconds=timeout_s)
     store = dist.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
     if backend == "nccl":
@@ -291,7 +291,7 @@ def join_group(backend: str, address: str, port: int, rank: int, size: int, time
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Raises: WeightsDiffer for a name that is no dtype's."""
+    """Parse the name of a dtype. Raises: WeightsDiffer for an unknown name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise WeightsDiffer(f"{name} is no dtype")
@@ -299,5 +299,5 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """The tensor in memory of its own on the host: safetensors refuses views that share some."""
+    """Copy a tensor to host memory of its own: safetensors rejects views that share memory."""
     return tensor.detach().to("cpu", copy=True).contiguous()

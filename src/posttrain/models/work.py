@@ -1,4 +1,4 @@
-"""Counting a model's matrices, and timing the device's arithmetic."""
+"""Cost of a model's update, and the measured speed of a device's arithmetic."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from posttrain.records.work import Work
 
 SIZES = {"cpu": 768, "cuda": 8192}  # of the square matrices whose product is timed
-TRIES = 3  # of which the best counts; about 10 ms in all on a CPU core
+TRIES = 3  # the best one counts; about 10 ms in all on a CPU core
 
 
 def work_of(model: PreTrainedModel, *, shares_prompts: bool) -> Work | None:
-    """What an update of this model is, and how fast its device multiplies; None where 6 operations per token and parameter
-    would be wrong: with an adapter (frozen weights have no gradient) and with experts (a token meets a few of them)."""
+    """Return the cost of an update of this model, and its device's speed; None where 6 operations per token and parameter would
+    be wrong: with an adapter (frozen weights have no gradient) and with experts (a token passes through a few of them)."""
     config = model.config.get_text_config()
     experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
     if experts or not all(parameter.requires_grad for parameter in model.parameters()):
@@ -33,7 +33,7 @@ def work_of(model: PreTrainedModel, *, shares_prompts: bool) -> Work | None:
 
 
 def matrix_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a product of two large matrices, the best of a few tries."""
+    """Measure the operations per second of a product of two large matrices, as the best of a few tries."""
     size = SIZES.get(device.type, SIZES["cpu"])
     one = torch.ones(size, size, device=device, dtype=dtype)
     best = 0.0

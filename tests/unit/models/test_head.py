@@ -135,7 +135,7 @@ class _OtherLayer(_Odd):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (_Squared, "it changes its logits in a way that is not known here"),
+        (_Squared, "it transforms its logits in an unknown way"),
         (_Unused, "its forward pass calls the output layer 0 times"),
         (_Divided, "what enters its output layer is not the last hidden state of its body"),
         (_OtherLayer, "its output layer is Sequential, not a plain linear layer"),
@@ -150,7 +150,7 @@ def test_cap_that_the_configuration_does_not_name_is_unknown(tmp_path: Path) -> 
         def changed(self, logits: Tensor) -> Tensor:
             return 30 * torch.tanh(logits / 30)
 
-    assert head_form(Capped(make_model(tmp_path, "llama"))) == "it changes its logits in a way that is not known here"  # type: ignore[arg-type]
+    assert head_form(Capped(make_model(tmp_path, "llama"))) == "it transforms its logits in an unknown way"  # type: ignore[arg-type]
 
 
 def test_states_that_several_ask_for_have_the_same_gradient_every_time() -> None:

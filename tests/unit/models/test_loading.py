@@ -154,7 +154,7 @@ def write_config(folder: Path, model_type: str, **changes: Any) -> Path:
         ("gemma2", {"attn_logit_softcapping": 50.0}, "soft-capped attention logits"),
         ("gpt_oss", {}, "attention sinks"),
         ("deepseek_v3", {}, "multi-head latent attention"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "attention that looks ahead"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "attention to later tokens"),
         (
             "qwen3_next",
             {"layer_types": ["linear_attention", "full_attention"]},

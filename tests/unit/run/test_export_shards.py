@@ -111,7 +111,7 @@ def test_a_pickle_that_would_run_a_command_is_refused(actor: Path, tmp_path: Pat
     shutil.copytree(actor, bad)
     torch.save({"weight": Malicious(tmp_path / "run")}, bad / "model_world_size_2_rank_1.pt")
     with pytest.raises(
-        ModelError, match=r"rank_1\.pt asks for more than tensors \(posix\.system\); nothing of it was run"
+        ModelError, match=r"rank_1\.pt holds more than tensors \(posix\.system\); nothing of it was run"
     ):
         export_checkpoint(bad, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["actor"]
