@@ -147,3 +147,19 @@ def test_faults_of_supervised_fine_tuning(tmp_path: Path, tiny_llama: Path, noti
     assert [alarm.split(":")[0] for alarm in found] == ["step 7"] * len(found)
     assert "the loss has jumped: policy/loss is " in found[0]
     assert found[0].endswith("in the training files") and "train.jsonl:2" in found[0]
+
+
+def test_a_reward_with_the_wrong_sign_is_reported_before_the_first_step(
+    run: Run, noting: Noting, tmp_path: Path
+) -> None:
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{n}+0="}],
+            "reward_model": {"ground_truth": str(n)},
+            "data_source": "s",
+        }
+        for n in range(8)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(1, reward="def score(solution_str, ground_truth):\n    return -float(solution_str == ground_truth)\n")
+    assert noting.said[0].startswith("warning: the reward gives reference answers less than wrong ones: -1 and 0")

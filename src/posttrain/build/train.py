@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from posttrain.backends.environments.start import start_worlds
@@ -29,11 +29,12 @@ from posttrain.records.prompts import Prompt
 from posttrain.registry import RUNTIMES
 from posttrain.rewards.no_terms import NothingToScore
 from posttrain.rewards.scorer import Scorer
-from posttrain.rewards.served import start_scorer
+from posttrain.rewards.served import queries_a_server, start_scorer
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.lifetime import begin_run, under_way
 from posttrain.run.progress import Progress
 from posttrain.run.run_folder import RunFolder
+from posttrain.steps.reference_answers import reference_warning
 from posttrain.steps.shape_rewards import RewardState
 
 
@@ -106,9 +107,19 @@ def _train(
             device=roles.device,
             notes=[*notes, *overlong, *unread, *roles.notes],
         )
+        if first_step == 1 and checks_references(config):
+            encode = partial(tokenizer.encode, add_special_tokens=False)
+            if warning := reference_warning(scorer, training_prompts, encode):
+                trackers.message(f"warning: {warning}")
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
             rl_sync.run(roles, scorer, loader, rewards, progress, plan, run, token_texts_of(tokenizer))
     return folder.path
+
+
+def checks_references(config: RunConfig) -> bool:
+    """Return True when the reward is only made of functions, which are quick and cost nothing to call."""
+    functions = not any(queries_a_server(term) for term in config.reward.terms)
+    return config.reward.check_references and bool(config.reward.terms) and config.reward.model is None and functions
 
 
 def run_scorer(config: RunConfig) -> Scorer:

@@ -72,6 +72,9 @@ class RewardConfig(Section):
     """Reward terms; a response's reward is their weighted sum."""
     model: RewardModelConfig | None = None
     """A reward model, whose score is added to the terms; null has none."""
+    check_references: bool = True
+    """Before the first step, score the reference answers of a few prompts beside wrong ones and warn when the reward prefers the
+    wrong ones or finds no right one. Not done with rewards that ask a server, or with a reward model."""
     workers: int | None = Field(default=None, ge=1)
     """Processes that score; null means one per core, at most 4."""
     timeout_s: float = Field(default=10.0, gt=0.0, le=1e7)
