@@ -288,6 +288,25 @@ def test_the_users_own_file_is_imported_once(spec: EnvSpec) -> None:
         host.close()
 
 
+def unshared_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def test_processes_share_what_the_users_file_loads(spec: EnvSpec) -> None:
+    """64 MiB of it: each process holds at most 15 MiB of its own."""
+    file = Path(spec.name.partition(":")[0])
+    file.write_text(f"LOADED = [bytes([each % 256]) * 4096 for each in range(16384)]\n{file.read_text()}")
+    host = ProcessHost(8, timeout_s=20.0, own=[spec.name])
+    try:
+        for number in range(8):
+            begun(host, spec, f"{number}")
+        held = [unshared_mib(worker.pid) for worker in host._workers]
+        assert len(held) == 8 and max(held) < 15
+    finally:
+        host.close()
+
+
 @pytest.mark.parametrize(
     "beginning",
     [
