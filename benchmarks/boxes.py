@@ -19,14 +19,14 @@ from common import median, print_table
 
 from posttrain.sandbox.boxes import Program, run
 from posttrain.sandbox.layers import probe
-from posttrain.sandbox.walls import Limits
+from posttrain.sandbox.walls import BoxLimits
 
 SOURCE = "a, b = map(int, input().split())\nprint(a + b)"
 
 
 def in_a_box(walls: Sequence[str]) -> Callable[[int], bool]:
     program = Program(source=SOURCE, stdin="1 2\n")
-    return lambda _: run(program, Limits(), walls).stdout == b"3\n"
+    return lambda _: run(program, BoxLimits(), walls).stdout == b"3\n"
 
 
 def unprotected(_: int) -> bool:

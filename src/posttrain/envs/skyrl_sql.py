@@ -12,10 +12,10 @@ from skyrl_gym.tools import SQLCodeExecutorToolGroup
 from skyrl_gym.tools.core import tool
 
 from posttrain.rewards.scorers.text2sql import solution
-from posttrain.sandbox.boxes import Run
+from posttrain.sandbox.boxes import BoxRun
 from posttrain.sandbox.layers import walls_for
 from posttrain.sandbox.queries import all_rows, rows_of
-from posttrain.sandbox.walls import Limits
+from posttrain.sandbox.walls import BoxLimits
 
 # As in the package: of a question while the episode goes on, and of each of the two queries that are compared.
 QUESTION_S, COMPARED_S = 5.0, 30.0
@@ -27,8 +27,8 @@ def box_queries(env: SQLEnv, *, allow_unboxed: bool) -> None:
     walls = walls_for("the environment text2sql", allow_unboxed=allow_unboxed)
     file = Path(env.db_file).resolve()
 
-    def ask(query: str, timeout_s: float) -> Run:
-        return all_rows(file, query, Limits(timeout_s=timeout_s), walls)
+    def ask(query: str, timeout_s: float) -> BoxRun:
+        return all_rows(file, query, BoxLimits(timeout_s=timeout_s), walls)
 
     env.tool_group = BoxedQueries(env.db_path, ask)
     env.init_tool_groups([env.tool_group])
@@ -55,7 +55,7 @@ class BoxedQueries(SQLCodeExecutorToolGroup):
         return f"\n\n<observation>{told}\n{reminder}</observation>\n\n"
 
 
-def _told(done: Run, query: str, file: Path) -> str:
+def _told(done: BoxRun, query: str, file: Path) -> str:
     """The rows of a query as a table, or what went wrong."""
     if done.ended == "timeout":
         return f"SQL Timeout:\n{query}"

@@ -41,12 +41,12 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # the collector need not touch, and so copy, the pages that workers share
     control.send(READY)
-    _Server(control, module.serve, setup["memory_bytes"]).run()
+    _ForkServer(control, module.serve, setup["memory_bytes"]).run()
     descendants.kill_all_descendants()
     os._exit(0)
 
 
-class _Server:
+class _ForkServer:
     def __init__(self, control: socket.socket, serve: Callable[[int], object], memory_bytes: int):
         self._control = control
         self._serve = serve

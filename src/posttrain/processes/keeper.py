@@ -37,7 +37,7 @@ SHOWN_CHARACTERS = 600  # of the last output, shown where a worker ends without 
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class ForkedWorker:
     """A forked worker, seen from its keeper."""
 
     pid: int
@@ -103,7 +103,7 @@ class Keeper:
         self._requests = requests
         self._replies = replies
         self._handler: Handler | None = None  # None: each worker loads its own
-        self._worker: Worker | None = None
+        self._worker: ForkedWorker | None = None
         self._trainer = os.getppid()
 
     def begin(self, *, load_in_worker: bool) -> bool:
@@ -164,7 +164,7 @@ class Keeper:
         gate_end.close()
         for fd in (requests, replies, output):
             os.set_blocking(fd, False)
-        worker = self._worker = Worker(pid, requests, replies, output)
+        worker = self._worker = ForkedWorker(pid, requests, replies, output)
         try:
             reply = self._exchange(worker, b"", self._limits.load_s, counted=False)
         except Passed as passed:
@@ -207,7 +207,7 @@ class Keeper:
             self._end()  # a second answer to one call would be taken for the answer to the next
         return reply[:1].upper() + reply[1:]
 
-    def _exchange(self, worker: Worker, request: bytes, wall_s: float, *, counted: bool) -> bytes:
+    def _exchange(self, worker: ForkedWorker, request: bytes, wall_s: float, *, counted: bool) -> bytes:
         """Send a frame, and wait for one. Raises: Passed."""
         start = time.monotonic()
         look = start + LOOK_EVERY_S
@@ -241,7 +241,7 @@ class Keeper:
                 look = time.monotonic() + LOOK_EVERY_S
                 self._look(worker, counted)
 
-    def _drain(self, worker: Worker, counted: bool) -> bool:
+    def _drain(self, worker: ForkedWorker, counted: bool) -> bool:
         """Read what was printed. False when nothing more will come. Raises: Passed when it is too much."""
         with suppress(BlockingIOError):
             got = os.read(worker.output, 1 << 16)
@@ -252,7 +252,7 @@ class Keeper:
             return bool(got)
         return True
 
-    def _receive(self, worker: Worker, poller: select.poll) -> bytes | None:
+    def _receive(self, worker: ForkedWorker, poller: select.poll) -> bytes | None:
         """The reply, when it is whole. Raises: Passed."""
         with suppress(BlockingIOError):
             got = os.read(worker.replies, 1 << 16)
@@ -266,7 +266,7 @@ class Keeper:
         except frames.FrameTooLong as error:
             raise Passed(OUTPUT_LIMIT, f"the answer is too long: {error}") from None
 
-    def _ask_to_fork(self, worker: Worker) -> None:
+    def _ask_to_fork(self, worker: ForkedWorker) -> None:
         """Let a process pass that wants to fork. Raises: Passed when there are enough, which leaves it waiting to be killed."""
         assert worker.gate is not None
         number = fork_gate.waiting(worker.gate)
@@ -283,7 +283,7 @@ class Keeper:
         if count > self._limits.processes:
             raise Passed(PROCESS_LIMIT, f"{count} processes, and {self._limits.processes} are allowed")
 
-    def _look(self, worker: Worker, counted: bool) -> None:
+    def _look(self, worker: ForkedWorker, counted: bool) -> None:
         """Count what the call uses. Raises: Passed when it is too much, or the worker has ended."""
         self._reap(worker)
         if worker.ended is not None:
@@ -311,12 +311,12 @@ class Keeper:
             now = time.monotonic()
             worker.measure_again_at = now + 10 * (now - start)  # it is slow: no more than a tenth of the time
 
-    def _reap(self, worker: Worker) -> None:
+    def _reap(self, worker: ForkedWorker) -> None:
         for pid, status in descendants.ended_children():
             if pid == worker.pid:
                 worker.ended = status
 
-    def _wait_for_end(self, worker: Worker) -> None:
+    def _wait_for_end(self, worker: ForkedWorker) -> None:
         """A worker that has closed its pipe is ending, or has closed it on purpose: give it a moment to say how."""
         deadline = time.monotonic() + 0.2
         while worker.ended is None and time.monotonic() < deadline:
@@ -324,7 +324,7 @@ class Keeper:
             time.sleep(0.001)
         self._drain(worker, False)
 
-    def _end_what_was_left(self, worker: Worker) -> None:
+    def _end_what_was_left(self, worker: ForkedWorker) -> None:
         """Kill what the call has started and not waited for; the worker stays."""
         deadline = time.monotonic() + 5.0
         while left := set(proc.descendants(os.getpid())) - {worker.pid} - worker.spared:
@@ -367,7 +367,7 @@ def _has_more(fd: int) -> bool:
     return any(event & select.POLLIN for _, event in poller.poll(0))
 
 
-def _ended(worker: Worker) -> Passed:
+def _ended(worker: ForkedWorker) -> Passed:
     if worker.ended is not None and os.WIFSIGNALED(worker.ended) and os.WTERMSIG(worker.ended) == signal.SIGXCPU:
         return Passed(TIMEOUT, "the kernel's limit of CPU time was reached")
     return Passed(CRASHED, f"{_how(worker.ended)}{_with_output(worker)}")
@@ -382,7 +382,7 @@ def _how(status: int | None) -> str:
     return f"the process ended with exit code {os.WEXITSTATUS(status)}"
 
 
-def _with_output(worker: Worker) -> str:
+def _with_output(worker: ForkedWorker) -> str:
     text = worker.tail.decode(errors="replace").strip()
     fault = text.find("Fatal Python error")  # faulthandler's report: what was called last comes first
     text = text[fault:][:SHOWN_CHARACTERS] if fault >= 0 else text[-SHOWN_CHARACTERS:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 
-# The words of Failure.reason.
+# The words of CallFailure.reason.
 TIMEOUT = "timeout"  # more wall or CPU time than a call may take
 MEMORY = "memory"  # more memory than it may hold
 CRASHED = "crashed"  # the process ended: a signal, os._exit, …

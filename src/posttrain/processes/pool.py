@@ -31,13 +31,13 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CallFailure:
     reason: str  # a word of limits.py
     detail: str
 
 
-Reply = Answer | Failure
-_CLOSED = Failure(CRASHED, "the workers were closed")
+Reply = Answer | CallFailure
+_CLOSED = CallFailure(CRASHED, "the workers were closed")
 
 
 class WorkerPool:
@@ -90,13 +90,13 @@ class WorkerPool:
     def submit(self, call: Any, *, seed: int = 0) -> Future[Reply]:
         """Have a worker run the handler on ``call``, with Python's and NumPy's global generators at ``seed``.
 
-        The future never raises: what goes wrong is a Failure. Calls are begun in the order in which they are submitted.
+        The future never raises: what goes wrong is a CallFailure. Calls are begun in the order in which they are submitted.
         """
         future: Future[Reply] = Future()
         try:
             request = wire.to_bytes({"call": call, "seed": seed})
         except (TypeError, ValueError, RecursionError) as error:
-            future.set_result(Failure(EXCEPTION, str(error)))
+            future.set_result(CallFailure(EXCEPTION, str(error)))
             return future
         with self._lock:
             if not self._closed:
@@ -128,7 +128,7 @@ class WorkerPool:
             try:
                 reply: Reply = _CLOSED if self._closed else line.call(request)
             except Exception as error:  # noqa: BLE001 - nobody waits for a future that a broken machine has left behind
-                reply = Failure(CRASHED, f"the worker cannot be reached: {type(error).__name__}: {error}"[:500])
+                reply = CallFailure(CRASHED, f"the worker cannot be reached: {type(error).__name__}: {error}"[:500])
                 with suppress(Exception):
                     line.end()  # what it would still say is not the answer to the next call
             future.set_result(reply)
@@ -218,7 +218,7 @@ class _Line:
             try:
                 self._start()
             except ConfigError as error:
-                return Failure(CRASHED, f"a new worker could not be made: {error}"[:500])
+                return CallFailure(CRASHED, f"a new worker could not be made: {error}"[:500])
         load_s = (
             self._limits.load_s if self._setup["load_in_worker"] else 0.0
         )  # a killed worker loads before it answers
@@ -228,13 +228,13 @@ class _Line:
         except (frames.PipeClosed, frames.FrameTooLong) as error:
             said = self._last_words()
             self.end()
-            return Failure(CRASHED, f"the process that watches the worker was ended ({type(error).__name__}){said}")
+            return CallFailure(CRASHED, f"the process that watches the worker was ended ({type(error).__name__}){said}")
         except TimeoutError:
             self.end()
-            return Failure(TIMEOUT, "the process that watches the worker does not answer")
+            return CallFailure(TIMEOUT, "the process that watches the worker does not answer")
         except OSError as error:
             self.end()
-            return Failure(CRASHED, f"the process that watches the worker cannot be reached: {error}")
+            return CallFailure(CRASHED, f"the process that watches the worker cannot be reached: {error}")
         return _reply(reply)
 
     def _write(self, data: bytes, timeout_s: float) -> None:
@@ -285,7 +285,7 @@ def _reply(data: bytes) -> Reply:
             return Answer(value)
         if data[:1] == FAILURE:
             reason, detail = value
-            return Failure(str(reason), str(detail))
+            return CallFailure(str(reason), str(detail))
     except (ValueError, UnicodeDecodeError) as error:
-        return Failure(CRASHED, f"the worker's answer cannot be read: {error}"[:500])
-    return Failure(OUTPUT_LIMIT, "the worker's answer is of no known kind")
+        return CallFailure(CRASHED, f"the worker's answer cannot be read: {error}"[:500])
+    return CallFailure(OUTPUT_LIMIT, "the worker's answer is of no known kind")

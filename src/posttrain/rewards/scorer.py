@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from posttrain.config.reward import RewardConfig
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.processes.limits import CRASHED, MEMORY, TIMEOUT, Limits
-from posttrain.processes.pool import Answer, Failure, Reply, WorkerPool
+from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
 from posttrain.rewards.bisection import call_with_bisection
@@ -231,7 +231,7 @@ class ScorerInWorkers:
         """Return True when computer algebra may have exceeded a limit, and that scores 0."""
         return (
             self._overrun_is_zero
-            and isinstance(reply, Failure)
+            and isinstance(reply, CallFailure)
             and reply.reason in (TIMEOUT, MEMORY)
             and any(term.calculates and term.counts_for(prompt.data_source) for term in self._terms)
         )
@@ -260,7 +260,7 @@ def _call(prompt: Mapping[str, Any], text: ResponseText, *, plain_answer: bool =
 
 
 def _detail(reply: Reply) -> str:
-    return reply.detail if isinstance(reply, Failure) else ""
+    return reply.detail if isinstance(reply, CallFailure) else ""
 
 
 def _batch_of(reply: Reply, count: int) -> list[TermAnswer] | Invalid:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from posttrain.processes import start
 from posttrain.processes.frames import PipeClosed
 from posttrain.sandbox.messages import read_message, write_message
-from posttrain.sandbox.walls import Limits
+from posttrain.sandbox.walls import BoxLimits
 
 # How a run ended: by itself, by a signal (a crash, or the kernel's limit of CPU time), or because it passed a limit.
 Ended = Literal["exit", "signal", "timeout", "output", "threads"]
@@ -50,7 +50,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BoxRun:
     """What a program did. ``result`` is what the function returned, as JSON text; all three texts are the program's word."""
 
     ended: Ended
@@ -77,10 +77,10 @@ class Run:
         return {"timeout": "out of time", "output": "too much output", "threads": "too many threads"}[self.ended]
 
 
-def run(program: Program, limits: Limits, walls: Sequence[str]) -> Run:
+def run(program: Program, limits: BoxLimits, walls: Sequence[str]) -> BoxRun:
     """Run it behind these walls, all of which must go up.
 
-    Raises: BoxError. Whatever the program does is a Run.
+    Raises: BoxError. Whatever the program does is a BoxRun.
     """
     waited = _waiting_one()
     if waited is not None:
@@ -91,7 +91,7 @@ def run(program: Program, limits: Limits, walls: Sequence[str]) -> Run:
     return _run_in(_Warden(), program, limits, walls)
 
 
-def _run_in(warden: _Warden, program: Program, limits: Limits, walls: Sequence[str]) -> Run:
+def _run_in(warden: _Warden, program: Program, limits: BoxLimits, walls: Sequence[str]) -> BoxRun:
     try:
         answer = warden.run(program, limits, walls)
     except BaseException:
@@ -114,7 +114,7 @@ class _Warden:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._replies = self._process.stdin, self._process.stdout
 
-    def run(self, program: Program, limits: Limits, walls: Sequence[str]) -> Run:
+    def run(self, program: Program, limits: BoxLimits, walls: Sequence[str]) -> BoxRun:
         header = {
             "walls": list(walls),
             "limits": limits.to_json(),
@@ -135,7 +135,7 @@ class _Warden:
         if "reason" in reply:
             raise BoxError(reply["wall"], reply["reason"])
         stdout, stderr, result = outputs
-        return Run(
+        return BoxRun(
             stdout=stdout,
             stderr=stderr,
             result=result,

@@ -14,9 +14,9 @@ from pathlib import Path
 from posttrain.errors import ConfigError, Problem
 from posttrain.sandbox import kernel, landlock
 from posttrain.sandbox.boxes import BoxError, Program, close, run, waiting
-from posttrain.sandbox.walls import WALLS, Limits
+from posttrain.sandbox.walls import WALLS, BoxLimits
 
-# At least one of each must be up for a program to count as boxed in. Limits of time, memory, output and files, no privileges,
+# At least one of each must be up for a program to count as boxed in. BoxLimits of time, memory, output and files, no privileges,
 # no environment and no open files are there whatever the kernel offers.
 NEEDED = {
     "files of the host": ("mount", "landlock"),
@@ -167,7 +167,7 @@ def _try_to_escape(walls: list[str]) -> tuple[str, ...]:
         canary.chmod(0o666)
         with kernel.message_queue() as queue:
             given = [str(canary), listener.getsockname()[1], str(Path(folder, "written")), queue]
-            done = run(Program(source=_ESCAPES, stdin=json.dumps(given)), Limits(timeout_s=20.0), walls)
+            done = run(Program(source=_ESCAPES, stdin=json.dumps(given)), BoxLimits(timeout_s=20.0), walls)
         if not done.finished:
             raise BoxError("", f"a program in the box did not run: {done.why()}")
         return tuple(json.loads(done.stdout))

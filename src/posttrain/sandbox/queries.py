@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.sandbox.boxes import Program, Run, run
-from posttrain.sandbox.walls import Limits
+from posttrain.sandbox.boxes import BoxRun, Program, run
+from posttrain.sandbox.walls import BoxLimits
 
 _OPEN = """
 import json, sqlite3, sys, urllib.parse
@@ -93,7 +93,7 @@ class Rows:
     more: str  # "rows" or "characters": the limit that left further rows out; "" when there are none
 
 
-def first_rows(file: Path, query: str, limits: Limits, walls: Sequence[str], *, max_rows: int) -> Rows:
+def first_rows(file: Path, query: str, limits: BoxLimits, walls: Sequence[str], *, max_rows: int) -> Rows:
     """Answer a query that may only read, and call the functions of FUNCTIONS.
 
     Raises: QueryFailed; BoxError when there is no box.
@@ -121,12 +121,12 @@ def first_rows(file: Path, query: str, limits: Limits, walls: Sequence[str], *, 
         raise QueryFailed("the query was ended: its answer cannot be read") from error
 
 
-def all_rows(file: Path, query: str, limits: Limits, walls: Sequence[str]) -> Run:
+def all_rows(file: Path, query: str, limits: BoxLimits, walls: Sequence[str]) -> BoxRun:
     """Run a query with all that SQLite can do; ``rows_of`` a finished run are its rows. Raises: BoxError."""
     return _run(_ALL_ROWS, file, {"path": str(file), "sql": query}, limits, walls)
 
 
-def rows_of(done: Run) -> frozenset[tuple[Any, ...]]:
+def rows_of(done: BoxRun) -> frozenset[tuple[Any, ...]]:
     """Raises: ValueError when what the box says is no list of rows."""
     try:
         rows = [[tuple(cell) if isinstance(cell, list) else cell for cell in row] for row in json.loads(done.stdout)]
@@ -135,5 +135,5 @@ def rows_of(done: Run) -> frozenset[tuple[Any, ...]]:
         raise ValueError("the answer is no list of rows") from error
 
 
-def _run(program: str, file: Path, given: dict[str, Any], limits: Limits, walls: Sequence[str]) -> Run:
+def _run(program: str, file: Path, given: dict[str, Any], limits: BoxLimits, walls: Sequence[str]) -> BoxRun:
     return run(Program(source=_OPEN + program, stdin=json.dumps(given), readable=(str(file),)), limits, walls)

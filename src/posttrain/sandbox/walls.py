@@ -44,7 +44,7 @@ class WallError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class BoxLimits:
     """Of one run. They hold whatever walls there are."""
 
     # Time from the program's first line, less the time for which it was ready and waited for a core, so that a busy machine
@@ -77,7 +77,7 @@ def leave(walls: Sequence[str]) -> None:
         _put("pid", partial(kernel.unshare, kernel.CLONE_NEWPID))
 
 
-def shut(walls: Sequence[str], limits: Limits, readable: Sequence[str], number: int) -> None:
+def shut(walls: Sequence[str], limits: BoxLimits, readable: Sequence[str], number: int) -> None:
     """The part that comes after the fork. What is left of this process's privileges goes last. ``number`` is this box's own.
 
     Raises: WallError; OSError when the limits or the privileges cannot be changed.
@@ -133,7 +133,7 @@ def _become_nobody(number: int, *, sees_own_files: bool) -> None:
     os.setresuid(user, user, user)
 
 
-def _limit(limits: Limits, open_files: int, *, count_threads: bool) -> None:
+def _limit(limits: BoxLimits, open_files: int, *, count_threads: bool) -> None:
     """The kernel counts threads by user; where the box has none of its own, the warden counts them."""
     cpu_s = int(limits.timeout_s) + 1
     for kind, value in (

@@ -72,7 +72,7 @@ def run(request: dict[str, Any], source: bytes, stdin: bytes) -> tuple[dict[str,
     Returns: how it ended, and what it wrote to stdout, to stderr and as its result.
     Raises: NoBox.
     """
-    limits = walls.Limits(**request["limits"])
+    limits = walls.BoxLimits(**request["limits"])
     given = os.memfd_create("stdin")
     _write_all(given, stdin)
     os.lseek(given, 0, os.SEEK_SET)
@@ -95,7 +95,7 @@ def run(request: dict[str, Any], source: bytes, stdin: bytes) -> tuple[dict[str,
         _clear_up()
 
 
-def _begin(request: dict[str, Any], limits: walls.Limits, source: str, ends: list[int], number: int) -> Never:
+def _begin(request: dict[str, Any], limits: walls.BoxLimits, source: str, ends: list[int], number: int) -> Never:
     """In the new process: put up the walls and run."""
     try:
         _own_files(ends)
@@ -136,7 +136,7 @@ def _wait_for_walls(status: int) -> None:
             raise NoBox(*(json.loads(said) if said else ("", "the boxed process died while it put up its walls")))
 
 
-def _watch(pid: int, reads: dict[str, int], limits: walls.Limits) -> tuple[dict[str, Any], list[bytes]]:
+def _watch(pid: int, reads: dict[str, int], limits: walls.BoxLimits) -> tuple[dict[str, Any], list[bytes]]:
     start, waited_before = time.monotonic(), proc.core_wait_s(pid)
     waited_s, deadline = 0.0, start + limits.timeout_s
     outputs = {name: bytearray() for name in ("stdout", "stderr", "result")}

@@ -24,7 +24,7 @@ from posttrain.errors import ConfigError
 from posttrain.processes import descendants, fork_gate, frames, proc, wire
 from posttrain.processes import pool as pool_module
 from posttrain.processes.limits import Limits
-from posttrain.processes.pool import Answer, Failure, Reply, WorkerPool
+from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
 
 # A module of handlers. `loaded` says in which process it was loaded.
 SOURCE = """
@@ -134,7 +134,7 @@ def test_what_crosses_comes_back_equal(make: Make) -> None:
     assert worker not in (os.getpid(), loaded)  # forked from the process that has loaded
     assert value(pool.submit(math.inf))[1] == math.inf
     assert value(pool.submit(np.arange(3)))[1] == [0, 1, 2]
-    assert pool.submit(object()).result() == Failure("exception", "a object cannot be handed to another process")
+    assert pool.submit(object()).result() == CallFailure("exception", "a object cannot be handed to another process")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_worker_with_a_thread_left_in_it_is_replaced(make: Make, begins: str, 
 
 def test_a_second_answer_to_one_call_is_not_the_answer_to_the_next(make: Make) -> None:
     pool = make("answers_twice")
-    assert isinstance(pool.submit("twice").result(), Failure)
+    assert isinstance(pool.submit("twice").result(), CallFailure)
     assert [value(pool.submit(call)) for call in ("a", "b", "c")] == ["a", "b", "c"]
 
 
@@ -195,12 +195,12 @@ def test_a_keeper_that_was_stopped_is_replaced(make: Make, monkeypatch: pytest.M
     pool = make("stops_its_keeper", wall_s=0.3)
     assert value(pool.submit("1")) == 1
     failure = pool.submit("stop").result(timeout=20)
-    assert failure == Failure("timeout", "the process that watches the worker does not answer")
+    assert failure == CallFailure("timeout", "the process that watches the worker does not answer")
     assert value(pool.submit("x" * 10**6)) == 10**6
     keeper = pool._lines[0]._process
     assert keeper is not None
     keeper.send_signal(signal.SIGSTOP)
-    assert isinstance(pool.submit("x" * 10**6).result(timeout=20), Failure)
+    assert isinstance(pool.submit("x" * 10**6).result(timeout=20), CallFailure)
     assert value(pool.submit("12")) == 2
 
 
@@ -215,7 +215,7 @@ def test_a_machine_on_which_nothing_can_be_started_is_told_and_holds_nobody_up(
     with pytest.raises(ConfigError, match=r"cannot be started: .*No space left on device"):
         pool.check()
     failure = pool.submit(1).result(timeout=20)
-    assert isinstance(failure, Failure) and "No space left on device" in failure.detail
+    assert isinstance(failure, CallFailure) and "No space left on device" in failure.detail
 
 
 def test_what_nobody_has_thought_of_fails_its_call_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,9 @@ def test_what_nobody_has_thought_of_fails_its_call_alone(make: Make, monkeypatch
         raise ArithmeticError("?")
 
     monkeypatch.setattr(frames, "read_frame", once)
-    assert pool.submit(2).result(timeout=20) == Failure("crashed", "the worker cannot be reached: ArithmeticError: ?")
+    assert pool.submit(2).result(timeout=20) == CallFailure(
+        "crashed", "the worker cannot be reached: ArithmeticError: ?"
+    )
     assert value(pool.submit(3))[1] == 3  # and not what was still to be read of 2
 
 
@@ -301,7 +303,7 @@ def test_loading_that_fails_says_why(make: Make, name: str, message: str) -> Non
         pool.check()
     assert name != "refuses" or raised.value.problems[0].field == "terms.0.path"
     failure = pool.submit(1).result()
-    assert isinstance(failure, Failure) and failure.reason == "crashed" and "could not be made" in failure.detail
+    assert isinstance(failure, CallFailure) and failure.reason == "crashed" and "could not be made" in failure.detail
 
 
 @pytest.mark.skipif(not proc.LINUX, reason="descendants are found by way of /proc")
@@ -335,7 +337,7 @@ def test_a_call_after_closing_fails(make: Make) -> None:
     pool = make("echo")
     pool.check()
     pool.close()
-    assert pool.submit(1).result(timeout=5) == Failure("crashed", "the workers were closed")
+    assert pool.submit(1).result(timeout=5) == CallFailure("crashed", "the workers were closed")
 
 
 @pytest.mark.skipif(not proc.LINUX, reason="marks are found by way of /proc")

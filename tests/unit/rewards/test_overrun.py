@@ -10,7 +10,7 @@ import pytest
 
 from posttrain.config.reward import RewardConfig
 from posttrain.processes.limits import CRASHED, MEMORY, TIMEOUT
-from posttrain.processes.pool import Failure
+from posttrain.processes.pool import CallFailure
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.scorer import ScorerInWorkers, start_rewards
@@ -108,7 +108,7 @@ def test_which_failures_are_the_texts(start: Any, reason: str, scored: bool) -> 
             return future
         future.result()
         failed: Any = type(future)()
-        failed.set_result(Failure(reason, "said so"))
+        failed.set_result(CallFailure(reason, "said so"))
         return failed
 
     scorer._pool.submit = fail_first  # type: ignore[method-assign]

@@ -24,9 +24,9 @@ import pytest
 
 import posttrain
 from posttrain.sandbox import boxes
-from posttrain.sandbox.boxes import BoxError, Program, Run
+from posttrain.sandbox.boxes import BoxError, BoxRun, Program
 from posttrain.sandbox.layers import Layer, Layers, describe, probe, walls_for
-from posttrain.sandbox.walls import WALLS, Limits
+from posttrain.sandbox.walls import WALLS, BoxLimits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="boxes are made by Linux")
 
@@ -48,9 +48,9 @@ def walls(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return tuple(name for name in wanted if name not in off)
 
 
-def box(source: str, walls: tuple[str, ...] | None = None, stdin: str = "", **limits: float) -> Run:
+def box(source: str, walls: tuple[str, ...] | None = None, stdin: str = "", **limits: float) -> BoxRun:
     found = probe().walls if walls is None else walls
-    return boxes.run(Program(source=source, stdin=stdin), Limits(**limits), found)
+    return boxes.run(Program(source=source, stdin=stdin), BoxLimits(**limits), found)
 
 
 # Files of these names are tried to be made where every user may make some.
@@ -597,8 +597,8 @@ print(count)
 def test_what_is_in_a_box_ends_with_the_trainer() -> None:
     source = NAMED + "name()\ntime.sleep(60)"
     script = (
-        "from posttrain.sandbox.boxes import *; from posttrain.sandbox.walls import Limits; import sys\n"
-        f"run(Program(source={source!r}), Limits(timeout_s=60), {list(probe().walls)!r})"
+        "from posttrain.sandbox.boxes import *; from posttrain.sandbox.walls import BoxLimits; import sys\n"
+        f"run(Program(source={source!r}), BoxLimits(timeout_s=60), {list(probe().walls)!r})"
     )
     trainer = subprocess.Popen([sys.executable, "-c", script])
     deadline = time.monotonic() + 20
@@ -770,9 +770,9 @@ def test_a_warden_that_ended_while_it_waited_is_not_the_programs_fault(monkeypat
     monkeypatch.setattr(boxes._Warden, "alive", lambda self: True)
     warden._process.kill()
     warden._process.wait()
-    done = boxes.run(Program(source="print(2 + 2)"), Limits(), walls_for(probe(), allow_unboxed=True))
+    done = boxes.run(Program(source="print(2 + 2)"), BoxLimits(), walls_for(probe(), allow_unboxed=True))
     assert (done.finished, done.stdout) == (True, b"4\n")
     boxes.close()
     monkeypatch.setattr(boxes, "_COMMAND", [sys.executable, "-c", ""])  # a new one that ends at once
     with pytest.raises(BoxError, match="the process that watches the box has ended"):
-        boxes.run(Program(source="print(2 + 2)"), Limits(), walls_for(probe(), allow_unboxed=True))
+        boxes.run(Program(source="print(2 + 2)"), BoxLimits(), walls_for(probe(), allow_unboxed=True))

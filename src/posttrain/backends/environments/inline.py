@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from posttrain.backends.environments.make import Episode, closed_of, failure_of, start_of, step_of
+from posttrain.backends.environments.make import HostedEpisode, closed_of, failure_of, start_of, step_of
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec
 
 
@@ -13,12 +13,12 @@ class InlineHost:
     """An EnvHost without processes, limits and deadlines."""
 
     def __init__(self) -> None:
-        self._episodes: dict[str, Episode] = {}
+        self._episodes: dict[str, HostedEpisode] = {}
         self._events: list[tuple[str, EnvEvent]] = []
 
     def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
         def begin() -> dict[str, Any]:
-            self._episodes[episode] = Episode(spec, seed)
+            self._episodes[episode] = HostedEpisode(spec, seed)
             return self._episodes[episode].reset()
 
         self._do(episode, begin, start_of)

@@ -29,7 +29,7 @@ class BadAnswer(Exception):
     """What an environment returned is not what it should; says what."""
 
 
-class Episode:
+class HostedEpisode:
     """One environment in the process that steps it."""
 
     def __init__(self, spec: EnvSpec, seed: int):
@@ -111,7 +111,7 @@ def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
 
 
 def start_of(plain: Any) -> EnvStart | EnvFailed:
-    """What ``Episode.reset`` returned, looked at value by value: the environment is not the trainer's code."""
+    """What ``HostedEpisode.reset`` returned, looked at value by value: the environment is not the trainer's code."""
     try:
         values = _mapping(plain)
         return EnvStart(
@@ -125,7 +125,7 @@ def start_of(plain: Any) -> EnvStart | EnvFailed:
 
 
 def step_of(plain: Any) -> EnvStep | EnvFailed:
-    """The same for ``Episode.step``."""
+    """The same for ``HostedEpisode.step``."""
     try:
         values = _mapping(plain)
         done, stop = values.get("done"), values.get("stop")
@@ -151,7 +151,7 @@ def step_of(plain: Any) -> EnvStep | EnvFailed:
 
 
 def closed_of(plain: Any) -> Mapping[str, float] | EnvFailed:
-    """The same for ``Episode.close``."""
+    """The same for ``HostedEpisode.close``."""
     try:
         return metrics_of(_mapping(plain).get("metrics"))
     except BadAnswer as error:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain.backends.environments.make import Episode, builder_of, failure_of, spec_of
+from posttrain.backends.environments.make import HostedEpisode, builder_of, failure_of, spec_of
 from posttrain.libraries.own_code import load
 from posttrain.processes import wire
 from posttrain.processes.frames import PipeClosed, read_frame, write_frame
@@ -28,7 +28,7 @@ def preload(names: Sequence[str], own: Sequence[str]) -> None:
 def serve(fd: int) -> None:
     """Answer commands until the socket ends. Commands: {"do": "start", "spec": …, "seed": …}, {"do": "step", "action": …,
     "cut": …}, {"do": "close"}. Answers: {"ok": what the environment returned}, or {"failed": [reason, detail]}."""
-    episode: Episode | None = None
+    episode: HostedEpisode | None = None
     with contextlib.suppress(PipeClosed, ValueError):  # the trainer has gone
         while True:
             command = wire.from_bytes(read_frame(fd, MOST_BYTES))
@@ -36,7 +36,7 @@ def serve(fd: int) -> None:
             try:
                 if command["do"] == "start":
                     episode = None
-                    episode = Episode(spec_of(command["spec"]), command["seed"])
+                    episode = HostedEpisode(spec_of(command["spec"]), command["seed"])
                     answer = {"ok": episode.reset()}
                 elif command["do"] == "step":
                     assert episode is not None

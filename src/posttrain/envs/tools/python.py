@@ -11,7 +11,7 @@ from posttrain.interfaces.tool import Tool, ToolFailed, parameters
 from posttrain.registry import TOOLS
 from posttrain.sandbox.boxes import BoxError, Program, run
 from posttrain.sandbox.layers import walls_for
-from posttrain.sandbox.walls import Limits
+from posttrain.sandbox.walls import BoxLimits
 
 
 @TOOLS.register("python")
@@ -25,7 +25,7 @@ def python(*, timeout_s: float = 5.0, memory_mib: int = 1024, allow_unboxed: boo
     for name, value in (("timeout_s", timeout_s), ("memory_mib", memory_mib)):
         if value <= 0:
             raise ConfigError(Problem(f"{name} is {value}", fix="use more than 0"))
-    limits = Limits(timeout_s=timeout_s, memory_bytes=memory_mib << 20)
+    limits = BoxLimits(timeout_s=timeout_s, memory_bytes=memory_mib << 20)
     walls = walls_for("the tool python", allow_unboxed=allow_unboxed)
     return Tool(
         name="python",
@@ -35,7 +35,7 @@ def python(*, timeout_s: float = 5.0, memory_mib: int = 1024, allow_unboxed: boo
     )
 
 
-def _run(arguments: Mapping[str, Any], *, limits: Limits, walls: Sequence[str]) -> str:
+def _run(arguments: Mapping[str, Any], *, limits: BoxLimits, walls: Sequence[str]) -> str:
     """Return standard output, and after an error its last line. Raises: ToolFailed when no sandbox can be created."""
     try:
         done = run(Program(source=str(arguments["code"])), limits, walls)

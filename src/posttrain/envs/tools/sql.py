@@ -14,7 +14,7 @@ from posttrain.registry import TOOLS
 from posttrain.sandbox.boxes import BoxError
 from posttrain.sandbox.layers import walls_for
 from posttrain.sandbox.queries import QueryFailed, first_rows
-from posttrain.sandbox.walls import Limits
+from posttrain.sandbox.walls import BoxLimits
 
 
 @TOOLS.register("sql")
@@ -49,7 +49,7 @@ def sql(
         run=partial(
             _answer,
             database=path,
-            limits=Limits(timeout_s=timeout_s, memory_bytes=memory_mib << 20),
+            limits=BoxLimits(timeout_s=timeout_s, memory_bytes=memory_mib << 20),
             walls=walls_for("the tool sql", allow_unboxed=allow_unboxed),
             max_rows=max_rows,
         ),
@@ -69,7 +69,7 @@ def _tables(database: Path) -> list[str]:
 
 
 def _answer(
-    arguments: Mapping[str, Any], *, database: Path, limits: Limits, walls: Sequence[str], max_rows: int
+    arguments: Mapping[str, Any], *, database: Path, limits: BoxLimits, walls: Sequence[str], max_rows: int
 ) -> str:
     try:
         found = first_rows(database, str(arguments["query"]), limits, walls, max_rows=max_rows)

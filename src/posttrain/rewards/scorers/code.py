@@ -14,9 +14,9 @@ from posttrain.records.prompts import Prompt
 from posttrain.registry import REWARDS
 from posttrain.rewards.code_tests import Block, Case, Form, cases_of, code_of, returned, same_output, same_value
 from posttrain.rewards.options import OWN_SHARE, RunWide, check_choice, too_large, too_slow
-from posttrain.sandbox.boxes import Program, Run, run
+from posttrain.sandbox.boxes import BoxRun, Program, run
 from posttrain.sandbox.layers import walls_for
-from posttrain.sandbox.walls import Limits
+from posttrain.sandbox.walls import BoxLimits
 
 # Defaults for one test and for one program, or the limits of the reward section where those are lower.
 _TEST_S = 5.0
@@ -70,7 +70,7 @@ def code(
     if problems:
         raise ConfigError(problems)
     most_mib = min(_MIB, int(run_wide.memory_gib * 512))
-    limits = Limits(timeout_s=timeout_s or min(_TEST_S, total_s), memory_bytes=(memory_mib or most_mib) << 20)
+    limits = BoxLimits(timeout_s=timeout_s or min(_TEST_S, total_s), memory_bytes=(memory_mib or most_mib) << 20)
     return partial(
         _score,
         form=form,
@@ -92,7 +92,7 @@ def _score(
     *,
     form: Form,
     block: Block,
-    limits: Limits,
+    limits: BoxLimits,
     time_limit_s: float,
     max_tests: int | None,
     continuous: bool,
@@ -141,7 +141,7 @@ def _program(source: str, case: Case) -> Program:
     return Program(source=source, stdin=case.stdin, function=case.function, arguments=case.arguments)
 
 
-def passes(done: Run, case: Case, tolerance: float) -> bool:
+def passes(done: BoxRun, case: Case, tolerance: float) -> bool:
     """Return True when a run ended by itself, without an error, and gave the expected result."""
     if not done.finished:
         return False

@@ -16,7 +16,7 @@ from posttrain.rewards.options import OWN_SHARE, RunWide, too_slow
 from posttrain.rewards.spans import spans
 from posttrain.sandbox.layers import walls_for
 from posttrain.sandbox.queries import all_rows, rows_of
-from posttrain.sandbox.walls import Limits
+from posttrain.sandbox.walls import BoxLimits
 
 # Where each collection keeps its databases, below db_path.
 FOLDERS = {"synsql": "SynSQL-2.5M/databases", "spider": "spider/database", "bird": "bird/train/train_databases"}
@@ -47,10 +47,12 @@ def text2sql(*, db_path: str = "", timeout_s: float | None = None, run_wide: Run
         raise ConfigError(problems)
     walls = walls_for("the reward text2sql", allow_unboxed=run_wide.allow_unboxed_code)
     timeout_s = timeout_s or min(_LONGEST_S, OWN_SHARE / 2 * run_wide.timeout_s)
-    return functools.partial(_score, db_path=Path(db_path).resolve(), limits=Limits(timeout_s=timeout_s), walls=walls)
+    return functools.partial(
+        _score, db_path=Path(db_path).resolve(), limits=BoxLimits(timeout_s=timeout_s), walls=walls
+    )
 
 
-def _score(prompt: Prompt, response: str, *, db_path: Path, limits: Limits, walls: Sequence[str]) -> float:
+def _score(prompt: Prompt, response: str, *, db_path: Path, limits: BoxLimits, walls: Sequence[str]) -> float:
     """Raises: ValueError when the row names no database or a missing one, or the reference's own query fails; BoxError when a
     sandbox cannot be created."""
     if not isinstance(prompt.ground_truth, str) or not prompt.ground_truth.strip():
@@ -93,7 +95,7 @@ def _database(prompt: Prompt, db_path: Path) -> Path:
 
 
 @functools.lru_cache(maxsize=16)  # the responses of a group share it
-def _wanted(file: Path, query: str, limits: Limits, walls: tuple[str, ...]) -> frozenset[Any]:
+def _wanted(file: Path, query: str, limits: BoxLimits, walls: tuple[str, ...]) -> frozenset[Any]:
     reference = all_rows(file, query, limits, walls)
     if not reference.finished:
         raise ValueError(f"the reference's query fails: {reference.why()}")
