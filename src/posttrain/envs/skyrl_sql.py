@@ -56,7 +56,7 @@ class BoxedQueries(SQLCodeExecutorToolGroup):
 
 
 def _told(done: BoxRun, query: str, file: Path) -> str:
-    """The rows of a query as a table, or what went wrong."""
+    """The rows of a query as a table, or its error."""
     if done.ended == "timeout":
         return f"SQL Timeout:\n{query}"
     if not done.finished:
@@ -74,7 +74,7 @@ def _told(done: BoxRun, query: str, file: Path) -> str:
 
 
 def _reward(env: SQLEnv, ask: Any, action: str, done: bool) -> float:
-    """As in the package: -1 when the conversation does not have the form, else 1 for the reference's rows, 0 for others."""
+    """The package's reward: -1 when the conversation has the wrong format, else 1 for the reference's rows, 0 for others."""
     if not done:
         return 0
     query = solution("".join(message["content"] for message in env.chat_history))

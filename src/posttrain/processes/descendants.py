@@ -16,7 +16,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """From now on, descendants of this process whose parent dies become its children."""
+    """Make this process the parent of descendants whose own parent dies, from now on."""
     if proc.LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -36,7 +36,7 @@ def outlive_parent() -> None:
 
 
 def be_killed_first() -> None:
-    """Where memory runs out, the kernel kills this process and those it starts before any other."""
+    """Have the kernel kill this process and those it starts before any other when memory runs out."""
     with suppress(OSError):
         (proc.PROC / "self/oom_score_adj").write_text("1000")
 

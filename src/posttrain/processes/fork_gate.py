@@ -1,11 +1,11 @@
-"""Every new process of a worker asks its keeper first: seccomp's user notification (Linux 5.5, x86-64 and AArch64).
+"""A gate for forks: each new process of a worker waits until its keeper has counted it. Linux 5.5 and later, x86-64 and AArch64.
 
-A count that is looked at now and then loses against a fork bomb, whose processes outnumber the keeper on the processor before
-it has killed them; RLIMIT_NPROC counts all processes of a user, and none of root. With this filter the kernel stops whoever
-forks until the keeper has answered, in every descendant, and needs no privilege. Threads pass without asking. What is
-filtered can no longer gain privileges (a setuid program runs as its caller).
+Counting at intervals loses against a fork bomb, whose processes outnumber the keeper on the processor before it has killed
+them; RLIMIT_NPROC counts all processes of a user, and none of root. With seccomp's user notification the kernel stops every
+descendant that forks until the keeper has answered, and needs no privilege. Threads pass. A filtered process can no longer
+gain privileges (a setuid program runs as its caller).
 
-Where the kernel or a container forbids it there is no gate, and the keeper's count alone holds the limit.
+Where the kernel or a container forbids the filter there is no gate, and the keeper's count alone enforces the limit.
 Sources: seccomp(2), seccomp_unotify(2), linux/seccomp.h, linux/filter.h.
 """
 
@@ -47,8 +47,10 @@ class _Program(ctypes.Structure):
 
 
 def close_gate() -> int | None:
-    """From now on this process and its descendants wait for an answer whenever they fork. Returns the file descriptor that
-    answers are given on, for another process; None where there is no such thing."""
+    """Make this process and its descendants wait for an answer whenever they fork.
+
+    Returns: the file descriptor on which another process answers; None where the kernel has no such gate.
+    """
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:
         return None
     audit, set_filter, clone, clone3, forks = _MACHINES[platform.machine()]
@@ -62,7 +64,7 @@ def close_gate() -> int | None:
 
 
 def _filter(audit: int, clone: int, clone3: int, forks: tuple[int, ...]) -> bytes:
-    """clone3 keeps its flags in memory, where no filter can look: it is said not to exist, and C libraries use clone."""
+    """clone3 keeps its flags in memory, where no filter can look: it fails with ENOSYS, and C libraries use clone instead."""
     code = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, audit),
@@ -85,7 +87,7 @@ def _filter(audit: int, clone: int, clone3: int, forks: tuple[int, ...]) -> byte
 
 
 def waiting(fd: int) -> int | None:
-    """Take the next process that waits for leave to fork; the number by which it is answered. None when it is gone."""
+    """Take the next process that waits to fork: the number by which it is answered; None when the process is gone."""
     notification = bytearray(_NOTIF_BYTES)
     with suppress(OSError):
         fcntl.ioctl(fd, _NOTIF_RECV, notification)
@@ -107,7 +109,7 @@ def hand_over(end: socket.socket, fd: int | None) -> None:
 
 
 def receive(end: socket.socket) -> int | None:
-    """What ``hand_over`` has sent."""
+    """Receive the file descriptor that ``hand_over`` has sent."""
     _, fds, _, _ = socket.recv_fds(end, 1, 1)
     end.close()
     return fds[0] if fds else None

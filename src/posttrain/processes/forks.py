@@ -19,7 +19,7 @@ CLOSE_S = 15.0  # for it to end its workers
 
 @dataclass(frozen=True, slots=True)
 class ForkedEnd:
-    """How a worker has ended."""
+    """The end of a worker."""
 
     code: int  # exit code; minus the signal's number
     over_memory: bool  # the server has killed it for that
@@ -67,7 +67,7 @@ class ForkServer:
         return _end_of(self._ask(f"kill {pid}".encode()))
 
     def reap(self, pid: int) -> ForkedEnd:
-        """How a worker that has closed its socket has ended; what it has left behind is ended as well."""
+        """Reap a worker that has closed its socket, and end the processes that it has left behind."""
         return _end_of(self._ask(f"reap {pid}".encode()))
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
-"""The process between the trainer and a worker: it loads once, forks, watches, kills, and forks again.
+"""The process between the trainer and a worker: it loads the functions once, forks a worker, watches it, kills and replaces it.
 
-Started by ``pool.py`` as ``python -m posttrain.processes.keeper``. The first frame on stdin is the setup; then each
-frame is a call, answered by one frame on what was stdout. It ends, with everything below it, when its stdin does.
+Started by ``pool.py`` as ``python -m posttrain.processes.keeper``. The first frame on stdin is the setup; each further frame
+is a call, answered by one frame on the original stdout. The keeper ends, with everything below it, when its stdin does.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ForkedWorker:
 
 
 class Passed(Exception):
-    """A limit was passed, or the worker has ended. ``args`` are reason and detail."""
+    """A limit was exceeded, or the worker has ended. ``args`` are reason and detail."""
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def _own_pipes() -> tuple[int, int]:
-    """Take stdin and stdout away from whatever is loaded: it reads nothing and prints where errors go."""
+    """Keep stdin and stdout from the loaded modules: they read nothing, and print to stderr."""
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -107,10 +107,10 @@ class Keeper:
         self._trainer = os.getppid()
 
     def begin(self, *, load_in_worker: bool) -> bool:
-        """Load, fork the first worker, and tell the trainer how that went. False: there is nothing to go on with.
+        """Load, fork the first worker, and report to the trainer. Returns False when there is no worker.
 
-        A module may take for ever to be imported, and nobody looks for the trainer meanwhile. The thread that started this
-        process waits for the reply, so its end is the trainer's.
+        The import of a module may never return, and the keeper does not look for the trainer meanwhile. The thread that
+        started this process waits for the reply, so its end is the trainer's.
         """
         descendants.die_with_parent(self._trainer)
         reply = READY
@@ -146,7 +146,7 @@ class Keeper:
         return CANNOT_FORK if proc.thread_count() > 1 or descendants.has_children() else READY
 
     def _fork(self) -> bytes:
-        """Start a worker; what it says when it has loaded."""
+        """Start a worker; returns its report after loading."""
         request_end, requests = os.pipe()
         replies, reply_end = os.pipe()
         output, output_end = os.pipe()
@@ -181,7 +181,7 @@ class Keeper:
         return self._handler or load(self._factory, self._setup)
 
     def _call(self, request: bytes) -> bytes:
-        """The answer to a request, or the failure that ended it."""
+        """Answer a request, with the failure that ended it where there is one."""
         if self._worker is None and (reply := self._fork()) != READY:
             self._end()
             return FAILURE + wire.to_bytes([CRASHED, "a new worker could not be made: " + reply[1:].decode()[:500]])
@@ -242,7 +242,7 @@ class Keeper:
                 self._look(worker, counted)
 
     def _drain(self, worker: ForkedWorker, counted: bool) -> bool:
-        """Read what was printed. False when nothing more will come. Raises: Passed when it is too much."""
+        """Read printed output. Returns False at its end. Raises: Passed when it is too much."""
         with suppress(BlockingIOError):
             got = os.read(worker.output, 1 << 16)
             worker.printed += len(got)
@@ -253,7 +253,7 @@ class Keeper:
         return True
 
     def _receive(self, worker: ForkedWorker, poller: select.poll) -> bytes | None:
-        """The reply, when it is whole. Raises: Passed."""
+        """Return the reply once it is complete. Raises: Passed."""
         with suppress(BlockingIOError):
             got = os.read(worker.replies, 1 << 16)
             if not got:
@@ -267,7 +267,7 @@ class Keeper:
             raise Passed(OUTPUT_LIMIT, f"the answer is too long: {error}") from None
 
     def _ask_to_fork(self, worker: ForkedWorker) -> None:
-        """Let a process pass that wants to fork. Raises: Passed when there are enough, which leaves it waiting to be killed."""
+        """Let a process fork. Raises: Passed when there are too many, which leaves it waiting to be killed."""
         assert worker.gate is not None
         number = fork_gate.waiting(worker.gate)
         if number is None:
@@ -284,7 +284,7 @@ class Keeper:
             raise Passed(PROCESS_LIMIT, f"{count} processes, and {self._limits.processes} are allowed")
 
     def _look(self, worker: ForkedWorker, counted: bool) -> None:
-        """Count what the call uses. Raises: Passed when it is too much, or the worker has ended."""
+        """Measure what the call uses. Raises: Passed when it is too much, or the worker has ended."""
         self._reap(worker)
         if worker.ended is not None:
             self._drain(worker, False)
@@ -309,7 +309,8 @@ class Keeper:
             if proc.proportional_bytes(pids) > limits.memory_bytes:
                 raise Passed(MEMORY, f"its processes hold more than {limits.memory_bytes / 2**30:g} GiB")
             now = time.monotonic()
-            worker.measure_again_at = now + 10 * (now - start)  # it is slow: no more than a tenth of the time
+            # It is slow: no more than a tenth of the time.
+            worker.measure_again_at = now + 10 * (now - start)
 
     def _reap(self, worker: ForkedWorker) -> None:
         for pid, status in descendants.ended_children():
@@ -317,7 +318,7 @@ class Keeper:
                 worker.ended = status
 
     def _wait_for_end(self, worker: ForkedWorker) -> None:
-        """A worker that has closed its pipe is ending, or has closed it on purpose: give it a moment to say how."""
+        """Wait a moment for the exit status of a worker that has closed its pipe; it may also have closed it on purpose."""
         deadline = time.monotonic() + 0.2
         while worker.ended is None and time.monotonic() < deadline:
             self._reap(worker)
@@ -325,7 +326,7 @@ class Keeper:
         self._drain(worker, False)
 
     def _end_what_was_left(self, worker: ForkedWorker) -> None:
-        """Kill what the call has started and not waited for; the worker stays."""
+        """Kill processes that the call has started and not waited for; the worker stays."""
         deadline = time.monotonic() + 5.0
         while left := set(proc.descendants(os.getpid())) - {worker.pid} - worker.spared:
             alive = proc.usage(left).processes
@@ -351,7 +352,7 @@ class Keeper:
 
 
 def _send(fd: int, data: bytes) -> bytes:
-    """What could not be sent yet. A worker that has gone shows at its reply pipe."""
+    """Send what the pipe takes; returns the rest. A worker that has gone is noticed at its reply pipe."""
     try:
         return data[os.write(fd, data) :]
     except BlockingIOError:
@@ -361,7 +362,7 @@ def _send(fd: int, data: bytes) -> bytes:
 
 
 def _has_more(fd: int) -> bool:
-    """Whether something waits to be read; ``fd`` does not block."""
+    """Return True when there is something to read from ``fd``, which does not block."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return any(event & select.POLLIN for _, event in poller.poll(0))
@@ -374,7 +375,7 @@ def _ended(worker: ForkedWorker) -> Passed:
 
 
 def _how(status: int | None) -> str:
-    """How a process ended, from its wait status."""
+    """Describe how a process ended, from its wait status."""
     if status is None:
         return "the process closed its pipe"
     if os.WIFSIGNALED(status):

@@ -1,4 +1,4 @@
-"""What a call may use, and the words for what happens when it uses more."""
+"""Limits of a call, and the reasons with which it fails when it exceeds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_FACTOR = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of one call, with everything that it starts."""
+    """Limits of one call, with everything that it starts."""
 
     # Wall time, less the time for which its boxes were ready and waited for a core; also the CPU time of all other processes.
     wall_s: float = 10.0
@@ -38,12 +38,15 @@ class Limits:
 
 
 def put_limits(limits: Limits, held_bytes: int) -> None:
-    """Put what the kernel can watch onto this process and those it will start. ``held_bytes`` is address space in use.
+    """Set the limits that the kernel enforces, for this process and those it will start.
 
-    CPU time stands here as a second line behind the keeper's count, for processes that outlive a killed keeper; it is raised
-    call by call (``more_cpu``).
+    Args: held_bytes, address space in use; 0 where it is not known, and then address space has no limit.
+
+
+    CPU time is limited here, too, for processes that outlive a killed keeper; the limit is raised with every call
+    (``more_cpu``).
     """
-    memory = [(resource.RLIMIT_AS, held_bytes + limits.memory_bytes)] if held_bytes else []  # 0: unknown
+    memory = [(resource.RLIMIT_AS, held_bytes + limits.memory_bytes)] if held_bytes else []
     for kind, value in (
         *memory,
         (resource.RLIMIT_NOFILE, limits.open_files),
@@ -56,7 +59,7 @@ def put_limits(limits: Limits, held_bytes: int) -> None:
 
 
 def more_cpu(limits: Limits) -> None:
-    """Let this process go on for another call's worth of CPU time, and a second."""
+    """Raise this process's limit of CPU time by one call, and a second."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(used.ru_utime + used.ru_stime + limits.wall_s) + 2

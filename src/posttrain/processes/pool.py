@@ -1,4 +1,4 @@
-"""The trainer's side: calls go in, a future of an answer or a typed failure comes out."""
+"""The trainer's side of reward workers: a call gives a future of an answer or of a typed failure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class WorkerPool:
     def submit(self, call: Any, *, seed: int = 0) -> Future[Reply]:
         """Have a worker run the handler on ``call``, with Python's and NumPy's global generators at ``seed``.
 
-        The future never raises: what goes wrong is a CallFailure. Calls are begun in the order in which they are submitted.
+        The future never raises: its result is an Answer or a CallFailure. Calls begin in the order of submission.
         """
         future: Future[Reply] = Future()
         try:
@@ -127,7 +127,7 @@ class WorkerPool:
             request, future = item
             try:
                 reply: Reply = _CLOSED if self._closed else line.call(request)
-            except Exception as error:  # noqa: BLE001 - nobody waits for a future that a broken machine has left behind
+            except Exception as error:  # noqa: BLE001 - every future must get its result, also on a broken machine
                 reply = CallFailure(CRASHED, f"the worker cannot be reached: {type(error).__name__}: {error}"[:500])
                 with suppress(Exception):
                     line.end()  # what it would still say is not the answer to the next call
@@ -247,7 +247,7 @@ class _Line:
         return frames.read_frame(self._process.stdout.fileno(), most, timeout_s)
 
     def _last_words(self) -> str:
-        """What the keeper printed at last: the error of a module that ended it."""
+        """The end of the keeper's output: the error of a module that ended it."""
         assert self._said is not None
         end = self._said.seek(0, os.SEEK_END)
         self._said.seek(max(end - 1000, 0))
@@ -255,7 +255,7 @@ class _Line:
         return f"; it printed: {text}" if text else ""
 
     def hang_up(self) -> None:
-        """From another thread: make a call that is under way end."""
+        """Make a call that is in progress end; for another thread."""
         with self._lock:
             self._hung_up = True
             if self._process is not None:
@@ -278,7 +278,7 @@ class _Line:
 
 
 def _reply(data: bytes) -> Reply:
-    """Raises nothing: what a worker sends is checked here, once more."""
+    """Check and convert a frame of a worker; never raises."""
     try:
         value = wire.from_bytes(data[1:])
         if data[:1] == ANSWER:

@@ -35,7 +35,7 @@ def is_mounted() -> bool:
 
 
 def started(pid: int) -> int | None:
-    """When a process began, in clock ticks after the machine's start; None when there is none, or nothing but its exit code."""
+    """Start of a process, in clock ticks after the machine's; None when it is gone, or a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[_STATE] in b"ZX" else int(fields[_STARTED])
 

@@ -91,7 +91,7 @@ def fork(work: Callable[[], object]) -> int:
 
 
 def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """Wait for a process that has been told to end, and kill it when it is still there after ``patience_s``."""
+    """Wait for a process that is ending, and kill it when it is still there after ``patience_s``."""
     try:
         process.wait(timeout=patience_s)
     except subprocess.TimeoutExpired:
@@ -109,7 +109,7 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 def use_no_terminal() -> None:
-    """From now on this process reads nothing from stdin, and what it prints is dropped."""
+    """Read nothing from stdin and drop all output, from now on."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
@@ -117,7 +117,7 @@ def use_no_terminal() -> None:
 
 
 def ended_in_words(code: int) -> str:
-    """How a process ended, from its exit code; minus the signal's number."""
+    """Describe how a process ended, from its exit code (minus the signal's number)."""
     return f"exit code {code}" if code >= 0 else f"signal {signal_name(-code)}"
 
 

@@ -44,7 +44,7 @@ def load(factory: str, setup: Any) -> Handler:
 
 
 def problems_of(error: BaseException) -> bytes:
-    """A frame that says why loading failed."""
+    """A frame with the problems that loading has met."""
     if isinstance(error, RequestError):
         problems = [[each.what, each.fix, each.where, each.field] for each in error.problems]
     else:
@@ -69,7 +69,8 @@ def serve(
     with contextlib.suppress(PipeClosed):
         try:
             handler = make()
-            if begin := getattr(handler, "after_fork", None):  # what it starts stays until the worker ends
+            # Processes that it starts stay until the worker ends.
+            if begin := getattr(handler, "after_fork", None):
                 begin()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - reported; the keeper ends this process
             write_frame(replies, problems_of(error))
@@ -111,14 +112,14 @@ def _answer(handler: Handler, call: Any) -> bytes:
 
 
 def _seed(seed: int) -> None:
-    """A call that draws random numbers gets the same ones in every run and in every worker."""
+    """Give a call the same random numbers in every run and in every worker."""
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
 
 
 def _use_as_output(output: int) -> None:
-    """stdout and stderr go to the keeper, line by line, and there is nothing to read from stdin."""
+    """Send stdout and stderr to the keeper, line by line; stdin is empty."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(fd, target)

@@ -51,7 +51,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxRun:
-    """What a program did. ``result`` is what the function returned, as JSON text; all three texts are the program's word."""
+    """The end of a program. ``result`` is the return value of the function as JSON; the program controls all three texts."""
 
     ended: Ended
     code: int | None  # exit code; minus the signal's number; None when it was killed at a limit
@@ -63,11 +63,11 @@ class BoxRun:
 
     @property
     def finished(self) -> bool:
-        """It ended by itself, without an error."""
+        """True when it ended by itself, without an error."""
         return self.ended == "exit" and self.code == 0
 
     def why(self) -> str:
-        """In a few words, for a person."""
+        """A short reason for people."""
         if self.ended == "exit":
             last = self.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {self.code}"]
             return last[0][:200] if self.code else "finished"
@@ -84,9 +84,7 @@ def run(program: Program, limits: BoxLimits, walls: Sequence[str]) -> BoxRun:
     """
     waited = _waiting_one()
     if waited is not None:
-        with suppress(
-            _Gone
-        ):  # whatever has ended it while it waited says nothing about this program: a new one is asked
+        with suppress(_Gone):  # its end while it waited has nothing to do with this program: a new one runs it
             return _run_in(waited, program, limits, walls)
     return _run_in(_Warden(), program, limits, walls)
 
@@ -155,7 +153,7 @@ class _Warden:
 
     def forget(self) -> None:
         """Leave it to the process that this one was forked from."""
-        self._process.returncode = 0  # so that nobody waits for it here
+        self._process.returncode = 0  # the parent waits for it
         self._requests.close()
         self._replies.close()
 
@@ -187,13 +185,13 @@ def _give_back(warden: _Warden) -> None:
 
 
 def waiting() -> int:
-    """How many wardens wait for work."""
+    """Count the wardens that wait for work."""
     with _lock:
         return len(_idle)
 
 
 def close(but: int = 0) -> None:
-    """End the wardens that wait for work, ``but`` so many of them. They also end with this process."""
+    """End the wardens that wait for work, except ``but`` of them. They also end with this process."""
     with _lock:
         wardens, _idle[but:] = _idle[but:], []
     for warden in wardens:

@@ -128,7 +128,7 @@ def _tidy() -> list[Any]:
     sys.path_importer_cache.clear()
     sys.argv[:] = [NAME]
     os.environ.clear()
-    stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - the program closes it, or nobody
+    stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - the program closes it, or it stays open
     stdout, stderr = (open(fd, "w", encoding="utf-8", errors="replace", closefd=False) for fd in (1, 2))  # noqa: SIM115
     for name, stream in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
         setattr(sys, name, stream)

@@ -88,7 +88,7 @@ def message_queue() -> Iterator[int]:
 
 
 def drop_capabilities() -> None:
-    """Give up every privilege of root, for good: also what a setuid program could bring back."""
+    """Give up every privilege of root permanently, also those that a setuid program could bring back."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -99,12 +99,12 @@ def drop_capabilities() -> None:
 
 
 def has_capability(number: int) -> bool:
-    """Whether this process holds a capability (21 is CAP_SYS_ADMIN, 7 CAP_SETUID)."""
+    """Return True when this process holds a capability (21 is CAP_SYS_ADMIN, 7 CAP_SETUID)."""
     return any(int(value, 16) >> number & 1 for key, value in _status("self") if key == "CapEff")
 
 
 def threads_of(pid: int) -> int:
-    """How many threads a process has; 0 when it is gone."""
+    """Count the threads of a process; 0 when it is gone."""
     try:
         return next((int(value) for key, value in _status(str(pid)) if key == "Threads"), 0)
     except OSError:
@@ -112,7 +112,7 @@ def threads_of(pid: int) -> int:
 
 
 def children() -> list[int]:
-    """Of this process, which has one thread."""
+    """Children of this process, which has one thread."""
     with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
         return [int(pid) for pid in file.read().split()]
 

@@ -1,6 +1,6 @@
 """Landlock: the kernel refuses this process all files but those that are listed, whoever it runs as (Linux 5.13 and later).
 
-What it does not cover: names, sizes and permissions of files can still be asked for (stat), and permissions changed by their
+What it does not cover: names, sizes and permissions of files remain visible (stat), and permissions changed by their
 owner (chmod); seccomp refuses the latter. From version 4 it refuses TCP as well, from 6 abstract unix sockets and signals.
 Source: Documentation/userspace-api/landlock.rst of the kernel.
 """
@@ -34,9 +34,8 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[str], listable: Iterable[str], writable: Iterable[str]) -> None:
-    """From now on this process and its children may read only what is at or below ``readable``, list the names at or below
-    ``listable``, and do anything but execute at or below ``writable``. Paths that do not exist are passed over. Needs
-    no_new_privs.
+    """Let this process and its children read only at or below ``readable``, list names only at or below ``listable``, and write
+    only at or below ``writable``; execute nothing. Paths that do not exist are skipped. Needs no_new_privs.
 
     Raises: OSError.
     """

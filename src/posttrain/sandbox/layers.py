@@ -1,4 +1,4 @@
-"""Which walls this machine offers, whether they hold, and saying so in plain words."""
+"""The walls that this machine offers, a test that they hold, and their description in plain words."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What a box on this machine is made of."""
+    """The walls of a box on this machine, and the escapes that a test program has found."""
 
     layers: tuple[Layer, ...]
     escapes: tuple[str, ...] = ()  # what a program that tried could do all the same
@@ -79,7 +79,7 @@ class Layers:
 
     @property
     def missing(self) -> list[str]:
-        """What no wall refuses, in words."""
+        """Things that no wall denies, in words."""
         on = set(self.walls)
         return [what for what, walls in NEEDED.items() if not on & set(walls)]
 
@@ -115,7 +115,7 @@ def probe() -> Layers:
 
 
 def probed() -> Layers | None:
-    """What ``probe`` found, if anything has asked in this process: something that runs code is in use."""
+    """The result of ``probe``, where something in this process runs code and has called it; else None."""
     return probe() if probe.cache_info().currsize else None
 
 
@@ -134,7 +134,7 @@ def walls_for(needed_by: str, *, allow_unboxed: bool) -> tuple[str, ...]:
 
 
 def describe(layers: Layers) -> str:
-    """In plain words, for the plan of a run: one line per layer."""
+    """Describe the walls in plain words, one line each, for the plan of a run."""
     lines = [f"  {'on ' if layer.on else 'off'}  {layer.name:<9} {layer.reason}" for layer in layers.layers]
     if layers.enough:
         head = "Model-written code runs in a box:"
@@ -159,11 +159,11 @@ def _none(reason: str) -> Layers:
 
 
 def _try_to_escape(walls: list[str]) -> tuple[str, ...]:
-    """What a program behind these walls could do. Raises: BoxError."""
+    """Run the test program behind these walls; returns its escapes. Raises: BoxError."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listener:
         os.chmod(folder, 0o777)  # nothing but the box is to keep the program out
         canary = Path(folder, "canary")
-        canary.write_text("for nobody", encoding="utf-8")
+        canary.write_text("canary", encoding="utf-8")
         canary.chmod(0o666)
         with kernel.message_queue() as queue:
             given = [str(canary), listener.getsockname()[1], str(Path(folder, "written")), queue]

@@ -89,7 +89,7 @@ _FILES: _Numbers = {
     "mknodat": (259, 33),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
-    # What Landlock does not cover: attributes of files that belong to the same user.
+    # Landlock does not cover attributes of files that belong to the same user.
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -188,7 +188,8 @@ _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _PRCTL = {"x86_64": 157, "aarch64": 167}
-_FCNTL, _FCNTL_SIGNALS = {"x86_64": 72, "aarch64": 25}, (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+# F_SETOWN, F_SETSIG, F_SETOWN_EX
+_FCNTL, _FCNTL_SIGNALS = {"x86_64": 72, "aarch64": 25}, (8, 10, 15)
 _IOCTL, _IOCTL_SIGNALS = (
     {"x86_64": 16, "aarch64": 29},
     (0x8901, 0x8902, 0x5412, 0x541C),
@@ -208,7 +209,7 @@ def offered() -> bool:
 
 
 def refuse() -> None:
-    """From now on the calls above fail, for this process and all that it starts. Needs no_new_privs.
+    """Make the calls above fail, for this process and all that it starts. Needs no_new_privs.
 
     Raises: OSError.
     """
@@ -230,7 +231,7 @@ def _program(machine: str, pid: int) -> list[Instruction]:
         (_LOAD, 0, 0, _NUMBER),
         *([(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL_PROCESS)] if machine == "x86_64" else []),
         *(line for number in refused if number is not None for line in _never(number, errno.EPERM)),
-        *_never(_CLONE3, errno.ENOSYS),  # its flags are behind a pointer; the C library goes on with clone
+        *_never(_CLONE3, errno.ENOSYS),  # its flags are behind a pointer; the C library falls back to clone
         *_argument(_CLONE[machine], 0, [(_ANY_BIT, 1, 0, _CLONE_THREAD)]),
         *_argument(_KILL[machine], 0, [(_EQUAL, 1, 0, pid)]),
         *_argument(_TGKILL[machine], 0, [(_EQUAL, 1, 0, pid)]),
@@ -238,7 +239,8 @@ def _program(machine: str, pid: int) -> list[Instruction]:
         *_argument(_SOCKETPAIR[machine], 0, [(_EQUAL, 1, 0, _AF_UNIX)]),
         *_argument(_SOCKETPAIR[machine], 1, [(_AND, 0, 0, _SOCK_TYPE_MASK), (_EQUAL, 1, 0, _SOCK_STREAM)]),
         *_argument(_PRLIMIT[machine], 0, [(_EQUAL, 1, 0, 0)]),  # its own limits only
-        *_argument(_PRCTL[machine], 0, [(_EQUAL, 0, 1, kernel.PR_SET_PDEATHSIG)]),  # it dies with its warden
+        # It dies with its warden.
+        *_argument(_PRCTL[machine], 0, [(_EQUAL, 0, 1, kernel.PR_SET_PDEATHSIG)]),
         *(line for value in _FCNTL_SIGNALS for line in _argument(_FCNTL[machine], 1, [(_EQUAL, 0, 1, value)])),
         *(line for value in _IOCTL_SIGNALS for line in _argument(_IOCTL[machine], 1, [(_EQUAL, 0, 1, value)])),
         (_RETURN, 0, 0, _ALLOW),

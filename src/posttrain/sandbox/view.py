@@ -1,4 +1,4 @@
-"""What of the file system a boxed process sees: Python's standard library, read-only, and a small scratch folder."""
+"""The file system of a boxed process: Python's standard library, read-only, and a small scratch folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def enter(scratch_bytes: int, readable: Iterable[str]) -> None:
 
     Raises: OSError.
     """
-    kernel.mount(None, "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)  # nothing mounted here shows outside
+    # Nothing mounted here shows outside.
+    kernel.mount(None, "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     shown = [str(STANDARD_LIBRARY), *shared_libraries(), *readable]
     # Opened now: the new root may cover the paths.
     opened = [(path, os.open(path, os.O_PATH)) for path in [*shown, "/dev/null"]]

@@ -33,7 +33,7 @@ _NAMESPACES: dict[str, int] = {
 _CAP_SYS_ADMIN = 21
 # Files in memory (memfd_create) count for no process; seccomp refuses them. Elsewhere each is as long as a file may be, at most.
 OPEN_FILES_WITHOUT_SECCOMP = 16
-# With the number of a box added, a user id that nobody has: nothing belongs to it, and its processes can be counted.
+# With the number of a box added, an unused user id: nothing belongs to it, and its processes can be counted.
 _FIRST_USER = 2_000_000_000
 # Longest wall time of a run, in timeout_s: a program that waits for a core all the time must end, too.
 WALL_FACTOR = 10.0
@@ -45,7 +45,7 @@ class WallError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxLimits:
-    """Of one run. They hold whatever walls there are."""
+    """Limits of one run, which hold whatever walls there are."""
 
     # Time from the program's first line, less the time for which it was ready and waited for a core, so that a busy machine
     # changes no verdict; CPU time of all its threads, rounded up to the next second; and the wall time is WALL_FACTOR times that.
@@ -66,7 +66,7 @@ class BoxLimits:
 
 
 def leave(walls: Sequence[str]) -> None:
-    """The part that comes before a fork: the next child has another user namespace, and is the first process of its pid
+    """Put up the walls that come before a fork: the next child has another user namespace and is the first process of its pid
     namespace.
 
     Raises: WallError.
@@ -78,7 +78,7 @@ def leave(walls: Sequence[str]) -> None:
 
 
 def shut(walls: Sequence[str], limits: BoxLimits, readable: Sequence[str], number: int) -> None:
-    """The part that comes after the fork. What is left of this process's privileges goes last. ``number`` is this box's own.
+    """Put up the walls that come after the fork; this process's privileges go last. ``number`` is this box's own.
 
     Raises: WallError; OSError when the limits or the privileges cannot be changed.
     """

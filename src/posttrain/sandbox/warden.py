@@ -60,7 +60,7 @@ def _handle() -> Never:
             reply, outputs = {"wall": wall, "reason": reason}, []
         write_message(_REPLIES, reply, outputs)
         code = 0
-    except PipeClosed:  # nobody is interested any more
+    except PipeClosed:  # the scorer has gone
         pass
     finally:
         os._exit(code)
@@ -96,7 +96,7 @@ def run(request: dict[str, Any], source: bytes, stdin: bytes) -> tuple[dict[str,
 
 
 def _begin(request: dict[str, Any], limits: walls.BoxLimits, source: str, ends: list[int], number: int) -> Never:
-    """In the new process: put up the walls and run."""
+    """Put up the walls and run, in the new process."""
     try:
         _own_files(ends)
         os.setsid()
@@ -160,7 +160,7 @@ def _watch(pid: int, reads: dict[str, int], limits: walls.BoxLimits) -> tuple[di
                         break
                 for key, _ in selector.select(min(deadline, max(look, now)) - now + 0.0005):
                     if key.data == "":
-                        raise PipeClosed  # nobody is interested any more
+                        raise PipeClosed  # the scorer has gone
                     if key.data == "process":
                         waited_s = proc.core_wait_s(pid) - waited_before
                         code = os.waitpid(pid, 0)[1]
@@ -186,7 +186,7 @@ def _watch(pid: int, reads: dict[str, int], limits: walls.BoxLimits) -> tuple[di
 
 
 def _drain(fd: int, into: bytearray, most: int, *, once: bool = False) -> bool:
-    """Read what is there. False when nothing more will come (with ``once``: or when nothing is there now)."""
+    """Read available output. Returns False at its end (with ``once``: also when there is none now)."""
     try:
         got = os.read(fd, 1 << 16)
     except BlockingIOError:
@@ -196,7 +196,7 @@ def _drain(fd: int, into: bytearray, most: int, *, once: bool = False) -> bool:
 
 
 def _clear_up() -> None:
-    """Kill what is left of the box, and wait until every process of it is gone. The first process of a pid namespace is gone
+    """Kill the processes left in the box, and wait until all are gone. The first process of a pid namespace is gone
     when all of them are; elsewhere orphans come to this process, their subreaper, and are its children in the next round."""
     while True:
         for pid in kernel.children():

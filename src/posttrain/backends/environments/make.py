@@ -1,4 +1,4 @@
-"""From an EnvSpec to an environment, and from what it returns to plain values and back."""
+"""Making environments from specs, and checking and converting the values that they return."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class BadAnswer(Exception):
-    """What an environment returned is not what it should; says what."""
+    """An environment returned something else than it should; the message names it."""
 
 
 class HostedEpisode:
@@ -111,7 +111,7 @@ def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
 
 
 def start_of(plain: Any) -> EnvStart | EnvFailed:
-    """What ``HostedEpisode.reset`` returned, looked at value by value: the environment is not the trainer's code."""
+    """Check and convert the value of ``HostedEpisode.reset``: the environment is not the trainer's code."""
     try:
         values = _mapping(plain)
         return EnvStart(
@@ -125,7 +125,7 @@ def start_of(plain: Any) -> EnvStart | EnvFailed:
 
 
 def step_of(plain: Any) -> EnvStep | EnvFailed:
-    """The same for ``HostedEpisode.step``."""
+    """Check and convert the value of ``HostedEpisode.step``."""
     try:
         values = _mapping(plain)
         done, stop = values.get("done"), values.get("stop")
@@ -151,7 +151,7 @@ def step_of(plain: Any) -> EnvStep | EnvFailed:
 
 
 def closed_of(plain: Any) -> Mapping[str, float] | EnvFailed:
-    """The same for ``HostedEpisode.close``."""
+    """Check and convert the value of ``HostedEpisode.close``."""
     try:
         return metrics_of(_mapping(plain).get("metrics"))
     except BadAnswer as error:
@@ -180,7 +180,8 @@ def _messages(values: Mapping[Any, Any], name: str, kind: type, *, role: bool = 
 
 
 def _number(value: Any, name: str) -> float:
-    if hasattr(value, "item") and not isinstance(value, (int, float)):  # a number of numpy's or torch's
+    # A number of numpy's or torch's.
+    if hasattr(value, "item") and not isinstance(value, (int, float)):
         value = value.item()
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise BadAnswer(f"{name} is {_shown(value)} instead of a finite number")

@@ -39,8 +39,8 @@ class _Worker:
     pid: int
     socket: socket.socket
     episode: str | None = None  # None: it is free
-    doing: str = ""  # the command that waits for an answer
-    told: bool = True  # whether the answer is for anybody
+    doing: str = ""  # the command whose answer is awaited
+    told: bool = True  # False: the answer is dropped
     deadline: float = 0.0
     received: bytearray = field(default_factory=bytearray)
 
@@ -200,7 +200,7 @@ class ProcessHost:
         self._tell(worker, event)
         if done == "close" or (isinstance(answer, dict) and "failed" in answer):
             self._free(worker)
-        elif isinstance(event, EnvFailed):  # the environment lives on in its process, and nobody wants it
+        elif isinstance(event, EnvFailed):  # its episode has failed, and the environment still lives
             worker.told = False
             self._send(worker, {"do": "close"}, self._timeout_s)
 
@@ -225,7 +225,7 @@ class ProcessHost:
         self._server.kill(worker.pid)
 
     def _reap(self, worker: _Worker) -> ForkedEnd:
-        """How a process that has closed its socket ended."""
+        """Reap a process that has closed its socket."""
         self._gone(worker)
         return self._server.reap(worker.pid)
 

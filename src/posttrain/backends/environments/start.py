@@ -26,7 +26,7 @@ MOST_SHOWN = 5
 def start_worlds(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, positions: float, prompts: Sequence[Prompt]
 ) -> Worlds:
-    """What this run's episodes are played with. Processes begin with the first episode.
+    """Build the host, the turn writer and the rules of this run's episodes. Processes start with the first episode.
 
     Args: positions, those of the model; prompts, all that will be played.
     Raises: ConfigError when a turn does not fit into the model; DataError when a row names an environment that is not there.
@@ -89,7 +89,7 @@ def writer_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TurnWrit
 
 
 def spec_of(environment: EnvironmentConfig, prompt: Prompt) -> EnvSpec:
-    """The environment of a row: the one that it names among the named ones, or else the run's."""
+    """Build the environment spec of a row: of the environment that it names in ``named``, else of the run's."""
     asked = prompt.extra_info.get(environment.column) if environment.named else None
     chosen = environment.named.get(str(asked)) if asked is not None else None
     name = chosen.name if chosen else environment.name

@@ -46,7 +46,7 @@ def serve(fd: int) -> None:
                     ending, episode = episode, None
                     answer = {"ok": ending.close()}
                 data = wire.to_bytes(answer)
-            except BaseException as error:  # noqa: BLE001 - someone's code, which may also call sys.exit; the host is told
+            except BaseException as error:  # noqa: BLE001 - someone's code, which may also call sys.exit; it is reported
                 data = wire.to_bytes({"failed": list(failure_of(error))})
                 if episode is not None:
                     with contextlib.suppress(BaseException):

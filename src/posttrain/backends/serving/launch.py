@@ -88,7 +88,7 @@ class LaunchedServer:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on at this moment."""
+    """Find a port of loopback that is unused at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -122,7 +122,7 @@ def start_weight_sync(
     lora: LoraConfig | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> WeightSync:
-    """How the policy's weights get to this sampler. ``lora`` is the adapter that is on ``model``; ``tell`` is for people."""
+    """Start the weight sync of this sampler. ``lora`` is the adapter on ``model``; ``tell`` prints messages for people."""
     sync = _weight_sync(rollout, model, tokenizer, device=device, lora=lora)
     if rollout.weight_hash_every_steps is None:
         return sync
@@ -177,7 +177,7 @@ def _weight_sync(
 
 
 def _end_tokens(path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool) -> frozenset[int]:
-    """As models.loading.end_token_ids, from the files alone."""
+    """End tokens as in ``models.loading.end_token_ids``, read from the files alone."""
     found = [getattr(load_model_config(path, trust_remote_code).get_text_config(), "eos_token_id", None)]
     with suppress(OSError):  # a folder without one
         found.append(GenerationConfig.from_pretrained(path).eos_token_id)

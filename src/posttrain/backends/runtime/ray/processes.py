@@ -23,12 +23,12 @@ class WorkerProcess:
 
     @property
     def place(self) -> dict[str, str | int]:
-        """For people."""
+        """A description for people."""
         return {"pid": self.pid, "host": self.host, "node": self.node}
 
 
 def state(process: WorkerProcess) -> str:
-    """How it is: ``running`` (whatever it does), ``stopped`` (by SIGSTOP, or a debugger) or ``gone``."""
+    """State of the process: ``running``, ``stopped`` (by SIGSTOP, or a debugger) or ``gone``."""
     return proc.state(process.pid, process.started)
 
 

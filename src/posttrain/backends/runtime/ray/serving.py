@@ -24,7 +24,7 @@ class Server:
         threading.Thread(target=self._watch, name="server", daemon=True).start()
 
     def doubt(self) -> None:
-        """Something has failed, which may be because the server is no more: does not return then."""
+        """Look for the server's end after a failure; does not return when it has ended."""
         until = time.monotonic() + DOUBT_S
         while time.monotonic() < until:
             self._look()
@@ -44,13 +44,13 @@ class Server:
 
 
 def server_of(sampler: Any) -> Server | None:
-    """None for samplers that have started none: they sample in this very process."""
+    """Watch the server that a sampler has started; None when it samples in this process."""
     launched: LaunchedServer | None = getattr(sampler, "server", None)
     return None if launched is None else Server(launched)
 
 
 def trouble_of(server: LaunchedServer) -> str:
-    """What is wrong with the server's processes; empty when nothing is."""
+    """Describe the fault of a server's processes; empty when there is none."""
     code = server.process.poll()
     if code is not None:
         return f"has ended with code {code}"

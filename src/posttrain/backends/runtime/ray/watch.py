@@ -1,4 +1,4 @@
-"""Keeps watch over the workers of a run: what they print reaches people, and one that is dead or stopped is named in seconds."""
+"""Supervision of a run's Ray workers: prints their output and names a worker that is dead or stopped within seconds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from posttrain.backends.runtime.ray.worker import Failure, Groups, News
 from posttrain.errors import RunStopped
 from posttrain.records.notices import Notices
 
-ROUND_S = 0.5  # between two questions to a worker how it is
-SILENCE_S = 3.0  # without an answer, after which its node is asked about its process
+ROUND_S = 0.5  # between two polls of a worker
+SILENCE_S = 3.0  # without an answer, after which its process is looked up on its node
 SETTLE_S = 4.0  # after an error of one worker, in which another is found to be its cause
 LAST_LINES = 8  # of a lost worker, that are shown
 DEAD = "has died: it was killed, or crashed"
@@ -44,13 +44,13 @@ class Member:
     vital: bool = True  # the run cannot go on without it
     trouble: str | None = None  # why it is lost
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-    tokens: int = 0  # sampled, not yet told
+    tokens: int = 0  # sampled, not yet reported
     groups: Groups = field(default_factory=list)  # finished, not yet fetched
-    asked: tuple[Any, float] | None = None  # a question that waits for its answer, and since when
+    asked: tuple[Any, float] | None = None  # a poll without an answer yet, and since when
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self) -> tuple[int, Groups]:
-        """Tokens and groups that have come since."""
+        """Return tokens and groups since the last call."""
         with self.lock:
             found = self.tokens, self.groups
             self.tokens, self.groups = 0, []
@@ -64,7 +64,7 @@ class Member:
 
 
 class Watch:
-    """Asks every member for news twice a second, in a thread of its own.
+    """Polls every member twice a second, in a thread of its own.
 
     Args: logs is the folder that gets a file per worker with what it prints; ``show`` is given each line with its worker's name.
     """
@@ -84,7 +84,7 @@ class Watch:
         self._thread.start()
 
     def add(self, member: Member) -> None:
-        """Keep watch over it, too; the folder says which process it is."""
+        """Supervise this worker, too, and write its process into the folder of logs."""
         self.members = [*self.members, member]
         if self._logs:
             self._logs.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class Watch:
     def wait(
         self, promises: Mapping[Member, Any], what: str, deadline_s: float, on_round: Callable[[], None] | None = None
     ) -> dict[Member, Any]:
-        """The results of calls to several workers.
+        """Wait for the results of calls to several workers.
 
         Args: ``what`` they do, for messages; ``on_round`` is called several times a second meanwhile.
         Raises: WorkerLost for a worker that is dead or stopped; RunStopped when one does not finish in time; an error that
@@ -154,7 +154,7 @@ class Watch:
         return self.cluster.ready(promises, 0.1)
 
     def found_dead(self, member: Member) -> None:
-        """A call says that the worker is gone."""
+        """Record that a call has found the worker dead."""
         self._lose(member, DEAD)
 
     def _keep(self) -> None:
@@ -183,7 +183,7 @@ class Watch:
                 self._look(member)
 
     def _look(self, member: Member) -> None:
-        """A worker that does not answer: it may be busy, with Python's lock held, so its node is asked how the process is."""
+        """Look up the process of a silent worker on its node: it may be busy, with Python's lock held."""
         try:
             found = self.cluster.on_node(member.process.node, state, member.process)
         except NodeGone as gone:
@@ -197,7 +197,7 @@ class Watch:
     def _lose(self, member: Member, why: str) -> None:
         if member.trouble is None:
             with suppress(NodeGone):
-                # The file has what was printed since it was asked for news, too.
+                # The file also has the output since the last poll.
                 lines = self.cluster.on_node(member.process.node, last_lines, member.process.log, LAST_LINES)
                 member.last = deque(lines or member.last, maxlen=LAST_LINES)
             member.trouble = why
