@@ -412,12 +412,35 @@ def test_loss_that_is_not_finite_stops_the_run_before_it_touches_the_weights(
         train_run(config)
     text = str(raised.value)
     assert "2 steps in a row made no update (step 3 was the last)" in text
-    assert "Last good checkpoint: global_step_2" in text
+    assert "Last good checkpoint: global_step_1" in text  # that of step 2 holds the same weights, and no update
     folder = Path(config.folder)
     assert [line.get("policy/skipped_updates") for line in metrics_of(folder)] == [None, 0.0, 2.0, 2.0]
     assert (folder / "samples/step_3.jsonl").exists()
     first, second = (folder / f"checkpoints/global_step_{n}/policy/model.safetensors" for n in (1, 2))
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_starting_a_dead_run_again_and_again_neither_ends_it_nor_loses_its_last_good_checkpoint(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From step 2 on no update can be made, steps 2 and 3 are saved, and step 4 is the third without one; so it is in every
+    process that goes on from step 3."""
+    objective, seen = local_engine.policy_objective, list[int]()
+
+    def spoiled(*args: Any) -> Any:
+        seen.append(1)
+        loss, sums = objective(*args)
+        return (loss * float("nan") if len(seen) > 4 else loss), sums
+
+    monkeypatch.setattr(local_engine, "policy_objective", spoiled)
+    config = make("run", run={"total_steps": 6, "max_skipped_steps": 3}, checkpoint={"every_steps": 1, "keep_last": 1})
+    for _ in range(3):
+        with pytest.raises(RunStopped) as raised:
+            train_run(config)
+        assert "3 steps in a row made no update (step 4 was the last)" in str(raised.value)
+        assert "Last good checkpoint: global_step_1" in str(raised.value)
+        left = sorted(path.name for path in (Path(config.folder) / "checkpoints").glob("global_step_*"))
+        assert left == ["global_step_1", "global_step_3"]
 
 
 def test_samples_of_a_failed_step_are_written_even_when_not_due(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

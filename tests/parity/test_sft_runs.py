@@ -20,8 +20,10 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from posttrain.backends.torch_training import policy as local_engine
 from posttrain.build.sft import sft_run
 from posttrain.config.sft import SftConfig
+from posttrain.errors import RunStopped
 from posttrain.models.tiny import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -224,6 +226,25 @@ def test_a_run_of_reinforcement_learning_is_not_gone_on_with(make: Make) -> None
     (folder / "config.yaml").write_text(yaml.safe_dump(saved))
     with pytest.raises(ConfigError, match="holds a run of reinforcement learning, and this is one of SFT"):
         sft_run(config)
+
+
+def test_a_dead_run_stays_dead_and_keeps_its_last_good_checkpoint(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of an epoch, from the second one on without an update."""
+    objective, seen = local_engine.policy_objective, list[int]()
+
+    def spoiled(*args: Any) -> Any:
+        seen.append(1)
+        loss, sums = objective(*args)
+        return (loss * float("nan") if len(seen) > 2 else loss), sums
+
+    monkeypatch.setattr(local_engine, "policy_objective", spoiled)
+    config = make("run", run={"max_skipped_steps": 3}, checkpoint={"every_steps": 1, "keep_last": 1})
+    for _ in range(2):
+        with pytest.raises(RunStopped, match=r"3 steps in a row made no update .step 4 was the last") as raised:
+            sft_run(config)
+        assert "Last good checkpoint: global_step_1" in str(raised.value)
+        left = sorted(path.name for path in (Path(config.folder) / "checkpoints").glob("global_step_*"))
+        assert left == ["global_step_1", "global_step_3"]
 
 
 def test_a_lora_run_learns_and_saves_an_adapter(make: Make) -> None:

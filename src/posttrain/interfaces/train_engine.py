@@ -39,6 +39,10 @@ class OptimizedEngine(Protocol):
         """Number of updates made."""
         ...
 
+    def begin_step(self) -> None:
+        """The updates of a step are about to be made: a learning rate that moves once per step moves."""
+        ...
+
     def optimizer_step(self) -> OptimizerStats:
         """Clip the gradients, update the weights, clear the gradients. A non-finite gradient is dropped and reported."""
         ...

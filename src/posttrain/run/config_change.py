@@ -1,10 +1,14 @@
-"""What may change between the start of a run and its going on, and what would make it another run."""
+"""Changes of the configuration between the start of a run and its resuming: those that are harmless, and those that would make
+it another run."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationError
 
 from posttrain.config import RunConfig, TrainingConfig
 
@@ -85,7 +89,24 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any], root: type[Trainin
     saved one does not know, because an earlier version wrote it, counts as its default. Both are of kind ``root``."""
     defaults = root.model_validate({"model": {"path": ""}, "data": {"train_files": []}}).model_dump(mode="json")
     before, after = flat(defaults) | flat(saved), flat(now)
+    for key, value in before.items():
+        if isinstance(value, list) and value and value != after.get(key):
+            before[key] = _with_defaults(key, value, now, root)
     return [Change(key, before.get(key), after.get(key)) for key in after | before if before.get(key) != after.get(key)]
+
+
+def _with_defaults(key: str, value: list[Any], now: Mapping[str, Any], root: type[TrainingConfig]) -> Any:
+    """A saved list, such as the terms of the reward, whose entries have the settings that an earlier version did not know."""
+    tree = copy.deepcopy(dict(now))
+    *sections, name = key.split(".")
+    section = tree
+    try:
+        for part in sections:
+            section = section[part]
+        section[name] = value
+        return flat(root.model_validate(tree).model_dump(mode="json"))[key]
+    except (ValidationError, KeyError, TypeError):  # it does not fit into this configuration: it differs as it is
+        return value
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

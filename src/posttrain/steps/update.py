@@ -91,6 +91,7 @@ def run_mini_batches(
     Returns: updates made and skipped, and metrics by name: means over all loss tokens; ROLE/loss, ROLE/grad_norm and ROLE/lr
         are means over the updates made, and absent when there were none.
     """
+    engine.begin_step()
     sums, norms, rates, losses = Counter[str](), [], [], []
     tokens = skipped = 0
     for epoch in range(epochs):

@@ -297,6 +297,38 @@ def test_low_values_can_be_the_good_ones(tmp_path: Path) -> None:
     assert keep(tmp_path, {1: 0.1, 2: 0.9, 3: 0.5, 4: 0.4}, last=1, best=1, mode="min") == ["best", "1", "4", "latest"]
 
 
+def test_a_checkpoint_without_an_update_is_resumed_but_counts_for_nothing(tmp_path: Path) -> None:
+    """Steps 3 to 5 made no update: of these the newest stays, and the last two and the best of the others do, although an
+    idle one measured more."""
+    checkpoints = Checkpoints(tmp_path, Retention(last=2, best=1, metric="m"))
+    progress = Progress(policy=FakePolicy(7), loader=FakeLoader())  # type: ignore[arg-type]
+    for step, idle, value in ((1, 0, 0.5), (2, 0, 0.1), (3, 1, 0.9), (4, 2, 0.2), (5, 3, 0.3)):
+        progress.idle_steps = idle
+        checkpoints.save(step, progress, {"m": value})
+    assert names(checkpoints) == ["best", "global_step_1", "global_step_2", "global_step_5", "latest"]
+    assert (tmp_path / "best").read_text() == "global_step_1\n"
+    assert checkpoints.last_good_name() == "global_step_2"
+    resumed = Progress(policy=FakePolicy(), loader=FakeLoader())  # type: ignore[arg-type]
+    assert Checkpoints(tmp_path).restore(resumed, print) == 5 and resumed.idle_steps == 3
+    progress.idle_steps = 0
+    checkpoints.save(6, progress, {"m": 0.1})
+    assert names(checkpoints) == ["best", "global_step_1", "global_step_2", "global_step_6", "latest"]
+    assert checkpoints.last_good_name() == "global_step_6"
+
+
+def test_a_checkpoint_of_an_earlier_version_was_saved_after_an_update(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 1)
+    folder = checkpoints.folder / "global_step_1"
+    state = json.loads((folder / "run.json").read_text())
+    del state["idle_steps"]
+    (folder / "run.json").write_text(json.dumps(state))
+    (folder / "manifest.json").unlink()
+    durable.write_manifest(folder)
+    progress = Progress(policy=FakePolicy(), loader=FakeLoader(), idle_steps=2)  # type: ignore[arg-type]
+    assert checkpoints.restore(progress, print) == 1 and progress.idle_steps == 0
+    assert checkpoints.last_good_name() == "global_step_1"
+
+
 def test_every_mth_is_kept(tmp_path: Path) -> None:
     """Of 1 to 7: the newest two, and those that 3 divides."""
     assert keep(tmp_path, dict.fromkeys(range(1, 8)), last=2, every=3) == ["3", "6", "7", "latest"]

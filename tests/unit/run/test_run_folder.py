@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 from posttrain.config import RunConfig, SftConfig
 from posttrain.errors import ConfigError
@@ -152,6 +153,24 @@ def test_a_setting_that_the_saved_configuration_does_not_know_counts_as_its_defa
     saved = tmp_path / "run/config.yaml"
     saved.write_text("".join(line for line in saved.open() if "kl_coef" not in line))
     RunFolder(config(tmp_path)).check(holds_checkpoint=True)
+
+
+def test_a_setting_of_a_reward_term_that_the_saved_configuration_does_not_know_counts_as_its_default(
+    tmp_path: Path,
+) -> None:
+    sections = config(tmp_path).model_dump(mode="json")
+    sections["reward"]["terms"] = [{"name": "exact_match"}, {"name": "gsm8k", "weight": 0.5}]
+    first = RunFolder(RunConfig.model_validate(sections))
+    first.begin(first_step=1, total_steps=9, device="cpu")
+    file = tmp_path / "run/config.yaml"
+    saved = yaml.safe_load(file.read_text())
+    for term in saved["reward"]["terms"]:
+        del term["data_sources"]  # as an earlier version wrote it
+    file.write_text(yaml.safe_dump(saved))
+    first.check(holds_checkpoint=True)
+    sections["reward"]["terms"][1]["weight"] = 0.25
+    with pytest.raises(ConfigError, match=r"had reward\.terms"):
+        RunFolder(RunConfig.model_validate(sections)).check(holds_checkpoint=True)
 
 
 def test_a_run_keeps_its_id_and_its_beginning(tmp_path: Path) -> None:

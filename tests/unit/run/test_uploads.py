@@ -62,6 +62,15 @@ def test_as_many_stay_there_as_the_rules_say(tmp_path: Path) -> None:
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["global_step_2", "global_step_3", "latest"]
 
 
+def test_a_checkpoint_without_an_update_is_not_copied(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, Retention(last=1))
+    checkpoints.upload_with(Uploads(MEMORY, tmp_path, Retention(last=1), "a", lambda said: None), 0)
+    for step, idle in ((1, 0), (2, 1), (3, 2)):
+        checkpoints.save(step, Progress(policy=Policy(), loader=Loader(), idle_steps=idle))  # type: ignore[arg-type]
+        checkpoints.finish_uploads(10)
+    assert whole() == [1]
+
+
 def test_the_best_one_stays_there_by_the_metric_it_holds(tmp_path: Path) -> None:
     said: list[str] = []
     rules = Retention(last=1, best=1, metric="reward/mean")

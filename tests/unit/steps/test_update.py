@@ -22,7 +22,7 @@ class ScriptedEngine:
     def __init__(self, losses: list[float] | None = None, skip: set[int] | None = None) -> None:
         self.losses, self.skip = losses, skip or set()
         self.seen: list[tuple[tuple[str, ...], LossCounts]] = []
-        self.steps = self.zeroed = 0
+        self.begun = self.steps = self.zeroed = 0
 
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         self.seen.append((batch.sequences.sample_ids, counts))
@@ -40,6 +40,9 @@ class ScriptedEngine:
 
     def zero_grad(self) -> None:
         self.zeroed += 1
+
+    def begin_step(self) -> None:
+        self.begun += 1
 
 
 def make_batch(loss_tokens: list[int], old: bool = False) -> TrainBatch:

@@ -32,6 +32,7 @@ from posttrain.backends.torch_training.saved import (
     saved_weights,
 )
 from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.backends.torch_training.update_count import UpdateCount
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import RunStopped
 from posttrain.models import lora
@@ -58,6 +59,9 @@ class How(TypedDict, total=False):
     stored_weights: Callable[
         [], Mapping[str, Tensor]
     ]  # what masters start from, by name; without it, the model's weights
+    updates_per_step: (
+        int | None
+    )  # planned, where the learning rate moves once per step; None: it moves with every update
     weight_decay: Factor  # update number -> weight decay; without it, the optimizer's own throughout
     seed: int  # of an adapter's dropout
     sharding: Sharding
@@ -118,7 +122,7 @@ class OptimizedModel:
         self._learning_rate_factor = how["learning_rate_factor"]
         self._weight_decay: Factor = how.get("weight_decay", lambda update: optimizer.weight_decay)
         self._optimizer = self._masters.optimizer(optimizer)
-        self._updates = 0
+        self._count = UpdateCount(how.get("updates_per_step"))
         self._passes = 0  # since the last update
         self._seed = how.get("seed", 0)
         on_device = self.device.type != "cpu"
@@ -141,7 +145,7 @@ class OptimizedModel:
 
     @property
     def version(self) -> int:
-        return self._updates
+        return self._count.made
 
     def accumulate(
         self, batch: TrainBatch, learn: Callable[[TrainBatch], MicroBatch]
@@ -207,7 +211,7 @@ class OptimizedModel:
         drops = self._adapted
         with torch.random.fork_rng(enabled=drops):
             if drops:
-                torch.manual_seed((self._seed * 1_000_003 + self._updates) * 1_009 + self._passes)
+                torch.manual_seed((self._seed * 1_000_003 + self._count.made) * 1_009 + self._passes)
                 lora.drop_inputs(self.model, True)
             try:
                 yield
@@ -217,13 +221,16 @@ class OptimizedModel:
                 for layer in self._checkpointed:
                     layer.training = False
 
+    def begin_step(self) -> None:
+        self._count.steps += 1
+
     def optimizer_step(self) -> OptimizerStats:
-        learning_rate = self._settings.lr * self._learning_rate_factor(self._updates)
-        set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._updates))
+        learning_rate = self._settings.lr * self._learning_rate_factor(self._count.place)
+        set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._count.made))
         limit, offload = self._settings.max_grad_norm, self._offload_optimizer
         norm = self._masters.step(self._optimizer, limit, self._sharding, offload=offload)
         usable = math.isfinite(norm)
-        self._updates += usable
+        self._count.made += usable
         self.zero_grad()
         return OptimizerStats(grad_norm=norm, lr=learning_rate, skipped=not usable)
 
@@ -252,7 +259,7 @@ class OptimizedModel:
         masters = self._kept(self._masters.whole(self._sharding))
         state = {} if self._adapted else self._whole_state(masters)
         averages = self._kept(self._masters.averages(self._optimizer, self._sharding)) if optimizer else {}
-        updates = self._updates
+        counters = self._count.saved()
         shell = self._shell()
 
         def write(folder: Path) -> None:
@@ -265,7 +272,7 @@ class OptimizedModel:
                 save_config(shell, folder)
             if optimizer:
                 save_file(averages, folder / OPTIMIZER)
-            self._write_beside(folder, updates)
+            self._write_beside(folder, counters)
 
         return write
 
@@ -279,15 +286,15 @@ class OptimizedModel:
         tensors |= {name: self._masters.parameters.get(name, held) for name, held in self.model.named_parameters()}
         weights = self._sharding.chunks(tensors)
         averages = self._sharding.chunks(self._masters.states(self._optimizer)) if optimizer else []
-        beside = partial(self._write_beside, updates=self._updates)
+        beside = partial(self._write_beside, counters=self._count.saved())
         return chunk_writer(self._sharding.rank, weights, averages, self._shell(), beside)
 
-    def _write_beside(self, folder: Path, updates: int) -> None:
+    def _write_beside(self, folder: Path, counters: Mapping[str, int]) -> None:
         """What is beside weights and averages."""
         self.tokenizer.save_pretrained(folder)
         if has_vision(self.model.config):
             copy_processor(str(self.model.name_or_path), folder)
-        (folder / COUNTERS).write_text(json.dumps({"updates": updates}))
+        (folder / COUNTERS).write_text(json.dumps(counters))
 
     def _shell(self) -> Any:
         """The model with a configuration of its own: transformers changes that of what it saves, and samplers that of what
@@ -305,7 +312,7 @@ class OptimizedModel:
         self._masters.load(saved, self._sharding)
         averages = saved_averages(folder) if optimizer else {}
         self._masters.load_averages(self._optimizer, averages, self._sharding, offload=self._offload_optimizer)
-        self._updates = json.loads((folder / COUNTERS).read_text())["updates"] if schedule else 0
+        self._count.restore(json.loads((folder / COUNTERS).read_text()) if schedule else None)
         self._passes = 0
 
     def _saved_weights(self, folder: Path) -> Mapping[str, Tensor]:

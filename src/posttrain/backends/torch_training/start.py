@@ -124,6 +124,7 @@ def start_policy(
         learning_rate_factor=learning_rate_factor(
             config.policy.schedule, batches.schedule_updates, batches.updates_per_step
         ),
+        updates_per_step=updates_per_move(config.policy.schedule, batches.updates_per_step),
         sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
         sequences_per_scoring_batch=config.reference.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
@@ -156,6 +157,7 @@ def start_sft_policy(
         tokenizer,
         optimizer=learner.optimizer,
         learning_rate_factor=learning_rate_factor(learner.schedule, batches.schedule_updates),
+        updates_per_step=updates_per_move(learner.schedule, batches.updates_per_step),
         sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
         sequences_per_scoring_batch=learner.sequences_per_micro_batch_per_device,
@@ -271,6 +273,7 @@ def start_critic(
         tokenizer,
         optimizer=critic.optimizer,
         learning_rate_factor=learning_rate_factor(critic.schedule, plan.total_updates, plan.updates_per_step),
+        updates_per_step=updates_per_move(critic.schedule, plan.updates_per_step),
         sequences_per_micro_batch=plan.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=critic.max_tokens_per_micro_batch,
         gradient_checkpointing=critic.gradient_checkpointing,
@@ -307,6 +310,11 @@ def pick_device(wanted: str) -> torch.device:
             Problem("torch sees no CUDA device on this machine", fix="use auto or cpu", field="placement.device")
         )
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def updates_per_move(schedule: ScheduleConfig, updates_per_step: int) -> int | None:
+    """Planned updates between two moves of a rate that moves once per step; None where it moves with every update made."""
+    return updates_per_step if schedule.moves_every == "step" else None
 
 
 def learning_rate_factor(

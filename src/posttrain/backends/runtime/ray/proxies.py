@@ -62,6 +62,9 @@ class RemoteOptimized:
         found: int = self.crew.call("version", self.role)
         return found
 
+    def begin_step(self) -> None:
+        self._call("begin_step")
+
     def optimizer_step(self) -> OptimizerStats:
         stats = self._call("optimizer_step")
         assert isinstance(stats, OptimizerStats)

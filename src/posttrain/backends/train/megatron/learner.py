@@ -36,6 +36,7 @@ from posttrain.backends.torch_training.saved import (
     saved_weights,
 )
 from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.backends.torch_training.update_count import UpdateCount
 from posttrain.backends.train.megatron.parts import ModelParts
 from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
 from posttrain.backends.train.megatron.sharding import MegatronSharding
@@ -106,11 +107,11 @@ class MegatronLearner:
         if offload and not self._offload_optimizer:
             notes.append(f"no effect of {', '.join(offload)}: everything is on the CPU already")
         self.note = "; ".join(notes) or None  # what people should know about how this model is computed
-        self._updates = 0
+        self._count = UpdateCount(how.get("updates_per_step"))
 
     @property
     def version(self) -> int:
-        return self._updates
+        return self._count.made
 
     def accumulate(
         self, batch: TrainBatch, scores: Scores, learn: Callable[..., MicroBatch]
@@ -144,15 +145,18 @@ class MegatronLearner:
         everyone = self._sharding.total({**sums, "": total})
         return everyone.pop(""), everyone, joined
 
+    def begin_step(self) -> None:
+        self._count.steps += 1
+
     def optimizer_step(self) -> OptimizerStats:
-        learning_rate = self._settings.lr * self._learning_rate_factor(self._updates)
+        learning_rate = self._settings.lr * self._learning_rate_factor(self._count.place)
         self._add_gradients()
         norm = self._gradient_norm()
         usable = bool(torch.isfinite(norm))
         if usable:
             if self._settings.max_grad_norm is not None:
                 clip_grads_with_norm_(self._updated.values(), self._settings.max_grad_norm, norm)
-            set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._updates))
+            set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._count.made))
             if self._offload_optimizer:
                 move_state(self._optimizer, lambda parameter: parameter.device)
             if self._stretches:
@@ -163,7 +167,7 @@ class MegatronLearner:
             if self._offload_optimizer:
                 move_state(self._optimizer, lambda parameter: torch.device("cpu"))
             self._masters.publish()
-            self._updates += 1
+            self._count.made += 1
         self.zero_grad()
         return OptimizerStats(grad_norm=float(norm), lr=learning_rate, skipped=not usable)
 
@@ -216,7 +220,7 @@ class MegatronLearner:
                 averages |= {f"{key}:{name}": value for name, value in self._kept(parts).items()}
             averages |= {f"step:{name}": step.clone() for step in self._steps() for name in masters}
         state = {} if self._adapted else self._whole_state(masters)
-        updates, shell = self._updates, self._shell()
+        counters, shell = self._count.saved(), self._shell()
 
         def write(folder: Path) -> None:
             if self._sharding.rank != 0:
@@ -228,7 +232,7 @@ class MegatronLearner:
                 save_config(shell, folder)
             if optimizer:
                 save_file(averages, folder / OPTIMIZER)
-            self._write_beside(folder, updates)
+            self._write_beside(folder, counters)
 
         return write
 
@@ -241,7 +245,7 @@ class MegatronLearner:
             if self._sharding.rank == 0:
                 names = self.parts.trained
                 averages += [whole_chunk(f"step:{name}", step.clone()) for step in self._steps() for name in names]
-        beside = partial(self._write_beside, updates=self._updates)
+        beside = partial(self._write_beside, counters=self._count.saved())
         return chunk_writer(self._sharding.rank, weights, averages, self._shell(), beside)
 
     def _averages(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -264,10 +268,10 @@ class MegatronLearner:
         shell.config = copy.deepcopy(shell.config)  # transformers changes that of what it saves
         return shell
 
-    def _write_beside(self, folder: Path, updates: int) -> None:
+    def _write_beside(self, folder: Path, counters: Mapping[str, int]) -> None:
         """What is beside weights and averages."""
         self.tokenizer.save_pretrained(folder)
-        (folder / COUNTERS).write_text(json.dumps({"updates": updates}))
+        (folder / COUNTERS).write_text(json.dumps(counters))
 
     def _kept(self, parts: dict[str, Any]) -> dict[str, Tensor]:
         """Whole float32 tensors on the CPU of the first rank, which writes; the others gather with it and keep nothing."""
@@ -303,7 +307,7 @@ class MegatronLearner:
                 self._optimizer.state[weight]["step"] = step.to(weight.device).clone()
         if self._offload_optimizer:
             move_state(self._optimizer, lambda parameter: torch.device("cpu"))
-        self._updates = json.loads((folder / COUNTERS).read_text())["updates"] if schedule else 0
+        self._count.restore(json.loads((folder / COUNTERS).read_text()) if schedule else None)
 
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         """The whole trained weights in a folder that an engine wrote, by name."""
