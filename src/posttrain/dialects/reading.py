@@ -10,7 +10,6 @@ from typing import Any, Literal
 from posttrain.config.reading.compose import Composed, compose
 from posttrain.config.reading.defaults import read_with_defaults
 from posttrain.config.reading.hydra import UNUSED
-from posttrain.config.reading.sources import same_branch
 from posttrain.config.reading.validate import show, validate
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
@@ -62,6 +61,8 @@ class Reader:
         self.ignored: list[Ignored] = []
         self.warnings: list[str] = []
         self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
+        self._named = {key for place in self.sources.places for key in (place, *_parents(place))}
+        self._whole = [f"{key}." for key, place in self.sources.places.items() if place.whole]
 
     def __getitem__(self, key: str) -> Any:
         """The value of a key, written or default; None for a key without default that nobody wrote."""
@@ -83,13 +84,12 @@ class Reader:
     def written(self, key: str) -> bool:
         """Whether the user wrote the key, or something below it; or a reference to a section with such a key."""
         return self.named(key) or (
-            _at(self.values, key) is not _NOTHING
-            and any(place.whole and key.startswith(f"{name}.") for name, place in self.sources.places.items())
+            any(key.startswith(whole) for whole in self._whole) and _at(self.values, key) is not _NOTHING
         )
 
     def named(self, key: str) -> bool:
         """Whether the user wrote the key, or something below it, by its name."""
-        return any(same_branch(key, place) and len(place) >= len(key) for place in self.sources.places)
+        return key in self._named
 
     def in_file(self, key: str) -> bool:
         """Whether the key stands in a file of the user's, and no override replaces it."""

@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,13 @@ def read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Place]]:
         raise ConfigError(Problem(f"{path} cannot be read: {error.strerror}")) from None
     if len(text) > _LONGEST:
         raise ConfigError(Problem(f"{path} has more than {_LONGEST:,} characters; a configuration has fewer"))
+    values, places = _parsed(text, path)
+    return copy.deepcopy(values), dict(places)
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str, path: str) -> tuple[dict[str, Any], dict[str, Place]]:
+    """Parse a file's text, once for all who look at it: what finds its dialect, its entry point, and its values."""
     places = places_of_yaml(text, path)
     try:
         values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
