@@ -237,7 +237,7 @@ SERVED = (*JUDGE, "rewards.d.judge_api_url=http://judge/v1", "rewards.d.judge_mo
 @pytest.mark.parametrize(
     ("overrides", "key", "words"),
     [
-        (("rewards.d.use_local=false",), "rewards.d.use_local", "no sandbox service is asked"),
+        (("rewards.d.use_local=false",), "rewards.d.use_local", "no sandbox service is called"),
         (JUDGE, "rewards.d.worker_cls", "needs judge_api_url and judge_model_name"),
         ((*SERVED, "rewards.d.judge_api_key=sk-12ab"), "rewards.d.judge_api_key", "holds a key, which would be saved"),
     ],

@@ -57,7 +57,7 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         "model-written code runs in boxes on this machine",
         "",
     ),
-    (("+reward.sandbox_fusion.url=http://here",), "reward.sandbox_fusion.url", "no sandbox server is asked", ""),
+    (("+reward.sandbox_fusion.url=http://here",), "reward.sandbox_fusion.url", "no sandbox server is called", ""),
     # batch sizes
     (
         (f"{A}.ppo_micro_batch_size=8",),

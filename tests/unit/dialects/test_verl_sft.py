@@ -75,7 +75,7 @@ def test_a_defaults_list_starts_from_verls_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.chat_template=x", "data.chat_template is refused: verl stops at any value, too"),
+        ("data.chat_template=x", "data.chat_template is refused: verl also stops at any value"),
         ("data.prompt_key=[a,b]", "data.prompt_key names 2 columns, and a prompt is in one"),
         ("model.fsdp_config.model_dtype=fp16", "model_dtype=fp16 needs loss scaling"),
         ("trainer.save_freq=0", "trainer.save_freq is 0, at which verl stops"),
@@ -127,7 +127,7 @@ def test_keys_without_effect_are_told() -> None:
         one.key: one.reason for one in read("data.balance_dp_token=True", "data.micro_batch_size=4", *TURNS).ignored
     }
     assert "losses divide by the tokens of the whole step" in told["data.balance_dp_token"]
-    assert told["data.micro_batch_size"] == "verl does not read it, either"
+    assert told["data.micro_batch_size"] == "verl does not read it either"
     told = {one.key: one.reason for one in read(*TURNS, "data.prompt_key=x").ignored}
     assert told["data.prompt_key"] == "data.multiturn.enable reads whole conversations"
 
