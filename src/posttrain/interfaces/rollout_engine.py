@@ -31,9 +31,9 @@ def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> N
     names = set(under_way)
     for request in requests:
         if request.sample_id in names:
-            raise ValueError(f"{request.sample_id} is under way already")
+            raise ValueError(f"{request.sample_id} is already in progress")
         if not request.token_ids or request.max_response_tokens < 1:
-            raise ValueError(f"{request.sample_id}: a prompt and a response have a token at least")
+            raise ValueError(f"{request.sample_id}: the prompt and the response need at least one token each")
         names.add(request.sample_id)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.backends.serving.protocol import Sampled, ServerProtocol, UnusableAnswer
+from posttrain.backends.serving.protocol import SampledResponse, ServerProtocol, UnusableAnswer
 from posttrain.backends.serving.replicas import Replicas
 from posttrain.backends.serving.stream import ServedStream
 from posttrain.errors import RunStopped
@@ -77,11 +77,11 @@ class ServedEngine:
 
     def _refuse_beside_a_stream(self) -> None:
         if self._stream is not None and not self._stream.closed:
-            raise RuntimeError("a stream of this sampler is open: close it before")
+            raise RuntimeError("a stream of this sampler is open: close it first")
 
     def _refuse_while_busy(self) -> None:
         if self._stream is not None and self._stream.busy:
-            raise RuntimeError("the weights change while responses are under way: close the stream before")
+            raise RuntimeError("the weights change while responses are in progress: close the stream first")
 
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raises: RunStopped for what this server cannot do."""
@@ -181,7 +181,7 @@ class ServedEngine:
             prompt_logprobs=tuple(sampled.prompt_logprobs),
         )
 
-    def _stop_reason(self, sampled: Sampled, sampling: SamplingParams) -> StopReason:
+    def _stop_reason(self, sampled: SampledResponse, sampling: SamplingParams) -> StopReason:
         """Judged by the last token, as servers have different words for it."""
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.end_tokens)}
         if sampled.token_ids[-1] in ends:

@@ -12,7 +12,7 @@ from posttrain.records.trajectories import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledResponse:
     """What a server says that it sampled."""
 
     token_ids: list[int]
@@ -37,7 +37,7 @@ class ServerProtocol(Protocol):
         """Path and JSON of the request for one response."""
         ...
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> SampledResponse:
         """Raises: UnusableAnswer when token ids or log-probs are missing."""
         ...
 

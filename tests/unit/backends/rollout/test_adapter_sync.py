@@ -129,7 +129,7 @@ def test_an_adapter_that_was_damaged_on_the_way_is_not_served(
         return said()
 
     server.misbehave = misbehave
-    with pytest.raises(RunStopped, match=f"refuses the weights: .*{words}"):
+    with pytest.raises(RunStopped, match=f"rejected the weights: .*{words}"):
         sync.publish(Policy(1), engine)
     assert engine.version == 0 and not server.adapters
 

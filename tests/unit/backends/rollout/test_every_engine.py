@@ -390,16 +390,16 @@ def test_what_a_stream_refuses(rig: Rig) -> None:
     sampling = SamplingParams(max_response_tokens=30, ignore_eos=True)
     stream = rig.engine.open_stream(sampling)
     stream.submit([request(PROMPTS[0], tokens=40)])
-    with pytest.raises(ValueError, match="is under way already"):
+    with pytest.raises(ValueError, match="is already in progress"):
         stream.submit([request(PROMPTS[1]), request(PROMPTS[0])])
     for empty in (Request("a", (), 3), Request("b", (1,), 0)):
-        with pytest.raises(ValueError, match="a token at least"):
+        with pytest.raises(ValueError, match="need at least one token each"):
             stream.submit([empty])
-    with pytest.raises(RuntimeError, match="close it before"):
+    with pytest.raises(RuntimeError, match="close it first"):
         rig.engine.open_stream(sampling)
-    with pytest.raises(RuntimeError, match="close it before"):
+    with pytest.raises(RuntimeError, match="close it first"):
         rig.engine.generate(PROMPTS, sampling)
-    with pytest.raises(RuntimeError, match=r"while .* under way: close the stream before"):
+    with pytest.raises(RuntimeError, match=r"while .* in progress: close the stream first"):
         rig.engine.weights_changed(9)
     stream.close()
     stream.close()

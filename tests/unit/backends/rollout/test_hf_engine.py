@@ -70,7 +70,7 @@ def test_shortest_length_is_given_in_either_word(engine: HuggingFaceEngine) -> N
 
 
 def test_a_word_that_generate_does_not_know_is_refused(engine: HuggingFaceEngine) -> None:
-    with pytest.raises(ConfigError, match="presence_penalty is not known"):
+    with pytest.raises(ConfigError, match="presence_penalty is unknown"):
         greedy(engine, presence_penalty=1.0)
 
 

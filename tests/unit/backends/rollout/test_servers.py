@@ -303,14 +303,14 @@ HTTP_UPDATES = {"update_path": "/update", "served_path": "/served"}
     [
         ("http", "/update", lambda a: a | {"version": 4}, "serves weights of version 4 .* after weights of version 6"),
         ("http", "/update", lambda a: a | {"content_hash": "0" * 32}, "serves weights of version 6 .000000000000."),
-        ("http", "/update", lambda a: None, "does not say which weights it serves"),
+        ("http", "/update", lambda a: None, "does not report the weights it serves"),
         ("vllm", "/collective_rpc", lambda a: {"results": [{"version": 6, "content_hash": "old"}]}, "serves .*old"),
         ("vllm", "/collective_rpc", lambda a: {"results": [{"error": "w did not arrive"}]}, "w did not arrive"),
-        ("vllm", "/collective_rpc", lambda a: {"results": []}, "said nothing"),
+        ("vllm", "/collective_rpc", lambda a: {"results": []}, "gave no answer"),
         ("sglang", "/update_weights_from_disk", lambda a: {"success": False, "message": "bad shape"}, "bad shape"),
         ("sglang", "/get_model_info", lambda a: a | {"weight_version": "6-abc"}, "serves weights of version 6 .abc."),
-        ("sglang", "/get_model_info", lambda a: {}, "does not say which weights"),
-        ("sglang", "/get_weights_by_name", lambda a: [[1e9]], "holds another .* than was sent"),
+        ("sglang", "/get_model_info", lambda a: {}, "does not report the weights"),
+        ("sglang", "/get_weights_by_name", lambda a: [[1e9]], "holds another .* than the one sent"),
         ("sglang", "/flush_cache", lambda a: b"", ""),
     ],
 )

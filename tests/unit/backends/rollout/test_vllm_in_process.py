@@ -139,9 +139,9 @@ def test_a_stream_takes_requests_while_others_are_sampled(engine: Any, tmp_path:
         assert [(one.sample_id, one.text) for one in stream.wait(9.0)] == [("long", "bcde")]
         assert stream.wait(9.0) == []
         stream.submit([Request("left", tuple(b"a"), 9)])
-        with pytest.raises(RuntimeError, match="close the stream before"):
+        with pytest.raises(RuntimeError, match="close the stream first"):
             engine.load_folder(tmp_path, Served(1, "hash"))
-        with pytest.raises(RuntimeError, match="close the stream before"):
+        with pytest.raises(RuntimeError, match="close the stream first"):
             engine.weights_changed(1)
     assert engine.llm.llm_engine.aborted == ["2", "4"]
     with pytest.raises(RuntimeError, match="the stream is closed"):

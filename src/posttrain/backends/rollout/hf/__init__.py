@@ -1,7 +1,7 @@
-"""Sampling by transformers' own ``generate``: slow, and the yardstick of the other engines.
+"""Sampling with transformers' own ``generate``: slow, and the reference for the other engines.
 
-It reads the trainer's module in memory, with transformers' attention in the place of ours while it samples, and pads prompts on
-the left. Temperature and cuts are transformers' own; the draw is ours, so that every response has random numbers of its own.
+It reads the trainer's module in memory, with transformers' attention in place of ours while it samples, and left-pads
+prompts. Temperature and cuts are transformers' own; the draw is ours, so that every response has its own random numbers.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
 
-ATTENTION = "sdpa"  # transformers' own, which knows padding
+ATTENTION = "sdpa"  # transformers' own, which supports padding
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
-    """One response under way."""
+class _ResponseRow:
+    """One response in progress."""
 
     request: Request
     random: np.ndarray  # [max_response_tokens] in [0, 1)
@@ -56,10 +56,10 @@ class _Row:
 
 @ROLLOUT_ENGINES.register("hf", shares_weights=True)
 class HuggingFaceEngine:
-    """See interfaces.rollout_engine.RolloutEngine. Responses are sampled a batch at a time: ``max_concurrent_sequences`` rows,
-    and a batch lasts until its longest response ends."""
+    """See interfaces.rollout_engine.RolloutEngine. Responses are sampled in batches of ``max_concurrent_sequences`` rows; a batch
+    lasts until its longest response ends."""
 
-    note = ""  # it computes in its usual way
+    note = ""  # nothing unusual
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class HuggingFaceEngine:
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_concurrent_sequences: int,
-        max_prefill_tokens: int,  # of the native engine; generate has no such limit
+        max_prefill_tokens: int,  # a setting of the native engine, ignored here
     ):
         self.model = model
         self.tokenizer = tokenizer
@@ -92,8 +92,8 @@ class HuggingFaceEngine:
         on_tokens: OnTokens | None = None,
         on_group: OnGroup | None = None,
     ) -> list[TrajectoryGroup]:
-        """See interfaces.rollout_engine. Raises: RunStopped when the model's logits are not finite; ConfigError for
-        engine_sampling that generate does not know."""
+        """See interfaces.rollout_engine. Raises: RunStopped when the model's logits are not finite; ConfigError for unknown
+        engine_sampling parameters."""
         self._refuse_beside_a_stream()
         samples, longest = sampling.samples_per_prompt, sampling.max_response_tokens
         requests = deque(
@@ -113,32 +113,32 @@ class HuggingFaceEngine:
         return groups
 
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> LockStepStream:
-        """See interfaces.rollout_engine. What was submitted meanwhile is sampled together, a batch in every wait."""
+        """See interfaces.rollout_engine. Each wait samples one batch of the submitted requests."""
         self._refuse_beside_a_stream()
         self._stream = LockStepStream(partial(self.sample, sampling=sampling, on_tokens=on_tokens))
         return self._stream
 
     def _refuse_beside_a_stream(self) -> None:
         if self._stream is not None and not self._stream.closed:
-            raise RuntimeError("a stream of this sampler is open: close it before")
+            raise RuntimeError("a stream of this sampler is open: close it first")
 
     @torch.inference_mode()
     def sample(
         self, requests: deque[Request], sampling: SamplingParams, on_tokens: OnTokens | None
     ) -> list[Trajectory]:
-        """A batch of the first requests, which leave the queue, to the end."""
+        """Sample a batch of the first requests to the end, and remove them from the queue."""
         if sampling.prompt_logprobs:
             raise RunStopped("rollout.engine=hf gives no log-probs of prompts: use native or vllm")
-        rows: list[_Row] = []
+        rows: list[_ResponseRow] = []
         while requests and len(rows) < self.max_concurrent_sequences:
             request = requests.popleft()
             generator = np.random.Generator(np.random.Philox(key=sampling.request_seed(request.sample_id)))
-            rows.append(_Row(request, generator.random(request.max_response_tokens)))
+            rows.append(_ResponseRow(request, generator.random(request.max_response_tokens)))
         with _own_attention(self.model):
             self._batch(rows, sampling, on_tokens)
         return [self._trajectory(row) for row in rows]
 
-    def _batch(self, rows: list[_Row], sampling: SamplingParams, on_tokens: OnTokens | None) -> None:
+    def _batch(self, rows: list[_ResponseRow], sampling: SamplingParams, on_tokens: OnTokens | None) -> None:
         """Sample one response per row."""
         width = max(len(row.request.token_ids) for row in rows)
         ids = torch.zeros(len(rows), width, dtype=torch.int64)
@@ -147,9 +147,9 @@ class HuggingFaceEngine:
             length = len(row.request.token_ids)
             ids[place, width - length :] = torch.tensor(row.request.token_ids)
             mask[place, width - length :] = 1
-        draw = _Draw(self, rows, sampling, on_tokens)
+        draw = _DrawProcessor(self, rows, sampling, on_tokens)
         try:
-            model: Any = self.model  # whose generate is annotated through a mixin
+            model: Any = self.model  # its generate is annotated through a mixin
             model.generate(
                 inputs=ids.to(self.model.device),
                 attention_mask=mask.to(self.model.device),
@@ -165,10 +165,10 @@ class HuggingFaceEngine:
             raise ConfigError(Problem(what, field="rollout.engine_sampling")) from error
 
     def _generation_config(self, sampling: SamplingParams, longest: int) -> GenerationConfig:
-        """The model's own (its repetition penalty, its forbidden tokens), but for what the configuration decides."""
+        """Return the model's own generation config (repetition penalty, forbidden tokens), with the run's settings."""
         config = GenerationConfig.from_dict(self.model.generation_config.to_dict())
         decided: dict[str, Any] = {
-            "do_sample": False,  # the last processor leaves one token: see _Draw
+            "do_sample": False,  # the last processor leaves one token: see _DrawProcessor
             "temperature": None,
             "top_k": None,
             "top_p": None,
@@ -181,22 +181,22 @@ class HuggingFaceEngine:
             "use_cache": True,
             "return_dict_in_generate": False,
         }
-        asked = dict(sampling.engine_sampling)
-        if "min_tokens" in asked:  # vLLM's word, which the dialects use
-            asked["min_new_tokens"] = asked.pop("min_tokens")
-        for name, value in (decided | asked).items():
+        requested = dict(sampling.engine_sampling)
+        if "min_tokens" in requested:  # vLLM's name, which the dialects use
+            requested["min_new_tokens"] = requested.pop("min_tokens")
+        for name, value in (decided | requested).items():
             if not hasattr(config, name):
-                raise ValueError(f"{name} is not known")
+                raise ValueError(f"{name} is unknown")
             setattr(config, name, value)
         return config
 
     def _ends(self, sampling: SamplingParams) -> list[int]:
-        """End tokens for generate, which would take the model's own for none: so an id that no token has stands for none."""
+        """Return the end tokens for generate. An unused id stands for none: an empty list would mean the model's own."""
         ends = () if sampling.ignore_eos else self.end_tokens
         return sorted(ends) or [self.model.config.get_text_config().vocab_size]
 
-    def take(self, row: _Row, token: int, logprob: float, sampling: SamplingParams) -> None:
-        """Add a drawn token to a response and see whether it ends there."""
+    def take(self, row: _ResponseRow, token: int, logprob: float, sampling: SamplingParams) -> None:
+        """Append a drawn token to a response and check if the response ends."""
         row.token_ids.append(token)
         row.logprobs.append(logprob)
         if token in sampling.stop_token_ids or (token in self.end_tokens and not sampling.ignore_eos):
@@ -206,15 +206,15 @@ class HuggingFaceEngine:
         elif len(row.token_ids) >= row.request.max_response_tokens:
             row.stop_reason = StopReason.LENGTH
 
-    def _ends_with_stop_text(self, row: _Row, sampling: SamplingParams) -> bool:
+    def _ends_with_stop_text(self, row: _ResponseRow, sampling: SamplingParams) -> bool:
         if not sampling.stop:
             return False
-        # A text of b bytes is spelled by at most b tokens; a few more absorb a character cut in two.
+        # At most b tokens spell a text of b bytes; a few more cover a character cut in two.
         tail = max(len(text.encode()) for text in sampling.stop) + 8
         recent = str(self.tokenizer.decode(row.token_ids[-tail:], skip_special_tokens=False))
         return any(text in recent for text in sampling.stop)
 
-    def _trajectory(self, row: _Row) -> Trajectory:
+    def _trajectory(self, row: _ResponseRow) -> Trajectory:
         assert row.stop_reason is not None
         return Trajectory(
             sample_id=row.request.sample_id,
@@ -226,12 +226,12 @@ class HuggingFaceEngine:
         )
 
 
-class _Draw(LogitsProcessor):
-    """The last processor: draws a token per row by its own random number and leaves it as the only possible one, which
-    ``generate`` then takes. So log-probs are kept for one token a step, instead of all logits of all steps."""
+class _DrawProcessor(LogitsProcessor):
+    """The last processor: draws a token per row with its own random number and makes it the only possible one, which
+    ``generate`` then takes. So a log-prob is stored for one token per step, instead of all logits of all steps."""
 
     def __init__(
-        self, engine: HuggingFaceEngine, rows: list[_Row], sampling: SamplingParams, on_tokens: OnTokens | None
+        self, engine: HuggingFaceEngine, rows: list[_ResponseRow], sampling: SamplingParams, on_tokens: OnTokens | None
     ):
         self._engine = engine
         self._rows = rows
@@ -251,7 +251,7 @@ class _Draw(LogitsProcessor):
         if not torch.isfinite(drawn).all():
             raise RunStopped(
                 f"the model's logits are not finite while sampling, with weights of version {self._engine.version}: the "
-                "weights have grown without bound or hold NaN; go on from an earlier checkpoint with a lower learning rate"
+                "weights have diverged or hold NaN; resume from an earlier checkpoint with a lower learning rate"
             )
         live = [place for place, row in enumerate(self._rows) if row.stop_reason is None]
         ids, values = tokens.tolist(), drawn.tolist()
@@ -263,7 +263,7 @@ class _Draw(LogitsProcessor):
 
 
 class _AllDone(StoppingCriteria):
-    def __init__(self, rows: list[_Row]):
+    def __init__(self, rows: list[_ResponseRow]):
         self._rows = rows
 
     def __call__(self, input_ids: Tensor, scores: Any, **unused: Any) -> Tensor:
@@ -271,14 +271,15 @@ class _AllDone(StoppingCriteria):
         return torch.tensor(done, device=input_ids.device)
 
 
-def _image_inputs(model: PreTrainedModel, rows: Sequence[_Row], ids: Tensor) -> dict[str, Any]:
-    """What ``generate`` is told of images: the features of all, in the order of the rows, each distinct prompt's computed
-    once; and where their tokens are in ids, [rows, width], from which models with three-part positions make those."""
+def _image_inputs(model: PreTrainedModel, rows: Sequence[_ResponseRow], ids: Tensor) -> dict[str, Any]:
+    """Return the image inputs of ``generate``: the features of all images, in the order of the rows, computed once per distinct
+    prompt; and the places of their tokens in ids, [rows, width], which give models with three-part positions theirs."""
     of_rows = [row.request.images for row in rows if row.request.images]
     if not of_rows:
         return {}
     features = image_features(model, of_rows)
-    each: Any = [features[images.content_hash] for images in of_rows]  # a list, which the annotation does not know
+    # The annotation does not allow a list.
+    each: Any = [features[images.content_hash] for images in of_rows]
     inputs: dict[str, Any] = {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=each)}}
     if "image_grid_thw" in of_rows[0].features:
         grids = np.concatenate([images.features["image_grid_thw"] for images in of_rows])
@@ -287,8 +288,8 @@ def _image_inputs(model: PreTrainedModel, rows: Sequence[_Row], ids: Tensor) -> 
     return inputs
 
 
-def _warpers(sampling: SamplingParams, draw: _Draw) -> LogitsProcessorList:
-    """Temperature, then top-k, top-p and min-p, as in every engine; at temperature 0 none of them."""
+def _warpers(sampling: SamplingParams, draw: _DrawProcessor) -> LogitsProcessorList:
+    """Return the processors for temperature, then top-k, top-p and min-p, as in every engine; none of them at temperature 0."""
     warpers: list[LogitsProcessor] = []
     if sampling.temperature > 0:
         if sampling.temperature != 1:
@@ -304,9 +305,9 @@ def _warpers(sampling: SamplingParams, draw: _Draw) -> LogitsProcessorList:
 
 @contextmanager
 def _own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model computes with transformers' attention."""
+    """Use transformers' attention in the model inside the ``with`` block."""
     before: Any = model.config._attn_implementation
-    if reads_images(model.config):  # ours is in its language model alone
+    if reads_images(model.config):  # ours is only in its language model
         before = {"text_config": model.config.get_text_config()._attn_implementation}
     model.set_attn_implementation(ATTENTION)
     try:

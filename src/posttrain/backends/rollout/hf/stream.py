@@ -1,4 +1,4 @@
-"""A stream over an engine that can sample a batch to its end, and nothing else."""
+"""A request stream over an engine that can only sample a batch to its end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from posttrain.records.trajectories import Trajectory
 
 
 class LockStepStream:
-    """See interfaces.rollout_engine.RequestStream. In every wait, as much of what was submitted as fits into a batch is
-    sampled."""
+    """See interfaces.rollout_engine.RequestStream. Every wait samples one batch of the submitted requests."""
 
     def __init__(self, sample: Callable[[deque[Request]], list[Trajectory]]):
         self.closed = False
@@ -42,7 +41,7 @@ class LockStepStream:
         self._waiting.clear()
 
     def refuse_new_weights(self) -> None:
-        """Raises: RuntimeError when something waits to be sampled."""
+        """Raises: RuntimeError when requests are pending."""
         if self._waiting:
             count = len(self._waiting)
-            raise RuntimeError(f"the weights change while {count} responses are under way: close the stream before")
+            raise RuntimeError(f"the weights change while {count} responses are in progress: close the stream first")

@@ -1,4 +1,4 @@
-"""Sampling from any server that speaks OpenAI's completions and gives token ids with log-probs."""
+"""Sampling from any server with OpenAI's completions API that returns token ids and log-probs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.serving.engine import ServedEngine
 from posttrain.backends.serving.launch import LaunchedServer, free_port
-from posttrain.backends.serving.protocol import Sampled, UnusableAnswer, exact, field_of
+from posttrain.backends.serving.protocol import SampledResponse, UnusableAnswer, exact, field_of
 from posttrain.backends.serving.settings import replicas_of
 from posttrain.errors import ConfigError, Problem, RunStopped
 from posttrain.interfaces.rollout_engine import BroadcastPlan, SamplerPlan, Served
@@ -24,8 +24,8 @@ from posttrain.registry import ROLLOUT_ENGINES
 if TYPE_CHECKING:
     import httpx2
 
-START_S = 600.0  # a class may load a large model when it is made
-LOAD_S = 1800.0  # a server reads a large model from a slow disk
+START_S = 600.0  # a user's class may load a large model when it is constructed
+LOAD_S = 1800.0  # for a server that reads a large model from a slow disk
 _FIX = (
     "the server must take token ids as the prompt of /v1/completions and return token_ids (return_token_ids) or tokens like "
     "token_id:123 (return_tokens_as_token_ids) with their log-probs, as vLLM does"
@@ -33,8 +33,8 @@ _FIX = (
 
 
 class CompletionsProtocol:
-    """OpenAI's /v1/completions, with what vLLM added to it; parameters at their usual value are left out, as some servers
-    refuse words that they do not know."""
+    """OpenAI's /v1/completions with vLLM's extensions; parameters with default values are omitted, as some servers reject
+    unknown ones."""
 
     gives_prompt_logprobs = False
 
@@ -68,7 +68,7 @@ class CompletionsProtocol:
                 body[name] = value
         return "/v1/completions", body | dict(sampling.engine_sampling)
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> SampledResponse:
         choice = field_of(answer, "choices", 0)
         spelled = field_of(choice, "logprobs", "tokens")
         tokens = field_of(choice, "token_ids")
@@ -76,20 +76,20 @@ class CompletionsProtocol:
             tokens = [_token_id(word) for word in spelled]
         logprobs = field_of(choice, "logprobs", "token_logprobs")
         token_ids, values = exact("the answer of the sampler", tokens, logprobs, fix=_FIX)
-        return Sampled(token_ids, values, str(field_of(choice, "finish_reason")))
+        return SampledResponse(token_ids, values, str(field_of(choice, "finish_reason")))
 
 
 class HttpEngine(ServedEngine):
     """See interfaces.rollout_engine.WeightTaker.
 
-    Weights are taken where the server has an address for that (engine_options.update_path): it is sent ``{"model_path",
-    "version", "content_hash"}`` and must answer with the version and hash that it serves then.
+    New weights are loaded by a server with an address for that (engine_options.update_path): it receives ``{"model_path",
+    "version", "content_hash"}`` and must answer with the version and hash that it then serves.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, plan: SamplerPlan, protocol: CompletionsProtocol):
         super().__init__(tokenizer, plan.end_tokens, replicas_of(plan, plan.endpoints, protocol.health_path), protocol)
         self.note = plan.note
-        self.server: LaunchedServer | None = None  # which ends with this object
+        self.server: LaunchedServer | None = None  # ended with this object
         self._protocol = protocol
         self._update_path = plan.options.get("update_path")
         self._served_path = plan.options.get("served_path")
@@ -112,7 +112,7 @@ class HttpEngine(ServedEngine):
         return reports
 
     def load_adapter(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
-        raise RunStopped("rollout.engine=http takes whole weights: use rollout.weight_sync=disk")
+        raise RunStopped("rollout.engine=http loads whole weights only: use rollout.weight_sync=disk")
 
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
         raise RunStopped("rollout.engine=http cannot join a process group: use rollout.weight_sync=disk")
@@ -130,21 +130,21 @@ class HttpEngine(ServedEngine):
                     raise RunStopped(f"{replica} serves {served}, and {expected} was sent to it")
 
     def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raises: UnusableAnswer when the server reports log-probs of another distribution than the one it samples from."""
+        """Raises: UnusableAnswer when the server reports log-probs of another distribution than the sampled one."""
         super().check_sampling(sampling)
         plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and not sampling.top_k and not sampling.min_p
         if not plain and not self._reports_processed:
             raise UnusableAnswer(
-                "log-probs of the raw logits are not those of the distribution sampled from with this temperature, top_k, "
-                "top_p or min_p: start the server with --logprobs-mode processed_logprobs and say so "
-                "(rollout.engine_options.logprobs=processed), or sample plainly (temperature 1)"
+                "log-probs of the raw logits are not those of the sampled distribution with this temperature, top_k, "
+                "top_p or min_p: start the server with --logprobs-mode processed_logprobs and set "
+                "rollout.engine_options.logprobs=processed, or sample with temperature 1 and no cuts"
             )
 
 
 @ROLLOUT_ENGINES.register("http")
 def start_http(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> HttpEngine:
-    """Raises: ConfigError without endpoints, or for options that mean nothing here; RunStopped when a server of the user's
-    own does not start."""
+    """Start the engine. Raises: ConfigError without endpoints, or for unknown options; RunStopped when a user's own server does
+    not start."""
     if plan.options.get("server"):
         return _own(plan, tokenizer)
     known = ("model", "update_path", "served_path", "health_path", "logprobs", "api_key_env")
@@ -167,9 +167,9 @@ def start_http(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> HttpEng
 
 
 def _own(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> HttpEngine:
-    """A class of the user's, in a process of its own (own_server.py), which gets all options besides its place."""
+    """Start a user's class in a process of its own (own_server.py); it receives all options but its place."""
     if plan.endpoints:
-        what = "rollout.engine_options.server is started by the run, and rollout.endpoints are servers that run already"
+        what = "rollout.engine_options.server is started by the run, but rollout.endpoints are running servers"
         raise ConfigError(Problem(what, fix="use one of them", field="rollout.endpoints"))
     options = dict(plan.options)
     path, colon, name = str(options.pop("server")).rpartition(":")
@@ -197,7 +197,7 @@ def _own(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> HttpEngine:
 
 
 def _token_id(word: Any) -> int | None:
-    """123 of "token_id:123"; None of a text."""
+    """Parse 123 from "token_id:123"; None for other texts."""
     if isinstance(word, str) and word.startswith("token_id:") and word[9:].isdecimal():
         return int(word[9:])
     return None
@@ -206,5 +206,5 @@ def _token_id(word: Any) -> int | None:
 def _served(name: str, answer: Any) -> Served:
     version, content_hash = field_of(answer, "version"), field_of(answer, "content_hash")
     if type(version) is not int or not isinstance(content_hash, str):
-        raise RunStopped(f"{name} does not say which weights it serves (version and content_hash)")
+        raise RunStopped(f"{name} does not report the weights it serves (version and content_hash)")
     return Served(version, content_hash)

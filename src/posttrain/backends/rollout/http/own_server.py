@@ -1,12 +1,12 @@
-"""A server around a class of the user's. Started as ``python -m posttrain.backends.rollout.http.own_server PORT CLASS CONFIG``.
+"""A server around a user's class, started as ``python -m posttrain.backends.rollout.http.own_server PORT CLASS CONFIG``.
 
-The class is called with a mapping (``engine_options``, and what the run says of model and sampler) and has
+The class is called with a mapping (``engine_options``, and the run's settings of model and sampler) and has
 
-    generate(prompt_ids, sampling_params, request_id) -> (token_ids, log_probs), or what has these two as attributes or keys
-    load_weights(folder, version)                     -> of a Hugging Face folder; called before the first request
+    generate(prompt_ids, sampling_params, request_id) -> (token_ids, log_probs), or an object with these attributes or keys
+    load_weights(folder, version)                     -> from a Hugging Face folder; called before the first request
 
-both of which may be coroutine functions: then they run side by side, on one event loop. Plain functions are called one at a time.
-Log-probs are those of the distribution that was sampled from, in nats.
+both of which may be coroutine functions, which run concurrently on one event loop. Plain functions are called one at a time.
+Log-probs are those of the sampled distribution, in nats.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 
 from posttrain.libraries.own_code import load
 
-# Of a request's body, what a class is told about the sampling.
+# Fields of a request's body that are passed to the class as sampling parameters.
 SAMPLING = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
 )  # fmt: skip
 
 
 class OwnServer:
-    """The object, and what it serves."""
+    """A user's object, and the weights that it serves."""
 
     def __init__(self, where: str, config: Mapping[str, Any]):
         self._object = load(where)(dict(config))
@@ -43,7 +43,8 @@ class OwnServer:
     def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         self._requests += 1
         known = set(SAMPLING) | {"model", "prompt", "n", "logprobs", "return_token_ids", "return_tokens_as_token_ids"}
-        more = {name: value for name, value in body.items() if name not in known}  # rollout.engine_sampling
+        # rollout.engine_sampling.
+        more = {name: value for name, value in body.items() if name not in known}
         sampling = {name: body[name] for name in SAMPLING if name in body} | more
         answer = self._call(self._object.generate, list(body["prompt"]), sampling, str(self._requests))
         if isinstance(answer, tuple):
@@ -88,12 +89,12 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))))
         try:
             self._send(routes[self.path](body), 200)
-        except Exception as error:  # noqa: BLE001 - someone's code; the run hears of it, and its log has the place
+        except Exception as error:  # noqa: BLE001 - a user's code; the run gets the message, and the log the traceback
             traceback.print_exc()
             self._send({"error": {"message": f"{type(error).__name__}: {error}"}}, 500)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """No-op: requests are not logged."""
 
     def _send(self, value: Any, status: int) -> None:
         data = json.dumps(value).encode()

@@ -1,4 +1,4 @@
-"""Sampling from the trainer's own weights."""
+"""Sampling from the trainer's own weights, without a copy of them."""
 
 from posttrain.backends.rollout.native.engine import NativeEngine
 

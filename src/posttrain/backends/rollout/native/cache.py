@@ -1,4 +1,4 @@
-"""Keys and values of the sequences being decoded: every prompt once, every response in a slot of its own."""
+"""Key/value cache of the sequences being decoded: every prompt is stored once, every response in its own slot."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-LENGTH_STEP = 16  # lengths are rounded up to it, so that the matrix library meets few shapes
+LENGTH_STEP = 16  # lengths are rounded up to it, so that the matrix library sees few shapes
 GROWTH = 1.5  # of the number of slots
-LENGTH_GROWTH = 1.125  # of their length: less, because products are made with all of it
-LENGTH_UNUSED = 0.25  # of a slot's length, at most, is multiplied for nothing
-FEW_NUMBERS = 1 << 15  # of a pass's keys: up to it plain copies are faster (12,288: 28 us for 84; 49,152: 265 for 144)
+LENGTH_GROWTH = 1.125  # of their length: less, because products include the unused part
+LENGTH_UNUSED = 0.25  # largest unused share of a slot's length
+# Largest number of keys of a pass for which plain copies are faster (12,288: 28 us for 84; 49,152: 265 for 144).
+FEW_NUMBERS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """Keys and values of one sequence on its own, a pair per layer: [kv_heads, head_dim, N] and [kv_heads, N, head_dim]."""
+    """Keys and values of one sequence, a pair per layer: [kv_heads, head_dim, N] and [kv_heads, N, head_dim]."""
 
     layers: list[tuple[Tensor, Tensor]]
 
 
 class Slots:
-    """Keys and values of sequences, a slot for each: a pair of tensors per layer, which grow as they are needed.
+    """Slots for the keys and values of sequences: a pair of tensors per layer, which grow on demand.
 
     Keys are stored transposed, ``[slots, kv_heads, head_dim, length]``: queries of one token times such keys is the fastest
-    product a CPU has for decoding. Values are ``[slots, kv_heads, length, head_dim]``. What was never written is 0, so that it
-    can be multiplied by the weight 0 of what is masked. A product with a part of the length costs more than one with all of it
-    (the matrix library copies the part first), so there is little room beyond what is needed.
+    decoding product on a CPU. Values are ``[slots, kv_heads, length, head_dim]``. Unwritten entries are 0, so that they can be
+    multiplied by the weight 0 of masked positions. A product with a part of the length costs more than one with all of it
+    (the matrix library copies the part first), so little unused length is allocated.
     """
 
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
@@ -38,11 +39,11 @@ class Slots:
 
     @property
     def length(self) -> int:
-        """Tokens that a slot has room for."""
+        """Capacity of a slot, tokens."""
         return self.keys[0].shape[3]
 
     def make_room(self, slots: int, length: int, *, most_slots: int | None = None, longest: int | None = None) -> None:
-        """Room for so many slots of so many tokens, and for some more up to the bounds, as more will follow."""
+        """Grow to at least this many slots of at least this many tokens, with a reserve up to the bounds."""
         had_slots, had_length = len(self.keys[0]), self.length
         if slots > had_slots:
             slots = max(slots, min(int(GROWTH * had_slots), slots if most_slots is None else most_slots))
@@ -52,12 +53,12 @@ class Slots:
         self._resize(max(slots, had_slots), max(length, had_length))
 
     def trim(self, length: int) -> None:
-        """Give up what is behind ``length`` tokens in every slot, when that is much."""
+        """Free the memory after ``length`` tokens in every slot, when that is much."""
         if length < (1 - LENGTH_UNUSED) * self.length:
             self._resize(len(self.keys[0]), _round_up(length))
 
     def _resize(self, slots: int, length: int) -> None:
-        """A layer at a time: only one is there twice."""
+        """Reallocate layer by layer, so that only one layer exists twice."""
         had_slots, kv_heads, head_dim, had_length = self.keys[0].shape
         if (slots, length) == (had_slots, had_length):
             return
@@ -71,20 +72,20 @@ class Slots:
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot over another."""
         if not length:
-            return  # the slot may never have been made
+            return  # the slot may not have been allocated
         for keys, values in zip(self.keys, self.values, strict=True):
             keys[target, :, :, :length] = keys[source, :, :, :length]
             values[target, :, :length] = values[source, :, :length]
 
 
 class KeyValueCache:
-    """Keys and values per layer: of ``prompts``, and of ``responses``.
+    """Key/value cache of all layers, in two parts: ``prompts`` and ``responses``.
 
-    All samples of a prompt read the one copy of its keys and values, as rows of one matrix product. Active slots come first,
-    in both parts; the caller moves the last one into a gap.
+    All samples of a prompt read one copy of its keys and values, as rows of one matrix product. In both parts the active slots
+    come first; the caller moves the last one into a gap.
 
-    Stands in for a transformers cache: attention layers call ``update``. Which rows a forward pass holds is said beforehand,
-    by ``prefilling`` or ``decoding``.
+    Takes the place of a transformers cache: attention layers call ``update``. ``prefilling`` or ``decoding`` announces the rows
+    of the next forward pass.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class KeyValueCache:
         most_slots: int | None = None,
     ):
         self.kv_heads = kv_heads
-        self.most_slots = most_slots  # it never has more, so there is no room to be made for them
-        self.longest_response: int | None = None  # neither for longer ones; tokens
+        self.most_slots = most_slots  # bound of the reserve of slots
+        self.longest_response: int | None = None  # bound of the reserve of length; tokens
         kind = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
         self.prompts = Slots(**kind, dtype=dtype, device=device)
         self.responses = Slots(**kind, dtype=dtype, device=device)
@@ -107,7 +108,7 @@ class KeyValueCache:
 
     @classmethod
     def of(cls, model: PreTrainedModel, most_slots: int | None = None) -> KeyValueCache:
-        """A cache for what ``model`` computes."""
+        """Create a cache with the sizes of ``model``."""
         config = model.config.get_text_config()
         heads = config.num_attention_heads
         return cls(
@@ -120,8 +121,8 @@ class KeyValueCache:
         )
 
     def prefilling(self, parts: Sequence[tuple[int, int, int, int]]) -> None:
-        """The next pass holds packed prompts: each part is (start, end, slot, known), for tokens start to end of its row. They
-        go to the prompt slot named, behind ``known`` tokens that it holds already."""
+        """Announce a pass over packed prompts: each part is (start, end, slot, known), for tokens start to end of its row, whose
+        keys and values are written to that prompt slot, after the ``known`` tokens that it already holds."""
         if parts:
             slots = max(slot for _, _, slot, _ in parts) + 1
             longest = max(known + end - start for start, end, _, known in parts)
@@ -129,10 +130,10 @@ class KeyValueCache:
         self._parts = list(parts)
 
     def decoding(self, prompt_slots: Sequence[int], prompt_lens: Sequence[int], response_lens: Sequence[int]) -> None:
-        """The next pass holds one token for each of the first so many slots.
+        """Announce a pass over one token for each of the first slots.
 
-        Args, one per row: the slot of its prompt; that prompt's length; how many tokens of the response are cached already,
-        which is where the keys and values of the new one go.
+        Args, one per row: the slot of its prompt; that prompt's length; the number of cached tokens of the response, which is the
+        position of the new token's keys and values.
         """
         rows = len(prompt_slots)
         longest = max(response_lens) + 1
@@ -141,20 +142,20 @@ class KeyValueCache:
         device = self.responses.keys[0].device
         self._parts = None
         self.places = torch.tensor(response_lens, device=device)
-        # Where these places are when keys count as one line of numbers, and values as one line of vectors.
+        # Flat indices of these positions: keys as one line of numbers, values as one line of vectors.
         kv_dim, room = self.kv_heads * self.responses.keys[0].shape[2], self.responses.length
         self._row_numbers = torch.arange(rows, device=device)
         firsts = torch.arange(rows * kv_dim, device=device).view(rows, kv_dim) * room
         self._key_places = (firsts + self.places[:, None]).view(-1)
         firsts = torch.arange(rows * self.kv_heads, device=device).view(rows, self.kv_heads) * room
         self._value_places = (firsts + self.places[:, None]).view(-1)
-        # The prompt slots are not trimmed: there may be longer ones, whose responses have yet to begin.
+        # The prompt slots are not trimmed: longer prompts may be held whose responses have not begun yet.
         seen, room = _round_up(max(prompt_lens)), self.prompts.length
         self._visible = (seen if seen < (1 - LENGTH_UNUSED) * room else room, self.responses.length)
         self.prompt_slots = torch.tensor(prompt_slots, device=device)
         self.prompt_lens = torch.tensor(prompt_lens, device=device)
         self._masks: dict[int | None, Tensor] = {}
-        # Rows by prompt: one line per prompt, filled up with row 0 where it has fewer samples than another.
+        # Rows by prompt: one line per prompt, padded with row 0 where it has fewer samples than another.
         self._prompts = max(prompt_slots) + 1
         lines: list[list[int]] = [[] for _ in range(self._prompts)]
         for row, slot in enumerate(prompt_slots):
@@ -165,14 +166,14 @@ class KeyValueCache:
         for slot, line in enumerate(lines):
             for number, row in enumerate(line):
                 back[row] = slot * self._per_prompt + number
-        in_order = order == list(range(rows))  # the usual case: nothing to rearrange
+        in_order = order == list(range(rows))  # the usual case: no rearrangement
         self._order = None if in_order else torch.tensor(order, device=device)
         self._back = None if in_order else torch.tensor(back, device=device)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Store what a layer computed, [1, kv_heads, N, head_dim] when prefilling, [rows, kv_heads, 1, head_dim] when
-        decoding. Returned as it is when decoding: ``attend`` knows where a token's past is. When prefilling, the known tokens
-        of the parts follow in their order, as models.packed_attention.continued_layout has it."""
+        """Store a layer's keys and values, [1, kv_heads, N, head_dim] when prefilling, [rows, kv_heads, 1, head_dim] when
+        decoding. When decoding they are returned unchanged: ``attend`` reads the past. When prefilling, the known tokens of the
+        parts are appended in their order, as models.packed_attention.continued_layout expects."""
         if self._parts is None:
             self.write(layer, key[:, :, 0], value[:, :, 0])
             return key, value
@@ -188,7 +189,7 @@ class KeyValueCache:
         return torch.cat(all_keys, dim=2), torch.cat(all_values, dim=2)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Store the new token of every row. key, value [rows, kv_heads, head_dim]"""
+        """Store the new token of every row. Args: key, value [rows, kv_heads, head_dim]."""
         keys, values = self.responses.keys[layer], self.responses.values[layer]
         if key.numel() > FEW_NUMBERS:
             keys.permute(0, 3, 1, 2).index_put_((self._row_numbers, self.places), key)
@@ -198,7 +199,7 @@ class KeyValueCache:
         values.view(-1, values.shape[3]).index_copy_(0, self._value_places, value.reshape(-1, values.shape[3]))
 
     def take(self, prompt_slot: int, prompt_len: int, slot: int, length: int) -> Past:
-        """A copy of a prompt and the first ``length`` tokens of a response to it."""
+        """Copy a prompt and the first ``length`` tokens of its response."""
         layers = []
         for layer in range(len(self.prompts.keys)):
             parts = [(self.prompts, prompt_slot, prompt_len)] + ([(self.responses, slot, length)] if length else [])
@@ -215,9 +216,9 @@ class KeyValueCache:
             self.prompts.values[layer][prompt_slot, :, :length] = values[:, :length]
 
     def attend(self, layer: int, query: Tensor, scaling: float, window: int | None = None) -> Tensor:
-        """Attention of one new token per row to its prompt and to its response so far, itself included.
+        """Compute attention of one new token per row over its prompt and its response so far, itself included.
 
-        One softmax over both parts, in float32. ``window``: only so many of the latest positions are seen.
+        One softmax over both parts, in float32. ``window``: only this many of the latest positions are visible.
 
         Args: query [rows, heads, head_dim], heads a multiple of kv_heads. Returns: [rows, heads, head_dim].
         """
@@ -238,7 +239,7 @@ class KeyValueCache:
         return output + self._by_row(torch.bmm(self._by_prompt(of_prompt), prompt_values), rows)
 
     def _by_prompt(self, rows: Tensor) -> Tensor:
-        """[rows, heads, X] -> [prompts * kv_heads, samples * heads / kv_heads, X]: what meets the same keys, together"""
+        """Reshape [rows, heads, X] -> [prompts * kv_heads, samples * heads / kv_heads, X]: one matrix per shared keys."""
         _, heads, width = rows.shape
         if self._order is not None:
             rows = rows.index_select(0, self._order)
@@ -247,14 +248,14 @@ class KeyValueCache:
         return lines.reshape(self._prompts * kv, -1, width)
 
     def _by_row(self, lines: Tensor, rows: int) -> Tensor:
-        """The way back: [prompts * kv_heads, samples * heads / kv_heads, X] -> [rows, heads, X]"""
+        """Reverse ``_by_prompt``: [prompts * kv_heads, samples * heads / kv_heads, X] -> [rows, heads, X]."""
         kv, width = self.kv_heads, lines.shape[2]
         found = lines.view(self._prompts, kv, self._per_prompt, -1, width).transpose(1, 2)
         found = found.reshape(self._prompts * self._per_prompt, -1, width)
         return found if self._back is None else found.index_select(0, self._back)
 
     def _mask(self, window: int | None) -> Tensor:
-        """0 where a row may look and -inf elsewhere, [rows, 1, visible prompt + visible response] float32."""
+        """Return 0 for positions that a row sees and -inf elsewhere, [rows, 1, visible prompt + visible response] float32."""
         if window not in self._masks:
             prompt_len, response_len = self._visible
             device = self.places.device

@@ -1,9 +1,9 @@
-"""One token further for every row, with the layers of a Hugging Face model read as plain weights.
+"""Fast decoding pass: one token per row, with the layers of a Hugging Face model read as plain weights.
 
-The pass that transformers' modules make is written for any use; for one token per sequence most of its time is not in the
-products. This pass makes the same calculation with fewer and larger products. Between them stand compiled kernels, and for parts
-that these do not know the model's own modules and operations of torch. Which models it holds for is not a list of names: it is
-tried against the model itself.
+The modules of transformers are written for any use; with one token per sequence they spend most of their time outside the
+products. This pass makes the same calculation with fewer and larger products, compiled kernels in between, and for parts
+without kernels the model's own modules and operations of torch. Support is not a list of model names: it is tested against
+the model itself.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 SILU = (nn.SiLU, SiLUActivation)
 
 Turn = tuple[Tensor, Tensor]
-Rows = Callable[[Tensor], Tensor]  # from rows to rows
+Rows = Callable[[Tensor], Tensor]  # a function from rows to rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """What one layer computes, its weights as they are now."""
+    """The functions of one layer, with its current weights."""
 
-    norms: dict[str, Rows]  # by the names of their modules
+    norms: dict[str, Rows]  # by module name
     query_key_value: Product
     output: Product
     gate_up: Product
-    activation: Rows  # of gate and up, side by side
+    activation: Rows  # of gate and up, concatenated
     down: Product
 
 
 def unknown_parts(model: PreTrainedModel) -> str:
-    """Why the layers of ``model`` are not of the kind that this pass knows; "" when they are."""
+    """Return the reason why this pass does not support the layers of ``model``; "" when it does."""
     body: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
     if not all(hasattr(body, name) for name in ("layers", "embed_tokens", "norm", "rotary_emb")):
-        return f"{type(body).__name__} is not made of embed_tokens, layers, norm and rotary_emb"
+        return f"{type(body).__name__} does not consist of embed_tokens, layers, norm and rotary_emb"
     config = model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for kind in set(_kinds(model)):
         turned = getattr(body.rotary_emb, "inv_freq" if kind is None else f"{kind}_inv_freq", ())
         if 2 * len(turned) != head_dim:
-            return f"{type(body.rotary_emb).__name__} does not turn every number of a head"
+            return f"{type(body.rotary_emb).__name__} does not rotate every number of a head"
     for layer in body.layers:
         for module, known in (
             (layer, (LAYER_PARTS, SANDWICH_PARTS)),
@@ -67,12 +67,12 @@ def unknown_parts(model: PreTrainedModel) -> str:
         ):
             parts = {name for name, _ in module.named_children()} if module is not None else set()
             if not any(parts == one for one in known):
-                return f"{type(module).__name__} is made of {', '.join(sorted(parts)) or 'nothing'}"
+                return f"{type(module).__name__} consists of {', '.join(sorted(parts)) or 'nothing'}"
     return ""
 
 
 def _kinds(model: PreTrainedModel) -> list[str | None]:
-    """For every layer, the name under which its position embeddings are asked for; None where all have the same."""
+    """Return, for every layer, the key of its position embeddings; None where all layers share them."""
     body: Any = model.get_decoder()
     if hasattr(body.rotary_emb, "layer_types"):
         return list(model.config.get_text_config().layer_types)
@@ -80,11 +80,11 @@ def _kinds(model: PreTrainedModel) -> list[str | None]:
 
 
 def _not_read(hidden: Tensor) -> Tensor:
-    raise AssertionError("read_weights comes first")
+    raise AssertionError("read_weights must be called first")
 
 
 class Decoder:
-    """The pass, for one model. An adapter on the model is applied."""
+    """The fast decoding pass of one model. An adapter on the model is applied."""
 
     def __init__(self, model: PreTrainedModel, kernels: Kernels | None = None):
         self.model = model
@@ -94,7 +94,7 @@ class Decoder:
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        # Scaling and window of each layer's attention: the modules hand them over in ways of their own, so they are told.
+        # Scaling and window of each layer's attention: modules pass them in different ways, so the trial records them.
         self.attention_settings: list[tuple[float, int | None]] = []
         self.sandwich = any(hasattr(layer, "pre_feedforward_layernorm") for layer in self.body.layers)
         self.kinds = _kinds(model)
@@ -103,14 +103,14 @@ class Decoder:
         self.head: Product = _not_read
 
     def read_weights(self) -> None:
-        """Take the model's weights as they are now."""
-        self.layers = []  # what was packed before goes first: there is never room for two
+        """Read the model's current weights."""
+        self.layers = []  # frees the previous copies first: there is no room for two
         self.layers = [self._read(layer) for layer in self.body.layers]
         self.norm = self._norm(self.body.norm)
         self.head = self._product(self.model.get_output_embeddings())
 
     def drop_weights(self) -> None:
-        """Give up the copies that were made of them."""
+        """Free the packed copies of the weights."""
         self.layers = []
         self.norm = self.head = _not_read
 
@@ -152,7 +152,7 @@ class Decoder:
         return gated
 
     def step(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
-        """The last hidden states, [rows, hidden], after the newest token of every row; its keys and values are stored.
+        """Return the last hidden states, [rows, hidden], after the newest token of every row; store its keys and values.
 
         Args: token_ids, positions [rows] int64.
         """
@@ -163,10 +163,10 @@ class Decoder:
         return self.norm(hidden)
 
     def rotation(self, hidden: Tensor, positions: Tensor) -> dict[str | None, Turn]:
-        """Cosines and signed sines of the position embedding, [rows, 1, head_dim] each, for every kind of layer.
+        """Return cosines and signed sines of the position embedding, [rows, 1, head_dim] each, for every kind of layer.
 
-        The second half of x, negated, then its first half, is what the embedding multiplies by the sines: that is x rolled by
-        half, with the sign put into the sines.
+        The embedding multiplies the sines by the second half of x, negated, followed by its first half: that is x rolled by
+        half, with the sign included in the sines.
         """
         found: dict[str | None, Turn] = {}
         for kind in set(self.kinds):
@@ -177,7 +177,7 @@ class Decoder:
         return found
 
     def layer_step(self, number: int, hidden: Tensor, turns: dict[str | None, Turn], cache: KeyValueCache) -> Tensor:
-        """What layer ``number`` makes of its input, [rows, hidden]."""
+        """Return the output of layer ``number``, [rows, hidden]."""
         layer = self.layers[number]
         mixed = self._attend(number, layer, layer.norms["input_layernorm"](hidden), turns[self.kinds[number]], cache)
         if self.sandwich:

@@ -1,4 +1,4 @@
-"""Sampling from the trainer's own weights: nothing is sent to a sampler, because there is none apart."""
+"""The native engine: sampling from the trainer's own weights, so no weight transfer is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NativeEngine:
 
     @property
     def note(self) -> str:
-        """For people: how it computes, where that is not the usual way."""
+        """Message for the user when sampling is computed in an unusual way; "" otherwise."""
         return self.token_pass.note
 
     def weights_changed(self, version: int) -> None:
@@ -59,7 +59,7 @@ class NativeEngine:
     ) -> list[TrajectoryGroup]:
         """See interfaces.rollout_engine. Raises: RunStopped when the model's logits are not finite."""
         samples = sampling.samples_per_prompt
-        # Stragglers of finished groups keep their prompts' slots: twice as many as full groups need.
+        # Twice the prompt slots of full groups: the last responses of nearly finished groups keep their prompts' slots.
         prompt_slots = 2 * -(-min(self.max_concurrent_sequences, samples * len(prompts)) // samples)
         groups: dict[int, TrajectoryGroup] = {}
         with self._open(sampling, on_tokens, prompt_slots) as stream:
@@ -88,13 +88,13 @@ class NativeEngine:
         return [groups[group] for group in range(len(prompts))]
 
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> NativeStream:
-        """See interfaces.rollout_engine. While it is open it holds keys and values, and in bfloat16 on a CPU a copy of the
+        """See interfaces.rollout_engine. An open stream holds keys and values, and in bfloat16 on a CPU a copy of the
         weights."""
         return self._open(sampling, on_tokens, self.max_concurrent_sequences)
 
     def _open(self, sampling: SamplingParams, on_tokens: OnTokens | None, prompt_slots: int) -> NativeStream:
         if self._stream is not None:
-            raise RuntimeError("a stream of this sampler is open: close it before")
+            raise RuntimeError("a stream of this sampler is open: close it first")
         self._stream = NativeStream(
             self.model,
             self.tokenizer,

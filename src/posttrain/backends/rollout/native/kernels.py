@@ -1,6 +1,6 @@
-"""The small parts of a decode pass, compiled for this processor (kernels.cpp): one call each instead of ten operations of torch.
+"""Compiled kernels of the decoding pass for this processor (kernels.cpp): one call each instead of ten torch operations.
 
-They need a C++ compiler, once: what it makes is kept in the user's cache folder. Nothing depends on them but speed.
+They need a C++ compiler, once: the library is kept in the user's cache folder. Only speed depends on them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from posttrain.libraries.compilers import find_compiler
 from posttrain.libraries.folders import user_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-# The processor's own instructions; floating-point numbers as the standard has them, but for errno and traps, which nobody reads.
+# The processor's own instructions; IEEE floating-point numbers, except for errno and traps, which are unused.
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fopenmp")
 COMPILE_TIMEOUT_S = 120
-LANES = 16  # as kernels.cpp has it: every width is a multiple of it
+LANES = 16  # as in kernels.cpp: every width is a multiple of it
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
 class _Attention(ctypes.Structure):
-    """As kernels.cpp has it."""
+    """Arguments of the attention kernel, as in kernels.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "dim", "window")),
@@ -43,10 +43,10 @@ class _Attention(ctypes.Structure):
 
 
 class Kernels:
-    """For tensors of one dtype on the CPU, whose widths are multiples of LANES."""
+    """Kernels for CPU tensors of one dtype whose widths are multiples of LANES."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
-        assert LENGTH_STEP % LANES == 0  # the room of a slot
+        assert LENGTH_STEP % LANES == 0  # the capacity of a slot
         self.dtype = dtype
         pointer, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self._norm = getattr(library, f"norm_{DTYPES[dtype]}")
@@ -59,7 +59,7 @@ class Kernels:
             function.restype = None
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, *, one_more: bool) -> Tensor:
-        """x / sqrt(mean(x^2) + eps), times the weight after rounding (Llama), or times 1 + the weight before it (Gemma).
+        """Compute x / sqrt(mean(x^2) + eps), times the weight after rounding (Llama), or times 1 + the weight before it (Gemma).
 
         Args: x [..., width]; weight [width]. Returns: [..., width], contiguous.
         """
@@ -71,7 +71,7 @@ class Kernels:
         return output
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """silu of the first half of a row, times the second. [rows, 2 * width] contiguous -> [rows, width]"""
+        """Compute silu of the first half of a row, times the second. [rows, 2 * width] contiguous -> [rows, width]"""
         rows, width = len(gate_up), gate_up.shape[1] // 2
         output = gate_up.new_empty(rows, width)
         self._swiglu(gate_up.data_ptr(), rows, width, output.data_ptr(), torch.get_num_threads())
@@ -87,7 +87,7 @@ class Kernels:
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        """Turn queries and keys by their positions, store keys and values, and let every row attend to what it has.
+        """Rotate queries and keys by their positions, store keys and values, and compute the attention of every row.
 
         Args: query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
             turn: see Decoder.rotation; scaling, window: see KeyValueCache.attend.
@@ -129,7 +129,7 @@ class Kernels:
 
 
 def load_kernels(dtype: torch.dtype) -> Kernels | str:
-    """The kernels for tensors of ``dtype``, one of DTYPES, compiled if need be; or why there are none."""
+    """Load the kernels for tensors of ``dtype``, one of DTYPES, compiling them if necessary. Returns: them, or why not."""
     library = _library()
     return library if isinstance(library, str) else Kernels(library, dtype)
 
@@ -149,7 +149,7 @@ def _library() -> ctypes.CDLL | str:
 
 
 def _compiled(compiler: str, folder: Path) -> Path:
-    """The shared library, made by the first process that needs it for this source, compiler and processor."""
+    """Return the shared library, compiled by the first process that needs it for this source, compiler and processor."""
     version = _run([compiler, "--version"])
     key = hashlib.sha256(SOURCE.read_bytes() + "\n".join([*FLAGS, version, _processor()]).encode())
     path = folder / f"{key.hexdigest()[:32]}.so"
@@ -159,7 +159,7 @@ def _compiled(compiler: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as beside:
         made = Path(beside) / path.name
         _run([compiler, *FLAGS, "-shared", "-fPIC", str(SOURCE), "-o", str(made)])
-        os.replace(made, path)  # others may be doing the same
+        os.replace(made, path)  # atomic: other processes may do the same
     return path
 
 
@@ -168,7 +168,7 @@ def _run(command: list[str]) -> str:
 
 
 def _processor() -> str:
-    """What tells processors with other instructions apart: a home folder may be shared by machines."""
+    """Return a text that differs between processors with different instructions: machines may share a home folder."""
     file = Path("/proc/cpuinfo")
     if not file.exists():
         return " ".join(os.uname())

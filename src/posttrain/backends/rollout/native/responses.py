@@ -1,4 +1,4 @@
-"""What the native stream keeps account of: prompts, responses, and what lies in which slot."""
+"""Bookkeeping of the native stream: prompts, responses, and their slots."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PromptKey = tuple[tuple[int, ...], str]
 
 
 @dataclass(slots=True, eq=False)
-class Prompt:
-    """What one or more responses begin with."""
+class PromptState:
+    """A prompt of one or more responses, with its slot's state."""
 
     token_ids: tuple[int, ...]
     images: PromptImages | None = None
-    users: int = 0  # responses that wait or are under way
-    shift: int = 0  # of the positions behind it: see models.vision.position_shift
+    users: int = 0  # responses that wait or are in progress
+    shift: int = 0  # of the positions after it: see models.vision.position_shift
     logits: Tensor | None = None  # [vocabulary], of the first token of a response; None until it is prefilled
-    logprobs: tuple[float, ...] = ()  # of all tokens but the first, where they are asked for
+    logprobs: tuple[float, ...] = ()  # of all tokens but the first, when requested
 
     @property
     def key(self) -> PromptKey:
@@ -36,10 +36,10 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class Response:
-    """A request and what has become of it."""
+    """A request and its progress."""
 
     request: Request
-    prompt: Prompt
+    prompt: PromptState
     random: np.ndarray  # [max_response_tokens], one number per draw
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -53,19 +53,19 @@ class Response:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """What a conversation has come to, between two turns."""
+    """Cached keys and values of a conversation between two turns."""
 
     token_ids: tuple[int, ...]
     past: Past  # of these tokens
 
 
 def prompt_key(token_ids: tuple[int, ...], images: PromptImages | None) -> PromptKey:
-    """Equal for prompts that the model cannot tell apart: images are not in their tokens."""
+    """Return a key that is equal for prompts with equal tokens and images."""
     return token_ids, images.content_hash if images else ""
 
 
 def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Count the common leading tokens of two sequences."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter
@@ -75,7 +75,7 @@ def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 def close_gaps(
     items: list[Item], *, gone: Callable[[Item], bool], move: Callable[[int, int, Item], None]
 ) -> list[Item]:
-    """The items that stay, in slots 0, 1, ...: the last one moves into each gap, from slot ``source`` to ``target``."""
+    """Return the items that stay, in slots 0, 1, ...: the last one moves into each gap, from slot ``source`` to ``target``."""
     items = list(items)
     slot = 0
     while slot < len(items):

@@ -1,4 +1,4 @@
-"""From logits to a drawn token and its log-prob."""
+"""Drawing of tokens from logits, with their log-probs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.nn.functional import pad
 
 from posttrain.records.trajectories import SamplingParams
 
-BLOCK = 128  # tokens whose probabilities are summed first
-LOGIT_ROWS = 64  # logits of so many rows are looked at together: they stay in a processor's cache
+BLOCK = 128  # tokens per partial sum of probabilities
+LOGIT_ROWS = 64  # rows of logits processed at a time, so that they stay in a processor's cache
 
 
 def uniforms(seed: int, sample_id: str, count: int) -> np.ndarray:
-    """The random numbers of one response, [count] in [0, 1): number t draws token t.
+    """Return the random numbers of one response, [count] in [0, 1): number t draws token t.
 
-    A function of the seed and the sample's name alone, so a response does not depend on what shares its batch.
+    They depend only on the seed and the sample's id, so a response does not depend on the batch.
     """
     key = int.from_bytes(hashlib.blake2b(f"{seed}/{sample_id}".encode(), digest_size=16).digest(), "little")
     return np.random.Generator(np.random.Philox(key=key)).random(count)
@@ -27,9 +27,9 @@ def uniforms(seed: int, sample_id: str, count: int) -> np.ndarray:
 def draw(logits: Tensor, random: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """Draw one token per row.
 
-    The logits are divided by the temperature, then cut by top-k, top-p and min-p in this order, each judging what the
-    previous one left. The log-prob is that of the distribution drawn from, after these cuts. At temperature 0 the most
-    likely token is taken and its log-prob is that of temperature 1, uncut.
+    The logits are divided by the temperature, then cut by top-k, top-p and min-p in this order, each applied to the result of
+    the previous one. The log-prob is that of the resulting distribution. At temperature 0 the most likely token is taken,
+    with its log-prob at temperature 1, uncut.
 
     Args: logits [B, vocabulary]; random [B] float in [0, 1).
     Returns: tokens [B] int64, logprobs [B] float32 nats; NaN where a row holds NaN or inf.
@@ -44,11 +44,11 @@ def draw(logits: Tensor, random: Tensor, sampling: SamplingParams) -> tuple[Tens
 
 
 def _from_weights(weights: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of the cumulative distribution at ``random``, with the log-prob of what is found there. The weights are
-    probabilities, but for the rounding of their sum.
+    """Invert the cumulative distribution at ``random``. Returns: the tokens, and their log-probs. The weights are probabilities,
+    up to the rounding of their sum.
 
-    The sum over the vocabulary is made in blocks and only one block is looked through: most of the vocabulary is read once.
-    Staying just below each sum, with right=True, never lands on a token of weight 0, however the sums were rounded.
+    The vocabulary is summed in blocks and only one block is searched: most of the vocabulary is read once. Staying just below
+    each sum, with right=True, never selects a token of weight 0, for any rounding of the sums.
     """
     rows, vocabulary = weights.shape
     short = -vocabulary % BLOCK
@@ -56,7 +56,8 @@ def _from_weights(weights: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     cumulative = blocks.sum(dim=2).cumsum(dim=1)
     total = cumulative[:, -1:]
     point = _below(random.to(total)[:, None] * total, total)
-    block = torch.searchsorted(cumulative, point, right=True).clamp(max=blocks.shape[1] - 1)  # NaN: it runs off the end
+    # NaN exceeds the last index.
+    block = torch.searchsorted(cumulative, point, right=True).clamp(max=blocks.shape[1] - 1)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
     inside = blocks[torch.arange(rows, device=weights.device), block[:, 0]].cumsum(dim=1)
     place = torch.searchsorted(inside, _below(point - before, inside[:, -1:]), right=True).clamp(max=BLOCK - 1)
@@ -69,7 +70,7 @@ def _below(value: Tensor, bound: Tensor) -> Tensor:
 
 
 def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Logits with the tokens that top-k, top-p and min-p forbid at -inf. The most likely token always stays."""
+    """Set the logits of tokens that top-k, top-p and min-p exclude to -inf. The most likely token always stays."""
     if 0 < sampling.top_k < logits.shape[1]:
         smallest = logits.topk(sampling.top_k, dim=1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
@@ -78,7 +79,7 @@ def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:
             dim=1, descending=True, stable=True
         )  # probabilities may tie where logits do not
         ordered = sorted_logits.softmax(dim=1)
-        before = ordered.cumsum(dim=1) - ordered  # probability of everything more likely
+        before = ordered.cumsum(dim=1) - ordered  # probability of all more likely tokens
         forbidden = torch.zeros_like(ordered, dtype=torch.bool).scatter(1, order, before >= sampling.top_p)
         logits = logits.masked_fill(forbidden, -torch.inf)
     if sampling.min_p > 0:
@@ -89,5 +90,5 @@ def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def logprob_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """log softmax at one token per row. logits [B, vocabulary], tokens [B] int64 -> [B], nats"""
+    """Return log softmax at one token per row. Args: logits [B, vocabulary], tokens [B] int64. Returns: [B], nats."""
     return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=1)

@@ -1,7 +1,7 @@
-"""Continuous batching: requests wait in a queue, a free slot takes the next one, a finished response leaves its slot at once.
+"""Continuous batching: requests wait in a queue, a free slot takes the next one, a finished response frees its slot at once.
 
-Prompts are prefilled packed, without padding, each once, and all responses to a prompt read the same keys and values. Of a
-conversation they are kept until its next turn, which then has only what is new to prefill.
+Prompts are prefilled packed, without padding, each once, and all responses to a prompt read the same keys and values. Those of
+a conversation are kept until its next turn, which then prefills only the new tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.responses import (
     Kept,
-    Prompt,
     PromptKey,
+    PromptState,
     Response,
     close_gaps,
     common,
@@ -35,11 +35,11 @@ from posttrain.models.vision import model_inputs, position_shift
 from posttrain.records.images import PlacedImages
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
-# Of fewer rows the matrix library adds up in another order (bfloat16: of one, long sums; float32: of up to 3), and the last bits
-# of a response would depend on how many others there are.
+# With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
+# last bits of a response would depend on the number of other rows.
 FEWEST_ROWS = 4
-ROW_STEP = 8  # more rows than this are rounded up to it, so that the matrix library meets few shapes
-PATIENCE = 4  # passes that a request with a free slot waits for others to be prefilled with
+ROW_STEP = 8  # larger numbers of rows are rounded up to it, so that the matrix library sees few shapes
+PATIENCE = 4  # passes that a request with a free slot waits to be prefilled together with others
 
 
 class NativeStream:
@@ -54,8 +54,8 @@ class NativeStream:
         *,
         end_tokens: frozenset[int],
         version: int,
-        slots: int,  # responses under way at a time; as many conversations are kept beside them
-        prompt_slots: int,  # prompts of theirs
+        slots: int,  # responses in progress at a time; as many conversations are kept besides
+        prompt_slots: int,  # slots of their prompts
         max_prefill_tokens: int,
         on_tokens: OnTokens | None = None,
         on_close: Callable[[], None] = lambda: None,
@@ -72,13 +72,13 @@ class NativeStream:
         self.closed = False
         self._on_tokens = on_tokens
         self._on_close = on_close
-        self._prompts: dict[PromptKey, Prompt] = {}  # of the responses that wait or are under way
+        self._prompts: dict[PromptKey, PromptState] = {}  # of the responses that wait or are in progress
         self._waiting: deque[Response] = deque()
         self._active: list[Response] = []  # in the order of their slots
-        self._held: list[Prompt] = []  # in the order of their slots
-        self._kept: dict[str, Kept] = {}  # by conversation, the oldest first
+        self._held: list[PromptState] = []  # in the order of their slots
+        self._kept: dict[str, Kept] = {}  # by conversation, oldest first
         self._cache = KeyValueCache.of(model, most_slots=slots)
-        self._passed_over = 0  # passes in which requests with free slots were left waiting for more
+        self._passed_over = 0  # passes in which requests with free slots waited for others
         self._weights = ExitStack()
         self._has_weights = False
 
@@ -96,11 +96,11 @@ class NativeStream:
             self.add(request)
 
     def add(self, request: Request) -> Response:
-        """``submit`` for one that needs no check."""
+        """Submit one request without checks."""
         if self.closed:
             raise RuntimeError("the stream is closed")
         key = prompt_key(request.token_ids, request.images)
-        prompt = self._prompts.setdefault(key, Prompt(request.token_ids, request.images))
+        prompt = self._prompts.setdefault(key, PromptState(request.token_ids, request.images))
         prompt.users += 1
         random = uniforms(self.sampling.seed, request.sample_id, request.max_response_tokens)
         response = Response(request, prompt, random)
@@ -135,13 +135,13 @@ class NativeStream:
         self._on_close()
 
     def weights_changed(self, version: int) -> None:
-        """Nothing that was computed with older weights is used from here on.
+        """Drop everything that was computed with older weights.
 
-        Raises: RuntimeError when responses are under way.
+        Raises: RuntimeError when responses are in progress.
         """
         if self._waiting or self._active:
             count = len(self._waiting) + len(self._active)
-            raise RuntimeError(f"the weights change while {count} responses are under way: close the stream before")
+            raise RuntimeError(f"the weights change while {count} responses are in progress: close the stream first")
         self.version = version
         self._kept.clear()
         self._weights.close()
@@ -151,7 +151,7 @@ class NativeStream:
 
     @torch.inference_mode()
     def step(self) -> list[Response]:
-        """A prefill, or one token further for all that are under way. Returns those that ended, which have left their slots.
+        """Run one prefill, or decode one token for every active response. Returns: the ended responses, whose slots are free.
 
         Raises: RunStopped when the model's logits are not finite.
         """
@@ -174,9 +174,9 @@ class NativeStream:
         return ended
 
     def _admits(self) -> bool:
-        """Whether it is time for a prefill, which costs a whole pass, be it for one request or for many: while others are being
-        sampled it waits until an eighth of the slots is free, or all that wait fit; and until they are an eighth of those
-        under way, for a few passes."""
+        """Return True when it is time for a prefill, which takes a whole pass for any number of requests. While others are being
+        sampled it waits until an eighth of the slots is free, or all waiting requests fit; and, for a few passes, until these
+        are an eighth of the requests in progress."""
         waiting, active = len(self._waiting), len(self._active)
         if not active or not waiting:
             return bool(waiting)
@@ -188,7 +188,7 @@ class NativeStream:
         return True
 
     def _admit(self, free: int) -> list[Response]:
-        """The next requests, as many as slots, prompt slots and prefill tokens allow: at least one while none is active."""
+        """Take the next requests, as many as slots, prompt slots and prefill tokens allow: at least one when none is active."""
         admitted: list[Response] = []
         known = set(self._held)
         tokens = 0
@@ -203,18 +203,18 @@ class NativeStream:
         return admitted
 
     def _reusable(self, response: Response) -> int:
-        """How many of a prompt's tokens need not be computed again. The last one is: its logits are wanted."""
+        """Count the prompt's tokens whose keys and values are cached. The last token never counts: its logits are needed."""
         if self.sampling.prompt_logprobs:
-            return 0  # those of all its tokens
+            return 0  # the log-probs of all prompt tokens are requested
         if response.request.images:
-            return 0  # equal tokens may stand for other images
+            return 0  # equal tokens may belong to other images
         kept, wanted = self._kept.get(response.request.conversation), response.prompt.token_ids
         return 0 if kept is None else min(common(kept.token_ids, wanted), len(wanted) - 1)
 
     def _prefill(self, admitted: Sequence[Response]) -> None:
-        """Run each prompt that is not held yet once, packed, into the next prompt slots."""
+        """Prefill each prompt that is not cached yet, packed, into the next prompt slots."""
         known = set(self._held)
-        parts: list[tuple[int, int, int, int]] = []  # as the cache has them
+        parts: list[tuple[int, int, int, int]] = []  # as KeyValueCache.prefilling takes them
         tokens: list[int] = []
         positions: list[int] = []
         placed: list[PlacedImages] = []
@@ -250,14 +250,14 @@ class NativeStream:
             prompt.logits = logits[number]
             if prompt.images:
                 prompt.shift = position_shift(inputs["position_ids"], start, end)
-            if logprobs is not None:  # that of the token behind a prompt's end is of no prompt
+            if logprobs is not None:  # the token after a prompt's end belongs to no prompt
                 prompt.logprobs = tuple(logprobs[start : end - 1].tolist())
 
     def _decode(self) -> None:
-        """One token further for every active response."""
+        """Decode one token for every active response."""
         active = self._active
         slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
-        # Rows that fill up to a round number stand for the last one: computed in slots that are free, and not looked at.
+        # Padding rows repeat the last row; they are computed in free slots, and their results are ignored.
         rows = max(len(active), FEWEST_ROWS)
         if rows > ROW_STEP:
             rows = -(-rows // ROW_STEP) * ROW_STEP
@@ -282,7 +282,7 @@ class NativeStream:
         self._draw(active, logits)
 
     def _draw(self, responses: list[Response], logits: Callable[[list[Response]], Tensor]) -> None:
-        """Draw the next token of each and note whether it ends there. ``logits`` is asked for consecutive responses."""
+        """Draw the next token of each response and record if it ends. ``logits`` is called for consecutive responses."""
         for first in range(0, len(responses), LOGIT_ROWS):
             some = responses[first : first + LOGIT_ROWS]
             random = torch.tensor([one.random[len(one.token_ids)] for one in some], device=self.model.device)
@@ -290,7 +290,7 @@ class NativeStream:
             if not torch.isfinite(logprobs).all():
                 raise RunStopped(
                     f"the model's logits are not finite while sampling, with weights of version {self.version}: the "
-                    "weights have grown without bound or hold NaN; go on from an earlier checkpoint with a lower learning rate"
+                    "weights have diverged or hold NaN; resume from an earlier checkpoint with a lower learning rate"
                 )
             for response, token, logprob in zip(some, tokens.tolist(), logprobs.tolist(), strict=True):
                 response.token_ids.append(token)
@@ -302,7 +302,7 @@ class NativeStream:
         if token in sampling.stop_token_ids or (token in self.end_tokens and not sampling.ignore_eos):
             return StopReason.EOS
         if sampling.stop:
-            # A text of b bytes is spelled by at most b tokens; a few more absorb a character cut in two.
+            # At most b tokens spell a text of b bytes; a few more cover a character cut in two.
             tail = max(len(text.encode()) for text in sampling.stop) + 8
             recent = self.tokenizer.decode(response.token_ids[-tail:], skip_special_tokens=False)
             if any(text in recent for text in sampling.stop):
@@ -311,10 +311,10 @@ class NativeStream:
             return StopReason.LENGTH
         return None
 
-    # ------------------------------------------------------------------------------------------- what comes after
+    # -------------------------------------------------------------------------------------- after a response has ended
 
     def _keep(self, ended: Sequence[Response]) -> None:
-        """Set aside what conversations have come to. Of more than there are slots, the oldest are given up."""
+        """Keep the caches of conversations for their next turns. When there are more than slots, the oldest are dropped."""
         slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
         for slot, response in enumerate(self._active):
             if response.stop_reason is None or not response.request.conversation:
@@ -328,7 +328,7 @@ class NativeStream:
             del self._kept[next(iter(self._kept))]
 
     def _leave(self, responses: Sequence[Response]) -> None:
-        """Close the gaps that these, and prompts without responses under way, leave in the slots."""
+        """Close the gaps that these responses, and prompts without responses in progress, leave in the slots."""
         gone = set(responses)
         if not gone:
             return
@@ -341,7 +341,7 @@ class NativeStream:
             gone=lambda response: response in gone,
             move=lambda source, target, response: self._cache.responses.move(source, target, response.cached),
         )
-        # The next to be admitted may begin with a prompt that is held.
+        # The next requests may begin with a prompt that is still in its slot.
         needed = {response.prompt for response in (*self._active, *list(self._waiting)[:1])}
         self._held = close_gaps(
             self._held,
@@ -350,7 +350,7 @@ class NativeStream:
         )
 
     def trajectory(self, response: Response) -> Trajectory:
-        """An ended response as others see it."""
+        """Return an ended response as a trajectory."""
         assert response.stop_reason is not None
         return Trajectory(
             sample_id=response.request.sample_id,
@@ -367,6 +367,6 @@ class NativeStream:
 
 
 def _first_logits(responses: list[Response]) -> Tensor:
-    """Logits of the first token of each response."""
+    """Return the logits of the first token of each response."""
     found = [response.prompt.logits for response in responses]
     return torch.stack(cast(list[Tensor], found))  # all are prefilled

@@ -1,4 +1,4 @@
-"""The passes of a model while it samples: over packed prompts, and one token further for every active sequence."""
+"""Forward passes during sampling: over packed prompts, and over one token of every active sequence."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from posttrain.models.head import HeadForm, last_hidden_states
 
 
 class TokenPass:
-    """One new token per row: by the fast pass where it computes what the model does, by the model's own modules elsewhere."""
+    """One new token per row: with the fast pass where it matches the model, else with the model's own modules."""
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.decoder: Decoder | None = None  # the fast pass
-        self.note = ""  # for people: what makes it slower than it could be, and why
+        self.note = ""  # message for the user: why sampling is slower than it could be
         self._form = HeadForm()
         on_cpu = model.device.type == "cpu" and model.dtype in DTYPES
         loaded = load_kernels(model.dtype) if on_cpu else None
@@ -39,12 +39,12 @@ class TokenPass:
         if isinstance(loaded, str):
             self.note = f"sampling goes without compiled kernels, which is slower: {loaded}"
         elif self.decoder.kernels is not kernels:
-            self.note = "sampling goes without compiled kernels, which is slower: here they compute something else"
+            self.note = "sampling goes without compiled kernels, which is slower: their results differ here"
 
     @contextmanager
     def holding_weights(self) -> Iterator[None]:
-        """Inside, passes use the weights that the model has on entering. The copies that this may take are gone afterwards:
-        making them costs no more than a pass, so there is no reason to keep them, or to wonder whether they are still right."""
+        """Use the model's current weights inside the ``with`` block. Copies of them are freed afterwards: making them costs no
+        more than a pass, so keeping them, with the risk that they are outdated, does not pay."""
         if self.decoder is not None:
             self.decoder.read_weights()
         try:
@@ -56,12 +56,12 @@ class TokenPass:
     def prefill(
         self, inputs: dict[str, Any], layout: Any, cache: KeyValueCache, ends: Tensor, following: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Read packed prompts, whose keys and values go to the cache, which has been told where.
+        """Prefill packed prompts, whose keys and values go to the announced places of the cache.
 
-        Args: inputs, layout: the model's, of N tokens in one row; ends [n] int64: where prompts end; following [N] int64: the
-            token behind each, where log-probs are wanted.
+        Args: inputs, layout: the model's, of N tokens in one row; ends [n] int64: last positions of the prompts; following [N]
+            int64: the token after each, where log-probs are requested.
         Returns: logits at ``ends``, [n, vocabulary]; and the log-prob of each following token under the plain distribution
-            (temperature 1, uncut), [N] nats, for which the logits of all tokens are not held where the head's form is known.
+            (temperature 1, uncut), [N] nats, for which not all logits are kept where the head's form is known.
         """
         if following is not None and self.decoder is not None:
             states = last_hidden_states(self.model, layout, **inputs, past_key_values=cache)[0]
@@ -80,7 +80,7 @@ class TokenPass:
         return logits[ends], torch.cat([logprob_of(some.float(), tokens) for some, tokens in pieces])
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
-        """What ``logits`` turns into logits, [rows, ...]. The cache has been told which rows they are.
+        """Decode one token per row. Returns: input of ``logits``, [rows, ...]. The cache must know the rows (``decoding``).
 
         Args: token_ids, positions [rows] int64.
         """
@@ -89,7 +89,7 @@ class TokenPass:
         return self.decoder.step(token_ids, positions, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[some of the rows, vocabulary]"""
+        """Compute logits, [some of the rows, vocabulary]."""
         if self.decoder is None:
             return hidden
         logits = self.decoder.head(hidden)

@@ -1,4 +1,4 @@
-"""Is the fast pass right for a model? Tried with a few tokens, layer by layer, against the model's own modules."""
+"""Test of the fast pass on a model: with a few tokens, layer by layer, against the model's own modules."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from posttrain.models.head import HeadForm, head_form
 from posttrain.models.packed_attention import packed_layout
 
 PROMPT = 5  # tokens
-# How far what a layer adds may be apart: the same products, summed in another order. Seen: 1e-6 and 0.012.
+# Allowed difference of a layer's contribution: the same products, summed in another order. Seen: 1e-6 and 0.012.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
 @torch.inference_mode()
 def fast_pass(model: PreTrainedModel, kernels: Kernels | None = None) -> tuple[Decoder, HeadForm] | str:
-    """The fast pass for ``model``, without weights yet, and how its head makes logits; or why there is none. The pass does
-    without the kernels where it is right without them only."""
+    """Test the fast pass on ``model``. Returns: the pass, without weights yet, and the form of the head; or why it cannot be
+    used. The kernels are left out where the pass is correct only without them."""
     reason = unknown_parts(model)
     if reason:
         return reason
@@ -40,9 +40,9 @@ def fast_pass(model: PreTrainedModel, kernels: Kernels | None = None) -> tuple[D
 
 
 def _difference(model: PreTrainedModel, decoder: Decoder) -> str:
-    """Where the fast pass and the model differ on one token after a short prompt; "" when nowhere.
+    """Return where the fast pass and the model differ on one token after a short prompt; "" when nowhere.
 
-    On the way the model is watched for the scaling and window of each layer's attention, and the decoder told.
+    The model's pass is observed for the scaling and window of each layer's attention, which are set in the decoder.
     """
     vocabulary: int = model.config.get_text_config().vocab_size
     tokens = torch.arange(1, PROMPT + 2, device=model.device) * (vocabulary // (PROMPT + 2))
@@ -58,7 +58,7 @@ def _difference(model: PreTrainedModel, decoder: Decoder) -> str:
     )
     cache.decoding([0], [PROMPT], [0])
     watched = _WatchedCache(cache)
-    passed: list[tuple[Tensor, Tensor]] = []  # what went into and came out of each layer, [1, 1, hidden]
+    passed: list[tuple[Tensor, Tensor]] = []  # input and output of each layer, [1, 1, hidden]
 
     def watch(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
         passed.append((given[0], output))
@@ -80,16 +80,16 @@ def _difference(model: PreTrainedModel, decoder: Decoder) -> str:
     turns = decoder.rotation(embedded, places[-1:])
     for number, (given, expected) in enumerate((given[:, -1], output[:, -1].float()) for given, output in passed):
         got = decoder.layer_step(number, given, turns, cache).float()
-        # What the layer adds is what can be wrong; what it adds to can be so large that its rounding is all one sees.
+        # Compare the layer's contribution only: the residual it is added to can be so large that only its rounding shows.
         scale = (expected - given.float()).norm() + 0.01 * expected.norm()
         apart = float((got - expected).norm() / scale)
         if not apart <= TOLERANCE.get(model.dtype, 0.0):
-            return f"layer {number} of {type(model).__name__} computes something else ({apart:.1g} apart)"
+            return f"layer {number} of {type(model).__name__} gives another result ({apart:.1g} apart)"
     return ""
 
 
 class _WatchedCache:
-    """A cache that notes the scaling and window each layer asks for."""
+    """A cache that records the scaling and window of each layer."""
 
     def __init__(self, cache: KeyValueCache):
         self.cache = cache
@@ -103,7 +103,7 @@ class _WatchedCache:
 def logits_by_modules(
     model: PreTrainedModel, token_ids: Tensor, positions: Tensor, cache: KeyValueCache, layout: CachedRows
 ) -> Tensor:
-    """Logits after one token per row, [rows, vocabulary], by the model's own modules."""
+    """Compute logits after one token per row, [rows, vocabulary], with the model's own modules."""
     logits: Tensor = model(
         input_ids=token_ids[:, None],
         position_ids=positions[:, None],

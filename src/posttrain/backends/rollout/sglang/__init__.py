@@ -1,8 +1,8 @@
-"""Sampling by SGLang's server, through its native endpoints: started by us in another Python, or running elsewhere.
+"""Sampling with SGLang's server through its native endpoints: started by the run in another Python, or running elsewhere.
 
 Written against the documented API of SGLang 0.5: /generate, /update_weights_from_disk, /get_model_info, /get_weights_by_name,
-/flush_cache, /release_memory_occupation, /resume_memory_occupation. Its log-probs are of the distribution under the temperature,
-before top_k, top_p and min_p cut it (the plan of a run says so when cuts are asked for).
+/flush_cache, /release_memory_occupation, /resume_memory_occupation. Its log-probs include the temperature, but not the cuts
+of top_k, top_p and min_p (the plan of a run reports that when cuts are set).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.serving.engine import ServedEngine
 from posttrain.backends.serving.launch import LaunchedServer, arguments, free_port
-from posttrain.backends.serving.protocol import Sampled, UnusableAnswer, exact, field_of
+from posttrain.backends.serving.protocol import SampledResponse, UnusableAnswer, exact, field_of
 from posttrain.backends.serving.replicas import Replica, Replicas
 from posttrain.backends.serving.settings import replicas_of
 from posttrain.errors import MissingDependency, Problem, RunStopped
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 STARTUP_S = 600.0
 LOAD_S = 1800.0
-PROBED_TENSORS = 3  # are read back after every sync
-PROBED_ELEMENTS = 1 << 16  # only tensors whose first row is no longer than this
+PROBED_TENSORS = 3  # tensors read back after every sync
+PROBED_ELEMENTS = 1 << 16  # longest first row of such a tensor
 _NOT_ARGUMENTS = (
     "python", "startup_timeout_s", "api_key_env", "free_cache_engine", "layered_summon", "multi_stage_wake_up", "limit_images",
     "weight_sync_backend", "weight_transfer_threshold_cuda_ipc_GB", "swap_space",
@@ -59,14 +59,14 @@ _RENAMED = {
 
 
 class SglangProtocol:
-    """/generate."""
+    """Requests to /generate and their answers."""
 
     health_path = "/health"
     gives_prompt_logprobs = False
 
     def __init__(self, end_tokens: frozenset[int]):
         self._end_tokens = end_tokens
-        self.expected: Served | None = None  # the weights that every answer must come from; None: nothing was sent yet
+        self.expected: Served | None = None  # the weights that every answer must come from; None: none was sent yet
 
     def request(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> tuple[str, dict[str, Any]]:
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._end_tokens)}
@@ -74,7 +74,9 @@ class SglangProtocol:
         if "min_tokens" in more:
             more["min_new_tokens"] = more.pop("min_tokens")
         if more.pop("include_stop_str_in_output", True) is not True:
-            raise RunStopped("engine_sampling.include_stop_str_in_output=false: a stop text stays in the response here")
+            raise RunStopped(
+                "engine_sampling.include_stop_str_in_output=false: stop texts are always kept in the response"
+            )
         return "/generate", {
             "input_ids": list(token_ids),
             "return_logprob": True,
@@ -89,18 +91,18 @@ class SglangProtocol:
                 "ignore_eos": sampling.ignore_eos,
                 "skip_special_tokens": False,
                 "no_stop_trim": True,
-                "sampling_seed": seed,  # acts in a server started with enable_deterministic_inference
+                "sampling_seed": seed,  # needs a server started with enable_deterministic_inference
                 **more,
             },
         }
 
-    def read(self, answer: Any) -> Sampled:
-        """Raises: UnusableAnswer also when the answer comes from other weights than were sent."""
+    def read(self, answer: Any) -> SampledResponse:
+        """Parse an answer. Raises: UnusableAnswer, also for an answer computed with other weights than were sent."""
         meta = field_of(answer, "meta_info")
         found = field_of(meta, "weight_version")
         if self.expected is not None and found != version_text(self.expected):
             raise UnusableAnswer(
-                f"a response comes from weight version {found}, and {version_text(self.expected)} was sent"
+                f"a response comes from weight version {found}, but {version_text(self.expected)} was sent"
             )
         rows = field_of(meta, "output_token_logprobs")
         pairs = [row for row in rows if isinstance(row, list) and len(row) >= 2] if isinstance(rows, list) else None
@@ -110,7 +112,7 @@ class SglangProtocol:
             None if pairs is None else [row[0] for row in pairs],
             fix="it must answer return_logprob with output_token_logprobs, as SGLang 0.5 does",
         )
-        return Sampled(token_ids, logprobs, str(field_of(meta, "finish_reason", "type")))
+        return SampledResponse(token_ids, logprobs, str(field_of(meta, "finish_reason", "type")))
 
 
 class SglangEngine(ServedEngine):
@@ -126,20 +128,20 @@ class SglangEngine(ServedEngine):
         self._words = SglangProtocol(plan.end_tokens)
         super().__init__(tokenizer, plan.end_tokens, replicas, self._words)
         self.note = plan.note
-        self.server = server  # None: they run elsewhere
+        self.server = server  # None: running elsewhere
         if server:
             replicas.last_words = server.last_lines
-        # The cache alone: weights that are released come back as garbage, and validation may follow without a new sync.
+        # Only the cache: released weights come back as garbage, and validation may follow without a sync.
         self._frees = bool(plan.options.get("free_cache_engine", False))
         self._asleep = False
 
     def load_folder(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
-        """SGLang reads what is there without comparing: so the folder is compared before, and some tensors are read back."""
+        """Load weights. SGLang does not verify what it reads: the folder is checked before, and some tensors are read back."""
         try:
             manifest = read_manifest(folder, announced.content_hash)
             check_folder(folder, manifest)
         except WeightsDiffer as error:
-            raise RunStopped(f"the weights for SGLang are not what was sent: {error}") from error
+            raise RunStopped(f"the weights for SGLang differ from those sent: {error}") from error
 
         async def load(client: httpx2.AsyncClient) -> list[tuple[str, Served]]:
             await self._wake(client)
@@ -147,7 +149,7 @@ class SglangEngine(ServedEngine):
             body = {"model_path": str(folder), "weight_version": version_text(announced)}
             for replica, answer in await tell(client, "POST", "/update_weights_from_disk", body, timeout_s=LOAD_S):
                 if field_of(answer, "success") is not True:
-                    raise RunStopped(f"{replica} refuses the weights: {field_of(answer, 'message')}")
+                    raise RunStopped(f"{replica} rejected the weights: {field_of(answer, 'message')}")
             for replica, _ in await tell(client, "GET", "/health", timeout_s=60):
                 await self._flush(client, replica)
             for name, tensor in _probed(folder, manifest):
@@ -161,10 +163,10 @@ class SglangEngine(ServedEngine):
         return reports
 
     def load_adapter(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
-        raise RunStopped("rollout.engine=sglang takes whole weights: use rollout.weight_sync=disk")
+        raise RunStopped("rollout.engine=sglang loads whole weights only: use rollout.weight_sync=disk")
 
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
-        raise RunStopped("rollout.engine=sglang takes weights from a folder: use rollout.weight_sync=disk")
+        raise RunStopped("rollout.engine=sglang loads weights from a folder: use rollout.weight_sync=disk")
 
     async def before_generate(self, client: httpx2.AsyncClient) -> None:
         await self._wake(client)
@@ -182,15 +184,15 @@ class SglangEngine(ServedEngine):
             self._asleep = False
 
     async def _flush(self, client: httpx2.AsyncClient, replica: Replica) -> None:
-        """What the cache holds is of the old weights. Its answer is a text, not JSON."""
+        """Flush the cache, which was computed with the old weights. The answer is a text, not JSON."""
         try:
             await self.replicas.ask_once(client, replica, "POST", "/flush_cache")
         except HttpFailure as failure:
             if failure.kind != ANSWER:
-                raise RunStopped(f"the cache of old weights could not be emptied: {failure}") from None
+                raise RunStopped(f"the cache of old weights could not be flushed: {failure}") from None
 
     async def _compare(self, client: httpx2.AsyncClient, name: str, tensor: Tensor) -> None:
-        """The first row of a tensor, as the server has it. A name that it does not know (tied, fused) is passed over."""
+        """Compare the first row of a tensor with the server's. A name unknown to the server (tied, fused) is skipped."""
         body = {"name": name, "truncate_size": 1}
         for replica, answer in await self.replicas.tell_all(client, "POST", "/get_weights_by_name", body, timeout_s=60):
             if answer is None:
@@ -198,7 +200,7 @@ class SglangEngine(ServedEngine):
             row = torch.tensor(answer, dtype=torch.float32).flatten()
             wanted = tensor.flatten()[: row.numel()].float()
             if row.numel() == 0 or not torch.allclose(row, wanted, rtol=1e-2, atol=1e-6):
-                raise RunStopped(f"{replica} holds another {name} than was sent to it")
+                raise RunStopped(f"{replica} holds another {name} than the one sent")
 
     def close(self) -> None:
         if self.server:
@@ -207,9 +209,9 @@ class SglangEngine(ServedEngine):
 
 @ROLLOUT_ENGINES.register("sglang")
 def start_sglang(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> SglangEngine:
-    """rollout.endpoints: servers there; otherwise a server of engine_options.python, or of this Python.
+    """Connect to rollout.endpoints; without them, start a server with engine_options.python, or with this Python.
 
-    Raises: MissingDependency when SGLang is nowhere; RunStopped when it does not start.
+    Raises: MissingDependency when SGLang is not installed; RunStopped when it does not start.
     """
     if plan.endpoints:
         return SglangEngine(tokenizer, plan, replicas_of(plan, plan.endpoints))
@@ -230,8 +232,8 @@ def start_sglang(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> Sglan
 
 
 def server_arguments(plan: SamplerPlan) -> dict[str, Any]:
-    """Arguments of sglang.launch_server: engine_options as they are (attention_backend, mem_fraction_static, ...), over what the
-    rest of the configuration says."""
+    """Return the arguments of sglang.launch_server: engine_options unchanged (attention_backend, mem_fraction_static, ...), over
+    those from the rest of the configuration."""
     words: dict[str, Any] = {
         "model_path": plan.model_path,
         "tokenizer_path": plan.tokenizer_path,
@@ -266,7 +268,7 @@ def server_arguments(plan: SamplerPlan) -> dict[str, Any]:
 
 
 def version_text(served: Served) -> str:
-    """What SGLang is told to call these weights; it repeats it in every answer."""
+    """Return the weight version sent to SGLang, which repeats it in every answer."""
     return f"{served.version}-{served.content_hash}"
 
 
@@ -275,13 +277,13 @@ def _served(name: str, answer: Any) -> Served:
     version, _, content_hash = text.partition("-") if isinstance(text, str) else ("", "", "")
     if not version.isdecimal() or not content_hash:
         raise RunStopped(
-            f"{name} does not say which weights it serves (weight_version {text!r}): use SGLang 0.5.2 or newer"
+            f"{name} does not report the weights it serves (weight_version {text!r}): use SGLang 0.5.2 or newer"
         )
     return Served(int(version), content_hash)
 
 
 def _probed(folder: Path, manifest: Manifest) -> list[tuple[str, Tensor]]:
-    """Some tensors, others from version to version."""
+    """Choose some tensors, different ones for each version."""
     fit = [
         each.name
         for each in manifest.tensors

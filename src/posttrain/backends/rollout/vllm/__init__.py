@@ -1,4 +1,4 @@
-"""Sampling by vLLM: in this process, in a server that we start in another Python, or in servers that run elsewhere."""
+"""Sampling with vLLM: in this process, in a server that the run starts in another Python, or in servers running elsewhere."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from posttrain.registry import ROLLOUT_ENGINES
 
 @ROLLOUT_ENGINES.register("vllm")
 def start_vllm(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> WeightTaker:
-    """rollout.endpoints: servers there; engine_options.python: a server of that Python; otherwise this process.
+    """Connect to rollout.endpoints; or start a server with engine_options.python; or else load vLLM in this process.
 
-    Raises: ConfigError; MissingDependency when vLLM is nowhere; RunStopped when it does not start.
+    Raises: ConfigError; MissingDependency when vLLM is not installed; RunStopped when it does not start.
     """
     if plan.options.get("sleep_level") not in (None, 1):
-        what = "sleep_level 2 throws the weights away, and validation after a step would sample without any"
+        what = "sleep_level 2 discards the weights, and validation after a step would sample without any"
         field = "rollout.engine_options.sleep_level"
         raise ConfigError(Problem(what, fix="use 1, which keeps them in host memory", field=field))
     if plan.endpoints:

@@ -18,7 +18,7 @@ from posttrain.records.trajectories import SamplingParams, StopReason, Trajector
 
 
 class VllmInProcessEngine:
-    """See interfaces.rollout_engine.WeightTaker. Groups are handed on as the scheduler finishes them."""
+    """See interfaces.rollout_engine.WeightTaker. Groups are returned in the order in which the scheduler finishes them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, plan: SamplerPlan):
         from vllm import LLM
@@ -31,7 +31,7 @@ class VllmInProcessEngine:
         self._version = 0
         self.content_hash = ""
         self.note = plan.note
-        self.adapter: Any = None  # vLLM's request for the adapter that is served; None: the model as it is
+        self.adapter: Any = None  # vLLM's request for the adapter that is served; None: no adapter
         self._stream: VllmStream | None = None
 
     @property
@@ -69,7 +69,7 @@ class VllmInProcessEngine:
         reports = []
         for report in self.llm.collective_rpc(method, args=words):
             if "error" in report:
-                raise RunStopped(f"vLLM refuses the weights: {report['error']}")
+                raise RunStopped(f"vLLM rejected the weights: {report['error']}")
             reports.append(("vLLM", Served(report["version"], report["content_hash"])))
         self.llm.reset_prefix_cache()
         self.content_hash = announced.content_hash
@@ -108,23 +108,23 @@ class VllmInProcessEngine:
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> VllmStream:
         """See interfaces.rollout_engine. Requests join at the scheduler's next step; its prefix cache serves conversations."""
         if self._stream is not None and not self._stream.closed:
-            raise RuntimeError("a stream of this sampler is open: close it before")
+            raise RuntimeError("a stream of this sampler is open: close it first")
         self.wake()
         self._stream = VllmStream(self, sampling, on_tokens)
         return self._stream
 
     def _refuse_while_busy(self) -> None:
         if self._stream is not None and self._stream.busy:
-            raise RuntimeError("the weights change while responses are under way: close the stream before")
+            raise RuntimeError("the weights change while responses are in progress: close the stream first")
 
     def rest(self) -> None:
-        """Give the memory back, where that is asked for."""
+        """Free memory, where the options request it."""
         if self._frees:
-            self.llm.sleep(level=1)  # weights wait in host memory
+            self.llm.sleep(level=1)  # keeps the weights in host memory
             self._asleep = True
 
     def params(self, sampling: SamplingParams, seed: int) -> Any:
-        """vLLM's own sampling parameters."""
+        """Return vLLM's sampling parameters."""
         from vllm import SamplingParams as VllmSamplingParams
 
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.end_tokens)}
@@ -147,7 +147,7 @@ class VllmInProcessEngine:
         return VllmSamplingParams(**(values | dict(sampling.engine_sampling)))
 
     def trajectory(self, sample_id: str, output: Any, sampling: SamplingParams) -> Trajectory:
-        """A finished request as others see it. Raises: RunStopped when vLLM did not finish it."""
+        """Convert a finished request to a trajectory. Raises: RunStopped when vLLM did not finish it."""
         finished, output = output, output.outputs[0]
         tokens = list(output.token_ids)
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.end_tokens)}
@@ -169,7 +169,7 @@ class VllmInProcessEngine:
             prompt_logprobs=tuple(
                 place[token].logprob
                 for place, token in zip(finished.prompt_logprobs or (), finished.prompt_token_ids, strict=False)
-                if place is not None  # as for the first
+                if place is not None  # None for the first token
             ),
         )
 

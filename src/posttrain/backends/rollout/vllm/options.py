@@ -1,4 +1,4 @@
-"""From our settings and the dialects' words to vLLM's arguments."""
+"""Translation of our settings and the dialects' options to vLLM's arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from posttrain.interfaces.rollout_engine import SamplerPlan
 
-# Options about the sampler that are not arguments of vLLM's engine: ours, and those of dialects that act elsewhere.
+# Options about the sampler that are not arguments of vLLM's engine: ours, and those of dialects with effects elsewhere.
 NOT_ARGUMENTS = (
     "python",
     "startup_timeout_s",
@@ -22,7 +22,7 @@ NOT_ARGUMENTS = (
     "vllm_v1_disable_multiproc",
     "VLLM_USE_V1",
 )
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 has room for
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # supported by vLLM 0.32
 _RENAMED = {
     "model_dtype": "dtype",
     "inference_engine_pipeline_parallel_size": "pipeline_parallel_size",
@@ -31,9 +31,9 @@ _RENAMED = {
 
 
 def engine_arguments(plan: SamplerPlan) -> dict[str, Any]:
-    """Arguments of vLLM's engine: engine_options as they are, over what the rest of the configuration says.
+    """Return the arguments of vLLM's engine: engine_options unchanged, over those from the rest of the configuration.
 
-    Log-probs are always those of the distribution sampled from, and nothing comes from the model's own generation config.
+    Log-probs are always those of the sampled distribution, and the model's own generation config is ignored.
     """
     arguments: dict[str, Any] = {
         "model": plan.model_path,
@@ -60,16 +60,16 @@ def engine_arguments(plan: SamplerPlan) -> dict[str, Any]:
         if name == "load_format":
             value = load_format(value)
             if value == "dummy" and plan.adapter_rank:
-                continue  # the base is not sent: it must be read at the start
+                continue  # the base weights are not sent: they must be read at the start
         elif name == "limit_images":
             name, value = "limit_mm_per_prompt", {"image": value}
         elif name == "disable_mm_preprocessor_cache":
-            name, value = "mm_processor_cache_gb", 0 if value else None  # vLLM's name for it since 0.11
+            name, value = "mm_processor_cache_gb", 0 if value else None  # its name since vLLM 0.11
         elif name == "inference_engine_expert_parallel_size":
             name, value = "enable_expert_parallel", value > 1
         arguments[_RENAMED.get(name, name)] = value
     if not plan.cuda:
-        # On a CPU, vLLM 0.32 dies of a seeded request whose prompt was prefilled in pieces ("CPU Generator does not use offset").
+        # On a CPU, vLLM 0.32 crashes at a seeded request with a prompt prefilled in chunks ("CPU Generator does not use offset").
         arguments["enable_chunked_prefill"] = False
         whole_prompt = arguments["max_model_len"] or 0
         arguments["max_num_batched_tokens"] = max(arguments["max_num_batched_tokens"], whole_prompt)
@@ -77,13 +77,13 @@ def engine_arguments(plan: SamplerPlan) -> dict[str, Any]:
 
 
 def load_format(value: str) -> str:
-    """How the server gets its first weights. verl names the format that its trainer sends, with dummy_ where the server begins
-    with random weights: the first sync brings the real ones in either case."""
+    """Return the source of the server's first weights. verl names the format that its trainer sends, with dummy_ where the server
+    begins with random weights: the first sync brings the real ones in either case."""
     if value.startswith("dummy"):
         return "dummy"
     return "auto" if value in ("hf", "dtensor", "megatron") else value
 
 
 def frees_cache(plan: SamplerPlan) -> bool:
-    """Whether the sampler gives its memory back while the trainer works."""
+    """Return True when the sampler frees its memory while the trainer works."""
     return bool(plan.options.get("free_cache_engine", False))

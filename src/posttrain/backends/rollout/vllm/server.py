@@ -1,7 +1,7 @@
-"""vLLM's OpenAI server: on this machine, started by us, or elsewhere.
+"""vLLM's OpenAI server: started by the run on this machine, or running elsewhere.
 
-Needs vLLM 0.10.2 or newer for exact token ids (``return_token_ids``); weights are taken with 0.32's ``reload_weights``. Servers
-that are started elsewhere need VLLM_SERVER_DEV_MODE=1 and our worker extension (docs/rollout.md has the line).
+Needs vLLM 0.10.2 or newer for exact token ids (``return_token_ids``); weights are loaded with 0.32's ``reload_weights``. Servers
+running elsewhere need VLLM_SERVER_DEV_MODE=1 and our worker extension (docs/rollout.md has the command).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import posttrain
 from posttrain.backends.rollout.vllm.options import engine_arguments, frees_cache
 from posttrain.backends.serving.engine import ServedEngine
 from posttrain.backends.serving.launch import LaunchedServer, arguments, free_port
-from posttrain.backends.serving.protocol import Sampled, exact, field_of
+from posttrain.backends.serving.protocol import SampledResponse, exact, field_of
 from posttrain.backends.serving.replicas import Replica, Replicas
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import BroadcastPlan, SamplerPlan, Served
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     import httpx2
 
 EXTENSION = "posttrain.backends.serving.vllm_worker.WeightReceiver"
-STARTUP_S = 600.0  # compiling and measuring memory take minutes on large models
-LOAD_S = 1800.0  # reading a large model from a slow disk
-CPU_CACHE_GIB = "4"  # of keys and values; left to itself, vLLM takes nine tenths of the machine's memory
+STARTUP_S = 600.0  # compiling and measuring memory take minutes for large models
+LOAD_S = 1800.0  # for reading a large model from a slow disk
+CPU_CACHE_GIB = "4"  # of keys and values; by default vLLM takes nine tenths of the machine's memory
 _FIX = "use vLLM 0.10.2 or newer"
 
 
 class VllmProtocol:
-    """Completions of vLLM's OpenAI server."""
+    """Completions API of vLLM's OpenAI server."""
 
     health_path = "/health"
     gives_prompt_logprobs = True
 
     def __init__(self, end_tokens: frozenset[int]):
         self._end_tokens = end_tokens
-        self.model: str | None = None  # the adapter's name; None: the one model that there is
+        self.model: str | None = None  # the adapter's name; None: the server's only model
 
     def request(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> tuple[str, dict[str, Any]]:
-        """Everything is said: what is left out would come from the server's defaults."""
+        """Build a request. All parameters are explicit: the server's defaults would replace missing ones."""
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._end_tokens)}
         return "/v1/completions", {
             **({"model": self.model} if self.model else {}),
@@ -62,15 +62,15 @@ class VllmProtocol:
             "stop": list(sampling.stop),
             "stop_token_ids": sorted(ends),
             "include_stop_str_in_output": True,
-            "skip_special_tokens": False,  # a stop text may be spelled with them
+            "skip_special_tokens": False,  # a stop text may contain them
             "ignore_eos": sampling.ignore_eos,
-            "logprobs": 0,  # of the sampled token, and of no other
+            "logprobs": 0,  # of the sampled token only
             "return_token_ids": True,
             **({"prompt_logprobs": 0} if sampling.prompt_logprobs else {}),
             **sampling.engine_sampling,
         }
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> SampledResponse:
         choice = field_of(answer, "choices", 0)
         tokens, logprobs = exact(
             "the answer of vLLM",
@@ -78,11 +78,11 @@ class VllmProtocol:
             field_of(choice, "logprobs", "token_logprobs"),
             fix=_FIX,
         )
-        return Sampled(tokens, logprobs, str(field_of(choice, "finish_reason")), _of_prompt(choice))
+        return SampledResponse(tokens, logprobs, str(field_of(choice, "finish_reason")), _of_prompt(choice))
 
 
 def _of_prompt(choice: Any) -> list[float]:
-    """Log-probs of the prompt's tokens from the second on: at each place vLLM has those of some tokens, by their ids."""
+    """Return the log-probs of the prompt's tokens from the second on: at each position vLLM lists some tokens, by their ids."""
     places = field_of(choice, "prompt_logprobs") or []
     found = [
         field_of(place, str(token), "logprob")
@@ -104,7 +104,7 @@ class VllmServerEngine(ServedEngine):
         self._words = VllmProtocol(plan.end_tokens)
         super().__init__(tokenizer, plan.end_tokens, replicas, self._words)
         self.note = plan.note
-        self.server = server  # None: they run elsewhere
+        self.server = server  # None: running elsewhere
         if server:
             replicas.last_words = server.last_lines
         self._frees = frees_cache(plan) and plan.cuda
@@ -137,16 +137,16 @@ class VllmServerEngine(ServedEngine):
         except TimeoutError:
             raise RunStopped(f"{replica} could not {verb} the adapter within {LOAD_S:g} s") from None
         except HttpFailure as failure:
-            if failure.kind != ANSWER:  # it answers with a text
+            if failure.kind != ANSWER:  # the answer is a text
                 hint = (
                     "it must be started with --enable-lora, --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
                 )
                 raise RunStopped(
-                    f"vLLM could not {verb} the adapter: {failure}; {hint}, or sent whole weights (weight_sync=disk)"
+                    f"vLLM could not {verb} the adapter: {failure}; {hint}, or use whole weights (weight_sync=disk)"
                 ) from None
 
     def receive(self, manifest: str, announced: Served, group: BroadcastPlan) -> list[tuple[str, Served]]:
-        """With one server; each of its workers is a rank, from the plan's first on."""
+        """Receive weights with one server; each of its workers is a rank, from the plan's first on."""
         words = [manifest, group.backend, group.address, str(group.port), str(group.first_rank), str(group.size)]
         return self._take("posttrain_receive", [*words, str(group.bucket_bytes), str(group.timeout_s)], announced)
 
@@ -162,13 +162,13 @@ class VllmServerEngine(ServedEngine):
         return reports
 
     async def before_generate(self, client: httpx2.AsyncClient) -> None:
-        """Every server must serve what was sent last: one that was started again in between does not."""
+        """Check that every server serves the weights sent last: a restarted one does not."""
         await self._wake(client)
         if not self.content_hash:
             return
         for url, served in await self._call(client, "posttrain_served", []):
             if served != Served(self.version, self.content_hash):
-                raise RunStopped(f"{url} serves {served}, and {Served(self.version, self.content_hash)} was sent to it")
+                raise RunStopped(f"{url} serves {served}, but {Served(self.version, self.content_hash)} was sent to it")
 
     async def after_generate(self, client: httpx2.AsyncClient) -> None:
         if self._frees:
@@ -181,7 +181,7 @@ class VllmServerEngine(ServedEngine):
             self._asleep = False
 
     async def _call(self, client: httpx2.AsyncClient, method: str, words: list[str]) -> list[tuple[str, Served]]:
-        """What the workers of every server answer."""
+        """Call a method of the workers of every server. Returns: their answers."""
         body = {"method": method, "args": words}
         try:
             answers = await self.replicas.tell_all(client, "POST", "/collective_rpc", body, timeout_s=LOAD_S)
@@ -192,7 +192,7 @@ class VllmServerEngine(ServedEngine):
         for replica, answer in answers:
             results = field_of(answer, "results") or []
             if not results:
-                raise RunStopped(f"{replica} said nothing to {method}")
+                raise RunStopped(f"{replica} gave no answer to {method}")
             reports += [(str(replica), _served(str(replica), result)) for result in results]
         return reports
 
@@ -202,7 +202,7 @@ class VllmServerEngine(ServedEngine):
 
 
 def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
-    """vLLM in another Python, as a server on loopback, ready to answer.
+    """Start vLLM in another Python, as a server on loopback, and wait until it is ready.
 
     Raises: RunStopped with the end of its log when it does not start.
     """
@@ -229,15 +229,15 @@ def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
 
 
 def server_words(plan: SamplerPlan, port: int) -> list[str]:
-    """The server's command line."""
+    """Return the server's command line."""
     settings = {**engine_arguments(plan), "host": "127.0.0.1", "port": port}
     if settings.get("disable_log_stats") is False:
-        del settings["disable_log_stats"]  # the one flag that has no form with no-
+        del settings["disable_log_stats"]  # the only flag without a --no- form
     return arguments(settings, off="no-")
 
 
 def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options that vLLM takes from its environment."""
+    """Return the options that vLLM reads from its environment."""
     environment = {}
     if options.get("vllm_v1_disable_multiproc"):
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -248,8 +248,8 @@ def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
 
 def _served(name: str, report: Any) -> Served:
     if error := field_of(report, "error"):
-        raise RunStopped(f"{name} refuses the weights: {error}")
+        raise RunStopped(f"{name} rejected the weights: {error}")
     version, content_hash = field_of(report, "version"), field_of(report, "content_hash")
     if type(version) is not int or not isinstance(content_hash, str):
-        raise RunStopped(f"{name} does not say which weights it serves")
+        raise RunStopped(f"{name} does not report the weights it serves")
     return Served(version, content_hash)

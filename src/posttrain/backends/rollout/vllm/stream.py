@@ -1,4 +1,4 @@
-"""Requests to a vLLM in this process that come while others are being sampled."""
+"""Request stream of a vLLM in this process: requests join while others are being sampled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VllmStream:
         self._vllm = engine.llm.llm_engine
         self._sampling = sampling
         self._on_tokens = on_tokens
-        self._under_way: dict[str, str] = {}  # sample ids by vLLM's names for the requests
+        self._in_flight: dict[str, str] = {}  # sample ids by vLLM's request names
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -34,33 +34,33 @@ class VllmStream:
 
     @property
     def busy(self) -> bool:
-        return bool(self._under_way)
+        return bool(self._in_flight)
 
     def submit(self, requests: Sequence[Request]) -> None:
         if self.closed:
             raise RuntimeError("the stream is closed")
-        check_requests(requests, self._under_way.values())
+        check_requests(requests, self._in_flight.values())
         for request in requests:
             self.add(request)
 
     def add(self, request: Request) -> str:
-        """``submit`` for one that needs no check. Returns vLLM's name for it."""
+        """Submit one request without checks. Returns: vLLM's name for it."""
         self._count += 1
         name = str(self._count)
         sampling = replace(self._sampling, max_response_tokens=request.max_response_tokens)
         params = self._engine.params(sampling, sampling.request_seed(request.sample_id))
         prompt = {"prompt_token_ids": list(request.token_ids)}
         self._vllm.add_request(name, prompt, params, lora_request=self._engine.adapter)
-        self._under_way[name] = request.sample_id
+        self._in_flight[name] = request.sample_id
         return name
 
     def step(self) -> list[tuple[str, Trajectory]]:
-        """One step of vLLM's scheduler. Returns what ended, by vLLM's names."""
+        """Run one step of vLLM's scheduler. Returns: the ended requests, by vLLM's names."""
         ended = []
         for output in self._vllm.step():
-            if not output.finished or output.request_id not in self._under_way:
-                continue  # an aborted request may be told once more
-            sample_id = self._under_way.pop(output.request_id)
+            if not output.finished or output.request_id not in self._in_flight:
+                continue  # an aborted request may be reported once more
+            sample_id = self._in_flight.pop(output.request_id)
             trajectory = self._engine.trajectory(sample_id, output, self._sampling)
             if self._on_tokens:
                 self._on_tokens(len(trajectory.token_ids))
@@ -69,21 +69,21 @@ class VllmStream:
 
     def wait(self, timeout_s: float) -> list[Trajectory]:
         end = time.monotonic() + timeout_s
-        while self._under_way:
+        while self._in_flight:
             ended = self.step()
             if ended or time.monotonic() >= end:
                 return [trajectory for _, trajectory in ended]
         return []
 
     def cancel(self, sample_ids: Collection[str]) -> None:
-        gone = [name for name, sample_id in self._under_way.items() if sample_id in sample_ids]
+        gone = [name for name, sample_id in self._in_flight.items() if sample_id in sample_ids]
         if gone:
             self._vllm.abort_request(gone)
         for name in gone:
-            del self._under_way[name]
+            del self._in_flight[name]
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.cancel(frozenset(self._under_way.values()))
+            self.cancel(frozenset(self._in_flight.values()))
             self._engine.rest()

@@ -233,4 +233,4 @@ def test_kernels_that_are_wrong_are_not_used(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Kernels, "norm", wrong)
     token_pass = tiny_pass(tmp_path)
     assert token_pass.decoder is not None and token_pass.decoder.kernels is None
-    assert "without compiled kernels, which is slower: here they compute something else" in token_pass.note
+    assert "without compiled kernels, which is slower: their results differ here" in token_pass.note

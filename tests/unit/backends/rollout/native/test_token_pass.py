@@ -35,8 +35,8 @@ FAST = {
     "gemma3_text": SLIDING | {"query_pre_attn_scalar": 20, "rope_local_base_freq": 100.0},
 }
 BY_MODULES = {
-    "phi3": "is made of",  # one product for queries, keys and values
-    "olmo2": "is made of",  # norms elsewhere
+    "phi3": "consists of",  # one product for queries, keys and values
+    "olmo2": "consists of",  # norms elsewhere
 }
 PROMPT, STEPS = 5, 12  # past the windows of 6
 
@@ -136,7 +136,7 @@ def test_model_that_computes_something_else_is_found_out() -> None:
     mlp = model.model.layers[1].mlp
     mlp.forward = lambda x: 1.5 * type(mlp).forward(mlp, x)
     token_pass = TokenPass(model)
-    assert "layer 1 of LlamaForCausalLM computes something else" in token_pass.note
+    assert "layer 1 of LlamaForCausalLM gives another result" in token_pass.note
     tokens = torch.randint(0, 64, (PROMPT + STEPS,))
     torch.testing.assert_close(follow(model, token_pass, tokens), packed_logits(model, tokens), rtol=1e-4, atol=2e-5)
 
