@@ -9,10 +9,10 @@ import torch
 
 from batches import sequence_batch
 from posttrain.algos import logprobs, schedules
-from posttrain.algos.aggregation import aggregate
 from posttrain.algos.kl import token_kl
 from posttrain.algos.kl_control import next_kl_coef
 from posttrain.algos.kl_reward import penalize_kl
+from posttrain.algos.objective import aggregate
 from posttrain.data.packing import pack
 from posttrain.records.batches import LossCounts
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.algos.aggregation import aggregate
-from posttrain.algos.objective import loss_weights
+from posttrain.algos.objective import aggregate, loss_weights
 from posttrain.algos.value_loss import value_loss
 from posttrain.records.batches import LossCounts
 from posttrain.registry import POLICY_LOSSES

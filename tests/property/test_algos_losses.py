@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posttrain.algos.aggregation import aggregate
 from posttrain.algos.kl import token_kl
 from posttrain.algos.logprobs import entropy, log_probabilities
+from posttrain.algos.objective import aggregate
 from posttrain.algos.value_loss import value_loss
 from posttrain.config.algorithm import Aggregation
 from posttrain.records.batches import LossCounts

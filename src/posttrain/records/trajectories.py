@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from posttrain.records.prompts import Prompt
 
@@ -60,6 +60,13 @@ class Turn:
     state_key: str | None = None  # of the state in which the action was taken; equal states have equal keys
 
 
+class VersionSpan(NamedTuple):
+    """Tokens that were sampled with the same weights: from ``first_token`` to the next span or the end."""
+
+    first_token: int
+    version: int  # number of updates the weights had seen
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One response to a prompt: what was sampled, in one turn or in many, and in between what an environment answered.
@@ -77,7 +84,8 @@ class Trajectory:
     ]  # nats, one per token, of the distribution it was drawn from; 0 where it was not sampled
     text: str  # decoded without special tokens; of several samples, what was said and answered in all of them
     stop_reason: StopReason  # of the last turn; LENGTH also where the context had no room for another
-    policy_version: int  # number of updates the sampling weights had seen; the oldest, where turns differ
+    policy_version: int  # number of updates the sampling weights had seen; the oldest, where tokens differ
+    version_spans: tuple[VersionSpan, ...] = ()  # where tokens differ, in order; (): all of them have policy_version
     prompt_logprobs: tuple[float, ...] = ()  # nats, of the prompt's second token to its last; (): not asked for
     failure: str = ""  # with FAILED: what happened, in a sentence
     failure_reason: str = ""  # with FAILED: a short word to count by, where it was not the sampler that failed
@@ -93,6 +101,16 @@ class Trajectory:
     def __post_init__(self) -> None:
         if self.response_mask and len(self.response_mask) != len(self.token_ids):
             raise ValueError(f"a mask of {len(self.response_mask)} for {len(self.token_ids)} tokens")
+
+    @property
+    def spans(self) -> tuple[VersionSpan, ...]:
+        """The version spans of this sample, written out."""
+        return self.version_spans or (VersionSpan(0, self.policy_version),)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest weights that any token of any sample was drawn with: staleness is counted from these."""
+        return min(span.version for sample in self.samples for span in sample.spans)
 
     @property
     def samples(self) -> tuple[Trajectory, ...]:

@@ -1,11 +1,13 @@
-"""Times the phases of a step and shows them while they run."""
+"""The clock of a step: it times its phases and shows them while they are under way."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 
 from posttrain.records.batches import TrainBatch
 from posttrain.records.work import Work
@@ -14,7 +16,18 @@ from posttrain.run.stopping import StopSignal
 from posttrain.run.timeline import Timeline
 from posttrain.run.trackers import Trackers
 
+MAIN = "main"  # the lane of the loop itself
 UPDATES = ("critic_update", "update")  # from the first of these on, a step cannot be left as if it had not begun
+
+
+class Interval(NamedTuple):
+    """A phase of the step, in seconds of a clock that only runs forward."""
+
+    phase: str
+    lane: str  # who works: phases of one lane never overlap
+    start: float
+    end: float
+    seconds: float
 
 
 class Clock:
@@ -38,11 +51,12 @@ class Clock:
         self._profiler = profiler
         self._before_updates = before_updates
         self._start = time.perf_counter()
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._intervals: list[Interval] = []
 
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[None]:
-        """Time what happens inside; ``total`` is its amount of work, when known."""
+    def phase(self, name: str, total: int | None = None, *, lane: str = MAIN) -> Iterator[None]:
+        """Time everything inside; ``total`` is its amount of work, when known. Phases may overlap in different lanes, each of
+        which is one thread's."""
         self._leave_if_asked()
         if name in UPDATES and self._before_updates:
             self._before_updates(self)
@@ -57,9 +71,9 @@ class Clock:
                 yield
         finally:
             seconds = time.perf_counter() - start
-            self._seconds[name] += seconds
+            self._intervals.append(Interval(name, lane, start, start + seconds, seconds))
             if self._timeline:
-                self._timeline.add(self._step, name, began, began + seconds)
+                self._timeline.add(self._step, name, began, began + seconds, lane=None if lane == MAIN else lane)
 
     def advance(self, units: int) -> None:
         self._leave_if_asked()
@@ -71,21 +85,37 @@ class Clock:
 
     def metrics(self) -> dict[str, float]:
         """Seconds of each phase so far, and of the step."""
-        times = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+        times = {f"time/{name}_s": seconds for name, seconds in self.seconds().items()}
         return times | {"time/step_s": time.perf_counter() - self._start}
+
+    def seconds(self) -> dict[str, float]:
+        """By phase, the sum over its intervals."""
+        found: dict[str, float] = defaultdict(float)
+        for interval in list(self._intervals):
+            found[interval.phase] += interval.seconds
+        return dict(found)
+
+    def busy_s(self) -> float:
+        """Seconds in which at least one phase was under way: overlapping ones count once."""
+        busy, until = 0.0, -math.inf
+        for interval in sorted(self._intervals, key=lambda each: each.start):
+            busy += max(0.0, interval.end - max(interval.start, until))
+            until = max(until, interval.end)
+        return busy
 
     def throughput(
         self, sampled_tokens: int, batch: TrainBatch, work: Work | None = None, epochs: int = 1
     ) -> dict[str, float]:
         """Response tokens sampled per second, tokens (prompts included) per second of the other phases that the step had, and
         what share of the device's arithmetic the policy's update used, where ``work`` is known; ``epochs`` are its passes."""
-        speeds = {"speed/rollout_tokens_per_s": sampled_tokens / self._seconds["rollout"]}
+        seconds = self.seconds()
+        speeds = {"speed/rollout_tokens_per_s": sampled_tokens / seconds["rollout"]}
         tokens = int(batch.sequences.prompt_lengths.sum() + batch.sequences.response_lengths.sum())
         scored = batch.logprobs.old is not None or batch.logprobs.ref is not None
         for phase in ("logprobs", "values", "critic_update", "update"):
-            if phase in self._seconds and (phase != "logprobs" or scored):  # on-policy, nothing may need log-probs
-                speeds[f"speed/{phase}_tokens_per_s"] = tokens / self._seconds[phase]
-        if work and "update" in self._seconds:
-            flops_per_s = epochs * work.update_flops(batch.sequences) / self._seconds["update"]
+            if phase in seconds and (phase != "logprobs" or scored):  # on-policy, nothing may need log-probs
+                speeds[f"speed/{phase}_tokens_per_s"] = tokens / seconds[phase]
+        if work and "update" in seconds:
+            flops_per_s = epochs * work.update_flops(batch.sequences) / seconds["update"]
             speeds["speed/update_peak_share"] = flops_per_s / work.flops_per_s
         return speeds

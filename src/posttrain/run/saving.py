@@ -12,7 +12,7 @@ from concurrent.futures import Future
 SECOND_SIGNAL = 130  # exit code of a process that was told to end at once
 
 
-class GivenUp(Exception):
+class SaveGivenUp(Exception):
     """What is being written is not wanted any more: it stays unfinished, and the next start removes it."""
 
 
@@ -62,7 +62,7 @@ class BackgroundSave:
 
     def _go_on(self) -> None:
         if self._given_up.is_set():
-            raise GivenUp
+            raise SaveGivenUp
 
 
 def _leave_unless(done: Future[str]) -> None:

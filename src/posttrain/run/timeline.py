@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 class Timeline:
     """Appends a line per phase, ``{"step": 3, "phase": "update", "start_s": ..., "end_s": ...}``, in seconds of Unix time, in
     the order in which phases ended: those of ``time/<phase>_s``, and ``checkpoint`` (where it is written in the background,
-    its beginning). A phase that a step had twice (a rollout that is refilled) has two lines; phases do not overlap. Step 0 is
+    its beginning). A phase that a step had twice (a rollout that is refilled) has two lines. Phases
+    overlap only where a line names a ``lane``, which is another one than the loop's own. Step 0 is
     the validation of the starting weights.
 
     A run that goes on drops the lines of the steps that it makes again, as metrics.jsonl does. A disk that takes no more lines
@@ -25,8 +27,10 @@ class Timeline:
         before = _lines_before(self._path, first_step) if first_step > 1 else ""
         self._write(before, anew=True)
 
-    def add(self, step: int, phase: str, start_s: float, end_s: float) -> None:
-        line = {"step": step, "phase": phase, "start_s": round(start_s, 4), "end_s": round(end_s, 4)}
+    def add(self, step: int, phase: str, start_s: float, end_s: float, *, lane: str | None = None) -> None:
+        line: dict[str, Any] = {"step": step, "phase": phase, "start_s": round(start_s, 4), "end_s": round(end_s, 4)}
+        if lane is not None:
+            line["lane"] = lane
         self._write(json.dumps(line) + "\n")
 
     def _write(self, text: str, *, anew: bool = False) -> None:

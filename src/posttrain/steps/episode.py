@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from posttrain.data.turns import assistant, content_of
 from posttrain.interfaces.env import EnvStart, EnvStep, Message, Tool
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, SampledTurn, TurnWriter
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import StopReason, Trajectory, Turn
+from posttrain.records.trajectories import StopReason, Trajectory, Turn, VersionSpan
 
 HISTORY_CHANGED = "history_changed"  # reasons of episodes that are lost; the environment's own are the host's
 TOO_LONG = "prompt_too_long"
@@ -211,8 +212,15 @@ class Episode:
             response_mask=tuple(self.mask[: self.sealed]),
             prompt_token_ids=None if rows_own else self.prompt_ids,
             prompt_text="" if rows_own else self.writer.text_of(self.prompt_ids),
+            version_spans=version_spans(self.turns),
             turns=tuple(self.turns),
         )
+
+
+def version_spans(turns: Sequence[Turn]) -> tuple[VersionSpan, ...]:
+    """The spans of a sample whose turns were sampled with different weights; (): with the same."""
+    changes = [turn for before, turn in pairwise(turns) if turn.policy_version != before.policy_version]
+    return tuple(VersionSpan(turn.start, turn.policy_version) for turn in (turns[0], *changes)) if changes else ()
 
 
 def _transcript(turns: Sequence[Turn]) -> str:

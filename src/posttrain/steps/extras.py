@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
+from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
-from posttrain.interfaces.step_clock import StepClock
 from posttrain.interfaces.train_engine import ScoringEngine
 from posttrain.records.batches import ScoredBatch
 from posttrain.records.plans import StepPlan
@@ -27,7 +27,7 @@ def add_greedy_rewards(
     roles: Roles,
     scorer: GroupScorer,
     plan: StepPlan,
-    clock: StepClock,
+    clock: PhaseClock,
     collect: Collect,
 ) -> ScoredBatch:
     """The batch of these groups with the baseline of ReMax: the reward of one greedy response to each of their prompts, scored

@@ -64,8 +64,8 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def staleness_metrics(groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:
-    """How many updates the policy, at ``version`` when it began to learn from these samples, was ahead of their sampler."""
-    ages = [version - each.policy_version for group in groups for each in group.group.trajectories]
+    """Updates that the policy, at ``version`` when it began to learn from these samples, was ahead of their oldest tokens."""
+    ages = [version - each.oldest_version for group in groups for each in group.group.trajectories]
     return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
+from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
-from posttrain.interfaces.step_clock import StepClock
 from posttrain.interfaces.train_engine import ScoringEngine
 from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainBatch, TrainerLogprobs
 from posttrain.records.plans import StepPlan, UpdatePlan
@@ -47,7 +47,7 @@ class StepResult:
 
 
 def rl_step(
-    roles: Roles, scorer: GroupScorer, loader: PromptLoader, rewards: RewardState, plan: StepPlan, clock: StepClock
+    roles: Roles, scorer: GroupScorer, loader: PromptLoader, rewards: RewardState, plan: StepPlan, clock: PhaseClock
 ) -> StepResult:
     """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1)."""
     selection = sample_groups(roles, scorer, loader, plan, clock)  # G responses per prompt, and r_i for each
@@ -58,7 +58,7 @@ def rl_step(
 
 
 def sample_groups(
-    roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan: StepPlan, clock: StepClock
+    roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan: StepPlan, clock: PhaseClock
 ) -> Selection:
     """The groups of a step, sampled by the policy and scored: those of one batch of prompts, or with a filter that refills, of
     as many as it takes (DAPO, arXiv:2503.14476, algorithm 1).
@@ -93,8 +93,9 @@ def collect(
 ) -> list[TrajectoryGroup]:
     """A group of responses per prompt, sampled by the policy; where the run has environments, each of them an episode.
 
-    Every trajectory says which version of the weights each of its tokens was sampled with. Args: staleness_updates, the most
-    updates that the sampler may be behind the trainer.
+    The weights may change while responses are sampled: a trajectory's spans say which version each of its tokens is from.
+
+    Args: staleness_updates, the most updates that the sampler may be behind the trainer when it begins.
     Raises: RunStopped when the sampler serves other weights than that allows.
     """
     served, held = roles.rollout.version, roles.policy.version
@@ -105,12 +106,11 @@ def collect(
     return roles.rollout.generate(prompts, sampling, on_tokens, on_group)
 
 
-def learn(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPlan, clock: StepClock) -> Learned:
+def learn(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPlan, clock: PhaseClock) -> Learned:
     """The part of a step after sampling and scoring: update the models on a batch, and hand the sampler the weights."""
     with clock.phase("logprobs"):
-        logprobs = trainer_logprobs(
-            scored.sequences, roles.policy, roles.reference, plan.update
-        )  # log pi_old, log pi_ref
+        # log pi_old, log pi_ref
+        logprobs = trainer_logprobs(scored.sequences, roles.policy, roles.reference, plan.update)
         scored = add_sum_pi_squared(scored, roles.policy, plan)  # for estimators that name it
     shaped = shape_rewards(scored, logprobs, plan.reward, rewards)  # r_i normalised; r_i,t less the KL
     values = None

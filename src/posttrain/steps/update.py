@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from posttrain.interfaces.step_clock import StepClock
+from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import CriticUpdatePlan, StepPlan, UpdatePlan
@@ -19,7 +19,7 @@ OnSequences = Callable[[int], None]  # called with the number of sequences that 
 
 
 def update_models(
-    policy: TrainEngine, critic: ValueEngine | None, batch: TrainBatch, plan: StepPlan, clock: StepClock
+    policy: TrainEngine, critic: ValueEngine | None, batch: TrainBatch, plan: StepPlan, clock: PhaseClock
 ) -> UpdateStats:
     """Update the critic, if there is one, and then the policy, except in steps in which only the critic warms up."""
     policy_stats = critic_stats = None

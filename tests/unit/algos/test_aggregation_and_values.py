@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from posttrain.algos import schedules
-from posttrain.algos.aggregation import aggregate
 from posttrain.algos.logprobs import entropy, log_probabilities, sum_pi_squared, token_logprobs
+from posttrain.algos.objective import aggregate
 from posttrain.algos.value_loss import value_loss
 from posttrain.errors import ShapeError
 from posttrain.records.batches import LossCounts

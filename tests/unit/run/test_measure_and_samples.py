@@ -23,6 +23,7 @@ from posttrain.records.trajectories import (
     StopReason,
     Trajectory,
     TrajectoryGroup,
+    VersionSpan,
 )
 from posttrain.run.samples import write_samples
 from posttrain.steps.assemble import assemble
@@ -116,6 +117,20 @@ def test_staleness_is_counted_in_updates() -> None:
         "rollout/staleness_mean": 6 * 2 / 7,  # six of them are 2 behind, one is not
         "rollout/staleness_max": 2.0,
     }
+
+
+def test_staleness_is_counted_from_the_oldest_token() -> None:
+    """Tokens from 2 on are of version 5; the one before, and an earlier sample, decide."""
+    (group,) = [make_scored([Reward(0.0)], [3])]
+    (sampled,) = group.group.trajectories
+    spans = (VersionSpan(0, 4), VersionSpan(2, 5))
+
+    def staleness(**changes: Any) -> float:
+        found = replace(group.group, trajectories=(replace(sampled, policy_version=5, **changes),))
+        return staleness_metrics([replace(group, group=found)], 6)["rollout/staleness_max"]
+
+    assert (staleness(), staleness(version_spans=spans)) == (1.0, 2.0)
+    assert staleness(version_spans=spans, earlier=(sampled,)) == 3.0  # GROUPS are of version 3
 
 
 def test_gap_is_over_response_tokens_only() -> None:

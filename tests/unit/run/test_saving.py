@@ -16,7 +16,7 @@ from posttrain.errors import RunStopped
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.checkpoint_folders import damage_of, steps_in
 from posttrain.run.progress import Progress
-from posttrain.run.saving import GivenUp
+from posttrain.run.saving import SaveGivenUp
 
 
 class Position:
@@ -106,7 +106,7 @@ def test_what_was_given_up_never_looks_like_a_checkpoint(tmp_path: Path) -> None
     save(checkpoints, 1, engine)
     checkpoints.give_up()
     engine.go_on.set()
-    with pytest.raises(GivenUp):
+    with pytest.raises(SaveGivenUp):
         checkpoints.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["global_step_1.tmp"]  # the next start removes it
 

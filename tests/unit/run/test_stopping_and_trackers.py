@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,3 +103,24 @@ def test_clock_adds_up_phases_and_tells_the_trackers() -> None:
     metrics = clock.metrics()
     assert set(metrics) == {"time/rollout_s", "time/reward_s", "time/step_s"}
     assert 0 < metrics["time/rollout_s"] + metrics["time/reward_s"] <= metrics["time/step_s"]
+
+
+def test_phases_in_two_lanes_overlap_and_count_each_for_itself() -> None:
+    """Sampling goes on beside an update: both durations are whole, and the time in which something was done counts once."""
+    clock, sampling, updated = Clock(Trackers([], []), step=1), threading.Event(), threading.Event()
+
+    def sample() -> None:
+        with clock.phase("rollout", lane="sampler"):
+            sampling.set()
+            updated.wait(5)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    sampling.wait(5)
+    with clock.phase("update"):
+        time.sleep(0.02)
+    updated.set()
+    thread.join()
+    seconds = clock.seconds()
+    assert set(seconds) == {"rollout", "update"} and seconds["rollout"] > seconds["update"] >= 0.02
+    assert clock.busy_s() == pytest.approx(seconds["rollout"], abs=1e-6)  # the update lies within it

@@ -24,6 +24,7 @@ from posttrain.records.trajectories import (
 )
 from posttrain.rewards.no_terms import NothingToScore
 from posttrain.steps.assemble import assemble
+from posttrain.steps.episode import version_spans
 from posttrain.steps.measure import episode_metrics, length_metrics
 from posttrain.steps.score import score
 from posttrain.steps.select import Selection
@@ -179,3 +180,12 @@ def test_metrics_of_episodes() -> None:
     assert found["validation/maze/turns_mean"] == 2.0 and found["validation/maze/environment/moves"] == 3.0
     plain = replace(ended, turns=(), env_metrics=())
     assert episode_metrics([scored((plain, Reward(1.0)))]) == {}
+
+
+def test_turns_of_different_weights_are_spans() -> None:
+    def turn(start: int, version: int) -> Turn:
+        return Turn(start=start, end=start + 2, text="", stop_reason=StopReason.EOS, policy_version=version)
+
+    assert version_spans([turn(0, 3), turn(5, 3)]) == ()
+    assert version_spans([turn(0, 3), turn(5, 3), turn(8, 4), turn(12, 6)]) == ((0, 3), (8, 4), (12, 6))
+    assert version_spans([]) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posttrain.algos.aggregation import aggregate
+from posttrain.algos.objective import aggregate
 from posttrain.algos.value_loss import value_loss
 from posttrain.backends.torch_training.optimized_model import MicroBatch, OptimizedModel
 from posttrain.backends.torch_training.scoring import over_rows

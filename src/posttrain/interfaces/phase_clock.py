@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 
-class StepClock(Protocol):
+class PhaseClock(Protocol):
     """See run.clock.Clock."""
 
     def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
