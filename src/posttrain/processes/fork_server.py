@@ -33,7 +33,9 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     setup = json.loads(sys.argv[2])
     module = importlib.import_module(setup["module"])
+    descendants.die_with_parent(os.getppid())  # while the user's files are imported, which may take for ever
     module.preload(setup["names"], setup["own"])
+    descendants.outlive_parent()
     if setup["own"] and (proc.thread_count() > 1 or descendants.has_children()):
         control.send(CANNOT_FORK)
         return

@@ -80,7 +80,8 @@ def with_result(process_end: AgentEnd, result: Mapping[str, Any] | None) -> Agen
 
 def _environment(episode: AgentEpisode) -> dict[str, str]:
     """The agent's environment variables: those of environments, and the address and token of its episode."""
-    local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))  # no proxy is asked for the address
+    # Requests to the address do not go through a proxy.
+    local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
     return {
         **variables_for(Kind.USER_CODE),
         "OPENAI_BASE_URL": episode.base_url,
@@ -92,7 +93,7 @@ def _environment(episode: AgentEpisode) -> dict[str, str]:
 
 
 def _call(function: Callable[..., Any], episode: AgentEpisode, options: Mapping[str, Any], writing: int) -> None:
-    """In the fork: call it, and write what it returned as a line of JSON."""
+    """Call it, in the fork, and write its return value as a line of JSON."""
     visible = _environment(episode)
     os.environ.clear()
     os.environ.update(visible)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from posttrain.backends.environments.inline import InlineHost
 from posttrain.backends.environments.processes import ProcessHost
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvHost, EnvSpec, EnvStart, EnvStep
+from posttrain.processes import proc
 
 WORLD = '''
 import asyncio, os, random, signal, subprocess, sys, time
@@ -286,6 +289,26 @@ def test_the_users_own_file_is_imported_once(spec: EnvSpec) -> None:
         assert first != second and importer == same and importer not in (first, second)
     finally:
         host.close()
+
+
+def test_a_trainer_that_is_killed_while_a_file_is_imported_leaves_no_server(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(f"open({str(tmp_path / 'importing')!r}, 'w').close()\nwhile True: pass\n")
+    name = f"{tmp_path}/endless.py:World"
+    code = (
+        "from posttrain.backends.environments.processes import ProcessHost; from posttrain.interfaces.env import EnvSpec\n"
+        f"ProcessHost(1, 60.0, own=[{name!r}]).start('e', EnvSpec(name={name!r}), 0)"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "importing").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    servers = proc.descendants(trainer.pid)
+    assert servers
+    trainer.kill()
+    trainer.wait()
+    while any(proc.state(pid) != "gone" for pid in servers) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [proc.state(pid) for pid in servers] == ["gone"] * len(servers)
 
 
 def unshared_mib(pid: int) -> float:

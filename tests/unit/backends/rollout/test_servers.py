@@ -32,6 +32,7 @@ from posttrain.errors import ConfigError, MissingDependency, RunStopped
 from posttrain.interfaces.rollout_engine import Request, SamplerPlan
 from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.loading import load_causal_lm
+from posttrain.processes import proc
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, TrajectoryGroup
 
@@ -627,6 +628,34 @@ def test_shared_memory_that_a_server_leaves_behind_goes(tmp_path: Path) -> None:
     finally:
         other.close()
         other.unlink()
+
+
+def test_a_server_sees_the_hubs_token_and_no_other_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "JUDGE_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    code = "import os; print(*os.environ); raise SystemExit('that is all')"
+    server = LaunchedServer([sys.executable, "-c", code], port=free_port(), name="it", environment={"OWN": "1"})
+    try:
+        server.process.wait(20)
+        seen = set(server.log.read_text().split())
+        assert seen & {"WANDB_API_KEY", "JUDGE_KEY", "HF_TOKEN", "OWN"} == {"HF_TOKEN", "OWN"}
+    finally:
+        server.close()
+
+
+def test_processes_of_a_server_that_leave_its_session_end_with_it(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys, time\n"
+        "left = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(f'{{left.pid}}.'); time.sleep(60)"
+    )
+    server = LaunchedServer([sys.executable, "-c", code], port=free_port(), name="it", environment={})
+    end = time.monotonic() + 20
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("."):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    server.close()
+    assert proc.state(int((tmp_path / "pid").read_text().rstrip("."))) == "gone"
 
 
 def test_a_server_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
