@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from batches import shaped_batch
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.config.reward import RewardConfig
@@ -71,7 +72,7 @@ def gradient(folder: Path, groups: list[ScoredGroup]) -> dict[str, Tensor]:
         sequences_per_micro_batch=8,
         sequences_per_scoring_batch=8,
     )
-    batch = estimate_advantages(assemble(groups), AdvantagePlan(name="grpo"))
+    batch = estimate_advantages(shaped_batch(assemble(groups)), None, AdvantagePlan(name="grpo"))
     loss = LossPlan(
         name="ppo_clip",
         parameters={"clip_ratio_low": 0.2, "clip_ratio_high": 0.2},
