@@ -27,7 +27,7 @@ from posttrain.descriptions import (
 )
 from posttrain.errors import ConfigError, MissingDependency, Problem, RequestError, UnknownName, did_you_mean
 from posttrain.facts import AdvantageFacts, LossFacts, NoFacts, RewardFacts, RolloutEngineFacts
-from posttrain.settings import Setting
+from posttrain.settings import Setting, merged
 from posttrain.user_files import import_path, module_file, parse_file, source_file
 
 T = TypeVar("T")
@@ -148,6 +148,18 @@ class Registry(Generic[F]):
         """The positional parameters of the function called ``name``: the tensors it needs; none for an unknown name."""
         return self.known(name).inputs
 
+    def all_settings(self) -> dict[str, Setting]:
+        """The settings of all names, each with a meaning that says which names read it."""
+        found: dict[str, dict[str, Setting]] = {}
+        for name in self.names():
+            for key, setting in self.settings(name).items():
+                found.setdefault(key, {})[name] = setting
+        return {key: merged(by_name) for key, by_name in found.items()}
+
+    def all_inputs(self) -> list[str]:
+        """Every input that some built-in function takes, sorted: what the caller of all of them supplies."""
+        return sorted({tensor for name in _files_of(self.package) for tensor in self._describe_file(name).inputs})
+
     def stating(self, fact: str) -> list[str]:
         """The names whose fact of that name is set."""
         return [name for name in self.names() if getattr(self.facts(name), fact)]
@@ -173,7 +185,7 @@ class Registry(Generic[F]):
         return Description(self._facts())
 
     def _describe_own(self, name: str, path: str) -> Description[F]:
-        tree = parse_file(path, source_file(path, holds=f"your {self.kind}"))
+        tree = _tree(path, source_file(path, holds=f"your {self.kind}"))
         for each in registrations_in(tree):
             if each.definition.name == name and each.registry == self._variable():
                 return _description(each, self._facts)
@@ -212,6 +224,18 @@ def plug_in(modules: Iterable[str]) -> None:
 
 def _description(each: Registration, facts: type[F]) -> Description[F]:
     return describe_source(each.definition, facts(**each.facts))
+
+
+_TREES: dict[tuple[str, int, int], ast.Module] = {}
+
+
+def _tree(path: str, file: Path) -> ast.Module:
+    """The syntax tree of a user's file, parsed again when it has changed."""
+    state = file.stat()
+    key = str(file), state.st_mtime_ns, state.st_size
+    if key not in _TREES:
+        _TREES[key] = parse_file(path, file)
+    return _TREES[key]
 
 
 @cache

@@ -75,6 +75,22 @@ class Setting:
         return value is None if self.required else bool(value == self.default)
 
 
+def merged(by_name: Mapping[str, Setting]) -> Setting:
+    """One setting of several functions. Its meaning lists the names that share one; where types differ, any of them will do;
+    where defaults differ, it has that of the first."""
+    settings = list(by_name.values())
+    readers: dict[str, list[str]] = {}
+    for name, setting in by_name.items():
+        readers.setdefault(setting.meaning, []).append(name)
+    texts = [f"{', '.join(names)}: {meaning}" for meaning, names in readers.items()]
+    types: list[Any] = []
+    for setting in settings:
+        if all(repr(setting.type) != repr(each) for each in types):
+            types.append(setting.type)
+    kind = types[0] if len(types) == 1 else Union[tuple(types)]  # noqa: UP007 - of values
+    return Setting(settings[0].name, kind, settings[0].default, " ".join(texts))
+
+
 _ADAPTERS: dict[tuple[str, str], TypeAdapter[Any]] = {}
 
 
@@ -98,7 +114,8 @@ def _no_truth_value(value: Any) -> Any:
 def is_number(annotation: Any) -> bool:
     """True when the annotation takes a number, and nothing that a truth value would be too."""
     members = _members(annotation)
-    return any(part in (int, float) for part in members) and not any(part in (bool, str, Any) for part in members)
+    numbers = any(part in (int, float) or type(part) is int for part in members)  # or a Literal's own members
+    return numbers and not any(part in (bool, str, Any) for part in members)
 
 
 def _members(annotation: Any) -> list[Any]:

@@ -55,6 +55,11 @@ def module_file(module: str, *, asked: str) -> Path:
     return Path(file).resolve()
 
 
+def absolute(path: str) -> str:
+    """The same path for a process in another folder."""
+    return path if path.startswith(PACKAGE) else str(source_file(path))
+
+
 def parse_file(path: str, file: Path) -> ast.Module:
     """The syntax tree of a file, which ``path`` names. Raises: ConfigError."""
     try:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from batches import scored_batch, sequence_batch, shaped_batch
 from posttrain.algos.objective import policy_objective
-from posttrain.build.plans import chosen_parameters
 from posttrain.config.algorithm import LossConfig
 from posttrain.records.batches import ShapedBatch, TrainerLogprobs
 from posttrain.records.plans import AdvantagePlan, LossPlan
@@ -173,10 +172,11 @@ LOSSES = [name for name in POLICY_LOSSES.names() if "mini_batch_tokens" not in P
 @given(seed=st.integers(0, 10_000), aggregation=st.sampled_from(AGGREGATIONS))
 def test_losses_pass_over_gaps(name: str, seed: int, aggregation: str) -> None:
     (shaped, _), columns = a_batch(seed), gaps(seed + 1, 4)
-    section = LossConfig(name=name, dro_beta=0.1)
+    needed = {key: each.example() for key, each in POLICY_LOSSES.settings(name).items() if each.required}
+    section = LossConfig.model_validate({"name": name, **needed})
     plan = LossPlan(
         name=name,
-        parameters=chosen_parameters(POLICY_LOSSES.get(name), section),
+        parameters=section.settings,
         aggregation=aggregation,
         norm_tokens=WIDTH,
         temperature=1.0,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from posttrain.config import RunConfig
 from posttrain.dialects.checks import check
 from posttrain.errors import UnknownName
-from posttrain.registry import ADVANTAGES, ENVS
+from posttrain.registry import ADVANTAGES, ENVS, POLICY_LOSSES
 
 
 @pytest.fixture
@@ -42,3 +45,48 @@ def test_settings_of_an_environment_from_outside_are_checked(mine: None) -> None
     config = RunConfig.model_validate(needed | {"environment": {"name": "coin", "settings": {"side": 2}}})
     [problem] = [each for each in check(config) if "environment.settings" in (each.field or "")]
     assert "side" in problem.what and "sides" in problem.fix
+
+
+PLUG_IN = """
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES
+
+raise SystemExit("a plug-in is read, not run")
+
+
+@POLICY_LOSSES.register("plugged_loss", has_ratio=False)
+def plugged_loss(policy_logprobs, advantages, mask, *, sharpness: float = 2.0):
+    '''-A log pi.
+
+    Settings:
+        sharpness: of nothing,
+            in particular.
+    '''
+"""
+
+
+def test_names_of_a_plug_in_are_known_before_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "a_plug_in_of_losses"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "losses.py").write_text(PLUG_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    needed = {"model": {"path": "m", "external_modules": ["a_plug_in_of_losses"]}, "data": {"train_files": ["a.jsonl"]}}
+
+    def loss(**settings: Any) -> RunConfig:
+        return RunConfig.model_validate(needed | {"loss": {"name": "plugged_loss", **settings}})
+
+    try:
+        config = loss(sharpness=3)
+        assert check(config) == [] and config.loss.settings == {"sharpness": 3.0}
+        assert loss().loss.settings == {"sharpness": 2.0}
+        described = POLICY_LOSSES.describe("plugged_loss")
+        assert not described.facts.has_ratio and described.inputs == ("policy_logprobs", "advantages", "mask")
+        assert described.settings["sharpness"].meaning == "of nothing, in particular."
+        with pytest.raises(ValidationError, match="unknown setting"):
+            loss(sharpnes=3)
+        with pytest.raises(SystemExit):
+            POLICY_LOSSES.get("plugged_loss")
+    finally:
+        POLICY_LOSSES._plugged.clear()
+    [problem] = check(RunConfig.model_validate(needed | {"loss": {"name": "plugged_los"}, "model": {"path": "m"}}))
+    assert problem.field == "loss.name"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ from posttrain.records.plans import (
 from posttrain.records.prompts import Prompt
 from posttrain.records.rejection import rejection_rules
 from posttrain.records.trajectories import SamplingParams
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 from posttrain.rewards.served import term_names
+from posttrain.user_files import absolute
 
 
 def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]) -> RunPlan:
@@ -43,7 +42,8 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
     correction = config.loss.rollout_correction
     loss = LossPlan(
         name=config.loss.name,
-        parameters=chosen_parameters(POLICY_LOSSES.get(config.loss.name), config.loss),
+        path=absolute(config.loss.path) if config.loss.path else None,
+        parameters=config.loss.settings,
         aggregation=config.loss.aggregation,
         norm_tokens=config.loss.norm_tokens or config.rollout.max_response_tokens,
         temperature=config.rollout.temperature,
@@ -58,6 +58,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
         advantage=AdvantagePlan(
             name=config.advantage.name,
+            path=absolute(config.advantage.path) if config.advantage.path else None,
             parameters=_advantage_parameters(config),
             whiten_rewards=config.advantage.whiten_rewards,
             whiten=config.advantage.whiten,
@@ -168,23 +169,13 @@ def critic_update_plan(config: RunConfig, batches: CriticBatchPlan) -> CriticUpd
 
 
 def _advantage_parameters(config: RunConfig) -> dict[str, Any]:
-    """As ``chosen_parameters``; weights of terms are for the terms of the reward in their order, whichever a step has."""
-    chosen = chosen_parameters(ADVANTAGES.get(config.advantage.name), config.advantage)
-    if chosen.get("term_weights") and not chosen["terms"]:
+    """The estimator's settings; weights of terms are for the terms of the reward in their order, whichever a step has."""
+    chosen = config.advantage.settings
+    if chosen.get("term_weights") and not chosen.get("terms", True):
         reward = config.reward
         parts = [*(["model"] if reward.model else []), *(["overlong"] if reward.overlong_buffer_tokens else [])]
         chosen["terms"] = [*term_names(reward.terms), *parts]
     return chosen
-
-
-def chosen_parameters(function: Callable[..., Any], section: Any) -> dict[str, Any]:
-    """The fields of a config section that a registered function asks for by keyword."""
-    keywords = inspect.signature(function).parameters.values()
-    return {
-        keyword.name: getattr(section, keyword.name)
-        for keyword in keywords
-        if keyword.kind is keyword.KEYWORD_ONLY and hasattr(section, keyword.name)
-    }
 
 
 def sampling_params(config: SamplingConfig, max_response_tokens: int, seed: int) -> SamplingParams:

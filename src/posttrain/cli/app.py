@@ -10,6 +10,7 @@ import typer
 
 from posttrain import __version__
 from posttrain.cli import (
+    algorithms,
     checkpoints,
     data,
     demo,
@@ -47,6 +48,7 @@ app.command("evaluate", context_settings=OVERRIDES)(evaluate.evaluate)
 app.command("serve", context_settings=OVERRIDES)(serve.serve)
 app.command("plan", context_settings=OVERRIDES)(plan.plan)
 app.command("keys")(keys.keys)
+app.command("algorithms")(algorithms.algorithms)
 app.command("translate", context_settings=OVERRIDES)(translate.translate)
 app.command("report")(report.report)
 app.command("show")(show.show)

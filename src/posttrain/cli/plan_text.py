@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict
 
 from posttrain.cli.box_text import box_text
@@ -15,13 +16,13 @@ from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
+from posttrain.config.reading.validate import show
 from posttrain.config.rollout import SamplingConfig
 from posttrain.plan.estimate import estimate
 from posttrain.plan.files import is_hub_id
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.step_traffic import step_traffic
 from posttrain.records.plans import CriticBatchPlan
-from posttrain.registry import POLICY_LOSSES
 
 __all__ = ["check_request", "plan_json", "plan_text"]
 
@@ -179,16 +180,17 @@ def _groups(config: RunConfig) -> str:
 
 def _advantage(config: RunConfig) -> str:
     advantage = config.advantage
-    if advantage.name != "grpo":
-        return advantage.name
-    return f"grpo: reward minus its group's mean{', over its standard deviation' if advantage.normalize_by_std else ''}"
+    text = advantage.name + (f" of {advantage.path}" if advantage.path else "")
+    text += f": {advantage.about.summary.rstrip('.')}" if advantage.about.summary else ""
+    numbers = ", ".join(f"{name} {show(value)}" for name, value in advantage.settings.items())
+    return f"\n{'':<11}".join(line for part in (text, numbers) for line in textwrap.wrap(part, width=69))
 
 
 def _loss(config: RunConfig) -> str:
     loss = config.loss
-    settings = {name: getattr(loss, name, None) for name in POLICY_LOSSES.settings(loss.name)}
-    numbers = [f"{name} {value:g}" for name, value in settings.items() if value is not None and value is not False]
-    text = ", ".join([loss.name, *numbers, loss.aggregation])
+    name = loss.name + (f" of {loss.path}" if loss.path else "")
+    given = {key: value for key, value in loss.settings.items() if value is not None and value is not False}
+    text = ", ".join([name, *(f"{key} {show(value)}" for key, value in given.items()), loss.aggregation])
     correction = loss.rollout_correction
     if correction.use_rollout_logprobs:
         text += f"\n{'':<11}old log-probs are the sampler's"

@@ -1,12 +1,22 @@
-"""From rewards to the loss: advantages, KL, clipping."""
+"""The advantage estimator and the policy loss of a run, with their settings; KL and rollout correction.
+
+The fields below are common to all estimators and losses. The settings of one are the keyword-only parameters of its function
+(``registry.ADVANTAGES``, ``registry.POLICY_LOSSES``): further keys of the same section, checked here.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import CoreSchema, ErrorType
 
 from posttrain.config.base import Section
+from posttrain.descriptions import Description
+from posttrain.errors import RequestError
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
 
 KlEstimator = Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+", "full"]
 Aggregation = Literal[
@@ -19,39 +29,126 @@ Aggregation = Literal[
 ]
 
 
-class AdvantageConfig(Section):
+class AlgorithmSection(Section):
+    """A registered function by its name, or the user's own in a file; further keys are settings."""
+
+    model_config = ConfigDict(extra="allow")
+    registry: ClassVar[Registry[Any]]
+
+    name: str
+    """A built-in one, or, with path, the name of your function in that file."""
+    path: str | None = None
+    """Python file, or pkg://package.module, that holds the function called name; null means a built-in one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_settings(cls, values: Any) -> Any:
+        """Check further keys as settings of the chosen function, and fill in its defaults. Settings of other functions stay where
+        they differ from their default: ``plan`` reports that they have no effect."""
+        if not isinstance(values, Mapping):
+            return values
+        name, path = values.get("name", cls.model_fields["name"].default), values.get("path")
+        if not isinstance(name, str) or not isinstance(path, str | None):
+            return {key: value for key, value in values.items() if key in cls.model_fields}
+        try:
+            own = cls.registry.describe(name, path).settings
+        except RequestError:
+            own = None
+        kept: dict[str, Any] = {}
+        errors: list[InitErrorDetails] = []
+        for key, value in values.items():
+            if key in cls.model_fields:
+                kept[key] = value
+                continue
+            known = own or {}
+            setting = known.get(key) or cls.registry.all_settings().get(key)
+            if setting is None:
+                if own is None:  # reported by the name
+                    kept[key] = value
+                else:
+                    unknown = PydanticCustomError(
+                        "unknown_setting", "unknown setting", {"known": [*cls.model_fields, *own]}
+                    )
+                    errors.append(InitErrorDetails(type=unknown, loc=(key,), input=value))
+            elif setting.required and value is None:
+                continue
+            else:
+                try:
+                    checked = setting.checked(value)
+                except ValidationError as error:
+                    errors += [_at(key, each) for each in error.errors(include_url=False)]
+                else:
+                    if key in known or not setting.is_default(checked):
+                        kept[key] = checked
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        defaults = {key: each.default for key, each in (own or {}).items() if not each.required}
+        return {**defaults, **kept}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema with the settings of all built-in functions; further keys only with ``path``, which names the user's own."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        for key, setting in cls.registry.all_settings().items():
+            annotation: Any = Annotated[setting.type, setting.field()]
+            described = TypeAdapter[Any](annotation).json_schema()
+            schema["properties"][key] = {"title": key.replace("_", " ").title(), **described}
+        schema.pop("additionalProperties", None)
+        schema["if"], schema["then"] = {"required": ["path"]}, {"additionalProperties": True}
+        schema["unevaluatedProperties"] = False
+        return schema
+
+    @property
+    def about(self) -> Description[Any]:
+        """Inputs, settings and facts of the chosen function; an empty description for an unknown one."""
+        return self.registry.known(self.name, self.path)
+
+    @property
+    def is_known(self) -> bool:
+        """False for a name or file that is not there."""
+        try:
+            self.registry.describe(self.name, self.path)
+        except RequestError:
+            return False
+        return True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the chosen function, by name."""
+        more = self.model_extra or {}
+        return {key: more[key] for key in self.about.settings if key in more}
+
+    @property
+    def unread(self) -> dict[str, Any]:
+        """Settings of other functions that are given and differ from their default."""
+        own = self.about.settings
+        return {key: value for key, value in (self.model_extra or {}).items() if key not in own}
+
+
+def _at(key: str, error: ErrorDetails) -> InitErrorDetails:
+    """The same error, of a setting."""
+    place = (key, *error["loc"])
+    if error["type"] in get_args(ErrorType):
+        return InitErrorDetails(type=error["type"], loc=place, input=error["input"], ctx=error.get("ctx", {}))
+    kind = PydanticCustomError("setting", "{message}", {"message": error["msg"]})  # of the user's own annotation
+    return InitErrorDetails(type=kind, loc=place, input=error["input"])
+
+
+class AdvantageConfig(AlgorithmSection):
+    registry: ClassVar[Registry[Any]] = ADVANTAGES
+
     name: str = "grpo"
-    """Advantage estimator."""
-    normalize_by_std: bool = True
-    """grpo, grpo_passk, gigpo: divide by the group's standard deviation (GRPO); false does not (Dr. GRPO)."""
-    lone_sample_keeps_reward: bool = False
-    """Estimators that compare a prompt's responses: a response that is alone in its group gets its reward; false gives 0."""
-    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
-    """gae, reinforce, reinforce_plus_plus: discount per sampled token; agentic_reinforce: per turn."""
-    gae_lambda: float = Field(default=1.0, ge=0.0, le=1.0)
-    """gae: 1 trusts the returns, 0 the critic."""
-    estimator_whitens: bool = True
-    """gae: bring the advantages to mean 0 and variance 1 as part of the estimator; false leaves that to whiten."""
+    """Advantage estimator: a built-in one, or, with path, the name of your function in that file."""
     whiten_rewards: bool = False
     """Bring the step's token rewards to mean 0 and variance 1 before the estimator sees them."""
     whiten: bool = False
     """Bring the step's advantages to mean 0 and variance 1 over all loss tokens (estimators that do so anyway: no change)."""
     clip: float | None = Field(default=None, gt=0.0)
     """Advantages are cut to plus or minus this, after whitening; null does not cut."""
-    terms: list[str] = []
-    """gdpo: names of the reward terms that are compared; empty means all."""
-    term_weights: list[float] = []
-    """gdpo: weight of each of these terms; empty means 1 each."""
-    step_gamma: float = Field(default=0.95, ge=0.0, le=1.0)
-    """gigpo, step_reinforce: discount per step of the environment."""
-    episode_weight: float = 1.0
-    """gigpo: weight of the comparison of whole trajectories."""
-    step_weight: float = 1.0
-    """gigpo: weight of the comparison of steps from the same state."""
 
 
 class RolloutCorrectionConfig(Section):
-    """What is done about a sampler whose log-probs are not the trainer's."""
+    """Correction of the gap between the log-probs of the sampler and those of the trainer."""
 
     weights: Literal["none", "token", "sequence"] = "none"
     """Multiply token losses by pi_old / pi_rollout, per token or its product over the response; none does not."""
@@ -71,39 +168,11 @@ class RolloutCorrectionConfig(Section):
     no forward pass for old log-probs."""
 
 
-class LossConfig(Section):
+class LossConfig(AlgorithmSection):
+    registry: ClassVar[Registry[Any]] = POLICY_LOSSES
+
     name: str = "ppo_clip"
-    """Policy loss."""
-    clip_ratio_low: float = Field(default=0.2, ge=0.0, le=1.0)
-    """The ratio is clipped below at 1 - this. geo_mean: the log-ratio at minus this; dppo_tv, dppo_kl: the largest fall
-    in probability, or KL in nats, of a kept token."""
-    clip_ratio_high: float = Field(default=0.2, ge=0.0)
-    """The ratio is clipped above at 1 + this. geo_mean: the log-ratio at this; dppo_tv, dppo_kl: the largest rise in
-    probability, or KL in nats, of a kept token."""
-    dual_clip: float | None = Field(default=None, gt=1.0)
-    """ppo_clip: bounds the loss of tokens with negative advantage at this ratio; null does not."""
-    gate_sharpness_positive: float = Field(default=1.0, gt=0.0)
-    """sapo: how sharply the gate closes as the ratio leaves 1, for tokens with positive advantage."""
-    gate_sharpness_negative: float = Field(default=1.05, gt=0.0)
-    """sapo: the same for tokens with negative advantage."""
-    covariance_share: float = Field(default=2e-4, gt=0.0, le=1.0)
-    """clip_cov, kl_cov: the share of a mini-batch's tokens that is dropped or pulled back, but at least one token."""
-    covariance_low: float = 1.0
-    """clip_cov: tokens are dropped among those with a covariance above this, in nats x advantage units."""
-    covariance_high: float = 5.0
-    """clip_cov: and below this."""
-    covariance_kl_coef: float = Field(default=1.0, ge=0.0)
-    """kl_cov: weight of the pull back to the old policy."""
-    weight_limit: float = Field(default=20.0, ge=1.0)
-    """dppo_tv, dppo_kl: the ratio that weighs a token is at most this."""
-    dro_beta: float | None = Field(default=None, gt=0.0)
-    """dro: weight of the quadratic pull back to the old policy; must be given."""
-    drop_clipped: bool = False
-    """cispo: tokens whose ratio is beyond the clip in the direction of their advantage leave the loss."""
-    positive_weight: float = Field(default=1.0, ge=0.0)
-    """topr: weight of tokens of responses with a score above 0."""
-    negative_weight: float = Field(default=1.0, ge=0.0)
-    """topr: weight of tokens of the other responses."""
+    """Policy loss: a built-in one, or, with path, the name of your function in that file."""
     aggregation: Aggregation = "token_mean"
     """How token losses become one number, over the whole mini-batch."""
     norm_tokens: int | None = Field(default=None, ge=1)

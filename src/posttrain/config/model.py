@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from posttrain.config.base import Section
+from posttrain.registry import plug_in
 
 
 class ModelConfig(Section):
@@ -45,7 +46,15 @@ class ModelConfig(Section):
     config_overrides: dict[str, Any] = {}
     """Fields of the model's config.json that are set to other values before the weights are loaded."""
     external_modules: list[str] = []
-    """Python modules that are imported before the model is loaded (they may register architectures)."""
+    """Python modules that are imported before the model is loaded. They may register architectures, and estimators, losses,
+    rewards and so on, whose names are read from their source when the configuration is."""
+
+    @field_validator("external_modules")
+    @classmethod
+    def _plug_in(cls, value: list[str]) -> list[str]:
+        """Make the names that they register known to the sections after this one. Nothing is imported."""
+        plug_in(value)
+        return value
 
     @field_validator("chat_template_file")
     @classmethod

@@ -10,27 +10,27 @@ from posttrain.config.lora import LoraConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.rollout import RolloutConfig
-from posttrain.registry import ADVANTAGES, ROLLOUT_ENGINES
+from posttrain.registry import ROLLOUT_ENGINES
 
 VLLM_LARGEST_RANK = 512  # of adapters
 
 
-def needs_values(estimator: str) -> bool:
-    """Tell whether an advantage estimator reads values, so that a run with it has a critic; False for an unknown name."""
-    return "values" in ADVANTAGES.inputs(estimator)
+def needs_values(config: RunConfig) -> bool:
+    """Tell whether the advantage estimator reads values, so that the run has a critic; False for an unknown name."""
+    return "values" in config.advantage.about.inputs
 
 
 def needs_old_logprobs(config: RunConfig) -> bool:
     """Tell whether a run reads the trainer's log-probs of a step from before its first update, however many updates follow."""
     correction = config.loss.rollout_correction
-    estimator = "old_logprobs" in ADVANTAGES.inputs(config.advantage.name)
+    estimator = "old_logprobs" in config.advantage.about.inputs
     return estimator or config.reward.kl.coef > 0 or correction.weights != "none" or bool(correction.reject)
 
 
 def trained_roles(config: TrainingConfig) -> list[tuple[str, LearnerConfig | CriticConfig]]:
     """Return the roles that are trained with their sections, the policy first."""
     found: list[tuple[str, LearnerConfig | CriticConfig]] = [("policy", config.policy)]
-    if isinstance(config, RunConfig) and needs_values(config.advantage.name):
+    if isinstance(config, RunConfig) and needs_values(config):
         found.append(("critic", config.critic))
     return found
 

@@ -1,11 +1,11 @@
-"""RunConfig: everything a run is told, in one frozen value. Nothing past the dialects reads another configuration."""
+"""RunConfig: the complete configuration of a run, immutable. Nothing after the dialects reads another configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
 from posttrain.config.base import Section
@@ -41,9 +41,9 @@ class RunConfig(Section):
     """How responses are scored."""
     group_filter: GroupFilterConfig = GroupFilterConfig()
     """Groups without a signal."""
-    advantage: AdvantageConfig = AdvantageConfig()
+    advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     """From rewards to advantages."""
-    loss: LossConfig = LossConfig()
+    loss: LossConfig = Field(default_factory=LossConfig)
     """From advantages to the loss."""
     policy: PolicyConfig = PolicyConfig()
     """The update: batch sizes, optimizer, learning rate."""

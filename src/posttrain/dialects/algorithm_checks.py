@@ -9,7 +9,6 @@ from posttrain.config import RunConfig
 from posttrain.config.algorithm import RolloutCorrectionConfig
 from posttrain.errors import Problem, did_you_mean
 from posttrain.records.rejection import RULES, rejection_rules
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 
 # What shapes the sum of an episode's reward, and how it is turned off.
 SHAPES = (("zero_unless_stopped", False), ("normalize_mean", "none"), ("normalize_std", "none"), ("clip", None))
@@ -19,8 +18,8 @@ _CORRECTION = "loss.rollout_correction"
 def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
     """What cannot be run."""
     yield from _correction_problems(config)
-    inputs = ADVANTAGES.inputs(config.advantage.name)
-    if "reward_terms" in inputs:
+    inputs = config.advantage.about.inputs
+    if {"terms", "term_weights"} <= set(config.advantage.settings):
         yield from _term_problems(config)
     if "trajectory_index" in inputs:  # its rows are turns
         yield from _step_problems(config)
@@ -90,13 +89,13 @@ def _correction_problems(config: RunConfig) -> Iterator[Problem]:
                 fix=fix or "an upper bound above 0, or for k1 lower_upper with the lower one below, such as 0.5_2",
                 field=f"{_CORRECTION}.{'reject' if unknown else 'reject_bounds'}",
             )
-    if correction.weights != "none" and "rollout_logprobs" in POLICY_LOSSES.inputs(loss):
+    if correction.weights != "none" and "rollout_logprobs" in config.loss.about.inputs:
         yield Problem(
             f"the ratio of {loss} is to the sampler already, and {_CORRECTION}.weights would correct the gap twice",
             fix=f"use {_CORRECTION}.weights=none, or another loss, such as ppo_clip or gpg",
             field=f"{_CORRECTION}.weights",
         )
-    elif correction.weights != "none" and correction.use_rollout_logprobs and POLICY_LOSSES.facts(loss).has_ratio:
+    elif correction.weights != "none" and correction.use_rollout_logprobs and config.loss.about.facts.has_ratio:
         yield Problem(
             f"with {_CORRECTION}.use_rollout_logprobs the ratio of {loss} is to the sampler, and {_CORRECTION}.weights would "
             "correct the gap twice",
@@ -106,10 +105,11 @@ def _correction_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _term_problems(config: RunConfig) -> Iterator[Problem]:
-    advantage, reward = config.advantage, config.reward
+    reward = config.reward
+    chosen, weights = config.advantage.settings["terms"], config.advantage.settings["term_weights"]
     known = [term.name for term in reward.terms]
     known += [*(["model"] if reward.model else []), *(["overlong"] if reward.overlong_buffer_tokens else [])]
-    for name in advantage.terms:
+    for name in chosen:
         base = name.split("/")[0]  # a term may give further numbers, as name/key
         if base not in known and re.sub(r"_\d+$", "", base) not in known:  # a name used again is name_2
             yield Problem(
@@ -117,10 +117,10 @@ def _term_problems(config: RunConfig) -> Iterator[Problem]:
                 fix=did_you_mean(name, known, listed=True),
                 field="advantage.terms",
             )
-    terms = len(advantage.terms or known)
-    if advantage.term_weights and len(advantage.term_weights) != terms:
+    terms = len(chosen or known)
+    if weights and len(weights) != terms:
         yield Problem(
-            f"advantage.term_weights has {len(advantage.term_weights)} numbers for {terms} terms",
+            f"advantage.term_weights has {len(weights)} numbers for {terms} terms",
             fix="give one for each term, in their order",
             field="advantage.term_weights",
         )
@@ -137,10 +137,10 @@ def algorithm_warnings(config: RunConfig) -> Iterator[str]:
         yield f"{_CORRECTION}.reject_bounds has no effect: {_CORRECTION}.reject names no rule"
     if config.loss.norm_tokens is not None and config.loss.aggregation != "sequence_mean_token_sum_norm":
         yield f"loss.norm_tokens has no effect: loss.aggregation is {config.loss.aggregation}"
-    inputs = POLICY_LOSSES.inputs(config.loss.name)
+    inputs = config.loss.about.inputs
     if inputs and "advantages" not in inputs:
         yield f"advantage.name has no effect: {config.loss.name} does not read advantages"
-    elif "reward_terms" in ADVANTAGES.inputs(config.advantage.name):
+    elif "reward_terms" in config.advantage.about.inputs:
         yield from _unshaped(config)
 
 

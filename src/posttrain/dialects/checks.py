@@ -1,12 +1,14 @@
-"""Rules between keys, and names that must be known. Nothing here looks at a file or imports what it names."""
+"""Rules between keys, and names that must be known. Nothing here imports what it names; of all files, only those with an
+estimator or a loss of the user's own are read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from posttrain.config import RunConfig
-from posttrain.config.algorithm import AdvantageConfig, LossConfig
+from posttrain.config.algorithm import AlgorithmSection
 from posttrain.config.base import Section
 from posttrain.config.checks.batches import batch_problems, batch_warnings
 from posttrain.config.checks.environment import environment_problems, environment_warnings
@@ -19,10 +21,10 @@ from posttrain.config.critic import CriticConfig
 from posttrain.config.roles import needs_values
 from posttrain.dialects.algorithm_checks import algorithm_problems, algorithm_warnings
 from posttrain.dialects.reward_checks import reward_problems, reward_warnings
-from posttrain.errors import Problem
+from posttrain.errors import Problem, RequestError, did_you_mean
 from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, unbuilt_cluster
 from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
+from posttrain.registry import ADVANTAGES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
 
 def check(config: RunConfig) -> list[Problem]:
@@ -37,8 +39,6 @@ def unbuilt(config: RunConfig) -> list[Problem]:
 
 def _names(config: RunConfig) -> Iterator[Problem]:
     chosen: list[tuple[Registry[Any], str, str]] = [
-        (ADVANTAGES, config.advantage.name, "advantage.name"),
-        (POLICY_LOSSES, config.loss.name, "loss.name"),
         (TRAIN_ENGINES, config.policy.engine, "policy.engine"),
         (TRAIN_ENGINES, config.critic.engine, "critic.engine"),
         (ROLLOUT_ENGINES, config.rollout.engine, "rollout.engine"),
@@ -48,9 +48,36 @@ def _names(config: RunConfig) -> Iterator[Problem]:
             chosen.append((REWARDS, term.name, f"reward.terms.{index}.name"))
     for index, name in enumerate(config.tracking.trackers):
         chosen.append((TRACKERS, name, f"tracking.trackers.{index}"))
+    algorithms: tuple[tuple[str, AlgorithmSection], ...] = (("advantage", config.advantage), ("loss", config.loss))
+    for section, own in algorithms:
+        if own.path is None:
+            chosen.append((own.registry, own.name, f"{section}.name"))
+        else:
+            yield from _own_problems(section, own)
     for registry, name, field in chosen:
         if name not in registry.names():
             yield registry.problem(name, field)
+
+
+def _own_problems(section: str, own: AlgorithmSection) -> Iterator[Problem]:
+    """Yield what is wrong with an estimator or loss in the user's own file, which is read and not run."""
+    try:
+        described = own.registry.describe(own.name, own.path)
+    except RequestError as error:
+        yield from (replace(problem, field=f"{section}.{problem.field or 'name'}") for problem in error.problems)
+        return
+    known = own.registry.all_inputs()
+    for name in described.inputs:
+        if name not in known:
+            yield Problem(
+                f"{own.name} in {own.path} takes {name}, which is no input of a {own.registry.kind} "
+                f"(known: {', '.join(known)})",
+                fix=did_you_mean(name, known, listed=True) or "a setting of your own stands behind a *",
+                field=f"{section}.name",
+            )
+    if described.takes_more:
+        what = f"{own.name} in {own.path} takes **keywords, so its settings have no names"
+        yield Problem(what, fix="write each setting as a keyword-only parameter", field=f"{section}.name")
 
 
 def _rules(config: RunConfig) -> Iterator[Problem]:
@@ -78,21 +105,27 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
 
 def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
     advantage, loss = config.advantage, config.loss
-    compares = ADVANTAGES.facts(advantage.name).compares_responses
-    if compares and config.rollout.samples_per_prompt == 1 and not advantage.lone_sample_keeps_reward:
+    compares = advantage.about.facts.compares_responses
+    keeps_reward = advantage.settings.get("lone_sample_keeps_reward", False)
+    if compares and config.rollout.samples_per_prompt == 1 and not keeps_reward:
         yield Problem(
             f"{advantage.name} compares the samples of a prompt, and with 1 sample per prompt every advantage is 0",
             fix="use at least 2, such as rollout.samples_per_prompt=8",
             field="rollout.samples_per_prompt",
         )
-    if loss.name == "dro" and loss.dro_beta is None:
-        yield Problem("dro needs loss.dro_beta", fix="give it, such as loss.dro_beta=0.05", field="loss.dro_beta")
+    for section, chosen in (("advantage", advantage), ("loss", loss)):
+        for name, setting in chosen.about.settings.items():
+            if setting.required and name not in chosen.settings:
+                field = f"{section}.{name}"
+                meaning = f" ({setting.meaning.rstrip('.')})" if setting.meaning else ""
+                fix = f"give it, such as {field}={setting.example()}{meaning}"
+                yield Problem(f"{chosen.name} needs {field}", fix=fix, field=field)
 
 
 def warnings_of(config: RunConfig) -> list[str]:
     """What was asked for and has no effect, in sentences."""
     wants_no_validation = not config.data.validation_files and config.environment.validation_episodes is None
-    uses_critic = needs_values(config.advantage.name)
+    uses_critic = needs_values(config)
     found = [
         (
             wants_no_validation and config.validation.every_steps is not None,
@@ -111,9 +144,9 @@ def warnings_of(config: RunConfig) -> list[str]:
             "loss.kl_estimator has no effect: loss.kl_coef is 0",
         ),
         (
-            POLICY_LOSSES.facts(config.loss.name).aggregation not in ("", config.loss.aggregation),
+            config.loss.about.facts.aggregation not in ("", config.loss.aggregation),
             f"{config.loss.name} is defined with loss.aggregation="
-            f"{POLICY_LOSSES.facts(config.loss.name).aggregation}; this run uses "
+            f"{config.loss.about.facts.aggregation}; this run uses "
             f"{config.loss.aggregation}",
         ),
     ]
@@ -132,8 +165,8 @@ def warnings_of(config: RunConfig) -> list[str]:
         *([] if uses_critic else _without_a_critic(config)),
         *tracking_warnings(config.tracking),
         *profiling_warnings(config),
-        *_unread("advantage", config.advantage, ADVANTAGES),
-        *_unread("loss", config.loss, POLICY_LOSSES),
+        *_unread("advantage", config.advantage),
+        *_unread("loss", config.loss),
     ]
 
 
@@ -156,14 +189,9 @@ def _differences(section: Section, default: Section) -> Iterator[str]:
             yield name
 
 
-def _unread(section: str, chosen: AdvantageConfig | LossConfig, registry: Registry[Any]) -> Iterator[str]:
-    """What was changed in a section and is read by other choices of its name only."""
-    fields = {name: registry.settings(name) for name in registry.names()}
-    if chosen.name not in fields:
-        return
-    read_by_some = {field for each in fields.values() for field in each}
-    for field in type(chosen).model_fields:
-        changed = getattr(chosen, field) != type(chosen).model_fields[field].default
-        if field in read_by_some and field not in fields[chosen.name] and changed:
-            readers = ", ".join(reader for reader in sorted(fields) if field in fields[reader])
-            yield f"{section}.{field} has no effect: {chosen.name} does not use it ({readers} would)"
+def _unread(section: str, chosen: AlgorithmSection) -> Iterator[str]:
+    """Settings that were changed and that only other names of the section read."""
+    for name in chosen.unread:
+        readers = ", ".join(each for each in chosen.registry.names() if name in chosen.registry.settings(each))
+        if readers and chosen.is_known:
+            yield f"{section}.{name} has no effect: {chosen.name} does not use it ({readers} would)"

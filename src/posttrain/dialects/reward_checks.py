@@ -102,16 +102,17 @@ def reward_warnings(config: RunConfig) -> Iterator[str]:
     if reward.kl.coef and reward.kl.estimator.endswith("+"):
         yield f"the + of reward.kl.estimator={reward.kl.estimator} has no effect: it is about gradients, and rewards have none"
     normalized = [name for name in ("normalize_mean", "normalize_std") if getattr(reward, name) != "none"]
-    standardizes = ADVANTAGES.facts(advantage.name).standardizes_groups and advantage.normalize_by_std
+    chosen = advantage.settings
+    standardizes = advantage.about.facts.standardizes_groups and chosen["normalize_by_std"]
     undone = standardizes and reward.clip is None and reward.kl.coef == 0
-    if normalized and undone and not advantage.lone_sample_keeps_reward:
+    if normalized and undone and not chosen.get("lone_sample_keeps_reward", False):
         names = " and ".join(f"reward.{name}" for name in normalized)
         have = "have" if len(normalized) > 1 else "has"
         yield (
             f"{names} {have} no effect: {advantage.name} brings each group's rewards to mean 0 and standard deviation 1 in any "
             "case"
         )
-    inputs = ADVANTAGES.inputs(advantage.name)
+    inputs = advantage.about.inputs
     if advantage.whiten_rewards and inputs and "token_rewards" not in inputs:
         readers = ", ".join(ADVANTAGES.taking("token_rewards"))
         yield f"advantage.whiten_rewards has no effect: {advantage.name} reads no token rewards ({readers} would)"

@@ -32,7 +32,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
 
     if training_prompts is not None and training_prompts < prompts:
         return None, [_too_few_prompts(config, training_prompts)]
-    uses_critic = needs_values(config.advantage.name)
+    uses_critic = needs_values(config)
     critic_mini = config.critic.sequences_per_mini_batch or mini
     sizes = [("policy", mini, copies_of(config.policy, devices))]
     if uses_critic:

@@ -20,6 +20,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 OF_A_RUN = (
     "batches",
     "checkpoints",
+    "code",
     "config.yaml",
     "exports",
     "metrics.jsonl",
@@ -37,7 +38,7 @@ def check_run_files(config: RunConfig) -> list[Problem]:
     problems = check_model_files(config.model)
     if config.reference.path is not None and (config.loss.kl_coef > 0 or config.reward.kl.coef > 0):
         problems += _check_model(config.reference.path, "reference.path", tokenizer=False)
-    if config.critic.path is not None and needs_values(config.advantage.name):
+    if config.critic.path is not None and needs_values(config):
         problems += _check_model(config.critic.path, "critic.path", tokenizer=False)
     if config.reward.model is not None:
         problems += _check_model(config.reward.model.path, "reward.model.path", tokenizer=True)

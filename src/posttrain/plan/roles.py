@@ -139,7 +139,7 @@ def _roles_of_a_step(config: RunConfig) -> list[RoleRequest]:
                 rests=("weights",) if config.reference.offload else (),
             )
         )
-    if needs_values(config.advantage.name):
+    if needs_values(config):
         asked.append(
             RoleRequest(
                 role="critic",

@@ -4,13 +4,14 @@ it another run."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.algorithm import AlgorithmSection
 
 # Where things are, how long the run is, what is shown, what is saved, how the work is cut: the numbers of a step do not
 # depend on these beyond rounding. Whole sections end in a dot.
@@ -87,8 +88,9 @@ class Change:
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any], root: type[TrainingConfig] = RunConfig) -> list[Change]:
     """What differs between the configuration that a run has saved and this one, both as read from YAML. A setting that the
     saved one does not know, because an earlier version wrote it, counts as its default. Both are of kind ``root``."""
-    defaults = root.model_validate({"model": {"path": ""}, "data": {"train_files": []}}).model_dump(mode="json")
-    before, after = flat(defaults) | flat(saved), flat(now)
+    defaults = flat(root.model_validate({"model": {"path": ""}, "data": {"train_files": []}}).model_dump(mode="json"))
+    defaults |= {f"{section}.{key}": default for section, key, default in _settings(root)}
+    before, after = defaults | flat(saved), defaults | flat(now)
     for key, value in before.items():
         if isinstance(value, list) and value and value != after.get(key):
             before[key] = _with_defaults(key, value, now, root)
@@ -107,6 +109,14 @@ def _with_defaults(key: str, value: list[Any], now: Mapping[str, Any], root: typ
         return flat(root.model_validate(tree).model_dump(mode="json"))[key]
     except (ValidationError, KeyError, TypeError):  # it does not fit into this configuration: it differs as it is
         return value
+
+
+def _settings(root: type[TrainingConfig]) -> Iterator[tuple[str, str, Any]]:
+    """Section, name and default of every setting of an algorithm: a configuration holds those of the chosen one alone."""
+    for section, field in root.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, AlgorithmSection):
+            for key, setting in field.annotation.registry.all_settings().items():
+                yield section, key, None if setting.required else setting.default
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -26,6 +26,7 @@ from posttrain.libraries.remote import is_url
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.config_change import Change, changes, flat
 from posttrain.run.durable import write_durably
+from posttrain.run.own_files import changed_files, keep, own_files
 
 # What the last digits of a run depend on besides its configuration, by its names in run.json.
 ROUND = ("device", "cpu_threads", "versions.torch", "versions.transformers", "versions.posttrain")
@@ -102,7 +103,7 @@ class RunFolder:
             return
         same_estimator = saved.get("advantage.name") == self._config.advantage.name
         critic_from, wanted = saved.get("critic.path"), self._config.critic.path
-        if same_estimator and needs_values(self._config.advantage.name) and critic_from != wanted:
+        if same_estimator and needs_values(self._config) and critic_from != wanted:
             origin = critic_from or "the policy"
             what = f"{base} holds a run whose critic started from {origin}, and would go on with its weights"
             fix = "name another run.folder, or the same critic.path"
@@ -151,6 +152,8 @@ class RunFolder:
         if changed:
             shutil.copy(self.path / "config.yaml", self.path / f"config.until_step_{first_step - 1}.yaml")
         write_durably(self.path / "config.yaml", to_yaml(self._config))
+        files = own_files(self._config)
+        keep(files, self.path)
         self._about = {
             "name": self._config.run.name,
             "id": self.id_from(first_step),
@@ -158,6 +161,7 @@ class RunFolder:
             "resumes": resumes,
             "checkpoints": str(self.checkpoints.resolve()),
             "total_steps": total_steps,
+            "own_files": files,
             **machine,
         }
         self._write("running")
@@ -180,11 +184,7 @@ class RunFolder:
         write_durably(self.path / "run.json", json.dumps(self._about | {"status": status}, indent=1))
 
     def _about_before(self) -> dict[str, Any]:
-        """run.json as it stands; empty when there is none that can be read."""
-        with suppress(OSError, ValueError):
-            about = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
-            return about if isinstance(about, dict) else {}
-        return {}
+        return _about(self.path)
 
     def _run_of_origin(self) -> Path | None:
         """The run folder that run.resume_path belongs to; None for a checkpoint that was moved away from its run."""
@@ -196,7 +196,8 @@ class RunFolder:
     def _changes(self, base: Path) -> list[Change]:
         """What is configured otherwise than in the run folder ``base``; nothing when that has no configuration."""
         saved = _saved(base)
-        return changes(saved, yaml.safe_load(to_yaml(self._config)), type(self._config)) if saved else []
+        configured = changes(saved, yaml.safe_load(to_yaml(self._config)), type(self._config)) if saved else []
+        return [*configured, *changed_files(_about(base).get("own_files", {}), own_files(self._config))]
 
 
 def machine_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -208,6 +209,14 @@ def machine_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
         for key in keys
         if key != "cpu_threads" or now["device"] == "cpu"
     ]
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """run.json of a run folder; empty when there is none that can be read."""
+    with suppress(OSError, ValueError):
+        about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return about if isinstance(about, dict) else {}
+    return {}
 
 
 def _saved(folder: Path) -> dict[str, Any]:

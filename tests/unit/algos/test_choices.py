@@ -13,29 +13,38 @@ import torch
 
 from batches import advantages_of, scored_batch, sequence_batch, shaped_batch
 from posttrain.algos.objective import policy_objective
-from posttrain.build.plans import chosen_parameters
+from posttrain.cli.algorithms import SECTIONS, settings_rows
 from posttrain.config import RunConfig
-from posttrain.config.algorithm import AdvantageConfig, Aggregation, LossConfig
+from posttrain.config.algorithm import AdvantageConfig, Aggregation, AlgorithmSection, LossConfig
 from posttrain.config.roles import needs_values
+from posttrain.descriptions import describe_object
 from posttrain.dialects.checks import check, warnings_of
 from posttrain.errors import RequestError
 from posttrain.records.batches import ScoredBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
 
 OF_STEPS = ADVANTAGES.taking("trajectory_index")  # estimators whose rows are turns
 
 
-def keywords(function: Any, section: Any) -> set[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} & set(section.model_fields)
+@pytest.mark.parametrize("section", [AdvantageConfig, LossConfig])
+def test_settings_are_read_from_the_source_as_the_functions_have_them(section: type[AlgorithmSection]) -> None:
+    registry = section.registry
+    for name in registry.names():
+        live, read = describe_object(registry.get(name), None).settings, registry.settings(name)
+        assert [(each.name, repr(each.type), each.default) for each in live.values()] == [
+            (each.name, repr(each.type), each.default) for each in read.values()
+        ], name
+        assert not set(read) & set(section.model_fields), name
 
 
-def test_settings_are_read_from_the_source_as_the_functions_have_them() -> None:
-    for registry, section in ((ADVANTAGES, AdvantageConfig), (POLICY_LOSSES, LossConfig)):
+@pytest.mark.parametrize("registry", [ADVANTAGES, POLICY_LOSSES])
+def test_a_setting_has_one_type_and_one_default_whoever_reads_it(registry: Registry[Any]) -> None:
+    for key, shared in registry.all_settings().items():
         for name in registry.names():
-            fields = set(registry.settings(name)) & set(section.model_fields)
-            assert fields == keywords(registry.get(name), section), name
+            if key in registry.settings(name):
+                one = registry.settings(name)[key]
+                assert (repr(one.type), one.default) == (repr(shared.type), shared.default), (name, key)
 
 
 def test_inputs_are_read_from_the_source_as_the_functions_have_them() -> None:
@@ -43,8 +52,8 @@ def test_inputs_are_read_from_the_source_as_the_functions_have_them() -> None:
         parameters = inspect.signature(ADVANTAGES.get(name)).parameters.values()
         expected = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
         assert ADVANTAGES.inputs(name) == expected, name
-    assert [name for name in ADVANTAGES.names() if needs_values(name)] == ["gae"]
-    assert not needs_values("nobody")  # an unknown name is refused elsewhere
+    assert ADVANTAGES.taking("values") == ["gae"] and needs_values(config(advantage={"name": "gae"}))
+    assert not needs_values(config(advantage={"name": "nobody"}))  # an unknown name is refused elsewhere
 
 
 def config(**sections: Any) -> RunConfig:
@@ -223,10 +232,11 @@ def test_objective_by_hand() -> None:
 
 @pytest.mark.parametrize("name", POLICY_LOSSES.names())
 def test_every_loss_goes_from_a_configuration_to_a_gradient(name: str) -> None:
-    section = LossConfig(name=name, dro_beta=0.05 if name == "dro" else None, covariance_kl_coef=0.1)  # a weak pull
+    needed = {key: each.example() for key, each in POLICY_LOSSES.settings(name).items() if each.required}
+    section = LossConfig.model_validate({"name": name, "covariance_kl_coef": 0.1, **needed})  # a weak pull
     plan = LossPlan(
         name=name,
-        parameters=chosen_parameters(POLICY_LOSSES.get(name), section),
+        parameters=section.settings,
         aggregation=section.aggregation,
         temperature=1.0,
     )
@@ -255,11 +265,29 @@ def test_a_loss_that_chooses_in_the_mini_batch_runs_when_it_is_whole_and_refuses
         policy_objective(logprobs[:1], torch.zeros(1, 3), part, plan, train.counts())
 
 
-def test_every_choice_is_in_the_document_with_its_evidence() -> None:
-    document = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
-    rows = {line.split("|")[1].strip(): line for line in document.splitlines() if line.startswith("| `")}
-    for registry in (ADVANTAGES, POLICY_LOSSES):
+def test_every_choice_explains_itself() -> None:
+    for section, registry in SECTIONS.items():
         for name in registry.names():
-            assert "hand" in rows[f"`{name}`"] and "property" in rows[f"`{name}`"], name
+            about = registry.describe(name)
+            assert about.summary and about.source, name
+            for setting in about.settings.values():
+                assert setting.meaning and setting.type is not Any, f"{section}.{setting.name} of {name}"
+            assert set(about.inputs) <= set(registry.all_inputs())
+
+
+def test_what_the_document_says_of_a_choice_is_so() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    lines = [line for line in document.splitlines() if line.startswith("| `")]
+    evidence = {line.split("|")[1].strip(): line for line in lines if "hand" in line and "property" in line}
+    described = {name for name in evidence if not name.startswith("`reward.")}
+    for section, registry in SECTIONS.items():
+        documented = [name for name in registry.names() if f"`{name}`" in described]
+        assert len(documented) >= {"advantage": 17, "loss": 15}[section]
+        rows = [row for name in documented for row in settings_rows(section, name)]
+        cells = [(line, *(cell.strip() for cell in line.split(" | "))) for line in lines]
+        of_settings = [
+            line for line, name, key, *_ in cells if key.startswith(f"`{section}.") and name[3:-1] in documented
+        ]
+        assert of_settings == rows
     for name in get_args(Aggregation):
-        assert f"`{name}`" in rows, name
+        assert any(line.startswith(f"| `{name}`") for line in lines), name

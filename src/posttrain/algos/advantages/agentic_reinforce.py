@@ -7,11 +7,12 @@ from torch import Tensor
 
 from posttrain.algos.shapes import check_same_shape
 from posttrain.registry import ADVANTAGES
+from posttrain.settings import Share
 
 
 @ADVANTAGES.register("agentic_reinforce")
 def agentic_reinforce(
-    token_rewards: Tensor, valid: Tensor, response_mask: Tensor, turn_begins: Tensor, *, gamma: float = 1.0
+    token_rewards: Tensor, valid: Tensor, response_mask: Tensor, turn_begins: Tensor, *, gamma: Share = 1.0
 ) -> Tensor:
     """A = C of the token's turn, with C = the turn's reward + gamma C of the next turn.
 
@@ -20,7 +21,9 @@ def agentic_reinforce(
     every token gets the response's reward.
 
     Args: token_rewards [B, T]; valid [B] bool (invalid responses get 0); response_mask [B, T] bool; turn_begins [B, T] bool, True
-        on the first token of every turn; gamma, discount per turn.
+        on the first token of every turn.
+    Settings:
+        gamma: discount per turn.
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
     Source: ROLL's estimator of this name.
     """

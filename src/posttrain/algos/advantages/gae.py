@@ -8,6 +8,7 @@ from torch import Tensor
 from posttrain.algos.shapes import check_same_shape
 from posttrain.algos.statistics import whiten
 from posttrain.registry import ADVANTAGES
+from posttrain.settings import Share
 
 
 @ADVANTAGES.register("gae")
@@ -17,8 +18,8 @@ def gae(
     valid: Tensor,
     response_mask: Tensor,
     *,
-    gamma: float = 1.0,
-    gae_lambda: float = 1.0,
+    gamma: Share = 1.0,
+    gae_lambda: Share = 1.0,
     estimator_whitens: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """A_t = delta_t + gamma lambda A_next, delta_t = r_t + gamma V_next - V_t, whitened over all tokens of the batch.
@@ -27,7 +28,12 @@ def gae(
     are carried over them. After the last token both are 0 (the response has ended).
 
     Args: token_rewards and values [B, T], reward units; valid [B] bool (invalid responses leave the statistics and get 0);
-        response_mask [B, T] bool; estimator_whitens False leaves the advantages in reward units (ROLL's default).
+        response_mask [B, T] bool.
+    Settings:
+        gamma: discount per sampled token.
+        gae_lambda: 1 trusts the returns, 0 the critic.
+        estimator_whitens: bring the advantages to mean 0 and variance 1 as part of the estimator; false, ROLL's
+            default, leaves that to advantage.whiten.
     Returns: advantages [B, T] float32, in standard deviations over the batch; returns [B, T] float32, reward units: the
         advantages before whitening + values, what the critic learns. Both 0 where response_mask is False.
     Source: arXiv:1506.02438, equation 16; the whitening is the usual one of PPO codes.

@@ -31,9 +31,12 @@ def gdpo(
     prompts of other data) has no part in that term's comparison.
 
     Args: reward_terms, name -> [B], NaN where a response has no such term; valid [B] bool (invalid responses leave all
-        statistics and get 0); group_index [B] int64; response_mask [B, T] bool; terms to take, all of them when none is
-        named, except for the numbers that a reward gives besides its score (named term/key); term_weights, one for each,
-        1 when none is given.
+        statistics and get 0); group_index [B] int64; response_mask [B, T] bool.
+    Settings:
+        terms: names of the reward terms that are compared; empty means all, except for the numbers that a reward gives besides
+            its score (named term/key).
+        term_weights: weight of each of these terms; empty means 1 each.
+        lone_sample_keeps_reward: a response that is alone in its group gets its reward; false gives 0.
     Returns: [B, T] float32, in standard deviations over the batch, 0 where response_mask is False.
     Raises: RequestError when a number beside a score has not been given, or there is another number of weights.
     Source: arXiv:2601.05242.

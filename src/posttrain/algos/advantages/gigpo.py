@@ -9,6 +9,7 @@ from posttrain.algos.advantages.grpo import standardized
 from posttrain.algos.groups import centered, compare_in_groups, on_tokens
 from posttrain.algos.steps import last_steps, step_returns
 from posttrain.registry import ADVANTAGES
+from posttrain.settings import Share
 
 
 @ADVANTAGES.register("gigpo", compares_responses=True)
@@ -22,7 +23,7 @@ def gigpo(
     state_index: Tensor,
     response_mask: Tensor,
     *,
-    step_gamma: float = 0.95,
+    step_gamma: Share = 0.95,
     episode_weight: float = 1.0,
     step_weight: float = 1.0,
     normalize_by_std: bool = True,
@@ -37,7 +38,12 @@ def gigpo(
     Args: a row is a step. episode_rewards [B], of the row's whole trajectory; step_rewards [B]; valid [B] bool (other steps
         get 0 and are in no comparison); group_index [B] int64, equal for trajectories from the same start; trajectory_index
         and step_index [B] int64, which trajectory and where in it; state_index [B] int64, equal for equal states, such as a
-        hash of the observation; response_mask [B, T] bool; normalize_by_std False leaves the divisions out.
+        hash of the observation; response_mask [B, T] bool.
+    Settings:
+        step_gamma: discount per step of the environment.
+        episode_weight: weight of the comparison of whole trajectories.
+        step_weight: weight of the comparison of steps from the same state.
+        normalize_by_std: divide by the group's standard deviation; false does not.
     Returns: [B, T] float32, 0 where response_mask is False.
     Source: arXiv:2505.10978, equations 6 to 9.
     """

@@ -24,6 +24,8 @@ def gpg(
 
     Args: rewards [B]; valid [B] bool (invalid responses leave baseline and counts, and get 0); group_index [B] int64;
         response_mask [B, T] bool.
+    Settings:
+        lone_sample_keeps_reward: a response that is alone in its group gets its reward; false gives 0.
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
     Source: arXiv:2504.02546. The paper leaves out of the count the responses of groups without a signal; this is verl's
         form, which leaves out those with a reward of 0.

@@ -24,8 +24,10 @@ def grpo(
     group's mean or deviation and get 0. A group whose rewards are all equal gets exactly 0. A group of one has no
     baseline: 0, or its reward with lone_sample_keeps_reward (what verl and SkyRL do).
 
-    Args: rewards [B] float; valid [B] bool; group_index [B] int64; response_mask [B, T] bool;
-        normalize_by_std False leaves the division out (Dr. GRPO, arXiv:2503.20783).
+    Args: rewards [B] float; valid [B] bool; group_index [B] int64; response_mask [B, T] bool.
+    Settings:
+        normalize_by_std: divide by the group's standard deviation; false does not (Dr. GRPO, arXiv:2503.20783).
+        lone_sample_keeps_reward: a response that is alone in its group gets its reward; false gives 0.
     Returns: [B, T] float32, reward units (or standard deviations), 0 where response_mask is False.
     Source: arXiv:2402.03300, section 4.1.2.
     """

@@ -18,7 +18,9 @@ def grpo_passk(
     When two are equally good nobody leads and all get 0, and so does a group of one.
 
     Args: rewards [B]; valid [B] bool (invalid responses take no part and get 0); group_index [B] int64;
-        response_mask [B, T] bool; normalize_by_std False leaves the division out.
+        response_mask [B, T] bool.
+    Settings:
+        normalize_by_std: divide by the group's standard deviation; false does not.
     Returns: [B, T] float32, reward units (or standard deviations), 0 where response_mask is False.
     Source: arXiv:2503.19595, the pass@k objective with k = the group's size.
     """

@@ -24,6 +24,8 @@ def maxrl(
 
     Args: rewards [B]; valid [B] bool (invalid responses leave the mean and get 0); group_index [B] int64;
         response_mask [B, T] bool.
+    Settings:
+        lone_sample_keeps_reward: a response that is alone in its group gets its reward; false gives 0.
     Returns: [B, T] float32, 0 where response_mask is False.
     Source: "Maximum Likelihood Reinforcement Learning", 2026; the formula is SkyRL 0.3's.
     """

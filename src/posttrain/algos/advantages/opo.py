@@ -24,6 +24,8 @@ def opo(
 
     Args: rewards [B]; valid [B] bool (invalid responses leave the baseline and get 0); group_index [B] int64;
         response_mask [B, T] bool.
+    Settings:
+        lone_sample_keeps_reward: a response that is alone in its group gets its reward; false gives 0.
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
     Source: arXiv:2505.23585, the optimal baseline with the gradient norm taken as proportional to length.
     """

@@ -6,18 +6,20 @@ from torch import Tensor
 
 from posttrain.algos.returns import returns_to_go
 from posttrain.registry import ADVANTAGES
+from posttrain.settings import Share
 
 
 @ADVANTAGES.register("reinforce")
-def reinforce(token_rewards: Tensor, valid: Tensor, response_mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+def reinforce(token_rewards: Tensor, valid: Tensor, response_mask: Tensor, *, gamma: Share = 1.0) -> Tensor:
     """A = the discounted return from the token on: no baseline and no statistic.
 
     A baseline comes from the reward's normalisation (reward.normalize_mean) or from advantage.whiten, as ROLL means it. Tokens
     that the policy did not sample are skipped, and the return is carried over them without a discount. With
     reward.normalize_mean and normalize_std of the group it is GRPO, and that with a KL in the reward.
 
-    Args: token_rewards [B, T]; valid [B] bool (invalid responses get 0); response_mask [B, T] bool; gamma, discount per
-        sampled token.
+    Args: token_rewards [B, T]; valid [B] bool (invalid responses get 0); response_mask [B, T] bool.
+    Settings:
+        gamma: discount per sampled token.
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
     Source: R. Williams, "Simple statistical gradient-following algorithms", 1992; ROLL's estimator of this name.
     """

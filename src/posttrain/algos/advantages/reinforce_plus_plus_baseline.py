@@ -24,6 +24,8 @@ def reinforce_plus_plus_baseline(
 
     Args: rewards [B]; valid [B] bool (invalid responses leave both statistics and get 0); group_index [B] int64;
         response_mask [B, T] bool.
+    Settings:
+        lone_sample_keeps_reward: a response that is alone in its group gets its reward; false gives 0.
     Returns: [B, T] float32, in standard deviations over the batch, 0 where response_mask is False.
     Source: arXiv:2501.03262, the variant for several responses per prompt.
     """

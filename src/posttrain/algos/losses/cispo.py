@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import NonNegative, Share
 
 
 @POLICY_LOSSES.register("cispo")
@@ -16,8 +17,8 @@ def cispo(
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
+    clip_ratio_low: Share = 0.2,
+    clip_ratio_high: NonNegative = 0.2,
     drop_clipped: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-A w log pi per token, where the weight w = clip(r, 1 - low, 1 + high), r = exp(policy - old), carries no gradient.
@@ -27,6 +28,10 @@ def cispo(
     (the paper's unified form, equation 7). Low 1 and high 0 give w = min(r, 1): truncated importance sampling, ROLL's tis.
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
+    Settings:
+        clip_ratio_low: the ratio is clipped below at 1 - this.
+        clip_ratio_high: the ratio is clipped above at 1 + this.
+        drop_clipped: tokens whose ratio is beyond the clip in the direction of their advantage leave the loss.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the weight was
         clipped), ratio_mean, kl_old.
     Source: arXiv:2506.13585.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from posttrain.algos.covariance import need_whole_mini_batch, token_covariance
 from posttrain.algos.losses.ppo_clip import clipped_surrogate
 from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import NonNegative, Share
 
 
 @POLICY_LOSSES.register("clip_cov")
@@ -21,11 +24,11 @@ def clip_cov(
     mask: Tensor,
     mini_batch_tokens: int,
     *,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
-    covariance_share: float,
-    covariance_low: float,
-    covariance_high: float,
+    clip_ratio_low: Share = 0.2,
+    clip_ratio_high: NonNegative = 0.2,
+    covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4,
+    covariance_low: float = 1.0,
+    covariance_high: float = 5.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped loss per token; of the unclipped tokens with covariance_low < covariance < covariance_high, some drop out.
 
@@ -36,6 +39,12 @@ def clip_cov(
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool; mini_batch_tokens, the loss
         tokens of the mini-batch.
+    Settings:
+        clip_ratio_low: the ratio is clipped below at 1 - this.
+        clip_ratio_high: the ratio is clipped above at 1 + this.
+        covariance_share: largest share of a mini-batch's tokens that is dropped, but at least one token.
+        covariance_low: only tokens with a covariance above this are dropped, in nats x advantage units.
+        covariance_high: only tokens with a covariance below this are dropped.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the token was drawn
         or the clipped branch won), ratio_mean, kl_old.
     Raises: RequestError when these are not all tokens of the mini-batch.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from posttrain.algos.losses.dppo_tv import kept_policy_gradient
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import NonNegative, Share
 
 
 @POLICY_LOSSES.register("dppo_kl")
@@ -16,9 +20,9 @@ def dppo_kl(
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
-    weight_limit: float,
+    clip_ratio_low: Share = 0.2,
+    clip_ratio_high: NonNegative = 0.2,
+    weight_limit: Annotated[float, Field(ge=1)] = 20.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-A min(r, weight_limit) log pi on the tokens that are kept; the weight carries no gradient, r = exp(policy - old).
 
@@ -26,7 +30,11 @@ def dppo_kl(
     clip_ratio_high for A > 0 or clip_ratio_low for A < 0, in nats (the paper has 0.05), and where the gradient leads back
     towards the old policy.
 
-    Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool; weight_limit >= 1.
+    Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
+    Settings:
+        clip_ratio_low: largest KL, in nats, of a kept token with a negative advantage.
+        clip_ratio_high: largest KL, in nats, of a kept token with a positive advantage.
+        weight_limit: largest ratio that weighs a token.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the token was
         dropped), ratio_mean, kl_old.
     Source: arXiv:2602.04879, the binary approximation of the KL; 1e-8 in the logarithms as in verl 0.9.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import NonNegative, Share
 
 
 @POLICY_LOSSES.register("dppo_tv")
@@ -16,16 +20,20 @@ def dppo_tv(
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
-    weight_limit: float,
+    clip_ratio_low: Share = 0.2,
+    clip_ratio_high: NonNegative = 0.2,
+    weight_limit: Annotated[float, Field(ge=1)] = 20.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-A min(r, weight_limit) log pi on the tokens that are kept; the weight carries no gradient, r = exp(policy - old).
 
     Kept where p - p_old <= clip_ratio_high for A > 0 and p - p_old >= -clip_ratio_low for A < 0, p being the token's
     probability: the clip ratios are thresholds in probability here (the paper has 0.15).
 
-    Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool; weight_limit >= 1.
+    Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
+    Settings:
+        clip_ratio_low: largest fall in probability of a kept token.
+        clip_ratio_high: largest rise in probability of a kept token.
+        weight_limit: largest ratio that weighs a token.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the token was
         dropped), ratio_mean, kl_old.
     Source: arXiv:2602.04879, the binary approximation of the total variation.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import Positive
 
 
 @POLICY_LOSSES.register("dro")
@@ -16,11 +17,13 @@ def dro(
     advantages: Tensor,
     mask: Tensor,
     *,
-    dro_beta: float,
+    dro_beta: Positive,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-A log pi + beta / 2 (policy - old)^2 per token.
 
-    Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool; dro_beta > 0.
+    Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
+    Settings:
+        dro_beta: weight of the quadratic pull back to the old policy, such as 0.05.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: ratio_mean, kl_old.
     Source: arXiv:2405.19107; the token form is verl 0.9's.
     """

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posttrain.algos.ratio import distance_report, log_ratio, row_mean
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import NonNegative, Share
 
 
 @POLICY_LOSSES.register("geo_mean", per_response=True, aggregation="sequence_mean_token_mean")
@@ -16,8 +17,8 @@ def geo_mean(
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
+    clip_ratio_low: Share = 0.2,
+    clip_ratio_high: NonNegative = 0.2,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-A exp(mean of the clipped log-ratios), the same on every token of the response; A is the mean over its tokens.
 
@@ -27,6 +28,9 @@ def geo_mean(
     row, so splitting the batch changes nothing.
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
+    Settings:
+        clip_ratio_low: the log-ratio is clipped below at minus this.
+        clip_ratio_high: the log-ratio is clipped above at this.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction, ratio_mean, kl_old.
     Source: arXiv:2507.20673 (which has 0.4 for both clip ratios).
     """

@@ -8,6 +8,7 @@ from torch import Tensor
 from posttrain.algos.losses.ppo_clip import clipped_surrogate
 from posttrain.algos.ratio import distance_report, log_ratio, row_mean
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import NonNegative, Share
 
 
 @POLICY_LOSSES.register("gspo", aggregation="sequence_mean_token_mean")
@@ -17,8 +18,8 @@ def gspo(
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
+    clip_ratio_low: Share = 0.2,
+    clip_ratio_high: NonNegative = 0.2,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped loss with s = exp(mean of policy - old over the response) in the place of every token's ratio.
 
@@ -28,6 +29,9 @@ def gspo(
     micro-batches, so neither is the loss.
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
+    Settings:
+        clip_ratio_low: the ratio is clipped below at 1 - this.
+        clip_ratio_high: the ratio is clipped above at 1 + this.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction; ratio_mean and kl_old of the
         single tokens.
     Source: arXiv:2507.18071, its token variant.

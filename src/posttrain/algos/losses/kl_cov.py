@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from posttrain.algos.covariance import need_whole_mini_batch, token_covariance
 from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import NonNegative
 
 
 @POLICY_LOSSES.register("kl_cov")
@@ -18,8 +22,8 @@ def kl_cov(
     mask: Tensor,
     mini_batch_tokens: int,
     *,
-    covariance_share: float,
-    covariance_kl_coef: float,
+    covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4,
+    covariance_kl_coef: NonNegative = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-A r per token; the max(1, covariance_share x tokens) tokens of largest covariance also get coef |policy - old|.
 
@@ -29,6 +33,9 @@ def kl_cov(
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool; mini_batch_tokens, the loss
         tokens of the mini-batch.
+    Settings:
+        covariance_share: share of a mini-batch's tokens that is pulled back, but at least one token.
+        covariance_kl_coef: weight of the pull back to the old policy.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: ratio_mean, kl_old.
     Raises: RequestError when these are not all tokens of the mini-batch.
     Source: arXiv:2505.22617.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import NonNegative, Share
 
 
 @POLICY_LOSSES.register("ppo_clip")
@@ -16,14 +20,18 @@ def ppo_clip(
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
-    dual_clip: float | None = None,
+    clip_ratio_low: Share = 0.2,
+    clip_ratio_high: NonNegative = 0.2,
+    dual_clip: Annotated[float | None, Field(gt=1)] = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """max(-A r, -A clip(r, 1 - low, 1 + high)) per token, with r = exp(policy - old); with dual_clip c, at most -A c where A < 0.
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool. The log-ratio is clamped to
         [-20, 20] against overflow.
+    Settings:
+        clip_ratio_low: the ratio is clipped below at 1 - this.
+        clip_ratio_high: the ratio is clipped above at 1 + this.
+        dual_clip: bounds the loss of tokens with a negative advantage at this ratio; null does not.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the clipped branch
         won), dual_clip_fraction, ratio_mean, kl_old (k3 estimate of KL(old || policy): r - 1 - log r).
     Source: arXiv:1707.06347, equation 7; dual clip: arXiv:1912.09729, equation 5.

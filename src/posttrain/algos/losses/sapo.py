@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import Positive
 
 
 @POLICY_LOSSES.register("sapo", aggregation="sequence_mean_token_mean")
@@ -16,8 +17,8 @@ def sapo(
     advantages: Tensor,
     mask: Tensor,
     *,
-    gate_sharpness_positive: float,
-    gate_sharpness_negative: float,
+    gate_sharpness_positive: Positive = 1.0,
+    gate_sharpness_negative: Positive = 1.05,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-A sigmoid(tau (r - 1)) 4 / tau per token, with r = exp(policy - old).
 
@@ -26,6 +27,9 @@ def sapo(
     aggregation sequence_mean_token_mean.
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool.
+    Settings:
+        gate_sharpness_positive: how sharply the gate closes as the ratio leaves 1, for tokens with a positive advantage.
+        gate_sharpness_negative: the same for tokens with a negative advantage.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: ratio_mean, kl_old.
     Source: arXiv:2511.20347.
     """

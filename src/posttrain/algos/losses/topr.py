@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posttrain.algos.ratio import distance_report, log_ratio
 from posttrain.registry import POLICY_LOSSES
+from posttrain.settings import NonNegative
 
 
 @POLICY_LOSSES.register("topr")
@@ -17,8 +18,8 @@ def topr(
     mask: Tensor,
     scores: Tensor,
     *,
-    positive_weight: float,
-    negative_weight: float,
+    positive_weight: NonNegative = 1.0,
+    negative_weight: NonNegative = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-w A log pi per token: w = positive_weight where the response's score is above 0, else negative_weight x min(r, 1).
 
@@ -26,6 +27,9 @@ def topr(
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool; scores [B], reward units, as they
         were given: not normalised, without a KL.
+    Settings:
+        positive_weight: weight of tokens of responses with a score above 0.
+        negative_weight: weight of tokens of the other responses.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where r was cut to 1),
         ratio_mean, kl_old.
     Source: arXiv:2503.14286.

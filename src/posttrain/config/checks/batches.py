@@ -10,7 +10,6 @@ from posttrain.config.model import ReferenceConfig
 from posttrain.config.policy import PolicyConfig
 from posttrain.config.roles import needs_old_logprobs, needs_values
 from posttrain.errors import Problem
-from posttrain.registry import POLICY_LOSSES
 
 
 def batch_problems(config: RunConfig) -> Iterator[Problem]:
@@ -30,7 +29,7 @@ def batch_problems(config: RunConfig) -> Iterator[Problem]:
                 "rollout.max_response_tokens",
                 field=field,
             )
-    if "mini_batch_tokens" in POLICY_LOSSES.inputs(config.loss.name):
+    if "mini_batch_tokens" in config.loss.about.inputs:
         yield from _whole_mini_batch(config)
 
 
@@ -83,6 +82,6 @@ def _cut_roles(config: RunConfig) -> list[tuple[str, PolicyConfig | ReferenceCon
     scores_policy = needs_old_logprobs(config) or (several_updates and not bypass)
     if scores_policy or scores_reference:
         roles.append(("reference", config.reference))
-    if needs_values(config.advantage.name):
+    if needs_values(config):
         roles.append(("critic", config.critic))
     return roles

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from posttrain.config import SftConfig, TrainingConfig
 from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.roles import needs_values, runtime_of
-from posttrain.registry import ADVANTAGES
 
 SFT_PHASES = ("update", "validation_loss")
 
@@ -19,10 +18,9 @@ def phases_of(config: TrainingConfig) -> Collection[str]:
     phases = {"rollout", "reward", "logprobs", "update", "weight_sync"}
     if config.data.validation_files:
         phases.add("validation")
-    known = config.advantage.name in ADVANTAGES.names()
-    if known and "greedy_rewards" in ADVANTAGES.inputs(config.advantage.name):
+    if "greedy_rewards" in config.advantage.about.inputs:
         phases.add("baseline")
-    if needs_values(config.advantage.name):
+    if needs_values(config):
         phases |= {"values", "critic_update"}
     return phases
 

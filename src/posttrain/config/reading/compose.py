@@ -23,10 +23,10 @@ from posttrain.config.reading.broken_yaml import yaml_problem
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml
 from posttrain.errors import ConfigError, Problem, nearest
-from posttrain.libraries import json_text
 
 MISSING = "???"
 _LONGEST = 10_000_000  # characters of a file; a device such as /dev/zero never ends
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,8 @@ def compose(
         _close(values, base, "", left_open)
         values = merged(copy.deepcopy(dict(base)), values)
     resolved = _resolve(values, sources)
-    if half := json_text.half_character(resolved):
-        key, where = half[0], sources.where(half[0]).encode(errors="replace").decode()
-        what = f"{key} holds half a character, {half[1]!r}, or a byte that is not UTF-8"
-        raise ConfigError(Problem(what, where=where, fix="write the whole character"))
+    if halves := list(_halves(resolved, "", sources)):
+        raise ConfigError(halves)
     return Composed(resolved, sources, tuple(problems), hydra_keys, tuple(left_open))
 
 
@@ -129,6 +127,20 @@ def _parsed(text: str, path: str) -> tuple[dict[str, Any], dict[str, Place]]:
         raise ConfigError(_omegaconf_problem(error, SourceMap(path, places))) from None
     assert isinstance(values, dict)  # places_of_yaml has refused everything else
     return values, places  # type: ignore[return-value]  # keys that are not text are for the dialect to refuse
+
+
+def _halves(value: Any, key: str, sources: SourceMap) -> Iterator[Problem]:
+    """Report texts that no file can hold: half a character, or bytes of a command line that are not UTF-8."""
+    if isinstance(value, str):
+        if not value.isascii() and (half := _SURROGATE.search(value)):
+            what = f"{key} holds half a character, {half[0]!r}, or a byte that is not UTF-8"
+            yield Problem(
+                what, where=sources.where(key).encode(errors="replace").decode(), fix="write the whole character"
+            )
+    elif isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _halves(str(name), child(key, "?"), sources)
+            yield from _halves(inner, child(key, name), sources)
 
 
 def _nearby(path: str) -> str:

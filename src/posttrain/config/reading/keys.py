@@ -1,14 +1,17 @@
-"""The keys that a native configuration may have, read off the models of its root (RunConfig, where nothing else is said)."""
+"""The keys that a native configuration may have: the fields of its root (RunConfig by default), and the settings of all
+estimators and losses."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from difflib import SequenceMatcher
 from functools import cache
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from posttrain.config import RunConfig
+from posttrain.config.algorithm import AlgorithmSection
 from posttrain.config.base import Section
 from posttrain.config.reading.sources import child
 
@@ -26,6 +29,8 @@ def sections(root: type[Section] = RunConfig) -> dict[str, dict[str, FieldInfo]]
 
 def _collect(model: type[Section], name: str, found: dict[str, dict[str, FieldInfo]]) -> None:
     found[name] = dict(model.model_fields)
+    if issubclass(model, AlgorithmSection):
+        found[name] |= {key: setting.field() for key, setting in model.registry.all_settings().items()}
     for key, field in model.model_fields.items():
         origin = get_origin(field.annotation)
         stand_in = ITEM if origin is list else NAME if origin is dict else None
@@ -54,23 +59,28 @@ def field_of(key: str, root: type[Section] = RunConfig) -> FieldInfo | None:
     return known_keys(root).get(pattern(key, root))
 
 
-def suggest(key: str, root: type[Section] = RunConfig) -> str:
-    """What to tell someone who wrote an unknown key: the known key most like it, in the same section rather than in
-    another (``data.samples_per_prompt`` is ``rollout.samples_per_prompt``); failing that, what the section holds."""
+def suggest(key: str, root: type[Section] = RunConfig, here: Collection[str] = ()) -> str:
+    """The fix for an unknown key: the known key most like it, in the same section rather than in another
+    (``data.samples_per_prompt`` is ``rollout.samples_per_prompt``); failing that, the keys of the section.
+
+    Args: ``here`` lists the keys of the section; of one that chooses an algorithm, with the settings of that one alone, which
+        come before those of other algorithms.
+    """
     section, _, leaf = key.rpartition(".")
+    own = [child(section, name) for name in here]
+    keys = dict.fromkeys([*known_keys(root), *own])
 
     def likeness(known: str) -> float:
         known_section, _, known_leaf = known.rpartition(".")
-        return SequenceMatcher(None, leaf, known_leaf).ratio() + (
-            0.15 if known_section == pattern(section, root) else 0.0
-        )
+        near = 0.15 if known_section == pattern(section, root) else 0.0
+        return SequenceMatcher(None, leaf, known_leaf).ratio() + near + (0.1 if known in own else 0.0)
 
-    best = max(sorted(known_keys(root), key=_importance), key=likeness)
+    best = max(sorted(keys, key=_importance), key=likeness)
     if likeness(best) >= 0.75:
         others = [known for known in known_keys(root) if known != best and known.rpartition(".")[2] == leaf]
         also = f" There is also {others[0]}." if len(others) == 1 else ""
         return f"did you mean {_as_written(best, key)}?{also}"
-    here = sections(root).get(pattern(section, root), {})
+    here = here or sections(root).get(pattern(section, root), {})
     if section and here:
         return f"known in {section}: {', '.join(here)}"
     return f"known sections: {', '.join(sections(root)[''])}"
@@ -92,12 +102,3 @@ def _as_written(known: str, key: str) -> str:
         else {ITEM: "0", NAME: "NAME"}[part]
         for place, part in enumerate(known.split("."))
     )
-
-
-def is_number(annotation: Any) -> bool:
-    """Tell whether an annotation asks for a number, and for nothing that a truth value would be too."""
-    members = get_args(annotation) or (annotation,)
-    numbers = any(
-        part in (int, float) or type(part) is int for part in members
-    )  # a Literal's members are numbers themselves
-    return numbers and not any(part in (bool, str, Any) for part in members)

@@ -1,4 +1,4 @@
-"""From plain values to a configuration, or to everything that is wrong with them, in words for people."""
+"""Validation of plain values: a configuration, and every problem with single keys in plain words."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from posttrain.config.base import Section
 from posttrain.config.reading import keys
 from posttrain.config.reading.sources import SourceMap, child, same_branch
 from posttrain.errors import Problem
+from posttrain.settings import is_number
 
 C = TypeVar("C", bound=Section)
 
@@ -99,6 +100,9 @@ def _problem(
     leaf = _leaf(key)
     where = sources.where(key)
     kind = detail["type"]
+    if kind == "unknown_setting":
+        known = detail["ctx"]["known"]
+        return Problem(f"there is no key {key}", fix=keys.suggest(key, root, known), where=where, field=key)
     if kind == "extra_forbidden":
         return Problem(f"there is no key {key}", fix=keys.suggest(key, root), where=where, field=key)
     if kind == "invalid_key":
@@ -186,6 +190,6 @@ def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap, root: type
         parts = [(child(key, name), value) for name, value in node.items()]
         return [problem for name, value in parts for problem in _truth_values_as_numbers(value, name, sources, root)]
     field = keys.field_of(key, root)
-    if not isinstance(node, bool) or field is None or not keys.is_number(field.annotation):
+    if not isinstance(node, bool) or field is None or not is_number(field.annotation):
         return []
     return [Problem(f"{_leaf(key)} must be a number, not {show(node)}", where=sources.where(key), field=key)]

@@ -27,7 +27,7 @@ def image_problems(config: RunConfig) -> Iterator[Problem]:
             fix="use prompts without images, or no environment",
             field="environment",
         )
-    if needs_values(config.advantage.name):
+    if needs_values(config):
         yield Problem(
             f"the training data hold images, and {config.advantage.name} needs a critic, which reads text only",
             fix="use an estimator without a critic, such as advantage.name=grpo",

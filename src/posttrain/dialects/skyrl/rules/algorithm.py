@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from posttrain.config.roles import needs_values
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
@@ -30,7 +29,7 @@ def estimator_name(keys: Reader) -> str:
 
 def uses_critic(keys: Reader) -> bool:
     """Whether the estimator needs values; it must have a critic then."""
-    needed = needs_values(estimator_name(keys))
+    needed = "values" in ADVANTAGES.inputs(estimator_name(keys))
     if needed and not keys["trainer.critic.model.path"]:
         key, path = "trainer.critic.model.path", keys["trainer.policy.model.path"]
         name = keys[f"{_ALGORITHM}.advantage_estimator"]

@@ -1,0 +1,152 @@
+"""A loss and an estimator from the user's own file, with a setting of their own: planned, trained with, kept and compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.build.train import train_run
+from posttrain.cli.request import check_request
+from posttrain.dialects.native.loader import read
+from posttrain.errors import ConfigError
+
+REWARD = """
+def score(data_source, solution_str, ground_truth, extra_info):
+    return sum(solution_str.encode()) % 5 / 4
+"""
+LOSS = '''
+import torch
+from posttrain.settings import Positive
+
+
+def scaled_gradient(policy_logprobs, old_logprobs, advantages, mask, *, scale: Positive = 1.0):
+    """-scale A log pi per token.
+
+    Settings:
+        scale: factor of every token's loss.
+    """
+    loss = -scale * torch.where(mask, advantages, 0.0) * torch.where(mask, policy_logprobs, 0.0)
+    return loss, {"seen": mask.float()}
+'''
+ADVANTAGE = '''
+import torch
+from posttrain.registry import ADVANTAGES
+
+
+@ADVANTAGES.register("above", compares_responses=True)
+def above(rewards, valid, group_index, response_mask, *, margin: float = 0.0):
+    """A = r - margin.
+
+    Settings:
+        margin: what a response must bring to be raised.
+    """
+    return torch.where(response_mask & valid[:, None], (rewards - margin)[:, None], 0.0).float()
+'''
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def overrides(tmp_path: Path, tiny_llama: Path) -> list[str]:
+    for name, text in {"reward.py": REWARD, "mine.py": LOSS, "own.py": ADVANTAGE}.items():
+        (tmp_path / name).write_text(text)
+    rows = [{"data_source": "sums", "prompt": f"{n}+{n}=", "reward_model": {"ground_truth": "0"}} for n in range(6)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        f"model.path={tiny_llama}",
+        "model.compute_dtype=float32",
+        f"data.train_files=[{tmp_path}/train.jsonl]",
+        "data.prompts_per_step=2",
+        "rollout.samples_per_prompt=4",
+        "rollout.max_response_tokens=8",
+        f"reward.terms=[{{name: score, path: {tmp_path}/reward.py}}]",
+        "policy.optimizer.lr=1e-3",
+        "tracking.trackers=[]",
+        "placement.device=cpu",
+        "placement.cpu_threads=1",
+        "run.seed=1",
+        "run.total_steps=2",
+        f"run.folder={tmp_path}/run",
+    ]
+
+
+def planned(overrides: list[str], *more: str) -> Any:
+    return check_request(read(None, [*overrides, *more]), look_at_files=True).loaded.config
+
+
+def problems(overrides: list[str], *more: str) -> list[str]:
+    return [str(problem) for problem in read(None, [*overrides, *more]).problems]
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["step"] > 0]
+
+
+def test_a_loss_in_a_file_is_planned_and_trained_with(overrides: list[str], tmp_path: Path) -> None:
+    config = planned(overrides, f"loss.path={tmp_path}/mine.py", "loss.name=scaled_gradient", "loss.scale=2")
+    assert config.loss.settings == {"scale": 2.0}
+    twice = steps(train_run(config))
+    shutil.rmtree(tmp_path / "run")
+    once = steps(train_run(planned(overrides, f"loss.path={tmp_path}/mine.py", "loss.name=scaled_gradient")))
+    assert len(twice) == len(once) == 2
+    assert twice[0]["policy/grad_norm"] == pytest.approx(2 * once[0]["policy/grad_norm"], rel=1e-4)
+    assert twice[0]["policy/seen"] == 1
+
+
+def test_an_estimator_in_a_file_is_planned_and_trained_with(overrides: list[str], tmp_path: Path) -> None:
+    own = (f"advantage.path={tmp_path}/own.py", "advantage.name=above", "advantage.margin=0.25")
+    folder = train_run(planned(overrides, *own))
+    assert len(steps(folder)) == 2
+    for line in (folder / "samples/step_1.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        assert sample["advantage"] == pytest.approx(sample["reward"] - 0.25, abs=1e-5)
+
+
+def test_its_facts_inputs_and_settings_are_checked_without_running_it(overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('it was run')\n" + LOSS)
+    own = (f"loss.path={tmp_path}/mine.py", "loss.name=scaled_gradient")
+    assert problems(overrides, *own) == []
+    [unknown] = problems(overrides, *own, "loss.scael=2")
+    assert "there is no key loss.scael" in unknown and "did you mean loss.scale?" in unknown
+    [bounds] = problems(overrides, *own, "loss.scale=-1")
+    assert "scale must be above 0, not -1" in bounds
+    [missing] = problems(overrides, own[0], "loss.name=scaled_gradeint")
+    assert "defines no function 'scaled_gradeint'" in missing and "did you mean scaled_gradient?" in missing
+    [absent] = problems(overrides, f"loss.path={tmp_path}/other.py", "loss.name=scaled_gradient")
+    assert "there is no file" in absent
+    (tmp_path / "mine.py").write_text(LOSS.replace("old_logprobs", "old_logprob"))
+    [wrong] = problems(overrides, *own)
+    assert "takes old_logprob, which is no input of a policy loss" in wrong and "did you mean old_logprobs?" in wrong
+    one = (f"advantage.path={tmp_path}/own.py", "advantage.name=above", "rollout.samples_per_prompt=1")
+    assert any("above compares the samples of a prompt" in text for text in problems(overrides, *one))
+
+
+def test_a_setting_that_must_be_given_is_asked_for(overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LOSS.replace("Positive = 1.0", "Positive"))
+    own = (f"loss.path={tmp_path}/mine.py", "loss.name=scaled_gradient")
+    [problem] = problems(overrides, *own)
+    assert "scaled_gradient needs loss.scale" in problem and "factor of every token's loss" in problem
+    assert problems(overrides, *own, "loss.scale=1") == []
+
+
+def test_the_run_keeps_the_file_and_notices_another_content(overrides: list[str], tmp_path: Path) -> None:
+    own = (f"loss.path={tmp_path}/mine.py", "loss.name=scaled_gradient")
+    folder = train_run(planned(overrides, *own, "run.total_steps=1"))
+    about = json.loads((folder / "run.json").read_text())["own_files"]
+    assert set(about) == {"loss.path", "reward.terms.0.path"}
+    assert (folder / about["loss.path"]["copy"]).read_text() == LOSS
+    config = planned(overrides, *own, "run.total_steps=2")
+    (tmp_path / "mine.py").write_text(LOSS + "# another\n")
+    with pytest.raises(ConfigError, match=r"had loss\.path .*mine\.py \(code/mine\.\w+\.py\), and this one has"):
+        train_run(config)
+    train_run(config, allow_config_change=True)
+    run = json.loads((folder / "run.json").read_text())
+    assert [text for text in run["resumes"][-1]["changed"] if text.startswith("loss.path")]
+    assert (folder / about["loss.path"]["copy"]).read_text() == LOSS
+    assert (folder / run["own_files"]["loss.path"]["copy"]).read_text() == LOSS + "# another\n"
