@@ -81,7 +81,7 @@ def _short(row: Key) -> str:
 
 
 def became(row: Key) -> str:
-    """Where a key goes, or why it goes nowhere, in one line."""
+    """One line: the fields that a key decides, or the reason why it decides none."""
     if row.status != "mapped":
         return f"{row.status}: {row.reason}"
     return ", ".join(row.fields) + (f" ({row.change})" if row.change else "")

@@ -59,7 +59,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All keys of a dialect, in the version that is read."""
+    """The keys of a dialect in the version that is read."""
 
     dialect: str  # verl, skyrl, roll
     version: str  # of the peer; "" where the dialect has one
@@ -121,7 +121,7 @@ class Ledger:
         )
 
     def is_section(self, key: str) -> bool:
-        """Whether known keys lie below this one."""
+        """True when known keys lie below this one."""
         if key in self.sections:
             return True
         parts = key.split(".")
@@ -181,7 +181,7 @@ def _filled_in(name: str, parts: Sequence[str]) -> str:
 
 
 def _one_slip(key: str, name: str) -> bool:
-    """Whether one letter was left out, added, replaced, or swapped with its neighbour."""
+    """True when one letter was left out, added, replaced, or swapped with its neighbour."""
     if abs(len(key) - len(name)) > 1:
         return False
     shorter = min(len(key), len(name))

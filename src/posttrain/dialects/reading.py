@@ -50,7 +50,7 @@ class Dialect:
 
 
 class Reader:
-    """What was written, key by key, for the rules of a dialect; and what they have to say about it."""
+    """The written values, key by key, for the rules of a dialect; collects what the rules report."""
 
     def __init__(self, ledger: Ledger, composed: Composed):
         self.ledger = ledger
@@ -77,18 +77,18 @@ class Reader:
         return value
 
     def section(self, key: str) -> dict[str, Any]:
-        """Everything below a key; empty when there is nothing."""
+        """The values below a key; empty when there are none."""
         value = _at(self.values, key)
         return value if isinstance(value, dict) else {}
 
     def written(self, key: str) -> bool:
-        """Whether the user wrote the key, or something below it; or a reference to a section with such a key."""
+        """True when the user wrote the key, or something below it; or a reference to a section with such a key."""
         return self.named(key) or (
             any(key.startswith(whole) for whole in self._whole) and _at(self.values, key) is not _NOTHING
         )
 
     def named(self, key: str) -> bool:
-        """Whether the user wrote the key, or something below it, by its name."""
+        """True when the user wrote the key, or something below it, by its name."""
         return key in self._named
 
     def in_file(self, key: str) -> bool:
@@ -209,7 +209,7 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here:
 
 
 def _holds_anything(row: Key | None) -> bool:
-    """Whether a key's value is a section whose names the user chooses."""
+    """True when a key's value is a section whose names the user chooses."""
     return row is not None and "section" in type_text(row.type).split(" | ")
 
 

@@ -21,8 +21,10 @@ from posttrain.dialects.value_types import parse_type, type_text
 # The column that says what becomes of a key: our fields where it is mapped, else a reason.
 STATUSES: dict[str, Status] = {"field": "mapped", "ignored": "ignored", "refused": "refused", "planned": "planned"}
 # Columns that belong to the status: a variant that brings another one leaves them behind.
-HANDLING = ("rule", "convert", "change", "off", "cluster")
-EXAMPLES = ("example", "given", "expected", "because", "further", "only_value", "no_example")
+HANDLING = frozenset({"rule", "convert", "change", "off", "cluster"})
+EXAMPLES = frozenset({"example", "given", "expected", "because", "further", "only_value", "no_example"})
+_OF_TEMPLATES = frozenset({"only", "for", "in"})
+_GONE_WITHOUT_STATUS = HANDLING | EXAMPLES | STATUSES.keys()
 IF_USED = "if used"
 
 Row = dict[str, Any]
@@ -40,14 +42,14 @@ class Tables:
 
     def rows(self, table: str, *, examples: bool = False) -> Iterator[Row]:
         """The rows of a table, templates filled in; with the columns of ``EXAMPLES`` on request."""
-        for item in _items(self.folder / f"{table}.json"):
+        for item in _items(self.folder / f"{table}.json", examples):
             if "key" in item:
                 yield item
             elif "use" in item:
-                yield from fill_in(item, _items(self.folder / "templates" / f"{item['use']}.json"), examples=examples)
+                yield from fill_in(item, _items(self.folder / "templates" / f"{item['use']}.json", examples))
 
     def ledger(self) -> Ledger:
-        """All rows as keys."""
+        """Read all rows as keys; their examples are for the tests."""
         keys: list[Key] = []
         known: dict[tuple[str, str], Key] = {}
         for table in self.names:
@@ -59,12 +61,19 @@ class Tables:
 
 
 @cache
-def _items(file: Path) -> list[Row]:
+def _items(file: Path, examples: bool) -> list[Row]:
     items: list[Row] = json.loads(file.read_text(encoding="utf-8"))
-    return items
+    return items if examples else [_without_examples(item) for item in items]
 
 
-def fill_in(use: Row, template: list[Row], *, examples: bool = False) -> Iterator[Row]:
+def _without_examples(row: Row) -> Row:
+    row = {name: value for name, value in row.items() if name not in EXAMPLES}
+    if "in" in row:
+        row["in"] = {roles: _without_examples(columns) for roles, columns in row["in"].items()}
+    return row
+
+
+def fill_in(use: Row, template: list[Row]) -> Iterator[Row]:
     """The rows of a template for one role.
 
     Args: ``use`` holds ``as``, the role's name in the columns ``only`` and ``in`` of the template; ``with``, columns that all
@@ -78,18 +87,17 @@ def fill_in(use: Row, template: list[Row], *, examples: bool = False) -> Iterato
         if "key" not in row or role not in row.get("only", (role,)) or row["key"] in left_out:
             continue
         variant = next((columns for roles, columns in row.get("in", {}).items() if role in roles.split()), None)
-        filled = {name: value for name, value in row.items() if examples or name not in EXAMPLES}
-        if role not in row.get("for", (role,)):
-            filled = _without_status(filled)
+        filled = row if role in row.get("for", (role,)) else _without_status(row)
         if variant is not None:
-            filled = _varied(filled, variant if examples else {n: v for n, v in variant.items() if n not in EXAMPLES})
+            filled = _varied(filled, variant)
         elif "ignored" in use:
             filled = _varied(filled, {"ignored": use["ignored"]})
-        if not any(column in filled for column in STATUSES):
-            filled["ignored"] = use["otherwise"]
+        if STATUSES.keys().isdisjoint(filled):
+            filled = {**filled, "ignored": use["otherwise"]}
         if "example" in filled:
             filled = _in_context(filled, use.get("given", ()))
-        yield _replaced({**filled, **use.get("with", {})}, texts)
+        columns = {**filled, **use.get("with", {})}
+        yield {name: _replaced(value, texts) for name, value in columns.items() if name not in _OF_TEMPLATES}
 
 
 def _in_context(row: Row, given: Iterable[str]) -> Row:
@@ -100,7 +108,7 @@ def _in_context(row: Row, given: Iterable[str]) -> Row:
 
 def _varied(row: Row, columns: Row) -> Row:
     """The row with other columns; a status brings its own handling and examples, an example its own context."""
-    if any(column in columns for column in STATUSES):
+    if not STATUSES.keys().isdisjoint(columns):
         row = _without_status(row)
     elif "example" in columns or "no_example" in columns:
         row = {name: value for name, value in row.items() if name not in EXAMPLES}
@@ -108,7 +116,7 @@ def _varied(row: Row, columns: Row) -> Row:
 
 
 def _without_status(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name not in (*STATUSES, *HANDLING, *EXAMPLES)}
+    return {name: value for name, value in row.items() if name not in _GONE_WITHOUT_STATUS}
 
 
 def _replaced(value: Any, texts: Mapping[str, str]) -> Any:

@@ -110,7 +110,7 @@ def _table(tables: Tables, name: str) -> Iterator[str]:
             continue
         yield from _use(item, template)
         for row in items(template):
-            for filled in fill_in(item.value, [row.value], examples=True):
+            for filled in fill_in(item.value, [row.value]):
                 yield from _row(Item(row.file, row.line, filled), filled, known, versions)
 
 
