@@ -81,7 +81,7 @@ class LearnerConfig(Section):
     devices: list[int] | None = None
     """Devices of the policy, by number; null means all."""
     sequence_parallel: int = Field(default=1, ge=1)
-    """Devices that share one sequence; with fsdp and deepspeed they must divide the attention heads (Ulysses)."""
+    """Devices that share one sequence; where they exchange heads (Ulysses) they must divide the attention heads."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Devices that share one layer's matrices."""
     pipeline_parallel: int = Field(default=1, ge=1)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from posttrain.config.base import Section
+from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.tracking import SERVICES
 from posttrain.registry import is_installed
 
 C = TypeVar("C", bound=Section)
 
-ONE_DEVICE: dict[str, dict[str, Any]] = {
+WANTED: dict[str, dict[str, Any]] = {
     "placement": {"runtime": "auto", "ray_address": None, "device": "auto", "devices": 1, "nodes": 1},
     "policy": {
-        "engine": "local",
+        "engine": ONE_DEVICE,
         "devices": None,
         "sequence_parallel": 1,
         "tensor_parallel": 1,
         "pipeline_parallel": 1,
     },
     "critic": {
-        "engine": "local",
+        "engine": ONE_DEVICE,
         "devices": None,
         "sequence_parallel": 1,
         "tensor_parallel": 1,
@@ -44,10 +45,10 @@ def at_hand(config: C) -> tuple[C, list[str]]:
     changes: list[str] = []
     sections: dict[str, Any] = {}
     held = type(config).model_fields  # not every entry has every section
-    for name in [name for name in {**ONE_DEVICE, **OPTIONS} if name in held]:
+    for name in [name for name in {**WANTED, **OPTIONS} if name in held]:
         section = getattr(config, name)
         wanted = {
-            **ONE_DEVICE.get(name, {}),
+            **WANTED.get(name, {}),
             **{option: {} for option in OPTIONS.get(name, ()) if getattr(section, option, None)},
         }
         different = {key: value for key, value in wanted.items() if getattr(section, key) != value}

@@ -18,19 +18,24 @@ from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
 from posttrain.dialects.value_types import choices, fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import Problem, nearest
+from posttrain.plan.engine import engine_plans
 
 _NOTHING = object()
 
-# What only some engines read, and the engines that read none of it, the default first.
-ENGINE_FIELDS = {
+# Sections that only some engines read: the field that names the engine, and the engines that read none of it, the default first.
+SAMPLER_FIELDS = {
     "rollout.engine_options": ("rollout.engine", ("native", "hf")),
     "rollout.engine_sampling": ("rollout.engine", ("native",)),
     "rollout.weight_bucket_mib": ("rollout.engine", ("native", "hf")),
     "validation.engine_sampling": ("rollout.engine", ("native",)),
-    "policy.engine_options": ("policy.engine", ("local",)),
-    "reference.engine_options": ("policy.engine", ("local",)),
-    "critic.engine_options": ("critic.engine", ("local",)),
 }
+
+
+def _engine_fields() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return SAMPLER_FIELDS and the same of training engines."""
+    plain = tuple(plan.name for plan in engine_plans() if not plan.reads_options)
+    engines = {"policy": "policy.engine", "reference": "policy.engine", "critic": "critic.engine"}
+    return SAMPLER_FIELDS | {f"{role}.engine_options": (field, plain) for role, field in engines.items()}
 
 
 # Sets the fields that several keys decide together; complains through the Reader.
@@ -282,10 +287,10 @@ def _direct(reader: Reader) -> dict[str, Any]:
 def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words, *, here: bool) -> dict[str, Any]:
     """The fields without engine options that the chosen engine does not have; those that were written are told. With
     ``here`` the plain engines are going to be chosen."""
-    kept = {}
+    kept, engine_fields = {}, _engine_fields()
     for name, value in fields.items():
-        section = next((section for section in ENGINE_FIELDS if f"{name}.".startswith(f"{section}.")), None)
-        engine, plain = ENGINE_FIELDS[section] if section else ("", ("",))
+        section = next((section for section in engine_fields if f"{name}.".startswith(f"{section}.")), None)
+        engine, plain = engine_fields[section] if section else ("", ("",))
         chosen = plain[0] if here else fields.get(engine, plain[0])
         if section is None or chosen not in plain:
             kept[name] = value

@@ -1,28 +1,36 @@
-"""What is said about our fields, in the user's own keys."""
+"""Messages about our fields, in the user's own keys."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from posttrain.config.base import Section
 from posttrain.config.reading.sources import SourceMap
 from posttrain.dialects.ledger import Ledger
 from posttrain.errors import Problem
 
-if TYPE_CHECKING:
-    from posttrain.dialects.reading import Reader
-
 # In every dialect: our fields by their own names, for what the dialect has no key for.
 OUR_SECTION = "posttrain"
 
 
-class Words:
-    """Turns what is said about our fields into the user's own keys."""
+class WrittenKeys(Protocol):
+    """The keys that a user wrote, and where."""
 
-    def __init__(self, ledger: Ledger, reader: Reader, root: type[Section]):
+    ledger: Ledger
+    sources: SourceMap
+
+    def written(self, key: str) -> bool:
+        """Tell whether the user wrote the key, or something below it."""
+        ...
+
+
+class Words:
+    """Translates messages about our fields into the user's own keys."""
+
+    def __init__(self, ledger: Ledger, reader: WrittenKeys, root: type[Section]):
         self._keys: dict[str, str] = {}
         self._plain: set[str] = set()  # fields whose value is their key's value, so that a fix can be given in it
         for row in ledger.rows:

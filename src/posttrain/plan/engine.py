@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.base import Section
 from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import LearnerConfig
+from posttrain.config.policy import ONE_DEVICE, LearnerConfig
 from posttrain.config.roles import learner_of
 from posttrain.errors import Problem
 from posttrain.plan.memory import ADAM, AVERAGES, BYTES, RoleMemory
@@ -183,9 +183,10 @@ def engine_that(can: Callable[[EnginePlan], bool]) -> str:
     return next(plan.name for plan in engine_plans() if can(plan))
 
 
-def engine_called(strategy: str) -> str:
-    """Return the engine that peers call by this name. Raises: KeyError."""
-    return {peer: plan.name for plan in engine_plans() for peer in plan.peer_names}[strategy]
+def engine_called(strategy: str, *, devices: int) -> str:
+    """Return the engine for a peer's strategy: the one of its name, or on one device the one that splits nothing."""
+    by_peer_name = {peer: plan.name for plan in engine_plans() for peer in plan.peer_names}
+    return ONE_DEVICE if devices == 1 else by_peer_name.get(strategy, strategy)
 
 
 def engine_options(config: TrainingConfig, role: str) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from posttrain.dialects.verl.rules import rules
 from posttrain.dialects.verl.rules.evaluate import evaluate_rules
 from posttrain.dialects.verl.rules.generate import generate_rules
 from posttrain.dialects.verl.rules.sft import sft_rules
+from posttrain.dialects.verl.strategies import MEGATRON
 
 
 def _ppo_trainer() -> dict[str, Any]:
@@ -31,7 +32,7 @@ def _evaluation() -> dict[str, Any]:
 def _ppo_megatron_trainer() -> dict[str, Any]:
     """What verl's Megatron file says otherwise."""
     tree = _ppo_trainer()
-    tree["actor_rollout_ref"]["actor"]["strategy"] = "megatron"
+    tree["actor_rollout_ref"]["actor"]["strategy"] = MEGATRON
     tree["actor_rollout_ref"]["model"]["enable_gradient_checkpointing"] = False
     tree["actor_rollout_ref"]["rollout"]["load_format"] = "dummy_megatron"
     tree["critic"]["model"]["enable_gradient_checkpointing"] = False

@@ -15,6 +15,7 @@ from posttrain.registry import ENGINE_PLANS
 class LocalPlan(EnginePlan):
     """One device."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("local",)
     reads_options: ClassVar[bool] = False
     keeps_whole: ClassVar[bool] = True
     reads_images: ClassVar[bool] = True

@@ -11,6 +11,8 @@ from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.devices import EXAMPLE, devices_of
 from posttrain.dialects.roll.ledger import LEDGER
 from posttrain.dialects.roll.rules.look import CONFIG, count, written_config
+from posttrain.dialects.roll.strategies import DEEPSPEED, MEGATRON, ONE_PROCESS, SHARDED
+from posttrain.plan.engine import engine_called
 
 # Names below strategy_config that one family of engines reads, and which.
 READERS = {row.name.partition(f"{CONFIG}.")[2]: row.engine for row in LEDGER.rows if row.engine}
@@ -81,7 +83,7 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Layo
         fields |= _options(keys, "reference", "reference", keys["reference.strategy_args.strategy_name"])
         _check_inference_stage(keys)
     fields |= _sampler(keys, devices["rollout"] or [0])
-    megatron = keys["actor_train.strategy_args.strategy_name"] == "megatron_train"
+    megatron = keys["actor_train.strategy_args.strategy_name"] == f"{MEGATRON}_train"
     return Layout(policy=policy, critic=critic, megatron=megatron), fields
 
 
@@ -106,20 +108,20 @@ def trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[
     strategy = keys[f"{section}.strategy_args.strategy_name"]
     family = strategy.removesuffix("_train")
     size = max(1, len(ids))
-    fields[f"{role}.engine"] = "local" if size == 1 else {"fsdp2": "fsdp"}.get(family, family)
+    fields[f"{role}.engine"] = engine_called(family, devices=size)
     sizes: dict[str, int] = {}
-    if family == "megatron":
+    if family == MEGATRON:
         sizes = {ours: count(keys, f"{section}.{CONFIG}.{theirs}") for ours, theirs in _PARALLEL.items()}
         keys.ignore(
             f"{section}.model_args.ulysses_size", "read by fsdp2_train only; Megatron's is context_parallel_size"
         )
         _check_megatron(keys, section)
-    elif family == "fsdp2":
+    elif family == SHARDED:
         sizes = {"sequence_parallel": count(keys, f"{section}.model_args.ulysses_size")}
         _check_fsdp(keys, section, sizes["sequence_parallel"])
-    elif family == "deepspeed":
+    elif family == DEEPSPEED:
         _check_stage(keys, section)
-    if family == "local" and size > 1:
+    if family == ONE_PROCESS and size > 1:
         keys.problem(f"{section} has {size} devices, and local trains on one", key=f"{section}.strategy_args.strategy_name",
                      fix=f"use {section}.strategy_args.strategy_name=fsdp2_train, or one device")  # fmt: skip
     shared = 1
@@ -128,7 +130,7 @@ def trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[
     words = " x ".join(f"{_their_name(family, name)} {each}" for name, each in sizes.items() if each > 1)
     if size % shared:
         name = next(name for name, each in sizes.items() if each > 1)
-        key = f"{section}.{CONFIG}.{_PARALLEL[name]}" if family == "megatron" else f"{section}.model_args.ulysses_size"
+        key = f"{section}.{CONFIG}.{_PARALLEL[name]}" if family == MEGATRON else f"{section}.model_args.ulysses_size"
         fits = [one for one in range(shared, 0, -1) if size % one == 0]
         keys.problem(
             f"{size} device{'s' * (size > 1)} of {section} do not split into groups of {words}",
@@ -144,7 +146,7 @@ def trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[
 
 
 def _their_name(family: str, ours: str) -> str:
-    return _PARALLEL[ours] if family == "megatron" else "ulysses_size"
+    return _PARALLEL[ours] if family == MEGATRON else "ulysses_size"
 
 
 def _options(keys: Reader, role: str, section: str, strategy: str | None) -> dict[str, Any]:
@@ -155,10 +157,10 @@ def _options(keys: Reader, role: str, section: str, strategy: str | None) -> dic
         key = f"{section}.{CONFIG}.{name}"
         reader = READERS.get(name, family)
         if name in _SPECIAL and role != "reference":
-            if not (name == "tensor_parallel_size" and role == "rollout") and family != "megatron":
+            if not (name == "tensor_parallel_size" and role == "rollout") and family != MEGATRON:
                 keys.ignore(key, f"read by megatron_train only, and this is {strategy}")
             continue
-        if reader != family and family not in ("native", "local"):
+        if reader != family and family not in ("native", ONE_PROCESS):
             keys.ignore(key, f"{reader} reads it, and this is {strategy}")
             continue
         if name in _SAVING:

@@ -8,6 +8,8 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.look import get, name_of
 from posttrain.dialects.skyrl.rules.servers import addresses
+from posttrain.dialects.skyrl.strategies import MEGATRON
+from posttrain.plan.engine import engine_called
 
 _PLACE = "trainer.placement"
 _ENGINES, _TENSOR = "generator.num_inference_engines", "generator.inference_engine_tensor_parallel_size"
@@ -93,7 +95,7 @@ def _copies(keys: Reader, role: str, group: Group) -> int:
 
 
 def _megatron(keys: Reader) -> int:
-    if keys["trainer.strategy"] != "megatron":
+    if keys["trainer.strategy"] != MEGATRON:
         return 1
     split = 1
     for key in (*_SPLITS, _CONTEXT):
@@ -114,10 +116,10 @@ def _parallel(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
         for role in groups
         if role != "ref"
     }
-    if keys["trainer.strategy"] == "megatron":
+    if keys["trainer.strategy"] == MEGATRON:
         ulysses = "trainer.policy.sequence_parallel_size"
         if keys[ulysses] > 1:
-            what = f"megatron shares sequences by context_parallel_size, and {ulysses} is {keys[ulysses]}"
+            what = f"{MEGATRON} shares sequences by context_parallel_size, and {ulysses} is {keys[ulysses]}"
             keys.problem(what, key=ulysses, fix=f"use {ulysses}=1, and {_CONTEXT}={keys[ulysses]}")
         fields["policy.sequence_parallel"] = get(keys, _CONTEXT)
         return fields | {field: get(keys, key) for key, field in _SPLITS.items()}
@@ -128,9 +130,8 @@ def _parallel(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
 
 def _engines(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
     """Training engines, and the sampler's size."""
-    strategy = {"fsdp2": "fsdp"}.get(keys["trainer.strategy"], keys["trainer.strategy"])
     fields: dict[str, Any] = {
-        f"{role}.engine": "local" if groups[role].devices == 1 else strategy
+        f"{role}.engine": engine_called(keys["trainer.strategy"], devices=groups[role].devices)
         for role in ("policy", "critic")
         if role in groups
     }

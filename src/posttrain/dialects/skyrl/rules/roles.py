@@ -7,6 +7,7 @@ from typing import Any
 from posttrain.dialects.ledger import leaves
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.look import get, ignore_all, joined
+from posttrain.dialects.skyrl.strategies import CANNOT_OFFLOAD, DEEPSPEED, MEGATRON
 from posttrain.errors import did_you_mean
 
 SCHEDULES = {
@@ -140,9 +141,9 @@ def _warmup(keys: Reader, role: str) -> int:
 def _engine_options(keys: Reader, role: str) -> dict[str, Any]:
     """What the role's engine is told in its own words, by dotted name: FSDP's section, DeepSpeed's, or Megatron's."""
     strategy = keys["trainer.strategy"]
-    if strategy == "deepspeed":
+    if strategy == DEEPSPEED:
         return dict(leaves(_deepspeed(keys, role)))
-    if strategy == "megatron":
+    if strategy == MEGATRON:
         given = keys.section("trainer.policy.megatron_config") if role == "policy" else {}
         return {name: value for name, value in given.items() if name not in _MEGATRON_SIZES and value is not None}
     given = {name: keys[f"trainer.{role}.fsdp_config.{name}"] for name in _FSDP}
@@ -160,11 +161,11 @@ def _deepspeed(keys: Reader, role: str) -> dict[str, Any]:
 def _tell_unread_sections(keys: Reader, present: list[str]) -> None:
     strategy = keys["trainer.strategy"]
     for role in present:
-        if strategy in ("deepspeed", "megatron"):
+        if strategy in (DEEPSPEED, MEGATRON):
             ignore_all(keys, (f"trainer.{role}.fsdp_config",), f"trainer.strategy is {strategy}")
-        if strategy != "deepspeed":
+        if strategy != DEEPSPEED:
             keys.ignore(f"trainer.{role}.deepspeed_config", f"trainer.strategy is {strategy}")
-    if strategy != "deepspeed":
+    if strategy != DEEPSPEED:
         ignore_all(keys, ("deepspeed_config",), f"trainer.strategy is {strategy}")
 
 
@@ -173,15 +174,15 @@ def _check_strategy(keys: Reader) -> None:
     strategy = keys["trainer.strategy"]
     for role in ("policy", "critic"):
         offload = f"trainer.{role}.fsdp_config.cpu_offload"
-        if strategy == "fsdp" and keys[offload]:
+        if strategy == CANNOT_OFFLOAD and keys[offload]:
             what = f"FSDP1 cannot train with weights in CPU memory ({offload}=true)"
             keys.problem(what, key=offload, fix=f"use {offload}=false, or trainer.strategy=fsdp2")
-        if strategy != "deepspeed":
+        if strategy != DEEPSPEED:
             continue
         after = f"trainer.{role}.optimizer_config.offload_after_step"
         if not keys[after]:
             keys.problem(f"DeepSpeed offloads after every step: {after} is false", key=after, fix=f"use {after}=true")
-    if strategy == "deepspeed":
+    if strategy == DEEPSPEED:
         stage = _deepspeed(keys, "policy").get("zero_optimization", {}).get("stage")
         if stage != 3:
             key = "deepspeed_config.train.zero_optimization.stage"

@@ -10,6 +10,7 @@ from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.environment import SECTION, plays
 from posttrain.dialects.skyrl.rules.look import get
+from posttrain.dialects.skyrl.strategies import SHARDED
 from posttrain.errors import did_you_mean
 from posttrain.registry import REWARDS
 
@@ -225,5 +226,5 @@ def profiling(keys: Reader) -> dict[str, Any]:
 
 def precision(keys: Reader) -> None:
     """Tell that what FSDP computes in follows trainer.bf16 here."""
-    if not get(keys, "trainer.bf16") and keys["trainer.strategy"] in ("fsdp", "fsdp2"):
+    if not get(keys, "trainer.bf16") and keys["trainer.strategy"] in SHARDED:
         keys.warn("trainer.bf16=false computes in float32 here; SkyRL's FSDP would still compute in bfloat16")

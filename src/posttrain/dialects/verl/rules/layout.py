@@ -8,6 +8,8 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
+from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, SHARDED_TEXT
+from posttrain.plan.engine import engine_called
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +91,8 @@ def _check_strategies(keys: Reader, *, has_critic: bool) -> None:
     actor, critic = keys[f"{ACTOR}.strategy"], keys["critic.strategy"]
     if keys.ledger.version == "0.2" and actor == "fsdp2":
         what = "verl 0.2 has no strategy fsdp2"
-        keys.problem(what, key=f"{ACTOR}.strategy", fix="use fsdp, or a later verl: --dialect verl")
-    if has_critic and (actor == "megatron") != (critic == "megatron"):
+        keys.problem(what, key=f"{ACTOR}.strategy", fix=f"use {SHARDED[0]}, or a later verl: --dialect verl")
+    if has_critic and (actor == MEGATRON) != (critic == MEGATRON):
         keys.problem(
             f"actor and critic must be trained by engines of one family, and they are {actor} and {critic}",
             key="critic.strategy" if keys.written("critic.strategy") else f"{ACTOR}.strategy",
@@ -101,18 +103,16 @@ def _check_strategies(keys: Reader, *, has_critic: bool) -> None:
 def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: str, devices: int) -> tuple[int, int]:
     """Sets the engine and parallel sizes of a trained role. Returns devices per copy, and those that share a sequence."""
     strategy = keys[f"{section}.strategy"]
-    fields[f"{role}.engine"] = "local" if devices == 1 else "fsdp" if strategy == "fsdp2" else strategy
+    fields[f"{role}.engine"] = engine_called(strategy, devices=devices)
     ulysses = f"{section}.ulysses_sequence_parallel_size"
-    if strategy == "megatron":
+    if strategy == MEGATRON:
         sizes = {
             "tensor_parallel": f"{section}.megatron.tensor_model_parallel_size",
             "pipeline_parallel": f"{section}.megatron.pipeline_model_parallel_size",
             "sequence_parallel": f"{section}.megatron.context_parallel_size",
         }
-        keys.ignore(
-            f"{section if role == 'policy' else model}.fsdp_config", "read by the strategies fsdp and fsdp2 only"
-        )
-        keys.ignore(ulysses, "read by the strategies fsdp and fsdp2 only; Megatron's is megatron.context_parallel_size")
+        keys.ignore(f"{section if role == 'policy' else model}.fsdp_config", f"read by {SHARDED_TEXT} only")
+        keys.ignore(ulysses, f"read by {SHARDED_TEXT} only; Megatron's is megatron.context_parallel_size")
         others = {
             name: value
             for name, value in keys.section(f"{section}.megatron").items()
@@ -134,7 +134,7 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
             f"{section}.optim.clip_grad",
             *([FREEZE_ROUTER] if role == "policy" else []),
         ):
-            keys.ignore(key, f"read by the strategy megatron only, and this is {strategy}")
+            keys.ignore(key, f"read by the strategy {MEGATRON} only, and this is {strategy}")
     split = 1
     for name, key in sizes.items():
         size = keys[key]
@@ -153,7 +153,7 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
             else f"use sizes whose product divides {devices}, such as {fits[0]}",
         )
         split = shared = 1
-    if shared > 1 and strategy != "megatron" and not keys[f"{model}.use_remove_padding"]:
+    if shared > 1 and strategy != MEGATRON and not keys[f"{model}.use_remove_padding"]:
         keys.problem(
             f"{shared} devices share a sequence, which needs packed sequences",
             key=ulysses,

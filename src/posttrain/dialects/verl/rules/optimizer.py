@@ -8,6 +8,7 @@ from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules.batches import updates_per_step
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR
+from posttrain.dialects.verl.strategies import MEGATRON, SHARDED_TEXT
 
 _OURS = {
     "constant": "constant",
@@ -42,7 +43,7 @@ def optimizers(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
 
 def _clipping(keys: Reader, section: str, role: str) -> dict[str, Any]:
     """Megatron clips by optim.clip_grad, FSDP by grad_clip."""
-    megatron = keys[f"{section}.strategy"] == "megatron" and keys.ledger.find(f"{section}.optim.clip_grad")
+    megatron = keys[f"{section}.strategy"] == MEGATRON and keys.ledger.find(f"{section}.optim.clip_grad")
     key = f"{section}.optim.clip_grad" if megatron else f"{section}.grad_clip"
     if megatron:
         keys.ignore(f"{section}.grad_clip", "Megatron clips by optim.clip_grad")
@@ -65,10 +66,10 @@ def _further(keys: Reader, section: str, role: str) -> dict[str, Any]:
 
 def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
     optim, ours = f"{section}.optim", f"{role}.schedule"
-    megatron = keys[f"{section}.strategy"] == "megatron" and keys.ledger.find(f"{optim}.lr_decay_style")
+    megatron = keys[f"{section}.strategy"] == MEGATRON and keys.ledger.find(f"{optim}.lr_decay_style")
     fields: dict[str, Any] = _warmup(keys, section, ours, zero_counts=not megatron)
     for name in _FSDP_ONLY if megatron else _MEGATRON_ONLY:
-        other = "the strategies fsdp and fsdp2" if megatron else "the strategy megatron"
+        other = SHARDED_TEXT if megatron else f"the strategy {MEGATRON}"
         keys.ignore(f"{optim}.{name}", f"read by {other} only")
     if megatron:
         fields |= _decay(keys, section, ours) | _ends(keys, section, ours)

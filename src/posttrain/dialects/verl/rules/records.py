@@ -10,6 +10,7 @@ from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL, REF
+from posttrain.dialects.verl.strategies import MEGATRON
 
 _UNKNOWN_HERE = ("vemlp_wandb", "clearml", "trackio")  # verl's trackers that no version of this program names
 _PRECISIONS = {
@@ -59,7 +60,7 @@ def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
             "critic.activation_offload": get(keys, "critic.model.enable_activation_offload", False),
         }
     if has_reference:
-        if keys[f"{ACTOR}.strategy"] == "megatron":
+        if keys[f"{ACTOR}.strategy"] == MEGATRON:
             fields["reference.engine_options"] = keys.section(f"{REF}.megatron")
         else:
             fields |= engine_options(keys, f"{REF}.fsdp_config", "reference.engine_options")

@@ -8,6 +8,8 @@ from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.records import contents, resume, trackers
+from posttrain.dialects.verl.strategies import SHARDED
+from posttrain.plan.engine import engine_called
 
 _MASTERS = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
@@ -100,7 +102,7 @@ def _layout(keys: Reader) -> dict[str, Any]:
     return wrapping | {
         "placement.nodes": nodes,
         "placement.devices": nodes * per_node,
-        "policy.engine": "local" if devices == 1 else "fsdp",
+        "policy.engine": engine_called(SHARDED[0], devices=devices),
         "policy.sequence_parallel": max(1, shared) if shared >= 0 else shared,
     }
 
