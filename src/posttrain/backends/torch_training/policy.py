@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -13,6 +14,7 @@ from posttrain.algos.objective import policy_objective
 from posttrain.backends.torch_training.optimized_model import Learning, MicroBatch, OptimizedModel
 from posttrain.backends.torch_training.scoring import Scorer
 from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.config import TrainingConfig
 from posttrain.errors import ModelError, Problem
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan
@@ -46,6 +48,16 @@ class PolicyModel(OptimizedModel):
         if reference:
             _check_same_vocabulary(model, reference.model)
         super().__init__(model, tokenizer, **how)
+
+    @staticmethod
+    def sharding_of(
+        config: TrainingConfig, role: str, device: torch.device, compute_dtype: torch.dtype
+    ) -> Sharding | None:
+        """Return how this engine splits a role's model over the processes that have met; None: each process has all of it.
+
+        Raises: ConfigError for engine options that cannot be.
+        """
+        return None
 
     @staticmethod
     def scorer(

@@ -222,7 +222,7 @@ class TestWatch:
 
 def test_workers_of_a_plan() -> None:
     """Policy and sampler on devices 0 and 1, critic on 2, and a sampler on 3: who shares a worker."""
-    from posttrain.backends.runtime.ray.groups import groups_of
+    from posttrain.backends.runtime.ray.role_groups import groups_of
     from posttrain.config import RunConfig
     from posttrain.plan.roles import place
 

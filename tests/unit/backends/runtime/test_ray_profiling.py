@@ -14,7 +14,7 @@ from posttrain.config.profiling import PhaseName
 from posttrain.records.plans import ProfilePlan
 
 
-class Crew:
+class WorkerGroup:
     """Workers that note what they are called with, and answer at once."""
 
     timeout_s = 1.0
@@ -49,8 +49,8 @@ def calls() -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture
-def crews(calls: list[tuple[Any, ...]]) -> dict[str, Any]:
-    trainers, samplers = Crew("trainer", 2, calls), Crew("rollout", 3, calls)
+def worker_groups(calls: list[tuple[Any, ...]]) -> dict[str, Any]:
+    trainers, samplers = WorkerGroup("trainer", 2, calls), WorkerGroup("rollout", 3, calls)
     return {"policy": trainers, "reference": trainers, "rollout": samplers}
 
 
@@ -65,10 +65,14 @@ def crews(calls: list[tuple[Any, ...]]) -> dict[str, Any]:
     ],
 )
 def test_who_records_a_phase(
-    phase: str, ranks: tuple[int, ...] | None, asked: list[str], crews: dict[str, Any], calls: list[tuple[Any, ...]]
+    phase: str,
+    ranks: tuple[int, ...] | None,
+    asked: list[str],
+    worker_groups: dict[str, Any],
+    calls: list[tuple[Any, ...]],
 ) -> None:
     plan = ProfilePlan(steps=None, ranks=ranks)
-    profiler = RayProfiler(crews, on_cuda=False)
+    profiler = RayProfiler(worker_groups, on_cuda=False)
     profiler.begin(phase, plan)
     assert calls == [(name, "recording.begin", plan) for name in asked]
     calls.clear()
@@ -77,10 +81,10 @@ def test_who_records_a_phase(
     assert calls == files
 
 
-def test_a_worker_that_was_replaced_has_no_profile(crews: dict[str, Any], calls: list[tuple[Any, ...]]) -> None:
-    profiler = RayProfiler(crews, on_cuda=False)
+def test_a_worker_that_was_replaced_has_no_profile(worker_groups: dict[str, Any], calls: list[tuple[Any, ...]]) -> None:
+    profiler = RayProfiler(worker_groups, on_cuda=False)
     profiler.begin("rollout", ProfilePlan(steps=None, ranks=(0, 1)))
-    crews["rollout"].members[1] = Worker("rollout rank 1")  # another process by the same name
+    worker_groups["rollout"].members[1] = Worker("rollout rank 1")  # another process by the same name
     assert profiler.end(Path("/p"), "step_1_rollout") == [
         "of rollout rank 0",
         "rollout rank 1 was started again in step_1_rollout, which is not profiled",

@@ -16,17 +16,18 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.backends.runtime.ray.cast import Part, make_cast
 from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
-from posttrain.backends.runtime.ray.crew import Crew
 from posttrain.backends.runtime.ray.endpoints import EndpointSync
-from posttrain.backends.runtime.ray.groups import Group, groups_of
 from posttrain.backends.runtime.ray.profiling import RayProfiler
 from posttrain.backends.runtime.ray.proxies import RemoteCritic, RemotePolicy, RemoteRewardModel, RemoteScorer
+from posttrain.backends.runtime.ray.role_groups import RoleGroup, groups_of
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
+from posttrain.backends.runtime.ray.started_roles import Assignment
 from posttrain.backends.runtime.ray.sync import SeparateSync, SharedSync, Way, send_of
 from posttrain.backends.runtime.ray.watch import Member, Watch
 from posttrain.backends.runtime.ray.worker import Worker
+from posttrain.backends.runtime.ray.worker_group import WorkerGroup
+from posttrain.backends.runtime.ray.worker_roles import start_worker_roles
 from posttrain.backends.serving.start import make_sampler, ranks_per_copy
 from posttrain.backends.torch_training.start import has_full_kl
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
@@ -34,6 +35,7 @@ from posttrain.errors import ConfigError
 from posttrain.interfaces.roles import Learner, Roles
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.weight_sync import WeightSync
+from posttrain.plan.engine import engine_plan
 from posttrain.plan.placement import PlacementPlan, Rank
 from posttrain.plan.roles import place
 from posttrain.records.notices import Notices
@@ -106,7 +108,7 @@ class _Start:
         self.watch.close()
         self.cluster.close()
 
-    def crews(self) -> dict[str, Crew]:
+    def worker_groups(self) -> dict[str, WorkerGroup]:
         """The workers of every group by its name, with their models loaded."""
         timeout_s = self.config.placement.start_timeout_s
         per_node = self.plan.devices_per_node
@@ -116,14 +118,14 @@ class _Start:
         ]
         self.reserved = self.cluster.reserve(bundles, timeout_s)
         self.watch.start()
-        crews = {group.name: self._crew(group, self._spawn(group, group.leading)) for group in self.groups}
+        worker_groups = {group.name: self._workers(group, self._spawn(group, group.leading)) for group in self.groups}
         for group in self.groups:
             self._hold(group)
         starting: dict[Member, Any] = {}
         for group in self.groups:
-            starting |= self._begin(group, crews[group.name].members)
+            starting |= self._begin(group, worker_groups[group.name].members)
         self.watch.wait(starting, "loading the models", timeout_s)
-        return crews
+        return worker_groups
 
     def renew(self, sync: SeparateSync, lost: Member, send: bool) -> Member:
         """A new worker in the place of a lost sampler."""
@@ -146,7 +148,7 @@ class _Start:
         per_node = max(1, sum(self.workers_on.values()) // self.plan.nodes)
         return self.config.placement.cpu_threads or max(1, len(os.sched_getaffinity(0)) // per_node)
 
-    def _spawn(self, group: Group, ranks: Sequence[Rank]) -> list[Member]:
+    def _spawn(self, group: RoleGroup, ranks: Sequence[Rank]) -> list[Member]:
         handles = []
         for rank in ranks:
             reserved = self.reserved[rank.node]
@@ -170,7 +172,7 @@ class _Start:
             members.append(member)
         return members
 
-    def _hold(self, group: Group) -> None:
+    def _hold(self, group: RoleGroup) -> None:
         """On GPUs, workers that do nothing keep the devices of a shared copy: Ray gives a process those of one bundle."""
         for first in group.leading if self.cuda and group.share > 1 else ():
             others = self._spawn(group, group.ranks[first.rank + 1 : first.rank + group.share])
@@ -186,14 +188,14 @@ class _Start:
         own = self.watch.wait({member: self.cluster.call(member.handle, "devices")}, "finding devices", 60.0)[member]
         return ",".join((own, *others))
 
-    def _begin(self, group: Group, members: Sequence[Member]) -> dict[Member, Any]:
+    def _begin(self, group: RoleGroup, members: Sequence[Member]) -> dict[Member, Any]:
         """Promises that the models are loaded."""
         meeting = None
         if group.together:
             first = members[0]
             port = self.watch.wait({first: self.cluster.call(first.handle, "free_port")}, "a free port", 60.0)[first]
             meeting = first.process.host, port
-        part = Part(
+        assignment = Assignment(
             kind=type(self.config),
             config=self.config.model_dump_json(),
             batches=self.batches,
@@ -211,9 +213,9 @@ class _Start:
             member: self.cluster.call(
                 member.handle,
                 "begin",
-                make_cast,
+                start_worker_roles,
                 replace(
-                    part,
+                    assignment,
                     rank=rank if group.together else 0,
                     node=member.process.host,
                     visible=self._visible(member),
@@ -222,26 +224,26 @@ class _Start:
             for rank, member in enumerate(members)
         }
 
-    def _crew(self, group: Group, members: list[Member]) -> Crew:
-        return Crew(
+    def _workers(self, group: RoleGroup, members: list[Member]) -> WorkerGroup:
+        return WorkerGroup(
             cluster=self.cluster, watch=self.watch, members=members, timeout_s=self.config.placement.call_timeout_s
         )
 
     def learner(self) -> Learner:
-        crews = self.crews()
-        (trainers,) = crews.values()
+        worker_groups = self.worker_groups()
+        (trainers,) = worker_groups.values()
         return Learner(
             policy=RemotePolicy(trainers),
             device=self._device(),
             notices=self.notices,
-            notes=_notes(crews),
+            notes=_notes(worker_groups),
             profiler=RayProfiler({"policy": trainers}, self.cuda),
             close=self.close,
         )
 
     def roles(self, config: RunConfig) -> Roles:
-        crews = self.crews()
-        of = {role: crews[group.name] for group in self.groups for role in group.roles}
+        worker_groups = self.worker_groups()
+        of = {role: worker_groups[group.name] for group in self.groups for role in group.roles}
         trainers = of["policy"]
         rollout, sync = self._sampling(config, trainers, of.get("rollout"))
         asks_reference = "reference" in of and not (has_full_kl(config) and not config.reward.kl.coef)
@@ -249,19 +251,21 @@ class _Start:
             policy=RemotePolicy(trainers),
             rollout=rollout,
             weight_sync=sync,
-            reference=RemoteScorer(of["reference"], "reference", copies=config.policy.engine == "local")
+            reference=RemoteScorer(of["reference"], "reference", copies=engine_plan(config.policy.engine).keeps_whole)
             if asks_reference
             else None,
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
             reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
             device=self._device(),
             notices=self.notices,
-            notes=_notes(crews),
+            notes=_notes(worker_groups),
             profiler=RayProfiler(of, self.cuda),
             close=self.close,
         )
 
-    def _sampling(self, config: RunConfig, trainers: Crew, samplers: Crew | None) -> tuple[RolloutEngine, WeightSync]:
+    def _sampling(
+        self, config: RunConfig, trainers: WorkerGroup, samplers: WorkerGroup | None
+    ) -> tuple[RolloutEngine, WeightSync]:
         """The sampler, and how the weights get to it. ``samplers`` is None for servers that run already."""
         if samplers is trainers:
             return RemoteRollout(trainers, self.notices, None), SharedSync(trainers)
@@ -298,5 +302,5 @@ def _no_module() -> PreTrainedModel:
     raise RuntimeError("a server samples from its own copy of the weights")
 
 
-def _notes(crews: Mapping[str, Crew]) -> tuple[str, ...]:
-    return tuple(note for crew in crews.values() for note in crew.call("notes"))
+def _notes(worker_groups: Mapping[str, WorkerGroup]) -> tuple[str, ...]:
+    return tuple(note for workers in worker_groups.values() for note in workers.call("notes"))

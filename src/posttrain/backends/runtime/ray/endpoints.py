@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from posttrain.backends.runtime.ray.crew import Crew
 from posttrain.backends.runtime.ray.sync import WHAT, Way, written
+from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import BroadcastPlan, Served, WeightTaker
 from posttrain.interfaces.train_engine import TrainEngine
@@ -16,7 +16,7 @@ class EndpointSync:
     """See interfaces.weight_sync.WeightSync. Through a folder that the servers see, or (``backend``: gloo, nccl) by a broadcast
     from the trainers' rank 0 to the processes of the one server."""
 
-    def __init__(self, trainers: Crew, way: Way, *, backend: str | None = None):
+    def __init__(self, trainers: WorkerGroup, way: Way, *, backend: str | None = None):
         self._trainers = trainers
         self._way = way
         self._backend = backend

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from posttrain.algos.balancing import balanced_parts
-from posttrain.backends.runtime.ray.crew import Crew
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
+from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, ValueLossPlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
@@ -22,8 +22,8 @@ class RemoteScorer:
     """See interfaces.train_engine.ScoringEngine. With ``copies`` every rank has all of the model, and scores a share of the rows
     on its own; without, they share it out among themselves."""
 
-    def __init__(self, crew: Crew, role: str, *, copies: bool = False):
-        self.crew = crew
+    def __init__(self, workers: WorkerGroup, role: str, *, copies: bool = False):
+        self.workers = workers
         self.role = role
         self.copies = copies
 
@@ -35,31 +35,31 @@ class RemoteScorer:
 
     def _scores(self, method: str, batch: SequenceBatch, *arguments: float) -> Tensor:
         what = f"{self.role} {method}"
-        ranks = min(len(self.crew.members), len(batch))
+        ranks = min(len(self.workers.members), len(batch))
         if self.copies and ranks > 1:
             loads = (batch.prompt_lengths + batch.response_lengths).tolist()
             parts = balanced_parts(loads, ranks)
             shares = [(to_plain(batch.rows(rows)), self.role, method, *arguments) for rows in parts]
-            scored = torch.cat([from_plain(each) for each in self.crew.scatter("score", shares, what=what)])
+            scored = torch.cat([from_plain(each) for each in self.workers.scatter("score", shares, what=what)])
             order = torch.tensor([row for rows in parts for row in rows])
             return scored[order.argsort()]
-        rows = self.crew.share(to_plain(batch))
-        found: Tensor = from_plain(self.crew.call("score", rows, self.role, method, *arguments, what=what))
+        rows = self.workers.share(to_plain(batch))
+        found: Tensor = from_plain(self.workers.call("score", rows, self.role, method, *arguments, what=what))
         return found
 
 
 class RemoteOptimized:
     """See interfaces.train_engine.OptimizedEngine."""
 
-    def __init__(self, crew: Crew, role: str):
-        self.crew = crew
+    def __init__(self, workers: WorkerGroup, role: str):
+        self.workers = workers
         self.role = role
 
     note: str | None = None  # told once, by the runtime
 
     @property
     def version(self) -> int:
-        found: int = self.crew.call("version", self.role)
+        found: int = self.workers.call("version", self.role)
         return found
 
     def begin_step(self) -> None:
@@ -79,22 +79,22 @@ class RemoteOptimized:
         return found
 
     def save(self, folder: Path, *, optimizer: bool = True) -> None:
-        self.crew.call("save", self.role, folder.resolve(), optimizer, what=f"saving the {self.role}")
+        self.workers.call("save", self.role, folder.resolve(), optimizer, what=f"saving the {self.role}")
 
     def writer(self, *, optimizer: bool = True, sharded: bool = False) -> Callable[[Path], None]:
         what = f"saving the {self.role}"
-        self.crew.call("gather", self.role, optimizer, sharded, what=what)
-        return lambda folder: self.crew.each_aside("write", self.role, folder.resolve(), what=what)
+        self.workers.call("gather", self.role, optimizer, sharded, what=what)
+        return lambda folder: self.workers.each_aside("write", self.role, folder.resolve(), what=what)
 
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
-        self.crew.call("load", self.role, folder.resolve(), optimizer, schedule, what=f"loading the {self.role}")
+        self.workers.call("load", self.role, folder.resolve(), optimizer, schedule, what=f"loading the {self.role}")
 
     def _call(self, method: str) -> object:
-        return self.crew.call("model_call", self.role, method, what=f"{self.role} {method}")
+        return self.workers.call("model_call", self.role, method, what=f"{self.role} {method}")
 
     def _learn(self, batch: TrainBatch, loss: LossPlan | ValueLossPlan, counts: LossCounts) -> LossStats:
-        rows = self.crew.share(to_plain(batch))
-        plain = self.crew.call("learn", rows, self.role, loss, counts, what=f"{self.role} forward_backward")
+        rows = self.workers.share(to_plain(batch))
+        plain = self.workers.call("learn", rows, self.role, loss, counts, what=f"{self.role} forward_backward")
         stats: LossStats = from_plain(plain)
         return stats
 
@@ -102,8 +102,8 @@ class RemoteOptimized:
 class RemotePolicy(RemoteOptimized, RemoteScorer):
     """See interfaces.train_engine.TrainEngine."""
 
-    def __init__(self, crew: Crew):
-        RemoteScorer.__init__(self, crew, "policy")
+    def __init__(self, workers: WorkerGroup):
+        RemoteScorer.__init__(self, workers, "policy")
 
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         stats = self._learn(batch, loss, counts)
@@ -115,8 +115,8 @@ class RemoteCritic(RemoteOptimized):
     """See interfaces.train_engine.ValueEngine."""
 
     def values(self, batch: SequenceBatch) -> Tensor:
-        rows = self.crew.share(to_plain(batch))
-        found: Tensor = from_plain(self.crew.call("score", rows, self.role, "values", what="critic values"))
+        rows = self.workers.share(to_plain(batch))
+        found: Tensor = from_plain(self.workers.call("score", rows, self.role, "values", what="critic values"))
         return found
 
     def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
@@ -126,13 +126,13 @@ class RemoteCritic(RemoteOptimized):
 class RemoteRewardModel:
     """See interfaces.reward.RewardModel: every rank has all of the model and scores a share of the groups."""
 
-    def __init__(self, crew: Crew):
-        self.crew = crew
+    def __init__(self, workers: WorkerGroup):
+        self.workers = workers
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
-        ranks = len(self.crew.members)
+        ranks = len(self.workers.members)
         # What a grader needs and the model does not stays here.
         plain = [replace(each, prompt=replace(each.prompt, ground_truth=None, extra_info={})) for each in groups]
         shares = [(plain[rank::ranks],) for rank in range(ranks)]
-        found = self.crew.scatter("reward", shares, what="reward model score")
+        found = self.workers.scatter("reward", shares, what="reward model score")
         return [found[number % ranks][number // ranks] for number in range(len(groups))]

@@ -8,10 +8,10 @@ from typing import Any
 
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.runtime.ray.cluster import WorkerDied
-from posttrain.backends.runtime.ray.crew import Crew
 from posttrain.backends.runtime.ray.stream import RemoteStream
 from posttrain.backends.runtime.ray.watch import Member
 from posttrain.backends.runtime.ray.worker import Failure, Groups
+from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.records.notices import Notices
@@ -25,15 +25,15 @@ class RemoteRollout:
     """See interfaces.rollout_engine.RolloutEngine. A response depends on its id, the seed and the weights, and not on where it
     is sampled.
 
-    Args: crew has a member per copy of the sampler; ``renew`` starts another worker in a lost one's place and gives it the
+    Args: workers has a member per copy of the sampler; ``renew`` starts another worker in a lost one's place and gives it the
         policy's weights (with True), or leaves that to a sync that follows; None: the samplers are the trainers, without which
         nothing goes on.
     """
 
     note = ""  # told once, by the runtime
 
-    def __init__(self, crew: Crew, notices: Notices, renew: Callable[[Member, bool], Member] | None):
-        self.crew = crew
+    def __init__(self, workers: WorkerGroup, notices: Notices, renew: Callable[[Member, bool], Member] | None):
+        self.workers = workers
         self._notices = notices
         self._renew = renew
         self._version = 0
@@ -61,11 +61,11 @@ class RemoteRollout:
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> RemoteStream:
         """See interfaces.rollout_engine."""
         self.mend(send=True)
-        return RemoteStream(self.crew, sampling, on_tokens, lambda lost: self.replace(lost, send=True))
+        return RemoteStream(self.workers, sampling, on_tokens, lambda lost: self.replace(lost, send=True))
 
     def mend(self, *, send: bool) -> None:
         """Replace samplers that were lost while nothing was asked of them; ``send`` gives the new ones the policy's weights."""
-        for member in list(self.crew.members):
+        for member in list(self.workers.members):
             if member.trouble:
                 self.replace(member, send=send)
 
@@ -75,7 +75,7 @@ class RemoteRollout:
         if self._renew is None:
             raise loss
         new = self._renew(member, send)
-        self.crew.members[self.crew.members.index(member)] = new
+        self.workers.members[self.workers.members.index(member)] = new
         self._notices.add(f"{loss}\n{new.name} was started again")
         return new
 
@@ -84,7 +84,7 @@ class _Sampling:
     """One call of ``generate``."""
 
     def __init__(self, rollout: RemoteRollout, prompts: Sequence[Prompt], sampling: SamplingParams, call: int):
-        self.rollout, self.crew = rollout, rollout.crew
+        self.rollout, self.workers = rollout, rollout.workers
         self.prompts, self.sampling, self.call = prompts, sampling, call
         self.groups: dict[int, TrajectoryGroup] = {}
         self.missing: dict[Member, set[int]] = {}  # numbers of prompts that a member was asked for and has not given
@@ -96,7 +96,7 @@ class _Sampling:
             len(prompt.token_ids) + self.sampling.samples_per_prompt * self.sampling.max_response_tokens
             for prompt in self.prompts
         ]
-        members = self.crew.members[: len(self.prompts)]
+        members = self.workers.members[: len(self.prompts)]
         for member, numbers in zip(members, balanced_parts(loads, len(members)), strict=True):
             self._ask(member, sorted(numbers))
         begun = time.monotonic()
@@ -107,17 +107,17 @@ class _Sampling:
                 for member in list(self.missing):
                     if member.trouble and self.missing[member]:
                         self._ask_another(member)
-                for member in self.crew.watch.members:
+                for member in self.workers.watch.members:
                     if member.trouble and member.vital:
                         raise member.lost()
                 now = time.monotonic()
                 quiet_since = None if self.promises else quiet_since or now
-                if now - begun > self.crew.timeout_s or (quiet_since and now - quiet_since > IN_FLIGHT_S):
+                if now - begun > self.workers.timeout_s or (quiet_since and now - quiet_since > IN_FLIGHT_S):
                     late = ", ".join(member.name for member, numbers in self.missing.items() if numbers)
                     raise RunStopped(f"sampling: {late} did not end in time (placement.call_timeout_s)")
         except BaseException:  # also a signal: nobody waits for these samples any more
             for member in self.promises:
-                self.crew.cluster.call(member.handle, "give_up")
+                self.workers.cluster.call(member.handle, "give_up")
             raise
         return [self.groups[number] for number in range(len(self.prompts))]
 
@@ -129,7 +129,7 @@ class _Sampling:
         ]
         member.take()  # what is left of a call that was given up
         self.missing[member] = set(numbers)
-        self.promises[member] = self.crew.cluster.call(
+        self.promises[member] = self.workers.cluster.call(
             member.handle, "call", "generate", True, self.call, plain, self.sampling
         )
 
@@ -148,14 +148,14 @@ class _Sampling:
 
     def _hear(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> None:
         """Take what has come: tokens, groups, and the ends of calls."""
-        kept = self.crew.cluster.ready(list(self.promises.values()), 0.1) if self.promises else []
+        kept = self.workers.cluster.ready(list(self.promises.values()), 0.1) if self.promises else []
         if not self.promises:
             time.sleep(0.05)
         for member in [each for each, promise in self.promises.items() if promise in kept]:
             try:
-                result = self.crew.cluster.value(self.promises.pop(member), self.crew.timeout_s)
+                result = self.workers.cluster.value(self.promises.pop(member), self.workers.timeout_s)
             except WorkerDied:
-                self.crew.watch.found_dead(member)
+                self.workers.watch.found_dead(member)
                 continue
             if isinstance(result, Failure):
                 raise result.error(member.name)

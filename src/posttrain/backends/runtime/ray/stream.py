@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
 from posttrain.backends.runtime.ray.cluster import WorkerDied
-from posttrain.backends.runtime.ray.crew import Crew
 from posttrain.backends.runtime.ray.watch import Member
 from posttrain.backends.runtime.ray.worker import Failure
+from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
 from posttrain.records.trajectories import SamplingParams, Trajectory
@@ -26,23 +26,23 @@ class RemoteStream:
 
     def __init__(
         self,
-        crew: Crew,
+        workers: WorkerGroup,
         sampling: SamplingParams,
         on_tokens: OnTokens | None,
         replace: Callable[[Member], Member],
     ):
-        self._crew = crew
+        self._workers = workers
         self._sampling = sampling
         self._on_tokens = on_tokens
         self._replace = replace
         self._homes: dict[str, Member] = {}  # conversation -> worker
-        self._under_way: dict[Member, dict[str, Request]] = {member: {} for member in crew.members}
-        self._new: dict[Member, list[Request]] = {member: [] for member in crew.members}
-        self._cancelled: dict[Member, list[str]] = {member: [] for member in crew.members}
+        self._under_way: dict[Member, dict[str, Request]] = {member: {} for member in workers.members}
+        self._new: dict[Member, list[Request]] = {member: [] for member in workers.members}
+        self._cancelled: dict[Member, list[str]] = {member: [] for member in workers.members}
         self._turns: dict[Member, Any] = {}  # promises
         self._again: set[str] = set()  # requests that were asked for a second time
         self._closed = False
-        crew.each("open_stream", sampling, what="sampling")
+        workers.each("open_stream", sampling, what="sampling")
 
     def submit(self, requests: Sequence[Request]) -> None:
         if self._closed:
@@ -62,7 +62,7 @@ class RemoteStream:
             for member, asked in self._under_way.items():
                 if member not in self._turns and (asked or self._cancelled[member]):
                     self._turns[member] = self._turn(member)
-            for promise in self._crew.cluster.ready(list(self._turns.values()), max(0.0, until - time.monotonic())):
+            for promise in self._workers.cluster.ready(list(self._turns.values()), max(0.0, until - time.monotonic())):
                 ended += self._take(next(each for each, given in self._turns.items() if given == promise))
             self._tell()
             if time.monotonic() >= until:
@@ -84,10 +84,10 @@ class RemoteStream:
         self._closed = True
         here = [member for member in self._under_way if not member.trouble]
         for member in here:
-            self._crew.cluster.call(member.handle, "give_up")
-        cluster = self._crew.cluster
+            self._workers.cluster.call(member.handle, "give_up")
+        cluster = self._workers.cluster
         closing = {member: cluster.call(member.handle, "call", "close_stream", True) for member in here}
-        self._crew.watch.wait(closing, "closing a stream", self._crew.timeout_s)
+        self._workers.watch.wait(closing, "closing a stream", self._workers.timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -110,13 +110,13 @@ class RemoteStream:
     def _turn(self, member: Member) -> Any:
         new, cancelled = self._new[member], self._cancelled[member]
         self._new[member], self._cancelled[member] = [], []
-        return self._crew.cluster.call(member.handle, "call", "sample", True, new, cancelled, TURN_S)
+        return self._workers.cluster.call(member.handle, "call", "sample", True, new, cancelled, TURN_S)
 
     def _take(self, member: Member) -> list[Trajectory]:
         try:
-            result = self._crew.cluster.value(self._turns.pop(member), self._crew.timeout_s)
+            result = self._workers.cluster.value(self._turns.pop(member), self._workers.timeout_s)
         except WorkerDied:
-            self._crew.watch.found_dead(member)
+            self._workers.watch.found_dead(member)
             return []
         if isinstance(result, Failure):
             raise result.error(member.name)
@@ -135,8 +135,8 @@ class RemoteStream:
         self._again |= set(requests)
         new = self._replace(lost)
         self._under_way[new], self._new[new], self._cancelled[new] = {}, [], []
-        opening = self._crew.cluster.call(new.handle, "call", "open_stream", True, self._sampling)
-        self._crew.watch.wait({new: opening}, "sampling", self._crew.timeout_s)
+        opening = self._workers.cluster.call(new.handle, "call", "open_stream", True, self._sampling)
+        self._workers.watch.wait({new: opening}, "sampling", self._workers.timeout_s)
         for request in requests.values():
             self._give(new, request)
 

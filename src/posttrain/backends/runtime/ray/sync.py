@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.backends.runtime.ray.crew import Crew
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
 from posttrain.backends.runtime.ray.watch import Member, WorkerLost
+from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import RolloutEngine, Served
 from posttrain.interfaces.train_engine import TrainEngine
@@ -30,14 +30,14 @@ class Way:
     adapter: str = ""  # of a LoRA adapter that is sent alone: its adapter_config.json; "": all weights are sent
 
 
-Send = Callable[[Crew, Sequence[Member], int, Way], Served]
+Send = Callable[[WorkerGroup, Sequence[Member], int, Way], Served]
 
 
 class SharedSync:
     """For samplers in the trainers' processes: each takes what all gather, or reads the policy's own tensors."""
 
-    def __init__(self, crew: Crew):
-        self._crew = crew
+    def __init__(self, workers: WorkerGroup):
+        self._workers = workers
         self._sent: Served | None = None
 
     @property
@@ -49,8 +49,8 @@ class SharedSync:
         version = policy.version
         if self._sent is not None and self._sent.version == version == rollout.version:
             return  # nothing was updated since
-        found: list[tuple[Served, Served] | None] = self._crew.each("share_weights", version, what=WHAT)
-        moved = [(member.name, pair) for member, pair in zip(self._crew.members, found, strict=True) if pair]
+        found: list[tuple[Served, Served] | None] = self._workers.each("share_weights", version, what=WHAT)
+        moved = [(member.name, pair) for member, pair in zip(self._workers.members, found, strict=True) if pair]
         if moved:
             self._sent = moved[0][1][0]
             check_served(self._sent, [(name, arrived) for name, (_, arrived) in moved])
@@ -60,7 +60,7 @@ class SharedSync:
 class SeparateSync:
     """For samplers in workers of their own. ``send`` is one of the functions below."""
 
-    def __init__(self, trainers: Crew, send: Send, way: Way):
+    def __init__(self, trainers: WorkerGroup, send: Send, way: Way):
         self._trainers = trainers
         self._send = send
         self._way = way
@@ -78,12 +78,12 @@ class SeparateSync:
             return  # nothing was updated since
         rollout.mend(send=False)
         try:
-            self._sent = self._send(self._trainers, rollout.crew.members, version, self._way)
+            self._sent = self._send(self._trainers, rollout.workers.members, version, self._way)
         except WorkerLost as loss:
             if loss.member.vital:
                 raise
             rollout.replace(loss.member, send=False)
-            self._sent = self._send(self._trainers, rollout.crew.members, version, self._way)
+            self._sent = self._send(self._trainers, rollout.workers.members, version, self._way)
         rollout.weights_changed(version)
 
     def send_to(self, member: Member) -> None:
@@ -94,7 +94,7 @@ class SeparateSync:
         check_served(self._sent, [(member.name, served)])
 
 
-def through_shared_memory(trainers: Crew, samplers: Sequence[Member], version: int, way: Way) -> Served:
+def through_shared_memory(trainers: WorkerGroup, samplers: Sequence[Member], version: int, way: Way) -> Served:
     """Flat buckets in Ray's object store: shared memory on a node, which Ray copies to a node that has not got it yet.
 
     The driver hands on promises and never sees the bytes. While samplers take a bucket, the next one is gathered.
@@ -124,7 +124,7 @@ def through_shared_memory(trainers: Crew, samplers: Sequence[Member], version: i
     return _all_serve(trainers, samplers, announced, "taker.finish", version, way.adapter)
 
 
-def by_broadcast(trainers: Crew, samplers: Sequence[Member], version: int, way: Way) -> Served:
+def by_broadcast(trainers: WorkerGroup, samplers: Sequence[Member], version: int, way: Way) -> Served:
     """Flat buckets from the trainers' rank 0 to all samplers' processes by a collective: gloo on CPUs, NCCL on GPUs.
 
     The group is made anew every time. Returns and raises as ``through_shared_memory``.
@@ -157,14 +157,14 @@ def by_broadcast(trainers: Crew, samplers: Sequence[Member], version: int, way: 
     return _all_serve(trainers, samplers, announced, "taker.finish", version)
 
 
-def through_a_folder(trainers: Crew, samplers: Sequence[Member], version: int, way: Way) -> Served:
+def through_a_folder(trainers: WorkerGroup, samplers: Sequence[Member], version: int, way: Way) -> Served:
     """Files that the trainers' rank 0 writes and every sampler reads. Returns and raises as ``through_shared_memory``."""
     with written(trainers, version, way) as (folder, announced):
         return _all_serve(trainers, samplers, announced, "taker.load", folder, announced)
 
 
 @contextmanager
-def written(trainers: Crew, version: int, way: Way) -> Iterator[tuple[Path, Served]]:
+def written(trainers: WorkerGroup, version: int, way: Way) -> Iterator[tuple[Path, Served]]:
     """The weights in a folder, which goes at the end, and what they are."""
     folder = way.folder / f"weights-{version}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -174,7 +174,9 @@ def written(trainers: Crew, version: int, way: Way) -> Iterator[tuple[Path, Serv
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _all_serve(trainers: Crew, samplers: Sequence[Member], announced: Served, method: str, *arguments: Any) -> Served:
+def _all_serve(
+    trainers: WorkerGroup, samplers: Sequence[Member], announced: Served, method: str, *arguments: Any
+) -> Served:
     promises = {member: trainers.cluster.call(member.handle, "call", method, True, *arguments) for member in samplers}
     found = trainers.watch.wait(promises, WHAT, trainers.timeout_s)
     check_served(announced, [(member.name, served) for member, served in found.items()])

@@ -93,7 +93,7 @@ class Outbox:
 
 
 class Worker:
-    """Hosts a cast: an object whose methods are called by name. ``call`` and ``news`` are called at the same time."""
+    """Hosts an object whose methods are called by name. ``call`` and ``news`` are called at the same time."""
 
     def __init__(self, name: str, node: str, host: str):
         self._node = node
@@ -101,7 +101,7 @@ class Worker:
         self.outbox = Outbox()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)  # libraries keep settings by thread
         self._aside = ThreadPoolExecutor(1, thread_name_prefix=f"{name} aside")
-        self._cast: Any = None
+        self._hosted: Any = None
         handle, self._log = tempfile.mkstemp(prefix="posttrain-worker-", suffix=".log")
         sys.stdout.flush()
         sys.stderr.flush()
@@ -130,26 +130,26 @@ class Worker:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def begin(self, make: Callable[..., Any], *arguments: Any) -> Failure | None:
-        """Make the cast, ``make(outbox, *arguments)``: a function of this package, by its name."""
+        """Make the hosted object, ``make(outbox, *arguments)``: a function of this package, by its name."""
 
         def work() -> None:
-            self._cast = make(self.outbox, *arguments)
+            self._hosted = make(self.outbox, *arguments)
 
         return self._guarded(self._thread, work)
 
     def call(self, method: str, wanted: bool, *arguments: Any) -> Any:
-        """``cast.method(*arguments)``, where the method's name may be a path ("sender.begin"); its result, None where it is not
+        """``hosted.method(*arguments)``, where the method's name may be a path ("sender.begin"); its result, None where it is not
         ``wanted``, or a Failure."""
 
         def work() -> Any:
-            result = attrgetter(method)(self._cast)(*arguments)
+            result = attrgetter(method)(self._hosted)(*arguments)
             return result if wanted else None
 
         return self._guarded(self._thread, work)
 
     def call_aside(self, method: str, *arguments: Any) -> Any:
         """The same beside other work, for what needs no other rank."""
-        return self._guarded(self._aside, lambda: getattr(self._cast, method)(*arguments))
+        return self._guarded(self._aside, lambda: getattr(self._hosted, method)(*arguments))
 
     def give_up(self) -> None:
         """Leave the sampling under way, at its next token; nothing happens when none is."""
@@ -168,8 +168,8 @@ class Worker:
         except GivenUp:
             return None
         except Exception as error:  # noqa: BLE001  # the boundary between two processes: it is reported, not swallowed
-            if self._cast is not None:
-                self._cast.failed()
+            if self._hosted is not None:
+                self._hosted.failed()
             return failure_of(error)
 
 

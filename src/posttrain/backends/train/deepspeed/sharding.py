@@ -55,7 +55,7 @@ class DeepspeedSharding(RanksSharding):
             self._engine = self._start(model)
 
     def chunks(self, tensors: Mapping[str, Tensor]) -> list[Chunk]:
-        raise NotImplementedError("its parts are stretches of all weights in a row; dialects.run_checks refuses it")
+        raise NotImplementedError("its parts are stretches of all weights in a row; plan.checks.engines refuses it")
 
     def masters(self, model: PreTrainedModel, dtype: torch.dtype) -> ZeroWeights:
         def begin(optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> Any:

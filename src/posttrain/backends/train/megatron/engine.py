@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,6 +20,7 @@ from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.train.megatron.learner import MegatronLearner
 from posttrain.backends.train.megatron.scorer import MegatronScorer, WithoutAdapter, frozen, policy_scores
 from posttrain.backends.train.megatron.sharding import MegatronSharding
+from posttrain.config import TrainingConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.lora import is_adapted
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
@@ -62,6 +64,12 @@ class MegatronTrainEngine(MegatronLearner):
         )
         self._scorer = MegatronScorer(self.parts, scoring, padded=self.padded)
         self._sharding.policy = self.parts
+
+    @staticmethod
+    def sharding_of(
+        config: TrainingConfig, role: str, device: torch.device, compute_dtype: torch.dtype
+    ) -> MegatronSharding:
+        return MegatronSharding.of_run(config, role, device, compute_dtype)
 
     @staticmethod
     def scorer(

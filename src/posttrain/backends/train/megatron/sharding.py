@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
@@ -82,6 +82,23 @@ class MegatronSharding(Sharding):
         self.first_stage = parallel_state.is_pipeline_first_stage()
         self.last_stage = parallel_state.is_pipeline_last_stage()
         self.policy: ModelParts | None = None  # set by the policy's engine
+
+    @classmethod
+    def of_run(cls, config: TrainingConfig, role: str, device: torch.device, compute_dtype: torch.dtype) -> Self:
+        """Split a run's policy or critic over the processes that have met. Raises: ConfigError for options that cannot be."""
+        section = learner_of(config, role)
+        settings, problems, _ = megatron_settings(section.engine_options, role=role)
+        if problems:
+            raise ConfigError(problems)
+        return cls(
+            device,
+            compute_dtype=compute_dtype,
+            tensor=section.tensor_parallel,
+            pipeline=section.pipeline_parallel,
+            context=section.sequence_parallel,
+            settings=settings,
+            timeout_s=config.placement.call_timeout_s,
+        )
 
     @property
     def sequence_parallel(self) -> bool:
@@ -172,22 +189,3 @@ class MegatronSharding(Sharding):
 
     def wait(self) -> None:
         dist.barrier()
-
-
-def sharding_of(
-    config: TrainingConfig, role: str, device: torch.device, compute_dtype: torch.dtype
-) -> MegatronSharding:
-    """How a run shares out its policy over the processes that have met. Raises: ConfigError for options that cannot be."""
-    section = learner_of(config, role)
-    settings, problems, _ = megatron_settings(section.engine_options, role=role)
-    if problems:
-        raise ConfigError(problems)
-    return MegatronSharding(
-        device,
-        compute_dtype=compute_dtype,
-        tensor=section.tensor_parallel,
-        pipeline=section.pipeline_parallel,
-        context=section.sequence_parallel,
-        settings=settings,
-        timeout_s=config.placement.call_timeout_s,
-    )

@@ -11,7 +11,7 @@ from posttrain.backends.runtime.ray.watch import Member, Watch
 
 
 @dataclass(slots=True, eq=False)
-class Crew:
+class WorkerGroup:
     """Members in the order of their ranks."""
 
     cluster: Cluster
@@ -20,7 +20,7 @@ class Crew:
     timeout_s: float  # of one call
 
     def call(self, method: str, *arguments: Any, what: str = "") -> Any:
-        """Call a method of every rank's cast with the same arguments; the result of rank 0.
+        """Call a method of every rank's roles with the same arguments; the result of rank 0.
 
         Large arguments are given as promises (``share``), so that they travel once per node.
         """
@@ -42,7 +42,7 @@ class Crew:
         what: str = "",
         on_round: Callable[[], None] | None = None,
     ) -> list[Any]:
-        """Call a method of the first ranks' casts, each with its own arguments; what each of them returns."""
+        """Call a method of the first ranks' roles, each with its own arguments; what each of them returns."""
         promises = {
             member: self.cluster.call(member.handle, "call", method, True, *its)
             for member, its in zip(self.members, arguments, strict=False)
@@ -51,7 +51,7 @@ class Crew:
         return [results[member] for member in self.members[: len(arguments)]]
 
     def each_aside(self, method: str, *arguments: Any, what: str = "") -> None:
-        """Call a method of every rank's cast while it may be doing other work."""
+        """Call a method of every rank's roles while it may be doing other work."""
         promises = {
             member: self.cluster.call(member.handle, "call_aside", method, *arguments) for member in self.members
         }

@@ -9,7 +9,7 @@ from posttrain.plan.placement import PlacementPlan, Rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RoleGroup:
     """Roles with the same ranks: a worker per rank."""
 
     roles: tuple[str, ...]
@@ -33,7 +33,7 @@ class Group:
         return f"{self.name} rank {rank.rank}"
 
 
-def groups_of(plan: PlacementPlan) -> list[Group]:
+def groups_of(plan: PlacementPlan) -> list[RoleGroup]:
     """The workers of a plan: those of the policy first; a sampler on other devices, or with a server's copy of the weights,
     last."""
     by_devices: dict[tuple[int, ...], list[str]] = {}
@@ -45,8 +45,8 @@ def groups_of(plan: PlacementPlan) -> list[Group]:
             by_devices.setdefault(role.devices, []).append(role.role)
     ordered = sorted(by_devices, key=lambda devices: devices != policy.devices)
     ranks = {role.devices: role.ranks for role in plan.roles}
-    groups = [Group(roles=tuple(by_devices[each]), ranks=ranks[each], together=True) for each in ordered]
+    groups = [RoleGroup(roles=tuple(by_devices[each]), ranks=ranks[each], together=True) for each in ordered]
     if apart and rollout is not None and rollout.ranks:
         share = rollout.devices_per_copy
-        groups.append(Group(roles=("rollout",), ranks=rollout.ranks, together=False, share=share))
+        groups.append(RoleGroup(roles=("rollout",), ranks=rollout.ranks, together=False, share=share))
     return groups

@@ -1,0 +1,189 @@
+"""The roles in a worker: one rank of those that share its devices, or one copy of the sampler on devices of its own.
+
+The driver calls the methods of ``WorkerRoles``, and those of its ``sender`` and ``taker`` of weights, by name. Every rank of a
+group gets the same calls in the same order, so that collective operations (gathering weights, adding up gradients) match.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from posttrain.backends.runtime.ray.sending import Sender
+from posttrain.backends.runtime.ray.started_roles import Assignment, Starter
+from posttrain.backends.runtime.ray.taking import Taker
+from posttrain.backends.runtime.ray.wire import from_plain, to_plain
+from posttrain.backends.runtime.ray.worker import Groups, Outbox
+from posttrain.config import TrainingConfig
+from posttrain.errors import RunStopped
+from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
+from posttrain.models.loading import import_modules, load_tokenizer
+from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
+from posttrain.records.batches import LossCounts
+from posttrain.records.notices import Notices
+from posttrain.records.plans import LossPlan, ValueLossPlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
+from posttrain.run.profile import Recording
+
+
+def start_worker_roles(outbox: Outbox, assignment: Assignment) -> WorkerRoles:
+    """Load the models of this rank. Raises: RequestError for what is wrong with them; RunStopped."""
+    return WorkerRoles(outbox, assignment)
+
+
+class WorkerRoles:
+    """The engines of a worker's roles, and the methods that the driver calls."""
+
+    def __init__(self, outbox: Outbox, assignment: Assignment):
+        config: TrainingConfig = assignment.kind.model_validate_json(assignment.config)
+        self.config, self.outbox, self._rank = config, outbox, assignment.rank
+        if assignment.visible:
+            os.environ["CUDA_VISIBLE_DEVICES"] = assignment.visible
+        torch.set_num_threads(assignment.threads)
+        disable_progress_bar()  # every line that is printed here goes to the driver
+        _enter_folders(assignment)
+        import_modules(config.model.external_modules)
+        self.notices = Notices()
+        self.recording = Recording()  # of a profile; the driver calls it by name, too
+        self.tokenizer = load_tokenizer(config.model)
+        self._writers: dict[str, Callable[[Path], None]] = {}
+        self._started = Starter(config, assignment, self.tokenizer, self.notices).start()
+        self.roles = self._started.engines
+
+    @property
+    def sender(self) -> Sender:
+        """Sends the policy's weights; in a worker with the policy."""
+        assert self._started.sender is not None
+        return self._started.sender
+
+    @property
+    def taker(self) -> Taker:
+        """Takes weights for a sampler that has its own."""
+        assert self._started.taker is not None
+        return self._started.taker
+
+    def notes(self) -> list[str]:
+        """Return sentences for people: how roles are computed, where it is not the usual way."""
+        return [role.note for role in self.roles.values() if getattr(role, "note", None)] + self._started.notes
+
+    def failed(self) -> None:
+        """Look after a server when a call has raised an error, before that is reported."""
+        if self._started.server is not None:
+            self._started.server.doubt()
+
+    def model_call(self, role: str, method: str) -> Any:
+        """Call a method of a model's engine that takes no argument."""
+        self._started.take_turn(role)
+        return getattr(self.roles[role], method)()
+
+    def score(self, batch: Any, role: str, method: str, *arguments: float) -> Any:
+        """Call a method that gives [B, T] for a SequenceBatch; both as plain values."""
+        self._started.take_turn(role)
+        return self._reported(getattr(self.roles[role], method)(from_plain(batch), *arguments))
+
+    def learn(self, batch: Any, role: str, loss: LossPlan | ValueLossPlan, counts: LossCounts) -> Any:
+        """Run forward and backward over a TrainBatch; the batch and the result as plain values."""
+        self._started.take_turn(role)
+        return self._reported(self.roles[role].forward_backward(from_plain(batch), loss, counts))
+
+    def save(self, role: str, folder: Path, optimizer: bool) -> None:
+        self._started.take_turn(role)
+        self.roles[role].save(folder, optimizer=optimizer)
+
+    def gather(self, role: str, optimizer: bool, sharded: bool) -> None:
+        """Do the first part of saving; ``write`` is the second, beside other work."""
+        self._started.take_turn(role)
+        self._writers[role] = self.roles[role].writer(optimizer=optimizer, sharded=sharded)
+
+    def write(self, role: str, folder: Path) -> None:
+        self._writers.pop(role)(folder)
+
+    def load(self, role: str, folder: Path, optimizer: bool, schedule: bool) -> None:
+        self._started.take_turn(role)
+        self.roles[role].load(folder, optimizer=optimizer, schedule=schedule)
+
+    def version(self, role: str) -> int:
+        found: int = self.roles[role].version
+        return found
+
+    def reward(self, groups: Sequence[TrajectoryGroup]) -> Any:
+        self._started.take_turn("reward model")
+        return self.roles["reward model"].score(groups)
+
+    def generate(self, call: int, prompts: Sequence[tuple[int, Prompt]], sampling: SamplingParams) -> Groups:
+        """Sample. Finished groups go into the outbox; returned are those that nobody has fetched from there.
+
+        Args: ``call`` is the driver's number of this call, and each prompt has its number in it.
+        """
+        self._started.take_turn("rollout")
+        numbers = {id(prompt): number for number, prompt in prompts}
+
+        def done(group: TrajectoryGroup) -> None:
+            self.outbox.add_group((call, numbers[id(group.prompt)]), group.trajectories)
+
+        self.rollout.generate([prompt for _, prompt in prompts], sampling, self.outbox.add_tokens, done)
+        return self.outbox.take_groups()
+
+    def open_stream(self, sampling: SamplingParams) -> None:
+        self._started.take_turn("rollout")
+        self._stream = self.rollout.open_stream(sampling, self.outbox.add_tokens)
+
+    def sample(self, requests: Sequence[Request], cancelled: Sequence[str], timeout_s: float) -> list[Trajectory]:
+        """Add and cancel requests, sample for a while, and return what has ended."""
+        if cancelled:
+            self._stream.cancel(cancelled)
+        if requests:
+            self._stream.submit(requests)
+        return self._stream.wait(timeout_s)
+
+    def close_stream(self) -> None:
+        self._stream.close()
+
+    def share_weights(self, version: int) -> tuple[Served, Served] | None:
+        """Give the sampler of this very process the policy's weights; return what was sent and what has arrived, by their hashes.
+
+        None where the sampler reads the policy's own tensors.
+        """
+        if self._started.copy is None:
+            self.rollout.weights_changed(version)
+            return None
+        self._started.take_turn("policy", "rollout")
+        sent = []
+        for name, tensor in self.sender.weights():
+            sent.append(entry_of(name, tensor))
+            self._started.arriving[name].data.copy_(tensor)
+        arrived = manifest_of(self._started.arriving.items(), version)
+        manifest = Manifest(version, tuple(sent))
+        self.rollout.weights_changed(version)
+        return Served(version, manifest.content_hash, manifest.nbytes), Served(version, arrived.content_hash)
+
+    @property
+    def rollout(self) -> RolloutEngine:
+        engine: RolloutEngine = self.roles["rollout"]
+        return engine
+
+    def _reported(self, result: Any) -> Any:
+        """Return a result as a plain value, and put the notices for people into the outbox."""
+        if self._rank == 0:
+            self.outbox.add_notices(self.notices.take())
+        return to_plain(result)
+
+
+def _enter_folders(assignment: Assignment) -> None:
+    """Change to the folder in which relative paths begin.
+
+    Raises: RunStopped when this node lacks a folder: checkpoints are read and written by workers.
+    """
+    missing = [folder for folder in assignment.folders if not Path(folder).is_dir()]
+    if missing:
+        raise RunStopped(
+            f"{assignment.node} does not see {' and '.join(missing)}; start the run in a folder, and with a run.folder, on "
+            "a file system that all nodes of the run share"
+        )
+    os.chdir(assignment.folders[1])
