@@ -33,30 +33,22 @@ from posttrain.user_files import import_path, module_file, parse_file, source_fi
 T = TypeVar("T")
 F = TypeVar("F")
 
-# The package extra that brings a third-party library, by the library's import name.
+# The package extra that brings a third-party library, by the library's import name, where the two names differ.
 EXTRAS = {
     "bm25s": "search",
-    "deepspeed": "deepspeed",
-    "gymnasium": "gymnasium",
     "httpx2": "http",
     "langdetect": "ifeval",
     "liger_kernel": "liger",
     "math_verify": "math",
-    "megatron": "megatron",
-    "mcp": "mcp",
-    "mlflow": "mlflow",
     "peft": "lora",
-    "ray": "ray",
     "reasoning_gym": "tasks",
     "s3fs": "s3",
     "skyrl_gym": "skyrl-gym",
     "starlette": "serve",
-    "swanlab": "swanlab",
-    "tensorboard": "tensorboard",
     "textual": "show",
     "uvicorn": "serve",
-    "wandb": "wandb",
 }
+TOOL_EXTRAS = ("browser", "demo", "dev")  # extras for work on the package itself
 
 
 class Registry(Generic[F]):
@@ -283,9 +275,19 @@ def is_installed(library: str) -> bool:
     return find_spec(library) is not None
 
 
+def optional_libraries() -> dict[str, str]:
+    """Every optional library by its import name, with the extra that brings it; as pyproject.toml lists them."""
+    from importlib.metadata import metadata  # takes longer to import than the rest of this module
+
+    extras = metadata("posttrain").get_all("Provides-Extra") or []
+    named_alike = [extra for extra in extras if extra not in (*EXTRAS.values(), *TOOL_EXTRAS)]
+    return dict(sorted((EXTRAS | {extra: extra for extra in named_alike}).items()))
+
+
 def missing_library(library: str, needed_by: str) -> Problem:
     """The problem to report when ``library`` cannot be imported."""
-    what = f"posttrain[{EXTRAS[library]}]" if library in EXTRAS else library
+    extra = optional_libraries().get(library)
+    what = f"posttrain[{extra}]" if extra else library
     return Problem(f"{library} is not installed (needed by {needed_by})", fix=f"pip install '{what}'")
 
 

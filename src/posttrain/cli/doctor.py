@@ -12,7 +12,7 @@ import typer
 def doctor() -> None:
     """Report what this machine can run, and how to install what is missing."""
     from posttrain.libraries.compilers import find_compiler
-    from posttrain.registry import EXTRAS
+    from posttrain.registry import optional_libraries
     from posttrain.sandbox.layers import describe, probe
 
     typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {platform.machine()}")
@@ -21,6 +21,6 @@ def doctor() -> None:
     missing = "not found: sampling on the CPU takes up to 1.8 times as long without one (apt install g++)"
     typer.echo(f"\nC++ compiler: {find_compiler() or missing}")
     typer.echo("\nOptional libraries:")
-    for library, extra in EXTRAS.items():
+    for library, extra in optional_libraries().items():
         said = "installed" if find_spec(library) else f"not installed: pip install 'posttrain[{extra}]'"
         typer.echo(f"  {library:<15}{said}")

@@ -14,7 +14,7 @@ from posttrain.config.data import DataConfig
 from posttrain.config.generate import GenerateDataConfig
 from posttrain.config.images import ImageSettings
 from posttrain.data.columns import ColumnChoice
-from posttrain.data.images import ImageRules
+from posttrain.data.images import ImageRules, PromptImageReader
 from posttrain.data.prompts import load_prompts
 from posttrain.data.readers import check_file
 from posttrain.data.record_files import read_records
@@ -23,8 +23,6 @@ from posttrain.records.prompts import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from posttrain.models.processors import ImageProcessor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,7 @@ class GenerationRows:
 
 
 def load_generation(
-    data: GenerateDataConfig, tokenizer: PreTrainedTokenizerBase, processor: ImageProcessor | None = None
+    data: GenerateDataConfig, tokenizer: PreTrainedTokenizerBase, processor: PromptImageReader | None = None
 ) -> GenerationRows:
     """Load the rows of all files, concatenated, and their prompts.
 

@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from PIL import Image, UnidentifiedImageError
 
 from posttrain.config.images import ImageSettings
 from posttrain.libraries import json_text
+from posttrain.records.images import PromptImages
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of one picture
 PLACEHOLDER = "<image>"
@@ -82,6 +83,18 @@ class ImageFile:
     @property
     def pixels(self) -> int:
         return self.width * self.height
+
+
+class PromptImageReader(Protocol):
+    """Prepares the images of prompts for a model (models.processors.ImageProcessor)."""
+
+    def expand(self, text: str, sizes: Sequence[tuple[int, int]]) -> str:
+        """Replace every image token of a templated prompt with the tokens that the model reads for that image."""
+        ...
+
+    def prompt_images(self, files: Sequence[ImageFile]) -> PromptImages:
+        """Return the images of a prompt, whose features are computed on first use."""
+        ...
 
 
 def read_images(value: Any, folder: Path, max_pixels: int) -> list[ImageFile]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.config.data import DataConfig
 from posttrain.config.images import ImageSettings
-from posttrain.data.images import CHOOSE_A_VISION_MODEL, ImageRules
+from posttrain.data.images import CHOOSE_A_VISION_MODEL, ImageRules, PromptImageReader
 from posttrain.data.readers import MAX_LISTED, DatasetRow, read_rows
 from posttrain.data.templates import apply_template, check_template
 from posttrain.errors import DataError, ModelError, Problem
@@ -20,7 +20,6 @@ from posttrain.records.prompts import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from posttrain.models.processors import ImageProcessor
 
 What = Literal["training", "validation", "prompt"]
 _FIELDS = {"training": "data.train_files", "validation": "data.validation_files", "prompt": "data.files"}
@@ -63,7 +62,7 @@ def load_prompts(
     *,
     what: What,
     limit: int | None = None,
-    processor: ImageProcessor | None = None,
+    processor: PromptImageReader | None = None,
 ) -> PromptSet:
     """Load all prompts of ``files``, in order and concatenated, or the first ``limit`` rows; ``what`` names the dataset in
     errors. From a "prompt" dataset only the prompts are read, as for generation.
@@ -181,7 +180,7 @@ def _refuse_images(rows: list[DatasetRow], names: list[str]) -> None:
         raise ModelError(Problem(what, fix=CHOOSE_A_VISION_MODEL, field="model.path"))
 
 
-def _prompt(row: DatasetRow, name: str, text: str, ids: list[int], processor: ImageProcessor | None) -> Prompt:
+def _prompt(row: DatasetRow, name: str, text: str, ids: list[int], processor: PromptImageReader | None) -> Prompt:
     return Prompt(
         prompt_id=name,
         token_ids=tuple(ids),
@@ -225,7 +224,7 @@ def _tokenise(
     names: list[str],
     data: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
-    processor: ImageProcessor | None,
+    processor: PromptImageReader | None,
 ) -> list[Tokenised]:
     """Return text and token ids of every row. Raises: DataError with the rows whose messages the template rejects."""
     messages = [(row.messages, [(image.width, image.height) for image in row.images]) for row in rows]
@@ -256,7 +255,7 @@ def _tokenise_chunk(
     messages: list[Conversation],
     tokenizer: PreTrainedTokenizerBase,
     options: dict[str, Any],
-    processor: ImageProcessor | None,
+    processor: PromptImageReader | None,
 ) -> list[Tokenised | str]:
     """Return, per row, text and token ids, or the description of its problem."""
     results: list[Tokenised | str] = []
@@ -270,11 +269,11 @@ def _tokenise_chunk(
     return results
 
 
-_worker: tuple[Any, dict[str, Any], ImageProcessor | None]  # tokenizer, template options and processor of a worker
+_worker: tuple[Any, dict[str, Any], PromptImageReader | None]  # tokenizer, template options and processor of a worker
 
 
 def _start_worker(
-    tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], processor: ImageProcessor | None
+    tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], processor: PromptImageReader | None
 ) -> None:
     global _worker
     _worker = (tokenizer, options, processor)

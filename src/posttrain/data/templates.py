@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateSyntaxError
 
+from posttrain.data.images import PromptImageReader
 from posttrain.errors import DataError, ModelError, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from posttrain.models.processors import ImageProcessor
 
 # Options set by this module, which data.chat_template_options must not set.
 _OURS = ("conversation", "tokenize", "add_generation_prompt", "chat_template", "return_dict", "tools")
@@ -42,7 +42,7 @@ def apply_template(
     messages: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
     *,
-    processor: ImageProcessor | None = None,
+    processor: PromptImageReader | None = None,
     sizes: Sequence[tuple[int, int]] = (),
 ) -> tuple[str, list[int]]:
     """Render a prompt as text and as token ids, up to the assistant's turn. In the text an image is one placeholder.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from posttrain.models.buckets import Bucket, Prefix
 from posttrain.models.plain_attention import Places, attend_plain, places_of
 
 # Bounds of a bucket: the excess size of its score matrices, and the number of scores per head.
@@ -27,32 +28,6 @@ LONGEST_PLAIN = 1024
 Group = tuple[
     int, tuple[int, ...]
 ]  # tokens of a shared prompt, tokens of each response; no responses: a whole sequence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prefix:
-    """Shared prompts of a bucket's groups, left-padded to ``length``."""
-
-    tokens: Tensor  # [m] int64, positions of the prompts' tokens in the packed row
-    places: Tensor  # [m] int64, their positions in [groups * length]
-    visible: Tensor  # [groups, length] bool, False in the padding
-    length: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bucket:
-    """``rows`` sequences, right-padded to ``length``; with a prefix, rows / groups of them share each prompt."""
-
-    tokens: Tensor  # [n] int64, positions of the sequences' tokens in the packed row
-    places: Tensor  # [n] int64, their positions in [rows * length]
-    rows: int
-    length: int
-    prefix: Prefix | None = None
-
-    @property
-    def keys(self) -> int:
-        """Largest number of keys that a query sees."""
-        return self.length + (self.prefix.length if self.prefix else 0)
 
 
 class _Sharing(NamedTuple):

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-if TYPE_CHECKING:
-    from posttrain.models.packed_attention import Bucket
+from posttrain.models.buckets import Bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,23 +14,43 @@ import zlib
 from collections.abc import Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from posttrain.backends.serving.replicas import Replicas
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
 from posttrain.records.trajectories import SamplingParams, Trajectory
 
 if TYPE_CHECKING:
     import httpx2
 
-    from posttrain.backends.serving.engine import ServedEngine
-
 T = TypeVar("T")
+
+
+class RequestServers(Protocol):
+    """The servers that a stream asks (serving.engine.ServedEngine)."""
+
+    replicas: Replicas
+    content_hash: str
+
+    async def get_ready(self, client: httpx2.AsyncClient) -> None: ...
+
+    async def after_generate(self, client: httpx2.AsyncClient) -> None: ...
+
+    async def sample(
+        self,
+        client: httpx2.AsyncClient,
+        gate: asyncio.Semaphore,
+        sample_id: str,
+        token_ids: Sequence[int],
+        home: int,
+        sampling: SamplingParams,
+    ) -> Trajectory: ...
 
 
 class ServedStream:
     """See interfaces.rollout_engine.RequestStream. A conversation's requests go to one server, whose cache holds its past."""
 
-    def __init__(self, engine: ServedEngine, sampling: SamplingParams, on_tokens: OnTokens | None):
+    def __init__(self, engine: RequestServers, sampling: SamplingParams, on_tokens: OnTokens | None):
         """Raises: RunStopped when no server is there, or one serves other weights."""
         self._engine = engine
         self._sampling = sampling

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,17 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from posttrain.backends.torch_training.optimizers import build_optimizer, move_state
 from posttrain.config.policy import OptimizerConfig
 
-if TYPE_CHECKING:
-    from posttrain.backends.torch_training.sharding import Sharding
+
+class Shards(Protocol):
+    """The parts of tensors that each process has (torch_training.sharding.Sharding)."""
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return all of a tensor, on the CPU, from the part that is here."""
+        ...
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Return the part of a whole tensor that belongs here, placed as ``like`` is."""
+        ...
 
 
 class MasterWeights:
@@ -70,7 +79,7 @@ class MasterWeights:
         loss.backward()
 
     def step(
-        self, optimizer: torch.optim.Optimizer, limit: float | None, sharding: Sharding, *, offload: bool = False
+        self, optimizer: torch.optim.Optimizer, limit: float | None, sharding: Shards, *, offload: bool = False
     ) -> float:
         """Clip to ``limit``, update and publish, unless a gradient is not finite. Returns the norm before clipping.
 
@@ -100,18 +109,18 @@ class MasterWeights:
             weight.copy_(master)
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor], sharding: Sharding) -> None:
+    def load(self, tensors: Mapping[str, Tensor], sharding: Shards) -> None:
         """Take these values, whole and by name, and publish them."""
         for name, master in self.parameters.items():
             master.copy_(sharding.part(tensors[name].to(master.dtype), like=master))
         self.publish()
 
-    def whole(self, sharding: Sharding) -> Iterator[tuple[str, Tensor]]:
+    def whole(self, sharding: Shards) -> Iterator[tuple[str, Tensor]]:
         """Names and values, whole and float32, on the CPU. All processes must go through it together."""
         for name, master in self.parameters.items():
             yield name, sharding.whole(master).float()
 
-    def averages(self, optimizer: torch.optim.Optimizer, sharding: Sharding) -> Iterator[tuple[str, Tensor]]:
+    def averages(self, optimizer: torch.optim.Optimizer, sharding: Shards) -> Iterator[tuple[str, Tensor]]:
         """The optimizer's averages and step counters, whole, with "kind:name of the weight"; none for a weight that never had a
         gradient. All processes must go through it together."""
         for name, value in self.states(optimizer).items():
@@ -129,7 +138,7 @@ class MasterWeights:
         self,
         optimizer: torch.optim.Optimizer,
         saved: Mapping[str, Tensor],
-        sharding: Sharding,
+        sharding: Shards,
         *,
         offload: bool = False,
     ) -> None:

@@ -5,19 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import Any, Protocol, Self
 
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
 from posttrain.records.trajectories import SamplingParams, Trajectory
 
-if TYPE_CHECKING:
-    from posttrain.backends.rollout.vllm.in_process import VllmInProcessEngine
+
+class StreamingEngine(Protocol):
+    """The engine that a stream drives (vllm.in_process.VllmInProcessEngine)."""
+
+    llm: Any  # vllm.LLM
+    adapter: Any  # vLLM's request for the adapter that is served; None: the model as it is
+
+    def params(self, sampling: SamplingParams, seed: int) -> Any: ...
+
+    def trajectory(self, sample_id: str, output: Any, sampling: SamplingParams) -> Trajectory: ...
+
+    def rest(self) -> None: ...
 
 
 class VllmStream:
     """See interfaces.rollout_engine.RequestStream."""
 
-    def __init__(self, engine: VllmInProcessEngine, sampling: SamplingParams, on_tokens: OnTokens | None):
+    def __init__(self, engine: StreamingEngine, sampling: SamplingParams, on_tokens: OnTokens | None):
         self.closed = False
         self._engine = engine
         self._vllm = engine.llm.llm_engine

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posttrain.backends.torch_training.master_weights import MasterWeights
+from posttrain.backends.torch_training.master_weights import MasterWeights, Shards
 from posttrain.backends.torch_training.optimizers import build_optimizer
 from posttrain.config.policy import OptimizerConfig
-
-if TYPE_CHECKING:
-    from posttrain.backends.torch_training.sharding import Sharding
 
 AVERAGES = ("exp_avg", "exp_avg_sq")  # of AdamW
 
@@ -61,7 +58,7 @@ class ZeroWeights(MasterWeights):
         self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
 
     def step(
-        self, optimizer: torch.optim.Optimizer, limit: float | None, sharding: Sharding, *, offload: bool = False
+        self, optimizer: torch.optim.Optimizer, limit: float | None, sharding: Shards, *, offload: bool = False
     ) -> float:
         """Norm, clipping and update are DeepSpeed's, which was given the limit; it skips what is not finite."""
         self._engine.step()
@@ -76,13 +73,13 @@ class ZeroWeights(MasterWeights):
             self._engine.step()
         self._held = False
 
-    def whole(self, sharding: Sharding) -> Iterator[tuple[str, Tensor]]:
+    def whole(self, sharding: Shards) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_fp32_param
 
         for name, weight in self.parameters.items():
             yield name, _own(safe_get_full_fp32_param(weight))
 
-    def averages(self, optimizer: torch.optim.Optimizer, sharding: Sharding) -> Iterator[tuple[str, Tensor]]:
+    def averages(self, optimizer: torch.optim.Optimizer, sharding: Shards) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         step = next(iter(optimizer.state.values()))["step"].detach().cpu()
@@ -91,7 +88,7 @@ class ZeroWeights(MasterWeights):
             for kind in AVERAGES:
                 yield f"{kind}:{name}", _own(safe_get_full_optimizer_state(weight, kind))
 
-    def load(self, tensors: Mapping[str, Tensor], sharding: Sharding) -> None:
+    def load(self, tensors: Mapping[str, Tensor], sharding: Shards) -> None:
         self._load(tensors)
 
     @torch.no_grad()
@@ -105,7 +102,7 @@ class ZeroWeights(MasterWeights):
         self,
         optimizer: torch.optim.Optimizer,
         saved: Mapping[str, Tensor],
-        sharding: Sharding,
+        sharding: Shards,
         *,
         offload: bool = False,
     ) -> None:

@@ -60,9 +60,10 @@ class WithoutAdapter:
         self._cutter, self._sharding, self._weights, self._padded = cutter, sharding, weights, padded
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
-        assert self._sharding.policy is not None
+        policy = self._sharding.policy
+        assert isinstance(policy, ModelParts)
         with self._weights():
-            return MegatronScorer(self._sharding.policy, self._cutter, padded=self._padded).logprobs(batch, temperature)
+            return MegatronScorer(policy, self._cutter, padded=self._padded).logprobs(batch, temperature)
 
 
 def policy_scores(parts: ModelParts, temperature: float, *, entropy_gradient: bool = False) -> Scores:

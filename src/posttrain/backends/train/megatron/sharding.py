@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
@@ -28,8 +29,17 @@ from posttrain.models.packed_attention import shared_layout
 from posttrain.models.sequence_parallel import SplitRow, collect
 from posttrain.plan.engines.megatron.options import MegatronSettings, megatron_settings
 
-if TYPE_CHECKING:
-    from posttrain.backends.train.megatron.parts import ModelParts
+
+class PolicyWeights(Protocol):
+    """The policy's weights in Megatron's form (megatron.parts.ModelParts)."""
+
+    pieces: dict[str, Parameter]
+
+    def whole(
+        self, parts: Mapping[str, Tensor], dtype: torch.dtype, *, frozen: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield Hugging Face names and whole tensors."""
+        ...
 
 
 class MegatronSharding(Sharding):
@@ -81,7 +91,7 @@ class MegatronSharding(Sharding):
         self.copies = parallel_state.get_data_parallel_world_size()
         self.first_stage = parallel_state.is_pipeline_first_stage()
         self.last_stage = parallel_state.is_pipeline_last_stage()
-        self.policy: ModelParts | None = None  # set by the policy's engine
+        self.policy: PolicyWeights | None = None  # set by the policy's engine
 
     @classmethod
     def of_run(cls, config: TrainingConfig, role: str, device: torch.device, compute_dtype: torch.dtype) -> Self:

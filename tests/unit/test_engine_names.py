@@ -1,0 +1,52 @@
+"""A training engine's name stands in its folder, in its plan, and where a dialect has a word of its own; nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import posttrain
+from posttrain.registry import ENGINE_PLANS, TRAIN_ENGINES
+
+PACKAGE = Path(posttrain.__file__).parent
+# One engine is the default of the configuration, a whole model on one device; its name is given once.
+DEFAULT = "config/policy.py"
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The strings of a file, without its docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in plain:
+            yield node.value
+
+
+def allowed(path: Path, engine: str) -> bool:
+    inside = path.relative_to(PACKAGE).as_posix()
+    places = (f"backends/train/{engine}/", f"plan/engines/{engine}.py", f"plan/engines/{engine}/")
+    # Words of peers: their tables and strategies; names that other libraries give to formats and modes.
+    peers = inside.startswith("dialects/") and ("/keys/" in inside or inside.endswith(("strategies.py", "ledger.py")))
+    others = inside.startswith(("backends/rollout/", "backends/tracking/")) or inside.endswith("runtime/ray/cluster.py")
+    return inside.startswith(places) or peers or others or (engine == "local" and inside == DEFAULT)
+
+
+@pytest.mark.parametrize("engine", TRAIN_ENGINES.names())
+def test_an_engine_is_named_at_home_only(engine: str) -> None:
+    named = re.compile(rf"{engine}|.*engine={engine}\b.*", re.DOTALL)
+    found = [
+        f"{path}: {text}"
+        for path in PACKAGE.rglob("*.py")
+        if not allowed(path, engine)
+        for text in texts(path)
+        if named.fullmatch(text)
+    ]
+    assert found == []
+
+
+def test_every_engine_has_a_plan() -> None:
+    assert ENGINE_PLANS.names() == TRAIN_ENGINES.names()
