@@ -28,6 +28,10 @@ class Case:
     def __getitem__(self, key: str) -> Any:
         return self.content[key]
 
+    def right(self, column: str) -> list[Any]:
+        """The expected output of that name, and the others that are right too."""
+        return [self.outputs[column], *self.content.get("also_accept", {}).get(column, [])]
+
     @property
     def inputs(self) -> dict[str, Any]:
         return self.content["inputs"]
@@ -82,7 +86,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     said = content["about"]["tolerance"]
     tolerance = {"rtol": 0.0, "atol": 0.0} | ({} if said == "exact" else said)
     cases = [
-        Case(case, rtol=tolerance["rtol"], atol=max(case.get("atol", 0.0), tolerance["atol"]))
+        Case(case, rtol=tolerance.get("rtol", 0.0), atol=max(case.get("atol", 0.0), tolerance["atol"]))
         for case in content["cases"]
         if not prefixes or case["name"].startswith(tuple(prefixes))
     ]
