@@ -12,12 +12,13 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 from fnmatch import fnmatchcase
 
-# To find programs, files and the language; settings of the interpreter, the C library and math libraries; proxies.
+# To find programs, files and the language; settings of interpreters, the C library, math and drawing libraries; proxies.
 _EVERY_CHILD = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "LC_*"),
     *("TMPDIR", "TEMP", "TMP", "XDG_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_*", "DYLD_*", "MALLOC_*"),
     *("GLIBC_TUNABLES", "OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "CUDA_*", "NVIDIA_*", "ROCR_*"),
     *("HIP_*", "HF_*", "TRANSFORMERS_*", "TOKENIZERS_*", "TORCH_*", "PYTORCH_*", "NLTK_DATA", "POSTTRAIN_*"),
+    *("JAVA_HOME", "NODE_PATH", "NODE_EXTRA_CA_CERTS", "DISPLAY", "SDL_*", "MUJOCO_*", "PYOPENGL_*"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
     *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),

@@ -17,7 +17,7 @@ from pathlib import Path
 LINUX = sys.platform == "linux"
 PROC = Path("/proc")
 # Indices into the fields of /proc/PID/stat behind the name (proc(5) counts from 1, with pid and name before them).
-_STATE, _PARENT, _SESSION, _CPU, _STARTED, _RESIDENT = 0, 1, 3, slice(11, 15), 19, 21
+_STATE, _PARENT, _SESSION, _CPU, _THREADS, _STARTED, _RESIDENT = 0, 1, 3, slice(11, 15), 17, 19, 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,12 @@ def proportional_bytes(pids: Iterable[int]) -> int:
             lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
             total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
     return total
+
+
+def threads_of(pid: int) -> int:
+    """Threads of a process; 0 when it is gone."""
+    fields = _stat(pid)
+    return 0 if fields is None else int(fields[_THREADS])
 
 
 def core_wait_s(pid: int | str = "self") -> float:

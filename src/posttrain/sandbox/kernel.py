@@ -103,20 +103,6 @@ def has_capability(number: int) -> bool:
     return any(int(value, 16) >> number & 1 for key, value in _status("self") if key == "CapEff")
 
 
-def threads_of(pid: int) -> int:
-    """Count the threads of a process; 0 when it is gone."""
-    try:
-        return next((int(value) for key, value in _status(str(pid)) if key == "Threads"), 0)
-    except OSError:
-        return 0
-
-
-def children() -> list[int]:
-    """Children of this process, which has one thread."""
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-        return [int(pid) for pid in file.read().split()]
-
-
 def _status(pid: str) -> Iterator[tuple[str, str]]:
     with open(f"/proc/{pid}/status", encoding="utf-8") as file:
         for line in file:

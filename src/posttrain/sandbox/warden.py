@@ -171,7 +171,7 @@ def _watch(pid: int, reads: dict[str, int], limits: walls.BoxLimits) -> tuple[di
                         ended = "output"
                 if time.monotonic() >= look and not ended:
                     look = time.monotonic() + _LOOK_EVERY_S
-                    ended = "threads" if kernel.threads_of(pid) > limits.threads else ""
+                    ended = "threads" if proc.threads_of(pid) > limits.threads else ""
         finally:
             os.close(process)
     if ended in ("exit", "signal"):
@@ -199,7 +199,7 @@ def _clear_up() -> None:
     """Kill the processes left in the box, and wait until all are gone. The first process of a pid namespace is gone
     when all of them are; elsewhere orphans come to this process, their subreaper, and are its children in the next round."""
     while True:
-        for pid in kernel.children():
+        for pid in proc.children(os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
