@@ -208,7 +208,7 @@ def test_signal_during_the_save_of_a_step_is_heeded_in_the_next(make: Make, monk
         return save(self, step, *state, **how)
 
     monkeypatch.setattr(Checkpoints, "save", save_and_signal)
-    with pytest.raises(RunInterrupted, match=r"in step 4, which begins anew .* before is saved as global_step_3"):
+    with pytest.raises(RunInterrupted, match=r"in step 4, which is made again .* before is saved as global_step_3"):
         train_run(make("run", checkpoint={"every_steps": 3}))
     folder = Path(make("run").folder)
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["global_step_3", "latest"]
@@ -641,9 +641,7 @@ def test_a_finished_run_says_that_nothing_is_left(make: Make, capfd: pytest.Capt
     before = (folder / "metrics.jsonl").read_bytes()
     capfd.readouterr()
     train_run(make("run", **changes))
-    said = (
-        "nothing is left to do: step 1 is done and 1 are asked for; raise run.total_steps or run.total_epochs to go on"
-    )
+    said = "nothing is left to do: step 1 is done and 1 are requested; raise run.total_steps or run.total_epochs to continue"
     assert said in " ".join("".join(capfd.readouterr()).split())
     assert (folder / "metrics.jsonl").read_bytes() == before
 

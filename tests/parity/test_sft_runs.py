@@ -288,7 +288,7 @@ def test_command_stopped_by_sigterm_exits_75_and_finishes_when_started_again(mak
         [*command, "--allow-config-change"], env=environment, capture_output=True, text=True, timeout=120
     )
     assert again.returncode == 0, again.stdout + again.stderr
-    assert f"going on after step {saved[0]}" in again.stdout
+    assert f"resuming after step {saved[0]}" in again.stdout
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == list(range(1, saved[0] + 2))
 
 

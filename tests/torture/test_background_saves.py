@@ -151,7 +151,7 @@ def test_a_stop_while_it_is_written_waits_for_it(
     with monkeypatch.context() as patch:
         at_phase(patch, phase, stop)
         config = tiny_run(tmp_path, tiny_llama, "run", steps=3, **SHORT)
-        with pytest.raises(RunInterrupted, match=r"in step 3, which begins anew .* saved as global_step_2"):
+        with pytest.raises(RunInterrupted, match=r"in step 3, which is made again .* saved as global_step_2"):
             train_run(config)
     assert (tmp_path / "run/checkpoints/latest").read_text() == "global_step_2\n"
     assert result(train_run(config)) == straight

@@ -122,7 +122,9 @@ def test_a_stop_in_any_phase_is_as_if_it_had_not_been(
             with pytest.raises(RunInterrupted) as raised:
                 train_run(config)
         left = name in ("rollout", "reward", "logprobs", "values")
-        assert ("in step 3, which begins anew" if left else "after step 3, saved as global_step_3") in str(raised.value)
+        assert ("in step 3, which is made again" if left else "after step 3, saved as global_step_3") in str(
+            raised.value
+        )
         folder = Path(config.folder)
         assert (folder / "checkpoints/latest").read_text() == f"global_step_{2 if left else 3}\n"
         train_run(config)

@@ -1,4 +1,4 @@
-"""From an EvaluateConfig to its results."""
+"""Evaluate responses from an EvaluateConfig."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def evaluate_run(config: EvaluateConfig, *, on_plan: OnPlan, on_scored: evaluate
         on_plan(len(groups), sum(len(group.trajectories) for group in groups))
         make_folder(folder)
         scorer.keep_in(folder)
-        batched = any(term.batched for term in config.reward.terms)  # such a function is to see all responses at once
+        # Such a function is to see all responses at once
+        batched = any(term.batched for term in config.reward.terms)
         with StopSignal() as stop:
             scored = evaluate.run(
                 groups,

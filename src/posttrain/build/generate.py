@@ -1,4 +1,4 @@
-"""From a GenerateConfig to its file of responses."""
+"""Generate a file of responses from a GenerateConfig."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OnPlan = Callable[[int, int, list[str]], None]  # rows, rows that are done alrea
 def generate_run(config: GenerateConfig, *, overwrite: bool = False, on_plan: OnPlan, on_work: generate.OnWork) -> bool:
     """Sample every row that is not done yet and write the file. Returns whether there was anything to do.
 
-    Args: ``overwrite`` begins anew, whatever is there.
+    Args: ``overwrite`` starts over, whatever is there.
     Raises: RequestError for what can be seen before the first row; RunInterrupted when a signal asked to stop.
     """
     out = Path(config.output.file)
@@ -60,7 +60,7 @@ def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: On
             parts.discard()
         if parts.finished:
             parts.tidy()
-            on_plan(len(rows.prompts), len(rows.prompts), [f"{out} is complete already; --overwrite makes it anew"])
+            on_plan(len(rows.prompts), len(rows.prompts), [f"{out} is complete already; --overwrite makes it again"])
             return False
         parts.check()
         engine, device = start_sampler(config, tokenizer)

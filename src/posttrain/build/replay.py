@@ -197,7 +197,7 @@ def _refuse_environments(config: RunConfig) -> None:
 
 
 def _samples_nothing(config: RunConfig, folder: Path) -> RunConfig:
-    """The same run with the cheapest sampler, and as long as it was planned to be: the data files are not looked at."""
+    """The run's config with the cheapest sampler and the planned number of steps: data files are not read."""
     total = config.run.total_steps or int(read_run(folder).info.get("total_steps") or 1)
     return config.model_copy(
         update={

@@ -37,10 +37,10 @@ def open_run(
 
 def run_trackers(config: TrackingConfig, folder: Path) -> Trackers:
     """metrics.jsonl, which a run cannot do without, and the trackers of the config."""
-    return Trackers([Jsonl(folder)], [_tracker(name, folder) for name in config.trackers])
+    return Trackers([Jsonl(folder)], [tracker(name, folder) for name in config.trackers])
 
 
-def _tracker(name: str, folder: Path) -> Tracker:
+def tracker(name: str, folder: Path) -> Tracker:
     """A tracker that shows the run itself, or a service, which is sent what is in the run folder."""
     made = TRACKERS.get(name)()
     return Relay(name, made, folder) if isinstance(made, Uploader) else made

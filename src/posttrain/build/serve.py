@@ -1,4 +1,4 @@
-"""From a ServeConfig to an endpoint that answers."""
+"""Serve an endpoint from a ServeConfig."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posttrain.models.loading import import_modules, load_tokenizer
 def serve_run(config: ServeConfig, *, on_ready: Callable[[str, str, list[str]], None]) -> None:
     """Serve until a signal asks to stop.
 
-    Args: on_ready is told the address, the token when it was drawn here ("" otherwise), and what a person should know.
+    Args: on_ready is called with the address, the token when it was drawn here ("" otherwise), and notes for the user.
     Raises: RequestError for what can be seen before the first request; whatever ends the sampler.
     """
     token = _token(config.endpoint)

@@ -41,7 +41,7 @@ from posttrain.steps.shape_rewards import RewardState
 def train_run(config: RunConfig, *, allow_config_change: bool = False) -> Path:
     """Run it, from the data to the last checkpoint. Returns the run folder.
 
-    Args: allow_config_change goes on with a run although something has changed that its numbers depend on.
+    Args: allow_config_change resumes a run although a setting has changed that its numbers depend on.
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
     with (

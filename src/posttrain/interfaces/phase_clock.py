@@ -15,5 +15,5 @@ class PhaseClock(Protocol):
         ...
 
     def advance(self, units: int) -> None:
-        """So many units of the phase's work are done (tokens of a rollout, sequences of an update). May raise, as ``phase``."""
+        """Report units of work that are done (tokens of a rollout, sequences of an update). May raise, as ``phase``."""
         ...

@@ -50,7 +50,7 @@ def run(
             done = len(prompts) - sum(len(parts.rows_of(each)) for each in parts.missing())
             raise RunInterrupted(
                 f"stopped by {stop.name}; {done} of {len(prompts)} rows are done and kept in {parts.folder}; start it again to "
-                "go on"
+                "resume"
             ) from None
         lost = [one for group in groups for one in group.trajectories if one.stop_reason is StopReason.FAILED]
         failed += lost

@@ -90,7 +90,8 @@ class ScoredBatch:
     rewards: Tensor  # [B] float32, of the whole trajectory; 0 where invalid
     valid: Tensor  # [B] bool, the reward is a value
     trained: Tensor  # [B] bool, the response may enter the loss
-    reward_terms: Mapping[str, Tensor] = field(default_factory=dict)  # [B] float32 unweighted, NaN without this term
+    # [B] float32 unweighted, NaN without this term
+    reward_terms: Mapping[str, Tensor] = field(default_factory=dict)
     turn_rewards: Tensor | None = None  # [B, T] float32, each turn's on its last token; None: no environment gives any
     # Inputs of single estimators, computed where the chosen one names them: greedy_rewards [B] float32, NaN if invalid;
     # sum_pi_squared [B, T] float32; state_index [B] int64, equal where the row's turn began in the same state.
@@ -173,7 +174,8 @@ class LossCounts:
 
     tokens: int
     sequences: int
-    prompt_tokens: Mapping[int, int] = field(default_factory=dict)  # group -> tokens of all its responses, where any
+    # Group -> tokens of all its responses, where any
+    prompt_tokens: Mapping[int, int] = field(default_factory=dict)
 
 
 def _prompt_tokens(group_index: Tensor, mask: Tensor) -> dict[int, int]:

@@ -25,7 +25,7 @@ class PromptImages:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlacedImages:
-    """Where a prompt with images stands in a packed row, and how far goes what was written after it."""
+    """The place of a prompt with images in a packed row, and the end of its responses."""
 
     images: PromptImages
     start: int  # place of the prompt's first token

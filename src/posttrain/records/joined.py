@@ -18,7 +18,7 @@ from posttrain.records.batches import SequenceBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
-    """Where each of the M sampled tokens of a batch stands: in the batch's row and column, and in one of N trajectories.
+    """The places of the M sampled tokens of a batch: in its rows and columns, and in one of N trajectories.
 
     Trajectory n is described by its last row; W is the largest number of tokens that one has.
     """

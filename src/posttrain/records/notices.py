@@ -1,10 +1,10 @@
-"""What an engine has to tell people while it works."""
+"""Notices of engines to the user."""
 
 from __future__ import annotations
 
 
 class Notices:
-    """Sentences that wait until the loop shows them."""
+    """Sentences that an engine leaves for the loop to show."""
 
     def __init__(self) -> None:
         self._waiting: list[str] = []
@@ -13,6 +13,6 @@ class Notices:
         self._waiting.append(text)
 
     def take(self) -> list[str]:
-        """Everything that waits, oldest first; nothing waits afterwards."""
+        """Take all sentences, oldest first."""
         taken, self._waiting = self._waiting, []
         return taken

@@ -1,4 +1,4 @@
-"""Plain values that tell a stage or an engine what to do; they cross process borders as they are."""
+"""Plans: plain values that say what a stage or an engine does. They cross process borders as they are."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CriticBatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How many of what in a step. Prompts become sequences, sequences are cut into mini-batches (one update each), those
+    """The sizes of a step. Prompts become sequences, sequences are cut into mini-batches (one update each), those
     into micro-batches (one forward and backward pass each, per device)."""
 
     devices: int
@@ -72,8 +72,8 @@ class BatchPlan:
 
     @property
     def schedule_updates(self) -> int | None:
-        """What the policy's learning rate is planned over: the updates of all steps. While the critic warms up the schedule waits
-        with the policy, so it ends early then, as verl's and ROLL's do."""
+        """The updates of all steps, over which the policy's learning rate is planned. While the critic warms up the schedule
+        waits with the policy, so it ends early then, as verl's and ROLL's do."""
         return self.total_steps * self.updates_per_step if self.total_steps is not None else None
 
     @property
@@ -84,7 +84,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftBatchPlan:
-    """How many of what in a run of supervised fine-tuning. A step is one update."""
+    """The sizes of a run of supervised fine-tuning. A step is one update."""
 
     devices: int
     sequences_per_step: int
@@ -116,7 +116,7 @@ class KlRewardPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPlan:
-    """What is made of the scores before advantages are estimated; docs/rewards.md has the order."""
+    """Reward shaping applied before advantage estimation; docs/rewards.md has the order."""
 
     model_weight: float = 1.0  # of the reward model's score
     max_response_tokens: int = 0  # the limit that the overlong rule looks at
@@ -132,7 +132,7 @@ class RewardPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFilterPlan:
-    """Dynamic sampling. A bound that is None is not asked."""
+    """Dynamic sampling. A bound that is None is not checked."""
 
     strategy: str = "none"
     metric: str = "reward"
@@ -157,7 +157,7 @@ class AdvantagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCorrectionPlan:
-    """What is done, once per step, about a sampler whose log-probs are not the trainer's."""
+    """The correction, once per step, of a sampler whose log-probs are not the trainer's."""
 
     weights: str = "none"  # none, token, sequence
     weight_high: float = 2.0
@@ -166,13 +166,13 @@ class RolloutCorrectionPlan:
     rules: tuple[RejectionRule, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether anything is done."""
+        """True if anything is corrected."""
         return self.weights != "none" or bool(self.rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePlan:
-    """How a step's sequences become updates."""
+    """The updates of the policy in a step."""
 
     loss: LossPlan
     epochs: int
@@ -183,7 +183,7 @@ class UpdatePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticUpdatePlan:
-    """How a step's sequences become updates of the critic."""
+    """The updates of the critic in a step."""
 
     loss: ValueLossPlan
     epochs: int
@@ -206,14 +206,14 @@ class StepPlan:
     max_invalid_share: float
 
     def sampling_of(self, batch: int) -> SamplingParams:
-        """How to sample the step's batch of prompts of this number, from 0. A small dataset may bring a prompt again: in later
+        """The sampling of the step's batch of prompts of this number, from 0. A small dataset may bring a prompt again: in later
         batches it gets other random numbers."""
         return replace(self.sampling, seed=mixed_seed(self.sampling.seed, batch)) if batch else self.sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilePlan:
-    """Which phases of which steps are profiled, and how."""
+    """The phases and steps that are profiled, and the content of their profiles."""
 
     steps: tuple[int, ...] | None = ()  # None: every step
     phases: tuple[str, ...] = ()  # as in time/<phase>_s; empty: every phase

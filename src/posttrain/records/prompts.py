@@ -16,8 +16,8 @@ class Prompt:
     text: str  # the same, as text
     data_source: str  # task name; metrics are split by it
     ground_truth: Any = None  # reference answer, as the dataset holds it
-    extra_info: Mapping[str, Any] = field(default_factory=dict)  # handed to reward functions untouched
-    messages: tuple[
-        Mapping[str, Any], ...
-    ] = ()  # the conversation before the template, whole even where token_ids were cut
+    # Handed to reward functions untouched
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    # The conversation before the template, whole even where token_ids were cut.
+    messages: tuple[Mapping[str, Any], ...] = ()
     images: PromptImages | None = None  # token_ids hold their tokens, as many as the model reads; None: text only

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossStats:
-    """What one forward/backward over a mini-batch reports. Sums, so that parts add up; ``tokens`` divides them."""
+    """The report of one forward and backward pass over a mini-batch. Sums, so that parts add up; ``tokens`` divides them."""
 
     loss: float  # the number whose gradient was taken
     sums: Mapping[str, float]  # metric name -> sum over loss tokens
@@ -19,7 +19,7 @@ class LossStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardBackwardStats(LossStats):
-    """The same, of the policy."""
+    """The report of a pass of the policy."""
 
     policy_logprobs: Tensor  # [B, T] float32 nats, detached, of the weights before the update
 
@@ -36,8 +36,7 @@ class UpdateStats:
     """One step's updates of one model, merged."""
 
     metrics: Mapping[str, float]
-    trainer_logprobs: (
-        Tensor | None
-    )  # [n, T] float32 nats, of the first n rows, by the weights that the step started with
+    # [n, T] float32 nats, of the first n rows, by the weights that the step started with; None: not computed
+    trainer_logprobs: Tensor | None
     updates: int  # made
     skipped_updates: int  # not made, because loss or gradient was not finite or no token entered the loss

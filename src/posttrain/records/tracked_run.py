@@ -12,10 +12,10 @@ from posttrain.config.tracking import TrackingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """What a service is told when it is opened."""
+    """The run's identity and settings, for a service that is opened."""
 
     folder: Path  # RUN_DIR
-    run_id: str  # 32 hexadecimal digits; a run that goes on keeps it
+    run_id: str  # 32 hexadecimal digits; a resumed run keeps it
     name: str
     tracking: TrackingConfig
     config: Mapping[str, Any]  # all settings, as config.yaml has them

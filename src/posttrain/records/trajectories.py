@@ -1,4 +1,4 @@
-"""What the sampler hands over: token ids exactly as sampled, with their log-probs and why they ended."""
+"""Responses: token ids exactly as sampled, with their log-probs and stop reasons, and their rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to draw responses. ``seed`` and the sample's own id fix every draw, whoever shares the batch."""
+    """The distribution that responses are drawn from. Draws depend only on ``seed`` and the sample's id, not on the batch."""
 
     samples_per_prompt: int = 1
     max_response_tokens: int
@@ -33,7 +33,8 @@ class SamplingParams:
     ignore_eos: bool = False
     prompt_logprobs: bool = False  # report those of the prompt's tokens, too; native and vllm can
     seed: int = 0
-    engine_sampling: Mapping[str, Any] = field(default_factory=dict)  # more, in the engine's own words
+    # More, in the engine's own words
+    engine_sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def request_seed(self, sample_id: str) -> int:
         """The seed of one response, 0 to 2^31 - 1 (what every server takes): of the seed and the sample's name alone."""
@@ -76,17 +77,15 @@ class Trajectory:
     """
 
     sample_id: str  # prompt id and sample number, e.g. "train.parquet:17/3"
-    token_ids: tuple[
-        int, ...
-    ]  # the response: sampled tokens, end tokens included, and an environment's answers in between
-    logprobs: tuple[
-        float, ...
-    ]  # nats, one per token, of the distribution it was drawn from; 0 where it was not sampled
+    # The response: sampled tokens, end tokens included, and an environment's answers in between.
+    token_ids: tuple[int, ...]
+    # Nats, one per token, of the distribution it was drawn from; 0 where it was not sampled.
+    logprobs: tuple[float, ...]
     text: str  # decoded without special tokens; of several samples, what was said and answered in all of them
     stop_reason: StopReason  # of the last turn; LENGTH also where the context had no room for another
     policy_version: int  # number of updates the sampling weights had seen; the oldest, where tokens differ
     version_spans: tuple[VersionSpan, ...] = ()  # where tokens differ, in order; (): all of them have policy_version
-    prompt_logprobs: tuple[float, ...] = ()  # nats, of the prompt's second token to its last; (): not asked for
+    prompt_logprobs: tuple[float, ...] = ()  # nats, of the prompt's second token to its last; (): not requested
     failure: str = ""  # with FAILED: what happened, in a sentence
     failure_reason: str = ""  # with FAILED: a short word to count by, where it was not the sampler that failed
     response_mask: tuple[bool, ...] = ()  # True on tokens that the policy sampled; (): all of them
@@ -114,7 +113,7 @@ class Trajectory:
 
     @property
     def samples(self) -> tuple[Trajectory, ...]:
-        """What is trained on, a row each, oldest first."""
+        """All samples, a row of the batch each, oldest first."""
         return (*self.earlier, self)
 
     @property
@@ -133,7 +132,7 @@ class Trajectory:
 
     @property
     def turn_texts(self) -> tuple[str, ...]:
-        """What the policy did, turn by turn, in all samples; empty without an environment."""
+        """The policy's actions, turn by turn, in all samples; empty without an environment."""
         return tuple(turn.text for sample in self.samples for turn in sample.turns)
 
 

@@ -1,4 +1,4 @@
-"""How much arithmetic an update is, and how fast the device can do arithmetic."""
+"""The arithmetic of an update, and the peak speed of the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posttrain.records.batches import SequenceBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Of a policy all of whose weights are trained, on one device."""
+    """The arithmetic of a policy all of whose weights are trained, on one device."""
 
     layer_parameters: int  # in the matrices that every token goes through: all but embedding and head
     head_parameters: int  # in the language-model head, which response tokens go through

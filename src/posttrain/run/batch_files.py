@@ -43,7 +43,8 @@ def save_step(path: Path, scored: ScoredBatch, shaped: ShapedBatch, train: Train
     texts: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Tensor):
-            tensors[name] = value.detach().cpu().contiguous().clone()  # two names never share their memory in a file
+            # Two names never share their memory in a file
+            tensors[name] = value.detach().cpu().contiguous().clone()
         elif value is not None:
             texts[name] = json.dumps(value)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -56,8 +56,8 @@ class Contents:
 class Checkpoints:
     """The checkpoints of one run.
 
-    Args: ``origin`` is the checkpoint (or run folder, or URL) that the run starts from instead of its own newest one; None goes
-        on from that. What the run saves remembers its origin, so that starting the same command again goes on.
+    Args: ``origin`` is the checkpoint (or run folder, or URL) that the run starts from instead of its own newest one; None
+        resumes from that. Checkpoints of the run name its origin, so that starting the same command again resumes from them.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Checkpoints:
     ) -> str:
         """Write the state after ``step``; then drop the checkpoints that nothing keeps. Returns the folder's name.
 
-        With ``background`` it is written while the run goes on: until ``wait`` has returned, it counts as not saved, and the
+        With ``background`` it is written while the run continues: until ``wait`` has returned, it counts as not saved, and the
         models must not change. What is small, such as the data position, is taken now.
 
         Raises: RunStopped when it cannot be written (no room, a broken disk), or the one before could not be. Nothing is
@@ -108,7 +108,8 @@ class Checkpoints:
             shutil.rmtree(beside, ignore_errors=True)
             self.folder.mkdir(parents=True, exist_ok=True)
             needed = sum(engine.saved_bytes() for engine in engines.values())
-            self._check_room(step, needed if kept else needed // 3)  # two of three numbers are averages
+            # Two of three numbers are averages
+            self._check_room(step, needed if kept else needed // 3)
             for role, engine in engines.items():
                 (beside / role).mkdir(parents=True)
                 if background or sharded:
@@ -123,11 +124,11 @@ class Checkpoints:
 
     @property
     def saving(self) -> bool:
-        """Whether a checkpoint is written in the background, and ``wait`` was not called since."""
+        """True while a checkpoint is written in the background, until ``wait`` is called."""
         return self._background.under_way
 
     def wait(self) -> str | None:
-        """Until the checkpoint that is written in the background is whole. Returns its name; None when there is none.
+        """Wait until the checkpoint that is written in the background is whole. Returns its name; None when there is none.
 
         Raises: what ``save`` raises when it cannot be written.
         """
@@ -163,7 +164,7 @@ class Checkpoints:
 
     @contextmanager
     def _writing(self, step: int) -> Iterator[Path]:
-        """Where the checkpoint of a step is written. What a disk that fails has left of it is removed.
+        """The folder in which the checkpoint of a step is written. Leftovers of a disk that fails are removed.
 
         Raises: RunStopped, from inside or instead of what a disk that fails makes libraries raise.
         """
@@ -200,8 +201,8 @@ class Checkpoints:
     def restore(self, progress: Progress, say: Callable[[str], None]) -> int:
         """Load the newest valid checkpoint; damaged newer ones are named and passed over. Returns its step, 0 without one.
 
-        Raises: RequestError when there are checkpoints and all are damaged or gone (starting over must be asked for), or when
-            this run has a critic and the checkpoint has none.
+        Raises: RequestError when there are checkpoints and all are damaged or gone (starting over takes another run.folder), or
+            when this run has a critic and the checkpoint has none.
         """
         tidy(self.folder, say)
         folder = self._newest(say) if self.origin is None else self._newest_from_origin(say)
@@ -216,7 +217,7 @@ class Checkpoints:
         wanted, schedule = self.contents.load_optimizer, self.contents.load_schedule
         averages = wanted and bool(state.get("optimizer", True))
         if wanted and not averages:
-            say(f"{folder.name} was saved without the optimizer's averages; they start anew")
+            say(f"{folder.name} was saved without the optimizer's averages; they start at 0")
         for role, engine in progress.engines.items():
             engine.load(folder / role, optimizer=averages, schedule=schedule)
         progress.loader.restore(state["loader"])
@@ -232,11 +233,11 @@ class Checkpoints:
         return int(state["step"])
 
     def exist(self) -> bool:
-        """Whether any checkpoint is there, valid or not."""
+        """True if there is any checkpoint, valid or not."""
         return bool(steps_in(self.folder))
 
     def holds(self, step: int) -> bool:
-        """Whether the checkpoint of this step is there and not damaged."""
+        """True if the checkpoint of this step is there and not damaged."""
         return damage_of(self.folder / f"{PREFIX}{step}") is None
 
     def last_good_name(self) -> str | None:
@@ -257,7 +258,7 @@ class Checkpoints:
         if needed > free:
             raise RunStopped(
                 f"the checkpoint of step {step} needs {needed:,} bytes and {self.folder} has {free:,} free; nothing was "
-                "written or deleted. Make room, or name another checkpoint.folder, and start the run again to go on"
+                "written or deleted. Make room, or name another checkpoint.folder, and start the run again to resume"
             )
 
     def _drop_surplus(self, step: int) -> None:

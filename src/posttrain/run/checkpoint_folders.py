@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints: names, which of them are whole, and what a process that was killed has left.
+"""Files in a folder of checkpoints: their names, which of them are whole, and leftovers of a process that was killed.
 
     RUN_DIR/checkpoints/global_step_N/policy/     a Hugging Face folder, plus the engine's own state
                                      /critic/     the same, of the critic; absent without one
@@ -7,7 +7,7 @@
                                      /manifest.json   size and SHA-256 of every file
     RUN_DIR/checkpoints/latest                    the name of the newest one
 
-Which one is newest is told by the folders that match their manifest, not by the pointer; the pointer is for people and other
+The newest one is found by the folders that match their manifest, not by the pointer; the pointer is for people and other
 tools.
 """
 
@@ -30,10 +30,10 @@ POINTER = "latest"
 BEST = "best"
 BESIDE = ".tmp"  # being written
 GOING = ".old"  # being deleted
-ASIDE = ".aside"  # later than the step that a run was told to go back to
+ASIDE = ".aside"  # later than the step that a run went back to
 COUNTERS = "engine.json"  # what an engine writes beside its model; with the optimizer's file
 OPTIMIZER = "optimizer.safetensors"
-DOWNLOADED = "download.tmp"  # what a run starts from that goes on from a URL
+DOWNLOADED = "download.tmp"  # the checkpoint of a run that starts from a URL
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -42,7 +42,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def damage_of(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when every file is as its manifest says."""
+    """The damage of a checkpoint, in words; None when every file is as its manifest says."""
     return durable.damage_of(checkpoint, required=[RUN_STATE])
 
 
@@ -53,13 +53,13 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def metric_of(checkpoint: Path) -> float | None:
-    """What best_metric was at a checkpoint, as it says itself; so nothing about it has to be remembered elsewhere."""
-    value = _said(checkpoint, "best_metric")  # a damaged one is no one's best
+    """The value of best_metric at a checkpoint, read from the checkpoint itself."""
+    value = _said(checkpoint, "best_metric")  # a damaged one is never best
     return float(value) if isinstance(value, int | float) else None
 
 
 def is_idle(checkpoint: Path) -> bool:
-    """Whether the step of a checkpoint made no update: it is resumed like any other, but is not good for anything else."""
+    """True if the step of a checkpoint made no update. It is resumed like any other, but counts neither as good nor as best."""
     return bool(_said(checkpoint, "idle_steps"))
 
 
@@ -116,7 +116,7 @@ def tidy(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def set_aside(folder: Path, step: int, origin: str | None, say: Callable[[str], None]) -> None:
-    """Checkpoints of later steps than ``step`` are of the course that was left; under another name they are in nobody's way."""
+    """Checkpoints of later steps than ``step`` are of the course that was left: they are renamed."""
     for later in [number for number in steps_in(folder) if number > step]:
         checkpoint = folder / f"{PREFIX}{later}"
         if _said(checkpoint, "origin") == origin:
@@ -137,7 +137,7 @@ def put_pointer_right(folder: Path, newest: str, say: Callable[[str], None]) -> 
 
 
 def refuse_to_start_over(folder: Path) -> None:
-    """Raises: RequestError where a folder without a valid checkpoint had one: starting over must be asked for."""
+    """Raises: RequestError where a folder without a valid checkpoint had one: starting over takes another folder."""
     fix = "put back a copy, or name another run.folder to start over"
     if steps_in(folder):
         raise RequestError(Problem(f"every checkpoint in {folder} is damaged", fix=fix, field="run.folder"))

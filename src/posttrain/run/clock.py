@@ -89,7 +89,7 @@ class Clock:
         return times | {"time/step_s": time.perf_counter() - self._start}
 
     def seconds(self) -> dict[str, float]:
-        """By phase, the sum over its intervals."""
+        """Seconds of each phase: the sum over its intervals."""
         found: dict[str, float] = defaultdict(float)
         for interval in list(self._intervals):
             found[interval.phase] += interval.seconds
@@ -113,7 +113,8 @@ class Clock:
         tokens = int(batch.sequences.prompt_lengths.sum() + batch.sequences.response_lengths.sum())
         scored = batch.logprobs.old is not None or batch.logprobs.ref is not None
         for phase in ("logprobs", "values", "critic_update", "update"):
-            if phase in seconds and (phase != "logprobs" or scored):  # on-policy, nothing may need log-probs
+            # On-policy, nothing may need log-probs
+            if phase in seconds and (phase != "logprobs" or scored):
                 speeds[f"speed/{phase}_tokens_per_s"] = tokens / seconds[phase]
         if work and "update" in seconds:
             flops_per_s = epochs * work.update_flops(batch.sequences) / seconds["update"]

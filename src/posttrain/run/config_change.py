@@ -86,7 +86,7 @@ class Change:
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any], root: type[TrainingConfig] = RunConfig) -> list[Change]:
-    """What differs between the configuration that a run has saved and this one, both as read from YAML. A setting that the
+    """Differences between the configuration that a run has saved and this one, both as read from YAML. A setting that the
     saved one does not know, because an earlier version wrote it, counts as its default. Both are of kind ``root``."""
     defaults = flat(root.model_validate({"model": {"path": ""}, "data": {"train_files": []}}).model_dump(mode="json"))
     defaults |= {f"{section}.{key}": default for section, key, default in _settings(root)}

@@ -29,7 +29,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def is_of_the_disk(error: Exception) -> bool:
-    """Whether an error says that something could not be written. The library tokenizers raises Exception itself for that."""
+    """True for an error of writing to a disk. The library tokenizers raises Exception itself for that."""
     return isinstance(error, OSError | SafetensorError) or type(error) is Exception
 
 
@@ -56,7 +56,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def damage_of(folder: Path, required: Collection[str] = ()) -> str | None:
-    """What is wrong with a folder, or None when every file is as its manifest says and ``required`` ones are listed in it."""
+    """The damage of a folder, in words; None when every file is as its manifest says and ``required`` ones are listed in it."""
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
         listed = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}

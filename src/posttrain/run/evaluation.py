@@ -1,4 +1,4 @@
-"""What an evaluation found, and its files: results.json, and every sample, in the layout of SkyRL's evaluation dumps."""
+"""The results of an evaluation and its files: results.json, and every sample, in the layout of SkyRL's evaluation dumps."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _order(metric: str) -> tuple[int, int]:
 
 
 def _majority(groups: Sequence[ScoredGroup]) -> str:
-    """What the answers vote by, in words."""
+    """The basis of the majority vote, in words."""
     if all(len(group.outcomes) == 1 for group in groups):
         return "none: there is one response per prompt"
     rewards = [outcome for group in groups for outcome in group.outcomes if isinstance(outcome, Reward)]

@@ -1,4 +1,4 @@
-"""From a checkpoint, ours or one of another trainer's shards, to a plain Hugging Face folder."""
+"""Export a checkpoint, ours or one of another trainer's shards, as a plain Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def find_shards(path: Path, role: Role = "policy") -> Path | None:
 
 
 def _home_of(shards: Path) -> Path:
-    """Where the configuration and the tokenizer of another trainer's shards are."""
+    """The folder with the configuration and the tokenizer of another trainer's shards."""
     home = next((place for place in (shards / "huggingface", shards) if (place / "config.json").is_file()), None)
     if home is None:
         what = f"there is no config.json in {shards} or its folder huggingface"
@@ -137,7 +137,7 @@ def _model_of(home: Path, weights: Mapping[str, Tensor], role: Role, dtype: torc
 
 @torch.no_grad()
 def _compare_logits(model: PreTrainedModel, folder: Path) -> None:
-    """What transformers loads from the folder must compute what the merged model computes, bit for bit."""
+    """Check that the model that transformers loads from the folder computes what the merged one computes, bit for bit."""
     loaded: Any = type(model).from_pretrained(folder, dtype=model.dtype)
     size = model.config.get_text_config().vocab_size
     ids = torch.randint(size, (2, 16), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Plain Hugging Face folders of the models, written during a run. They are for other programs: no run goes on from them."""
+"""Plain Hugging Face folders of the models, written during a run. They are for other programs: no run resumes from them."""
 
 from __future__ import annotations
 

@@ -70,10 +70,10 @@ def begin_run(
     )
     trackers.begin(config, total_steps, first_step)
     if first_step > total_steps:
-        done = f"step {first_step - 1} is done and {total_steps} are asked for"
-        trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to go on")
+        done = f"step {first_step - 1} is done and {total_steps} are requested"
+        trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to continue")
     elif first_step > 1:
-        trackers.message(f"going on after step {first_step - 1}")
+        trackers.message(f"resuming after step {first_step - 1}")
     for text in [*(f"changed since this run was started: {change}" for change in changes), *notes]:
         trackers.message(text)
 
@@ -81,7 +81,7 @@ def begin_run(
 def start_uploads(
     rules: CheckpointConfig, folder: RunFolder, checkpoints: Checkpoints, first_step: int, say: Callable[[str], None]
 ) -> None:
-    """Copy checkpoints to checkpoint.upload while the run goes on. Raises: RequestError when another run writes there."""
+    """Copy checkpoints to checkpoint.upload while the run continues. Raises: RequestError when another run writes there."""
     url, kept = rules.upload, rules.upload_keep_last
     if url is not None:
         there = retention(rules)
@@ -94,7 +94,7 @@ def start_uploads(
 def under_way(
     config: TrainingConfig, folder: RunFolder, checkpoints: Checkpoints, trackers: Trackers, first_step: int
 ) -> Iterator[Run]:
-    """The steps are made inside. However they end, run.json says so, uploads get their time and the trackers are closed.
+    """The steps are made inside. However they end, run.json reports it, uploads get their time and the trackers are closed.
 
     Raises: what the steps raise; where a run was cut short, with the last good checkpoint named.
     """

@@ -93,7 +93,7 @@ def _open_locked(path: Path) -> int:
 
 
 def _holder(path: Path) -> str:
-    """Who wrote a lock, for people; empty when nobody has."""
+    """The writer of a lock, for the user; empty when there is none."""
     try:
         about = json.loads(path.read_text())
         return f"process {about['pid']} on {about['host']} since {about['since']}"

@@ -50,7 +50,7 @@ class Parts:
 
     @property
     def finished(self) -> bool:
-        """Whether the result is there, made from this very request.
+        """True if the result is there, made from this very request.
 
         Raises: ConfigError when the file holds anything else: it is not replaced.
         """
@@ -148,7 +148,7 @@ class Parts:
 
 
 def parts_folder(out: Path) -> Path:
-    """Where the parts of a result are."""
+    """The folder of the parts of a result."""
     return out.with_name(f"{out.name}.parts")
 
 
@@ -162,7 +162,7 @@ def hashes(files: Sequence[Path]) -> dict[str, str]:
 
 
 def folder_hashes(folder: Path) -> dict[str, str]:
-    """The same of the files that lie in a folder, by their names in it."""
+    """The SHA-256 of every file in a folder, by its name in it."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return {path.name: found for path, found in zip(files, hashes(files).values(), strict=True)}
 

@@ -21,15 +21,16 @@ class Profiler:
     it), and ``profiles/step_3_update.memory.pickle``, a snapshot of a GPU's memory (docs.pytorch.org/memory_viz shows it).
 
     It sees what happens in this process, and with ``workers`` has them write files of their own. A phase that is recorded is
-    slower, and its events are held in memory until it ends. A profile that cannot be made or written is told to ``say``; it never
-    ends a run.
+    slower, and its events are held in memory until it ends. A profile that cannot be made or written is reported to
+    ``say``; it never ends a run.
     """
 
     def __init__(
         self, plan: ProfilePlan, run_folder: Path, say: Callable[[str], None], workers: WorkersProfiler | None = None
     ):
         self._plan = plan
-        self._folder = (plan.folder or run_folder / "profiles").resolve()  # workers may have another working folder
+        # Workers may have another working folder
+        self._folder = (plan.folder or run_folder / "profiles").resolve()
         self._say = say
         self._workers = workers
         self._recording = Recording()
@@ -51,18 +52,18 @@ class Profiler:
         self._recording.begin(self._plan)
         try:
             yield
-        except BaseException:  # workers drop what they have when they begin anew; the run ends before
+        except BaseException:  # workers drop what they have when they begin again; the run ends before
             self._recording.drop()
             raise
-        told = self._recording.end(self._folder, stem)
+        messages = self._recording.end(self._folder, stem)
         if self._workers:
-            told += self._workers.end(self._folder, stem)
-        for text in told:
+            messages += self._workers.end(self._folder, stem)
+        for text in messages:
             self._say(text)
 
 
 class Recording:
-    """What torch does between ``begin`` and ``end``, in the thread that calls both and those that work for it."""
+    """A recording of torch between ``begin`` and ``end``, in the thread that calls both and those that work for it."""
 
     def __init__(self) -> None:
         self._operators: profile | None = None
@@ -81,18 +82,18 @@ class Recording:
             self._operators.start()
 
     def end(self, folder: Path, stem: str) -> list[str]:
-        """Write ``folder/stem.json.gz`` and ``stem.memory.pickle``, as far as recorded. Returns what there is to tell."""
-        told = []
+        """Write ``folder/stem.json.gz`` and ``stem.memory.pickle``, as far as recorded. Returns messages for the user."""
+        messages = []
         try:
             if self._operators:
                 self._operators.stop()
-                told.append(_written(folder / f"{stem}.json.gz", self._operators.export_chrome_trace))
+                messages.append(_written(folder / f"{stem}.json.gz", self._operators.export_chrome_trace))
                 self._operators = None
             if self._memory:
-                told.append(_written(folder / f"{stem}.memory.pickle", torch.cuda.memory._dump_snapshot))
+                messages.append(_written(folder / f"{stem}.memory.pickle", torch.cuda.memory._dump_snapshot))
         finally:
             self.drop()
-        return told
+        return messages
 
     def drop(self) -> None:
         operators, self._operators = self._operators, None

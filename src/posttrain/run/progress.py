@@ -24,11 +24,11 @@ class Progress:
 
     @property
     def engines(self) -> dict[str, OptimizedEngine]:
-        """By role, as the folders of a checkpoint are named."""
+        """The engines by role, as the folders of a checkpoint are named."""
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
 
     def positions(self) -> Positions:
-        """Where data and statistics stand, for ``go_back``."""
+        """The positions in data and statistics, for ``go_back``."""
         return self.loader.state(), self.rewards.state() if self.rewards else None
 
     def go_back(self, positions: Positions) -> None:

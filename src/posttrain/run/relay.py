@@ -40,7 +40,7 @@ class Relay:
         self._delivery = Delivery(name, uploader, folder)
         self._news = threading.Event()
         self._closing = False
-        self._failure = ""  # the last one that was told
+        self._failure = ""  # the last one that was reported
         self._pause_s = FIRST_PAUSE_S
         self._not_before = 0.0
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
@@ -50,19 +50,19 @@ class Relay:
         self._news.set()
 
     def phase(self, name: str, step: int, total: int | None = None) -> None:
-        """Nothing: only finished steps are sent."""
+        """No-op: only finished steps are sent."""
 
     def advance(self, units: int) -> None:
-        """Nothing: only finished steps are sent."""
+        """No-op: only finished steps are sent."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._news.set()
 
     def message(self, text: str) -> None:
-        """Nothing: messages are for who watches."""
+        """No-op: messages are for interactive trackers only."""
 
     def close(self) -> None:
-        """Send the rest, for at most the patience; then say what is lacking."""
+        """Send the rest, for at most the patience; then report the steps it lacks."""
         if not self._thread.is_alive():
             return
         self._closing = True
@@ -71,7 +71,9 @@ class Relay:
         missing = self._delivery.missing()
         if missing or self._thread.is_alive():
             what = f"does not have {missing} steps of this run" if missing else "has not confirmed the end of this run"
-            tell(f"tracker {self._name} {what}; to send it later: posttrain report --push {self._name} {self._folder}")
+            print_line(
+                f"tracker {self._name} {what}; to send it later: posttrain report --push {self._name} {self._folder}"
+            )
 
     def _work(self) -> None:
         while True:
@@ -95,13 +97,15 @@ class Relay:
             failure = f"{type(error).__name__}: {error}"
             if failure != self._failure:
                 self._failure = failure
-                tell(f"tracker {self._name} failed and is tried again later; metrics.jsonl has everything. {failure}")
+                print_line(
+                    f"tracker {self._name} failed and is tried again later; metrics.jsonl has everything. {failure}"
+                )
         else:
             self._pause_s = FIRST_PAUSE_S
 
 
 class Delivery:
-    """How far a service has been sent the steps of a run folder. Remembered in RUN_DIR/trackers/NAME.json."""
+    """The steps of a run folder that a service was sent. Remembered in RUN_DIR/trackers/NAME.json."""
 
     def __init__(self, name: str, uploader: Uploader, folder: Path):
         self._uploader = uploader
@@ -136,10 +140,10 @@ class Delivery:
             self._run = None
 
     def give_up(self) -> None:
-        """After a failure: the next try opens the service anew."""
+        """After a failure: the next try opens the service again."""
         if self._run is not None:
             self._run = None
-            with suppress(Exception):  # it has failed already, and that was told
+            with suppress(Exception):  # it has failed already, and that was reported
                 self._uploader.close("interrupted")
 
     def missing(self) -> int:
@@ -168,7 +172,7 @@ class Delivery:
                     yield row.pop("step"), {name: value for name, value in row.items() if _finite(value)}
 
     def _remembered(self) -> int:
-        """The last step that was sent. Steps that the run has done again since then (it went on from an older checkpoint)
+        """The last step that was sent. Steps that the run has done again since then (it resumed from an older checkpoint)
         are sent again where the service can take that."""
         run = about(self._folder)
         try:
@@ -189,7 +193,7 @@ class Delivery:
 
 
 def push(name: str, uploader: Uploader, folder: Path) -> int:
-    """Send a service what it lacks of a run that is not going on. Returns the number of steps.
+    """Send a service what it lacks of a run that has ended. Returns the number of steps.
 
     Raises: RequestError when the folder holds no run; whatever the service raises.
     """
@@ -237,7 +241,7 @@ def first_rows(path: Path, count: int) -> list[dict[str, Any]]:
     return list(islice(_rows(path), count))
 
 
-def tell(text: str) -> None:
+def print_line(text: str) -> None:
     """A line for a person, whole although several threads write."""
     sys.stderr.write(text + "\n")
 

@@ -27,7 +27,7 @@ RUN_STATE = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class RemoteCheckpoint:
-    """What is below URL/global_step_N."""
+    """The files below URL/global_step_N."""
 
     name: str
     step: int
@@ -35,7 +35,7 @@ class RemoteCheckpoint:
 
     @property
     def complete(self) -> bool:
-        """Whether its manifest is there, which comes last."""
+        """True once its manifest is there, which comes last."""
         return MANIFEST in self.files
 
     @property
@@ -80,7 +80,7 @@ def discard(folder: RemoteFolder, checkpoint: RemoteCheckpoint) -> None:
 
 
 def metric_of(folder: RemoteFolder, checkpoint: RemoteCheckpoint) -> float | None:
-    """What best_metric was at a checkpoint."""
+    """The value of best_metric at a checkpoint."""
     try:
         value = json.loads(folder.read(f"{checkpoint.name}/{RUN_STATE}") or b"{}").get("best_metric")
     except ValueError:
@@ -92,7 +92,7 @@ def download(url: str, into: Path, say: Callable[[str], None], *, field: str = "
     """Copy a checkpoint here: the one that a URL names, or of a folder the one it points at, or else the newest. One that is
     not as its manifest says is named and passed over.
 
-    Args: into is a folder that is made anew. Returns: the checkpoint's folder in it.
+    Args: into is a folder, whose content is replaced. Returns: the checkpoint's folder in it.
     Raises: RequestError when there is no valid checkpoint, it cannot be reached, or there is no room for it.
     """
     try:

@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""The rules by which checkpoints are kept."""
 
 from __future__ import annotations
 

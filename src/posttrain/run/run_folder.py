@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the run's checkpoints are."""
+        """The folder of the run's checkpoints."""
         return Path(self._config.checkpoint.folder or self.path / "checkpoints")
 
     @property
@@ -69,10 +69,10 @@ class RunFolder:
             self._check_changes(base, allow_config_change)
 
     def _check_start(self) -> None:
-        """It would start at the first step, and the record of a run that is there already would be gone."""
+        """Refuse to start at the first step where that would delete the record of a run."""
         if self._about_before().get("status") == "done":
             fix = "name another run.folder, or delete this one"
-            what = f"{self.path} holds a finished run without a checkpoint to go on from"
+            what = f"{self.path} holds a finished run without a checkpoint to resume from"
             raise ConfigError(Problem(what, fix=fix, field="run.folder"))
         elsewhere = self._about_before().get("checkpoints")
         if elsewhere and Path(elsewhere) != self.checkpoints.resolve() and Checkpoints(Path(elsewhere)).exist():
@@ -92,7 +92,7 @@ class RunFolder:
                 raise ConfigError(Problem(what, fix=fix, field="run.folder"))
 
     def _check_weights(self, base: Path) -> None:
-        """Weights come from the checkpoint, so a model that is asked for beside it would be ignored without a word."""
+        """Weights come from the checkpoint, so another model.path would be ignored in silence."""
         saved = _saved(base)
         started_from = saved.get("model.path")
         if started_from not in (None, self._config.model.path):
@@ -126,7 +126,7 @@ class RunFolder:
             )
 
     def begin(self, *, first_step: int, total_steps: int, device: str, passed_over: Sequence[str] = ()) -> list[str]:
-        """Write config.yaml and run.json. Returns what a run that goes on does differently, a line per changed key; the
+        """Write config.yaml and run.json. Returns the changes of a resumed run, a line per changed key; the
         configuration until then is kept as config.until_step_N.yaml. What of the machine is another one follows. ``passed_over``
         are checkpoints that were damaged."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -168,15 +168,15 @@ class RunFolder:
         return [*changed, *moved]
 
     def id_from(self, first_step: int) -> str:
-        """What trackers and upload folders know the run by: the same after a resume, another one where the first step is
-        made anew."""
+        """The id by which trackers and upload folders know the run: the same after a resume, another one where the first step is
+        made again."""
         if self._id is None:
             self._id = (self._about_before().get("id") if first_step > 1 else None) or uuid.uuid4().hex
         return self._id
 
     def end(self, status: str) -> None:
-        """How the run ended: done, interrupted, stopped or failed. Never raises for a full disk: the error that ended the run
-        must come through."""
+        """Record how the run ended: done, interrupted, stopped or failed. Never raises for a full disk: the error that ended
+        the run must come through."""
         with suppress(OSError):
             self._write(status)
 
@@ -194,14 +194,14 @@ class RunFolder:
         return next((path for path in near if (path / "config.yaml").is_file()), None)
 
     def _changes(self, base: Path) -> list[Change]:
-        """What is configured otherwise than in the run folder ``base``; nothing when that has no configuration."""
+        """Settings that differ from those of the run folder ``base``; none when that has no configuration."""
         saved = _saved(base)
         configured = changes(saved, yaml.safe_load(to_yaml(self._config)), type(self._config)) if saved else []
         return [*configured, *changed_files(_about(base).get("own_files", {}), own_files(self._config))]
 
 
 def machine_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What rounds numbers and is another one than in the steps until now, a line each. Both as in run.json."""
+    """Differences of the machine that change the rounding of numbers, a line each. Both as in run.json."""
     was, is_now = flat(before), flat(now)
     keys = [key for key in ROUND if key in was and was[key] != is_now[key]]
     return [

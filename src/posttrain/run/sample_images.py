@@ -1,6 +1,6 @@
 """The images of samples, once each, as small pictures in the run folder.
 
-What is written is drawn anew from the decoded picture, so nothing else of somebody's file gets there.
+Pictures are encoded again from decoded pixels, so no other content of a file gets there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SampleImages:
         self._there: set[str] | None = None
 
     def of(self, images: PromptImages) -> list[dict[str, Any]]:
-        """What a sample says of its images, in order: {hash, file, width, height}; the size is the image's own, and ``file``,
+        """Descriptions of a prompt's images, in order: {hash, file, width, height}; the size is the image's own, and ``file``,
         in the run folder, is null where no more were written."""
         if images.content_hash not in self._named:
             self._named[images.content_hash] = [self._write(file) for file in images.files]

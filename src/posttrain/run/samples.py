@@ -113,7 +113,7 @@ def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
 
 
 def _environment(trajectory: Trajectory) -> dict[str, object]:
-    """What the environment said of the episode as a whole."""
+    """The environment's rewards, stop reason and metrics of the whole episode."""
     return {
         "reward": trajectory.env_reward,
         "stop": trajectory.env_stop,

@@ -1,4 +1,4 @@
-"""A checkpoint that is written while the run goes on."""
+"""A checkpoint that is written while the run continues."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-SECOND_SIGNAL = 130  # exit code of a process that was told to end at once
+SECOND_SIGNAL = 130  # exit code after a second signal
 
 
 class SaveGivenUp(Exception):
-    """What is being written is not wanted any more: it stays unfinished, and the next start removes it."""
+    """A save that is not wanted any more: it stays unfinished, and the next start removes it."""
 
 
 class BackgroundSave:
-    """At most one save, in a thread of its own. What it raises comes out where it is waited for.
+    """One save at a time, in a thread of its own. Its errors are raised where it is waited for.
 
     No pool: one would hold up the end of the process until its work is done.
     """
@@ -28,7 +28,7 @@ class BackgroundSave:
 
     @property
     def under_way(self) -> bool:
-        """Whether a save was begun and not waited for."""
+        """True if a save was begun and not waited for."""
         return self._result is not None
 
     def begin(self, save: Callable[[Callable[[], None]], str]) -> None:
@@ -45,7 +45,7 @@ class BackgroundSave:
         threading.Thread(target=work, name="checkpoint", daemon=True).start()
 
     def wait(self) -> str | None:
-        """What the save under way returns; None without one. Raises: what it raised."""
+        """The result of the save under way; None without one. Raises: what it raised."""
         if self._result is None:
             return None
         try:

@@ -16,12 +16,12 @@ from posttrain.run.trackers import Trackers
 
 
 def due(step: int, every: int | None) -> bool:
-    """Whether something that is done every so many steps is done after this one; None is never."""
+    """True if something that is done every so many steps is done after this one; None is never."""
     return every is not None and step % every == 0
 
 
 def before_updates(checkpoints: Checkpoints, trackers: Trackers, stop: StopSignal) -> Callable[[Clock], None]:
-    """What a step has to do before it changes weights: what is being written reads them."""
+    """A function for steps to call before they change weights: it waits for a checkpoint that is being written from them."""
 
     def wait(clock: Clock) -> None:
         if checkpoints.saving:
@@ -74,7 +74,7 @@ def leave_step(
         with stop.saving():
             save(step - 1)
     raise RunInterrupted(
-        f"stopped by {stop.name} in step {step}, which begins anew when the run is started again; what was done "
+        f"stopped by {stop.name} in step {step}, which is made again when the run is started again; what was done "
         f"before is saved as global_step_{step - 1}"
     ) from None
 
@@ -109,4 +109,4 @@ def end_step(
     if not background:
         trackers.message(f"saved {saved}")
     if stopping and not last:
-        raise RunInterrupted(f"stopped by {stop.name} after step {step}, saved as {saved}; start it again to go on")
+        raise RunInterrupted(f"stopped by {stop.name} after step {step}, saved as {saved}; start it again to resume")

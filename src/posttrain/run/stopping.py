@@ -9,11 +9,12 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # batch systems warn with SIGTERM or SIGUSR1
+# Batch systems warn with SIGTERM or SIGUSR1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StepAbandoned(Exception):
-    """A stop was asked for before the first update of a step: the step is left, and done again when the run is resumed."""
+    """A stop was requested before the first update of a step: the step is left, and done again when the run is resumed."""
 
 
 class GraceOver(BaseException):
@@ -39,7 +40,7 @@ class StopSignal:
         return bool(self.name)
 
     def check(self) -> None:
-        """Raises StepAbandoned when a stop was asked for. To be called where a step can still be left."""
+        """Raises: StepAbandoned when a stop was requested. To be called where a step can still be left."""
         if self.requested:
             raise StepAbandoned
 

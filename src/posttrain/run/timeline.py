@@ -16,8 +16,8 @@ class Timeline:
     overlap only where a line names a ``lane``, which is another one than the loop's own. Step 0 is
     the validation of the starting weights.
 
-    A run that goes on drops the lines of the steps that it makes again, as metrics.jsonl does. A disk that takes no more lines
-    is told to ``say`` once, and ends the file, not the run.
+    A resumed run drops the lines of the steps that it makes again, as metrics.jsonl does. A disk that takes no more lines is
+    reported to ``say`` once, and ends the file, not the run.
     """
 
     def __init__(self, folder: Path, first_step: int, say: Callable[[str], None]):

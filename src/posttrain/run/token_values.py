@@ -49,7 +49,7 @@ def token_values_path(samples: Path) -> Path:
 
 
 def first_groups(groups: Sequence[ScoredGroup], max_tokens: int = MAX_TOKENS) -> Sequence[ScoredGroup]:
-    """Those of a step or a validation that the file can say something about: the first ones, up to the group in which its
+    """The groups of a step or a validation that fit into the file: the first ones, up to the group in which its
     tokens are used up. None where no response has a token."""
     tokens = [
         sum(len(sample.token_ids) for trajectory in group.group.trajectories for sample in trajectory.samples)

@@ -1,4 +1,4 @@
-"""All trackers of a run as one; a tracker that fails is switched off, the run goes on."""
+"""All trackers of a run as one; a tracker that fails is switched off, and the run continues."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class Trackers:
         self._optional = list(optional)
 
     def begin(self, config: TrainingConfig, total_steps: int, first_step: int) -> None:
-        self._tell(lambda tracker: tracker.begin(config, total_steps, first_step))
+        self._each(lambda tracker: tracker.begin(config, total_steps, first_step))
 
     def phase(self, name: str, step: int, total: int | None = None) -> None:
-        self._tell(lambda tracker: tracker.phase(name, step, total))
+        self._each(lambda tracker: tracker.phase(name, step, total))
 
     def advance(self, units: int) -> None:
-        self._tell(lambda tracker: tracker.advance(units))
+        self._each(lambda tracker: tracker.advance(units))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._tell(lambda tracker: tracker.log(step, metrics))
+        self._each(lambda tracker: tracker.log(step, metrics))
 
     def message(self, text: str) -> None:
-        self._tell(lambda tracker: tracker.message(text))
+        self._each(lambda tracker: tracker.message(text))
 
     def close(self) -> None:
-        self._tell(lambda tracker: tracker.close())
+        self._each(lambda tracker: tracker.close())
 
-    def _tell(self, tell: Callable[[Tracker], None]) -> None:
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in self._required:
-            tell(tracker)
+            call(tracker)
         for tracker in list(self._optional):
             try:
-                tell(tracker)
+                call(tracker)
             except Exception as error:  # noqa: BLE001  # whatever a third-party tracker raises; it must not end a run
                 self._optional.remove(tracker)
                 name = type(tracker).__name__

@@ -1,5 +1,5 @@
-"""Copies of a run's checkpoints elsewhere, made while the run goes on. They never stop it: what fails is said and tried again
-after the next save."""
+"""Copies of a run's checkpoints elsewhere, made while the run continues. They never stop it: a failure is reported, and
+tried again after the next save."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class Uploads:
         self._thread: threading.Thread | None = None
 
     def claim(self, origin: str | None) -> None:
-        """Make the folder this run's. ``origin`` is where the run started from: going on from a folder and in it is right.
+        """Make the folder this run's. ``origin`` is where the run started from: a run may resume from the folder that
+        it copies to.
 
-        Raises: RequestError when another run writes there. A folder that cannot be reached is said, and tried again later.
+        Raises: RequestError when another run writes there. A folder that cannot be reached is reported, and tried again later.
         """
         try:
             self._claim(take_over=origin is not None and (plain(origin) + "/").startswith(self.url + "/"))
@@ -50,7 +51,7 @@ class Uploads:
             raise
         except Exception as error:  # noqa: BLE001  # each protocol's library has errors of its own
             self._say(
-                f"{self.url} cannot be reached now ({reason(error)}); the run goes on, and tries after the next save"
+                f"{self.url} cannot be reached now ({reason(error)}); the run continues, and tries after the next save"
             )
 
     def begin(self, name: str) -> None:
@@ -64,7 +65,7 @@ class Uploads:
                 self._thread.start()
 
     def reads(self, name: str) -> bool:
-        """Whether a checkpoint is being read now, so that it must not be deleted."""
+        """True while a checkpoint is being read, so that it must not be deleted."""
         return self._current == name
 
     def finish(self, deadline_s: float) -> None:
@@ -127,7 +128,7 @@ class Uploads:
 
     def _drop_surplus(self, folder: RemoteFolder, step: int) -> None:
         """Delete there what nothing keeps, and parts that were left by uploads that broke off. Later ones than this step are
-        of a course that was left; they are in nobody's way."""
+        of a course that was left, and are never deleted."""
         there = [one for one in checkpoints_in(folder) if one.step <= step]
         whole = {one.step: metric_of(folder, one) if self._rules.best else None for one in there if one.complete}
         going = {*surplus(whole, self._rules)} | {one.step for one in there if not one.complete}

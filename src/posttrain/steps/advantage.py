@@ -1,4 +1,4 @@
-"""From rewards to what each token is worth."""
+"""Estimate advantages: a value for every token, from the rewards of whole responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.steps.correction import rewards_on_kept_tokens
 
 
 def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: AdvantagePlan) -> TrainBatch:
-    """A_{i,t} by the chosen estimator, then whitened and clipped if the plan says so. Responses without a valid reward are left
+    """A_{i,t} by the chosen estimator, then whitened and clipped as in the plan. Responses without a valid reward are left
     out of the loss.
 
     Args: values [B, T], the critic's; None without one.
@@ -61,7 +61,8 @@ def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: Advantage
         "old_logprobs": shaped.logprobs.old,  # [B, T]
         "values": values,  # [B, T]
         "episode_rewards": shaped.rewards,  # [B]
-        "step_rewards": None if scored.turn_rewards is None else scored.turn_rewards.sum(dim=1),  # [B], the row's own
+        # [B], the row's own
+        "step_rewards": None if scored.turn_rewards is None else scored.turn_rewards.sum(dim=1),
         "trajectory_index": batch.trajectory_index,  # [B]
         "step_index": batch.step_index,  # [B]
         **scored.extras,

@@ -1,4 +1,4 @@
-"""From scored groups to one batch of tensors."""
+"""Assemble scored groups into one batch of tensors."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ EMPTY = "empty_response"
 
 
 class EpisodeLost(Exception):
-    """It cannot go on. ``args`` are a reason to count by and what happened."""
+    """An episode that cannot be continued. ``args`` are a reason to count by and a sentence."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Episode:
         """The first turn. Raises: EpisodeLost when there is no room for it; DataError when the template refuses it."""
         self.messages, self.tools, self.state_key = list(start.messages), start.tools, start.state_key
         rows_own = not start.tools and [*map(dict, self.messages)] == [*map(dict, self.prompt.messages)]
-        if rows_own and self.prompt.token_ids:  # tokenised already, and cut where the data section says so
+        if rows_own and self.prompt.token_ids:  # tokenised already, and cut as in the data section
             self.prompt_ids = self.prompt.token_ids
         else:
             self.prompt_ids = self.writer.begin(self.messages, self.tools)
@@ -150,7 +150,7 @@ class Episode:
             self._new_sample((*self.prompt_ids, *self.ids))
 
     def trajectory(self, metrics: Mapping[str, float] | None = None, lost: EpisodeLost | None = None) -> Trajectory:
-        """What there is to train on, and, with ``lost``, what became of it.
+        """The samples to train on, as one trajectory; with ``lost``, a failed one.
 
         Args: metrics that the environment gave when it was closed; they come before sums over steps of the same name.
         """
@@ -186,7 +186,8 @@ class Episode:
             room = min(room, self.rules.max_trajectory_tokens - self.used)
         if len(context) > self.rules.max_context_tokens or room <= 0:
             return None
-        name = f"{self.sample_id}@{self.count}" if self.count else self.sample_id  # its random numbers are its own
+        # Its random numbers are its own
+        name = f"{self.sample_id}@{self.count}" if self.count else self.sample_id
         return Request(name, context, room, conversation=self.sample_id)
 
     def _may_change(self, what: str) -> None:
@@ -199,7 +200,7 @@ class Episode:
         self.ids, self.logprobs, self.mask = [], [], []
 
     def _sample(self, name: str) -> Trajectory:
-        """The present sample, up to its last sampled token: what follows is read by nobody."""
+        """The present sample, up to its last sampled token: observations after it are dropped."""
         ids = tuple(self.ids[: self.sealed])
         rows_own = self.prompt_ids == self.prompt.token_ids
         return Trajectory(
@@ -224,6 +225,6 @@ def version_spans(turns: Sequence[Turn]) -> tuple[VersionSpan, ...]:
 
 
 def _transcript(turns: Sequence[Turn]) -> str:
-    """What was said in all turns, and answered in between: the text of an episode whose samples are not one text."""
+    """The actions of all turns and the answers in between: the text of an episode whose samples are not one text."""
     *before, last = turns
     return "\n".join([text for turn in before for text in (turn.text, turn.observation)] + [last.text])

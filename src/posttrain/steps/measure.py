@@ -19,7 +19,7 @@ GAP_THRESHOLD = 0.1  # nats
 
 
 def measure(groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStats) -> dict[str, float]:
-    """Everything about a step but its times."""
+    """All metrics of a step but its times."""
     return {
         **reward_metrics(groups),
         **length_metrics(groups),
@@ -29,7 +29,7 @@ def measure(groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStat
 
 
 def learning_metrics(batch: TrainBatch, update: UpdateStats) -> dict[str, float]:
-    """What a step has made of its samples."""
+    """Metrics of advantages, critic, sampler gap, correction and updates."""
     return {
         **advantage_metrics(batch),
         **critic_metrics(batch),
@@ -79,7 +79,8 @@ def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     read = {
         group.group.prompt.prompt_id: (tuple(group.group.first_prompt), _images(group.group.prompt)) for group in groups
     }
-    in_worlds = any(trajectory.turn_texts for trajectory in trajectories)  # episodes may all begin alike
+    # Episodes may all begin alike
+    in_worlds = any(trajectory.turn_texts for trajectory in trajectories)
     return {
         **({} if in_worlds else {"prompt/distinct_share": len(set(read.values())) / len(read)}),
         "response/length_mean": sum(lengths) / len(lengths),
@@ -102,7 +103,7 @@ def _images(prompt: Prompt) -> str:
 
 
 def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """How episodes in environments went; empty where no response has turns."""
+    """Turns, ends and own metrics of episodes in environments; empty where no response has turns."""
     episodes = [each for group in groups for each in group.group.trajectories if each.turn_texts]
     if not episodes:
         return {}
@@ -141,7 +142,7 @@ def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
 
 
 def critic_metrics(batch: TrainBatch) -> dict[str, float]:
-    """How the critic's values, as they were before this step's update, compare with the returns; empty without a critic."""
+    """The critic's values before this step's update, beside the returns; empty without a critic."""
     mask = batch.loss_mask
     if batch.critic is None or not mask.any():
         return {}
@@ -155,7 +156,7 @@ def critic_metrics(batch: TrainBatch) -> dict[str, float]:
 
 
 def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask: Tensor) -> dict[str, float]:
-    """How far the sampler's log-probs are from the trainer's, for the same tokens and weights.
+    """Distance of the sampler's log-probs from the trainer's, for the same tokens and weights.
 
     Args: rollout_logprobs [B, T] nats; trainer_logprobs [n, T] nats, of the first n rows, None when the trainer computed
         none; mask [B, T] bool.

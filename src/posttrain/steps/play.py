@@ -13,8 +13,8 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
 
-SAMPLE_S = 0.02  # how long the sampler may go on before environments are looked at again
-WAIT_S = 0.5  # how long to wait for environments when nothing is being sampled, before looking whether to go on
+SAMPLE_S = 0.02  # of sampling, before environments are polled again
+WAIT_S = 0.5  # of waiting for environments while nothing is sampled, before the caller may leave
 
 
 def play(
@@ -28,7 +28,7 @@ def play(
     """``sampling.samples_per_prompt`` episodes per prompt. One group per prompt, in the order given; ``on_group`` gets each as
     soon as its last episode is over.
 
-    While some environments answer, the sampler goes on with the turns of others; a turn joins what is being sampled. An
+    While some environments answer, the sampler works on the turns of others; a turn joins what is being sampled. An
     episode depends on the prompt, its number, the seed and the policy, and not on which of them is quicker. One that fails (its
     environment, its template, its request) is a trajectory with the stop reason ``failed``; the others do not notice.
     """

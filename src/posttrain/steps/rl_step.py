@@ -50,9 +50,12 @@ def rl_step(
     roles: Roles, scorer: GroupScorer, loader: PromptLoader, rewards: RewardState, plan: StepPlan, clock: PhaseClock
 ) -> StepResult:
     """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1)."""
-    selection = sample_groups(roles, scorer, loader, plan, clock)  # G responses per prompt, and r_i for each
-    scored = assemble(selection.groups, mask_truncated=plan.mask_truncated)  # pad to [batch, response_len]
-    scored = add_greedy_rewards(scored, selection.groups, roles, scorer, plan, clock, collect)  # for ReMax alone
+    # G responses per prompt, and r_i for each
+    selection = sample_groups(roles, scorer, loader, plan, clock)
+    # Pad to [batch, response_len]
+    scored = assemble(selection.groups, mask_truncated=plan.mask_truncated)
+    # For ReMax alone
+    scored = add_greedy_rewards(scored, selection.groups, roles, scorer, plan, clock, collect)
     learned = learn(roles, scored, rewards, plan, clock)
     return StepResult(selection=selection, scored=scored, learned=learned)
 
@@ -69,7 +72,8 @@ def sample_groups(
     while not selection.complete:
         prompts, sampling = loader.next(), plan.sampling_of(selection.batches)
         with clock.phase("rollout", total=roles.most_tokens(len(prompts), sampling)):
-            groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)  # scored while others are sampled
+            # Scored while others are sampled
+            groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)
         with clock.phase("reward"):
             scored = score(
                 groups,
@@ -112,13 +116,16 @@ def learn(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPla
         # log pi_old, log pi_ref
         logprobs = trainer_logprobs(scored.sequences, roles.policy, roles.reference, plan.update)
         scored = add_sum_pi_squared(scored, roles.policy, plan)  # for estimators that name it
-    shaped = shape_rewards(scored, logprobs, plan.reward, rewards)  # r_i normalised; r_i,t less the KL
+    # R_i normalised; r_i,t less the KL
+    shaped = shape_rewards(scored, logprobs, plan.reward, rewards)
     values = None
     if roles.critic:
         with clock.phase("values"):
             values = roles.critic.values(scored.sequences)  # V(s_i,t), by the weights that the step starts with
-    train = estimate_advantages(shaped, values, plan.advantage)  # A_i,t, and with a critic the returns R_i,t
-    stats = update_models(roles.policy, roles.critic, train, plan, clock)  # K epochs of clipped mini-batch updates
+    # A_i,t, and with a critic the returns R_i,t
+    train = estimate_advantages(shaped, values, plan.advantage)
+    # K epochs of clipped mini-batch updates
+    stats = update_models(roles.policy, roles.critic, train, plan, clock)
     with clock.phase("weight_sync"):
         roles.weight_sync.publish(roles.policy, roles.rollout)  # sampler <- policy
     return Learned(shaped=shaped, train=train, stats=stats)

@@ -31,14 +31,14 @@ class RewardState:
         self._kl = kl
         self.kl_coef = kl.coef  # for the next step
         self.moments = RunningMoments()
-        self.metrics: dict[str, float] = {}  # of the step at hand
+        self.metrics: dict[str, float] = {}  # of this step
 
     def state(self) -> dict[str, Any]:
-        """Plain values from which ``restore`` goes on exactly here."""
+        """Plain values for ``restore``."""
         return {"moments": asdict(self.moments), "kl_coef": self.kl_coef, "kl_coef_at_start": self._kl.coef}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken. The coefficient begins anew when the configured start has changed, or it is no
+        """Continue where ``state`` was taken. The coefficient starts over when the configured start has changed, or it is no
         longer steered."""
         self.moments = RunningMoments(**state["moments"])
         if self._kl.target is not None and state["kl_coef_at_start"] == self._kl.coef:

@@ -1,4 +1,4 @@
-"""How well a model predicts texts that it does not learn."""
+"""The loss of a model on texts that it does not learn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS_AT_ONCE = 64  # handed to the engine together, which cuts its own micro-bat
 
 
 def mean_loss(model: ScoringEngine, texts: Sequence[Text], on_texts: Callable[[int], None] | None = None) -> float:
-    """The mean of -log pi over all learned tokens of all texts, nats. ``on_texts`` hears how many were done."""
+    """The mean of -log pi over all learned tokens of all texts, nats. ``on_texts`` is called with the number of texts done."""
     total, tokens = 0.0, 0
     for start in range(0, len(texts), ROWS_AT_ONCE):
         batch = text_batch(texts[start : start + ROWS_AT_ONCE])

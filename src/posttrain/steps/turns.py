@@ -1,4 +1,4 @@
-"""What the turns of an environment add to a batch: rewards on tokens, and the states that turns began in."""
+"""Turns of an environment as rows of a batch: rewards on tokens, and the states that turns began in."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ def update_models(
     policy_stats = critic_stats = None
     if critic and plan.critic_update:
         with clock.phase("critic_update", total=len(batch) * plan.critic_update.epochs):
-            critic_stats = update_critic(critic, batch, plan.critic_update, clock.advance)  # V towards R
+            # V towards R
+            critic_stats = update_critic(critic, batch, plan.critic_update, clock.advance)
     if plan.updates_policy:
         with clock.phase("update", total=len(batch) * plan.update.epochs):
             policy_stats = update(policy, batch, plan.update, clock.advance)

@@ -1,4 +1,4 @@
-"""What scored answers to held-out prompts come to: during training and in an evaluation, by the same names."""
+"""Metrics of scored answers to held-out prompts: in a validation and in an evaluation, by the same names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_source(groups: Sequence[ScoredGroup]) -> dict[str, list[ScoredGroup]]:
 
 
 def source_metrics(groups: Sequence[ScoredGroup], per_prompt: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What the answers to the prompts of one data source come to: the mean over prompts of ``per_prompt``, the
+    """Metrics of the answers to the prompts of one data source: the mean over prompts of ``per_prompt``, the
     ``prompt_metrics`` of each group; the mean of all valid rewards; the share of responses without one, and of these by
     reason."""
     outcomes = [outcome for group in groups for outcome in group.outcomes]
@@ -52,7 +52,7 @@ def source_metrics(groups: Sequence[ScoredGroup], per_prompt: Sequence[Mapping[s
 
 
 def prompt_metrics(outcomes: Sequence[Outcome], pass_score: float = PASS_SCORE) -> dict[str, float]:
-    """What the N answers to one prompt come to.
+    """Metrics of the N answers to one prompt.
 
     ``accuracy``: the share that is right, a reward of at least ``pass_score``; without a valid reward an answer counts as
     wrong. With N of 2 and more also ``pass@k``, and of the valid rewards ``reward_mean@N``, ``reward_std@N`` (population),
@@ -81,6 +81,6 @@ def votes_of(rewards: Sequence[Reward]) -> list[str] | None:
 
 
 def answer_of(outcome: Outcome) -> str | None:
-    """What the first term that says so found in the response: its text ``pred``. None where no term does."""
+    """The answer found in the response, by the first term that names it in its text ``pred``; None where no term does."""
     texts = outcome.texts if isinstance(outcome, Reward) else ()
     return next((text for name, text in texts if name.rpartition("/")[2] == ANSWER), None)

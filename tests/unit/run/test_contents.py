@@ -71,7 +71,7 @@ def test_without_the_optimizer_a_checkpoint_is_small_and_says_so_when_a_run_goes
         assert damage_of(tmp_path / name / "global_step_1") is None
     assert not (tmp_path / "part/global_step_1/policy/optimizer.safetensors").exists()
     policy, said = resumed(tiny_llama, tmp_path / "part", Contents())
-    assert said == ["global_step_1 was saved without the optimizer's averages; they start anew"]
+    assert said == ["global_step_1 was saved without the optimizer's averages; they start at 0"]
     assert moments(policy) == 0
     assert update(policy) == 5e-3  # the schedule goes on all the same
     whole, said = resumed(tiny_llama, tmp_path / "all", Contents())

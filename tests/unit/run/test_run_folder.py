@@ -77,7 +77,7 @@ def test_finished_run_without_a_checkpoint_is_not_written_over(tmp_path: Path) -
     folder.end("failed")
     RunFolder(config(tmp_path)).check(holds_checkpoint=False)  # nothing worth keeping: it may start over
     folder.end("done")
-    with pytest.raises(ConfigError, match="finished run without a checkpoint to go on from; name another"):
+    with pytest.raises(ConfigError, match="finished run without a checkpoint to resume from; name another"):
         RunFolder(config(tmp_path)).check(holds_checkpoint=False)
 
 

@@ -193,7 +193,8 @@ def test_a_folder_that_cannot_be_reached_does_not_stop_a_run(tmp_path: Path, mon
         checkpoints, said = uploading(tmp_path)
         save(checkpoints, 1)
     assert (
-        said[0] == f"{MEMORY} cannot be reached now (the line is dead); the run goes on, and tries after the next save"
+        said[0]
+        == f"{MEMORY} cannot be reached now (the line is dead); the run continues, and tries after the next save"
     )
     save(checkpoints, 2)
     assert whole() == [1, 2]
