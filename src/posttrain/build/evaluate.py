@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from posttrain.config.evaluate import EvaluateConfig
+from posttrain.config.shown import shown
 from posttrain.data.responses import load_responses
 from posttrain.libraries.folders import make_folder
 from posttrain.loops import evaluate
@@ -50,7 +51,7 @@ def evaluate_run(config: EvaluateConfig, *, on_plan: OnPlan, on_scored: evaluate
         seed=config.run.seed,
     )
     settings = {**config.metrics.model_dump(mode="json"), "seed": config.run.seed, "costs": costs}
-    settings["reward"] = config.reward.model_dump(mode="json", include={"terms"})
+    settings["reward"] = {"terms": shown(config)["reward"]["terms"]}
     write_evaluation(folder, results_json(config.run.name, config.data.files, results, settings), scored)
     write_evaluation_report([folder])
     return results

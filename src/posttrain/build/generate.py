@@ -11,6 +11,7 @@ from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.build.fits import check_rows_fit
 from posttrain.build.plans import sampling_params
 from posttrain.config.generate import GenerateConfig
+from posttrain.config.shown import shown
 from posttrain.data.generation import load_generation
 from posttrain.errors import ConfigError, Problem, RunInterrupted
 from posttrain.loops import generate
@@ -82,7 +83,8 @@ def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: On
 def request_of(config: GenerateConfig) -> dict[str, Any]:
     """Everything that the responses depend on: the settings, and the content of the files and of the model's folder (of a
     model of the hub, its name)."""
-    settings = config.model_dump(mode="json", exclude={"placement": True, "output": {"file"}})
+    settings = {name: section for name, section in shown(config).items() if name != "placement"}
+    settings["output"] = {name: value for name, value in settings["output"].items() if name != "file"}
     folder = Path(config.model.path)
     return {
         "config": settings,

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from posttrain.config.shown import shown
 from posttrain.dialects.loaded import LoadedConfig
 
 
@@ -30,7 +31,7 @@ def document(loaded: LoadedConfig[Any], derived: dict[str, Any]) -> dict[str, An
     return {
         "dialect": loaded.dialect,
         "entry": loaded.entry,
-        "config": loaded.config.model_dump(mode="json"),
+        "config": shown(loaded.config),
         "derived": derived,
         "ignored": [asdict(one) for one in loaded.ignored],
         "unsupported": [

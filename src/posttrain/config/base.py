@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+# A dotted key, or "" for any; the value that was read there; the text with ${oc.env:…} that it came from.
+Reference = tuple[str, str, str]
 
 
 class Section(BaseModel):
@@ -16,3 +21,14 @@ class Section(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+    _references: tuple[Reference, ...] = PrivateAttr(default=())
+
+    def references(self) -> tuple[Reference, ...]:
+        """Return what was read from environment variables (``config.shown`` writes the references, not the values)."""
+        return self._references
+
+    def with_references(self, references: tuple[Reference, ...]) -> Self:
+        """Copy this section, which then knows what was read from environment variables."""
+        copied = self.model_copy()
+        copied._references = references
+        return copied

@@ -11,6 +11,7 @@ from posttrain.config.reading.compose import Composed, compose
 from posttrain.config.reading.defaults import read_with_defaults
 from posttrain.config.reading.hydra import UNUSED
 from posttrain.config.reading.validate import show, validate
+from posttrain.config.shown import secret_warnings
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.ledger import ABSENT, Key, Ledger, leaves
@@ -166,12 +167,16 @@ def read_dialect(
     changes: list[str] = []
     if here:
         config, changes = at_hand(config)
+    config = config.with_references(
+        tuple(("", value, text) for _, value, text in composed.references if len(value) > 3)
+    )
     problems = [*reader.problems, *words.translate(_new(found, reader, words))]
     reader.ignored.sort(key=lambda one: reader.order(one.key))
     problems.sort(key=lambda problem: reader.order(problem.field))
     warnings = list(reader.warnings)
     if not problems:
         warnings += [words.text(text) for text in entry.warnings_of(config) if words.is_written(text)]
+        warnings += [words.text(text) for text in secret_warnings(config)]
         problems += words.translate(entry.check(config))
         reader.unsupported += [
             replace(problem, fix="--here runs without it") for problem in words.translate(entry.unbuilt(config))

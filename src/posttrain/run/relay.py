@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import TrainingConfig
-from posttrain.config.reading.compose import compose
+from posttrain.config.reading.compose import read_saved
 from posttrain.config.tracking import TrackingConfig
 from posttrain.dialects.metric_names import with_dialect_names
 from posttrain.errors import ConfigError, Problem, RequestError
@@ -213,12 +213,12 @@ def tracked_run(folder: Path) -> TrackedRun:
     Raises: RequestError when the folder does not say which run it holds.
     """
     try:
-        config = compose(str(folder / "config.yaml"), []).values
+        config, resolved = read_saved(str(folder / "config.yaml"))
         return TrackedRun(
             folder=folder,
             run_id=str(about(folder)["id"]),
-            name=str(config["run"]["name"]),
-            tracking=TrackingConfig.model_validate(config["tracking"]),
+            name=str(resolved["run"]["name"]),
+            tracking=TrackingConfig.model_validate(resolved["tracking"]),
             config=config,
         )
     except (ConfigError, ValueError, LookupError, TypeError) as error:

@@ -18,15 +18,18 @@ import yaml
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from posttrain.config.base import Reference
 from posttrain.config.reading import hydra
 from posttrain.config.reading.broken_yaml import yaml_problem
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
+from posttrain.config.reading.references import find_references
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml
 from posttrain.errors import ConfigError, Problem, nearest
+from posttrain.libraries import json_text
 
 MISSING = "???"
+_ESCAPED = re.compile(r"(?<!\\)(\\*)\1\\\$\{")  # 2n + 1 backslashes stand for n and a plain ${
 _LONGEST = 10_000_000  # characters of a file; a device such as /dev/zero never ends
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Composed:
     hydra: Mapping[str, str] = field(default_factory=dict)
     # Keys with ??? (OmegaConf's word for a value to be given), where a dialect's default stands in.
     open: tuple[str, ...] = ()
+    # Texts that were read from environment variables: key, value, and the text with ${oc.env:…}.
+    references: tuple[Reference, ...] = ()
 
 
 def compose(
@@ -74,9 +79,32 @@ def compose(
         _close(values, base, "", left_open)
         values = merged(copy.deepcopy(dict(base)), values)
     resolved = _resolve(values, sources)
-    if halves := list(_halves(resolved, "", sources)):
-        raise ConfigError(halves)
-    return Composed(resolved, sources, tuple(problems), hydra_keys, tuple(left_open))
+    if half := json_text.half_character(resolved):
+        key, where = half[0], sources.where(half[0]).encode(errors="replace").decode()
+        what = f"{key} holds half a character, {half[1]!r}, or a byte that is not UTF-8"
+        raise ConfigError(Problem(what, where=where, fix="write the whole character"))
+    return Composed(resolved, sources, tuple(problems), hydra_keys, tuple(left_open), find_references(values, resolved))
+
+
+def read_saved(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a run's config.yaml for programs that show it. Returns: its values with every ${oc.env:…} as it is written; and its
+    sections run and tracking, resolved.
+
+    Raises: ConfigError as ``compose``.
+    """
+    values, places = read_yaml(path)
+    sections: dict[str, Any] = {name: values[name] for name in ("run", "tracking") if name in values}
+    return _unescaped(values), _resolve(sections, SourceMap(path, places))
+
+
+def _unescaped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _unescaped(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_unescaped(inner) for inner in value]
+    if isinstance(value, str):
+        return _ESCAPED.sub(lambda found: found[1] + "${", value)
+    return value
 
 
 def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,20 +155,6 @@ def _parsed(text: str, path: str) -> tuple[dict[str, Any], dict[str, Place]]:
         raise ConfigError(_omegaconf_problem(error, SourceMap(path, places))) from None
     assert isinstance(values, dict)  # places_of_yaml has refused everything else
     return values, places  # type: ignore[return-value]  # keys that are not text are for the dialect to refuse
-
-
-def _halves(value: Any, key: str, sources: SourceMap) -> Iterator[Problem]:
-    """Report texts that no file can hold: half a character, or bytes of a command line that are not UTF-8."""
-    if isinstance(value, str):
-        if not value.isascii() and (half := _SURROGATE.search(value)):
-            what = f"{key} holds half a character, {half[0]!r}, or a byte that is not UTF-8"
-            yield Problem(
-                what, where=sources.where(key).encode(errors="replace").decode(), fix="write the whole character"
-            )
-    elif isinstance(value, dict | list):
-        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _halves(str(name), child(key, "?"), sources)
-            yield from _halves(inner, child(key, name), sources)
 
 
 def _nearby(path: str) -> str:

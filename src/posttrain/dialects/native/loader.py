@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.config.reading.compose import compose
 from posttrain.config.reading.validate import validate
+from posttrain.config.shown import secret_warnings
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.loaded import LoadedConfig, expand_home
@@ -29,12 +30,13 @@ def read(
     changes: list[str] = []
     if here:
         config, changes = at_hand(config)
+    config = config.with_references(composed.references)
     loaded = LoadedConfig(
         config=config,
         sources=composed.sources,
         dialect="native",
         entry=entry.name,
-        warnings=() if problems else tuple(entry.warnings_of(config)),
+        warnings=() if problems else (*entry.warnings_of(config), *secret_warnings(config)),
         problems=tuple(problems),
         changes=tuple(changes),
     )

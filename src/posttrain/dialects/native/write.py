@@ -10,22 +10,29 @@ from omegaconf import OmegaConf
 
 from posttrain.config import RunConfig
 from posttrain.config.base import Section
+from posttrain.config.shown import shown
 
 
 def to_yaml(config: Section) -> str:
-    """The complete configuration, defaults included, sections in schema order. Reading it gives an equal one."""
-    values = _escape(config.model_dump(mode="json"))
+    """The complete configuration, defaults included, sections in schema order. Reading it gives an equal one; secrets are
+    references to environment variables (``config.shown``)."""
+    values = _escape(config.model_dump(mode="json"), shown(config))
     # OmegaConf writes, because OmegaConf reads: it quotes the texts that it would take for numbers, such as "1e-6".
     return OmegaConf.to_yaml(OmegaConf.create(values))
 
 
-def _escape(node: Any) -> Any:
-    """Texts with ``${`` would be read as interpolations; a backslash makes them plain, as do two for each one before."""
+def _escape(node: Any, safe: Any) -> Any:
+    """Put a backslash before ``${`` in every text, which would be read as an interpolation, and double those that stand there.
+
+    Args: ``safe`` is the same value as it may be shown; a text that differs there is a reference, and stays one.
+    """
     if isinstance(node, dict):
-        return {key: _escape(value) for key, value in node.items()}
+        return {key: _escape(value, safe[key]) for key, value in node.items()}
     if isinstance(node, list):
-        return [_escape(item) for item in node]
+        return [_escape(item, shown_item) for item, shown_item in zip(node, safe, strict=True)]
     if isinstance(node, str):
+        if safe != node:
+            return safe
         return re.sub(r"(\\*)\$\{", lambda match: f"{match[1] * 2}\\${{", node)
     return node
 

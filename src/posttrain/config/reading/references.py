@@ -1,0 +1,47 @@
+"""Which texts of a configuration come from environment variables, and by which reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from posttrain.config.base import Reference
+from posttrain.config.reading.sources import child
+
+_ENVIRONMENT = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:")
+
+
+def find_references(written: Any, resolved: Any) -> tuple[Reference, ...]:
+    """Compare a configuration as it is written with its resolved values. Returns: every text that holds ${oc.env:…}, directly
+    or through another key."""
+    found = list(_references(written, resolved, ""))
+    return (*found, *_indirect(written, resolved, "", found))
+
+
+def _references(written: Any, resolved: Any, key: str) -> Iterator[Reference]:
+    """Find the texts with ${oc.env:…}."""
+    if isinstance(written, str):
+        if _ENVIRONMENT.search(written) and isinstance(resolved, str):
+            yield key, resolved, written
+    elif isinstance(written, dict | list) and isinstance(resolved, type(written)):
+        items = written.items() if isinstance(written, dict) else enumerate(written)
+        for name, inner in items:
+            below = resolved.get(name) if isinstance(resolved, dict) else resolved[name]
+            yield from _references(inner, below, child(key, name))
+
+
+def _indirect(written: Any, resolved: Any, key: str, found: Sequence[Reference]) -> Iterator[Reference]:
+    """Find the texts that refer to one of ``found``, alone or in a longer text."""
+    if isinstance(resolved, str):
+        if isinstance(written, str) and (written == resolved or _ENVIRONMENT.search(written)):
+            return
+        for _, value, text in sorted(found, key=lambda one: -len(one[1])):
+            if value and value in resolved:
+                yield key, resolved, resolved.replace(value, text)
+                return
+    elif isinstance(resolved, dict | list):
+        items = resolved.items() if isinstance(resolved, dict) else enumerate(resolved)
+        for name, inner in items:
+            there = isinstance(written, type(resolved))
+            yield from _indirect(written[name] if there else None, inner, child(key, name), found)
