@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from posttrain.backends.endpoint.app import Endpoint, EndpointPlan, listen, serve
+from posttrain.backends.endpoint.app import Endpoint, EndpointPlan
 from posttrain.backends.endpoint.driver import Driver
 from posttrain.backends.endpoint.record import Record
+from posttrain.backends.endpoint.server import listen, serve
 from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.build.plans import sampling_params
 from posttrain.config.serve import EndpointConfig, ServeConfig
@@ -41,12 +42,14 @@ def serve_run(config: ServeConfig, *, on_ready: Callable[[str, str, list[str]], 
             any_sampling=config.endpoint.any_sampling,
             session_header=config.endpoint.session_header,
             max_sessions=config.endpoint.max_sessions,
+            host_names=_host_names(config.endpoint),
         )
         driver = Driver(engine, plan.sampling)
         endpoint = Endpoint(plan, driver, tokenizer, dict(config.data.chat_template_options), record)
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        on_ready(address, "" if token else plan.token, [f"serving {plan.model} from {device}"])
+        notes = [f"serving {plan.model} from {device}", *_readable_by_others(config.endpoint)]
+        on_ready(address, "" if token else plan.token, notes)
         serve(endpoint, driver, listener)
 
 
@@ -62,6 +65,21 @@ def _token(config: EndpointConfig) -> str:
         fix = "write a token into it, such as the output of: openssl rand -hex 24"
         raise ConfigError(Problem(f"{config.token_file} is empty", fix=fix, field="endpoint.token_file"))
     return token
+
+
+def _readable_by_others(config: EndpointConfig) -> list[str]:
+    """A note when others on this machine can read the token's file."""
+    if config.token_file is None or not Path(config.token_file).expanduser().stat().st_mode & 0o077:
+        return []
+    return [f"endpoint.token_file can be read by other users of this machine: chmod 600 {config.token_file}"]
+
+
+def _host_names(config: EndpointConfig) -> frozenset[str]:
+    """The names by which clients may call this machine: on loopback its own, elsewhere also those of the network."""
+    names = {"localhost", config.host, *config.host_names}
+    if not config.host.startswith("127.") and config.host not in ("localhost", "::1"):
+        names |= {socket.gethostname(), socket.getfqdn()}
+    return frozenset(name.lower().rstrip(".") for name in names)
 
 
 def _listener(config: EndpointConfig) -> socket.socket:

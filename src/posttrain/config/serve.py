@@ -23,6 +23,8 @@ class EndpointConfig(Section):
     """Address to listen at. Others than this machine's own can be reached from outside, and what is said is not encrypted."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen at; 0 takes a free one, which is printed."""
+    host_names: list[str] = []
+    """Further names by which clients may address this machine, such as that of a proxy; requests for others are refused."""
     token_file: str | None = None
     """File with the bearer token that clients must send; null draws one and prints it."""
     name: str | None = None

@@ -40,6 +40,12 @@ def word_problems(body: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is not known"
 
 
+def check_model(body: Mapping[str, Any], name: str) -> None:
+    """Raises: Refused when a request names another model than the one that answers."""
+    if body.get("model") not in (None, "", name):
+        raise Refused(f"there is no model {json.dumps(body['model'])[:60]}; this endpoint has {name}", 404)
+
+
 def tool_problems(body: Mapping[str, Any]) -> Iterator[str]:
     tools = body.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):

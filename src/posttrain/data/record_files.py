@@ -25,8 +25,6 @@ Record = dict[str, Any]  # an unchecked row, by column
 # The beginning of a list of texts written as JSON text.
 _TEXTS_AS_TEXT = re.compile(r'\s*\[\s*["\]]')
 
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
-
 
 def read_records(path: str | Path) -> Iterator[Record]:
     """Yield the raw rows of a file, with all columns. Raises: DataError when it cannot be read."""
@@ -163,25 +161,13 @@ def _json_object(text: str, place: str, file: Path, choice: ColumnChoice | None)
 def _checked_object(value: Any, place: str, file: Path, choice: ColumnChoice | None) -> Record:
     if not isinstance(value, dict):
         raise DataError(Problem(f"{place} holds {described(value)}", fix="each row is an object, column by column"))
-    if half := next(_halves_of_characters(value), None):
-        what = f"{place}: column {half[0]} holds half a character, {half[1]!r}"
+    if half := json_text.half_character(value):
+        column = half[0].partition(".")[0]
+        what = f"{place}: column {column} holds half a character, {half[1]!r}"
         raise DataError(Problem(what, fix="write the whole character, such as both halves of an emoji"))
     if choice is not None:
         choice.check(list(value), lambda path: reaches(value, path), place)
     return value
-
-
-def _halves_of_characters(value: Any, column: str = "") -> Iterator[tuple[str, str]]:
-    """Yield lone surrogates, which JSON can encode and no text can hold, each with its column."""
-    if isinstance(value, str):
-        if not value.isascii() and (half := _SURROGATE.search(value)):
-            yield column, half[0]
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _halves_of_characters(inner, column or str(name))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _halves_of_characters(inner, column)
 
 
 def _read_csv(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 MAX_DEPTH = 100
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def loads(text: str | bytes | bytearray, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
@@ -36,6 +38,36 @@ def deeper_than(value: Any, levels: int) -> bool:
     for _ in range(levels):
         layer = [inner for each in layer for inner in _inside(each) if isinstance(inner, dict | list)] if layer else []
     return bool(layer)
+
+
+def half_character(value: Any) -> tuple[str, str] | None:
+    """Return the first surrogate that stands alone, which JSON can write and no text can hold, and the dotted key it is under;
+    None when there is none."""
+    waiting = [("", value)]
+    while waiting:
+        key, each = waiting.pop()
+        if isinstance(each, str):
+            if not each.isascii() and (half := _SURROGATE.search(each)):
+                return key, half[0]
+        elif isinstance(each, dict):
+            names = [(key, name) for name in each]
+            waiting += [*reversed([(f"{key}.{name}".lstrip("."), inner) for name, inner in each.items()]), *names]
+        elif isinstance(each, list):
+            waiting += reversed([(f"{key}.{place}".lstrip("."), inner) for place, inner in enumerate(each)])
+    return None
+
+
+def whole_characters(value: Any) -> Any:
+    """Copy a value of JSON's kinds with every lone surrogate replaced by U+FFFD; the value itself where there is none."""
+    return _replaced(value) if half_character(value) else value
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_replaced(name): _replaced(inner) for name, inner in value.items()}
+    return [_replaced(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -49,9 +49,12 @@ class LivePage:
 
     def answer(self, target: str, host: str) -> PageResponse:
         """Respond to a request for ``target``, with ``host`` as the name of this machine."""
-        url = urlsplit(target)
+        try:
+            url = urlsplit(target)
+        except ValueError:  # http://[/
+            return PageResponse(400, "This is no address.\n")
         _, token, *rest = [*url.path.split("/"), ""]
-        if urlsplit(f"//{host}").hostname not in NAMES or not hmac.compare_digest(token.encode(), self.token.encode()):
+        if not _is_here(host) or not hmac.compare_digest(token.encode(), self.token.encode()):
             return PageResponse(403, "Open the complete address that posttrain report --live printed.\n")
         if rest not in (["", ""], ["data.json", ""]):
             return PageResponse(404, "There is no such page.\n")
@@ -72,6 +75,13 @@ class LivePage:
                 runs = read_runs(self._run_dirs)
                 self._rendered = page_data(runs, live=True) | {"version": version}, title_of(runs)
             return self._rendered
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return urlsplit(f"//{host}").hostname in NAMES
+    except ValueError:  # [::1
+        return False
 
 
 def signature(run_dirs: Sequence[Path]) -> str:

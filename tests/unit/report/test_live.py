@@ -65,6 +65,18 @@ def test_another_name_for_this_machine_is_refused(browser: Browser) -> None:
         assert browser.get("", host=host)[0] == 200, host
 
 
+@pytest.mark.parametrize("target", ["http://[/", "//[", "http://[::1/x", "*", "?"])
+def test_a_request_for_no_address_is_answered(run_dir: Path, target: str) -> None:
+    page = LivePage([run_dir])
+    assert page.answer(target, "localhost").status in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["[::1", "[", "[]", "a]", "localhost:x", "", "[v1.x]"])
+def test_a_host_that_is_no_name_is_refused(run_dir: Path, host: str) -> None:
+    page = LivePage([run_dir])
+    assert page.answer(f"/{page.token}/", host).status in ((403,) if host != "localhost:x" else (200, 403))
+
+
 def test_only_the_page_and_its_data_are_there(browser: Browser) -> None:
     for path in ("config.yaml", "../", "data.json/x", "samples/step_1.jsonl"):
         assert browser.get(path)[0] == 404, path

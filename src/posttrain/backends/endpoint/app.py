@@ -1,19 +1,17 @@
-"""The HTTP side: /v1/models, /v1/chat/completions, /v1/completions. The sole importer of starlette and uvicorn."""
+"""The HTTP side: /v1/models, /v1/chat/completions, /v1/completions. The sole importer of starlette."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import itertools
-import signal
-import socket
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -23,15 +21,18 @@ from posttrain.backends.endpoint.asked import Asked, answer, read
 from posttrain.backends.endpoint.driver import Closed, Driver
 from posttrain.backends.endpoint.record import Record
 from posttrain.backends.endpoint.sessions import Sessions, Turn
-from posttrain.data.chat_api import Refused, as_events, error_body
+from posttrain.data.chat_api import Refused, as_events, check_model, error_body
 from posttrain.data.turns import TemplateTurns
 from posttrain.errors import RequestError
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.libraries import json_text
+from posttrain.libraries.http_host import names_this_machine
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
-LARGEST_BODY = 16 << 20  # bytes
-_LOOK_S = 1.0  # between two looks whether the client is still there, and whether the sampler is
+# Bytes of a body: enough for max_prompt_tokens of text in JSON, so that nothing much longer is tokenized to be refused.
+_SMALLEST_LIMIT, _LARGEST_LIMIT, _BYTES_PER_TOKEN = 1 << 20, 16 << 20, 64
+BODY_S = 60.0  # for the body of a request
+_LOOK_S = 1.0  # between two looks whether the client is still there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class EndpointPlan:
     any_sampling: bool
     session_header: str
     max_sessions: int
+    host_names: frozenset[str] = frozenset({"localhost"})  # by which clients may call this machine, beside addresses
 
 
 class Endpoint:
@@ -65,6 +67,7 @@ class Endpoint:
         self._sessions = Sessions(self._writer, plan.max_sessions)
         self._record = record
         self._numbers = itertools.count()
+        self._tokenizing = threading.Lock()
 
     def app(self) -> Starlette:
         return Starlette(
@@ -78,6 +81,8 @@ class Endpoint:
 
     async def health(self, http: HttpRequest) -> Response:
         """Needs no token and tells nothing but whether it works."""
+        if refusal := self._wrong_host(http):
+            return refusal
         return JSONResponse({"ok": self._driver.alive}, 200 if self._driver.alive else 503)
 
     async def models(self, http: HttpRequest) -> Response:
@@ -96,8 +101,9 @@ class Endpoint:
         if refusal := self._refusal(http):
             return refusal
         try:
-            body = await _body(http)
+            body = await _body(http, self._largest_body)
             asked = read(body, self._plan.sampling, chat=chat, any_sampling=self._plan.any_sampling)
+            check_model(body, self._plan.model)
             return await self._sampled(http, asked)
         except Refused as refused:
             return _error(str(refused), refused.status)
@@ -106,7 +112,18 @@ class Endpoint:
         except Closed:
             return _error("the endpoint is closing", 503)
 
+    @property
+    def _largest_body(self) -> int:
+        return min(max(_SMALLEST_LIMIT, _BYTES_PER_TOKEN * self._plan.max_prompt_tokens), _LARGEST_LIMIT)
+
+    def _wrong_host(self, http: HttpRequest) -> Response | None:
+        if names_this_machine(http.headers.get("host", ""), self._plan.host_names):
+            return None
+        return _error("this endpoint has another host name (endpoint.host_names adds one)", 421)
+
     def _refusal(self, http: HttpRequest) -> Response | None:
+        if wrong := self._wrong_host(http):
+            return wrong
         given = http.headers.get("authorization", "")
         if hmac.compare_digest(given.encode(), f"Bearer {self._plan.token}".encode()):
             return None
@@ -115,7 +132,7 @@ class Endpoint:
     async def _sampled(self, http: HttpRequest, asked: Asked) -> Response:
         number = next(self._numbers)
         session = http.headers.get(self._plan.session_header, "")
-        ids, continues = self._tokens(session, asked)
+        ids, continues = await asyncio.to_thread(self._tokens, session, asked)
         room = self._plan.max_prompt_tokens
         if len(ids) > room:
             raise Refused(f"the prompt has {len(ids)} tokens, and {room} are allowed (data.max_prompt_tokens)")
@@ -148,6 +165,12 @@ class Endpoint:
         )
 
     def _tokens(self, session: str, asked: Asked) -> tuple[tuple[int, ...], bool]:
+        """Tokenize a prompt, one at a time, in a thread beside the event loop. Returns: its tokens, and whether they continue
+        those of a session."""
+        with self._tokenizing:
+            return self._tokenized(session, asked)
+
+    def _tokenized(self, session: str, asked: Asked) -> tuple[tuple[int, ...], bool]:
         if asked.messages is not None:
             return self._sessions.prompt_of(session, asked.messages, asked.tools)
         if isinstance(asked.prompt, str):
@@ -188,64 +211,32 @@ class Endpoint:
             raise Refused(str(error)) from None
 
 
-def serve(endpoint: Endpoint, driver: Driver, listener: socket.socket) -> None:
-    """Answer until a signal asks to stop (a second one stops at once) or the sampler fails."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            endpoint.app(), log_level="warning", lifespan="off", timeout_graceful_shutdown=5, server_header=False
-        )
-    )
-
-    def stop(signal_number: int, frame: object) -> None:
-        if server.should_exit:
-            raise KeyboardInterrupt
-        server.should_exit = True
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    # In a thread of its own uvicorn leaves signals alone.
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="endpoint", daemon=True)
-    driver.start()
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(_LOOK_S)
-            if not driver.alive:
-                server.should_exit = True
-    finally:
-        driver.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if driver.failure is not None:
-        raise driver.failure
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Raises: OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(128)  # from here on clients may come; they wait until they are let in
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-async def _body(http: HttpRequest) -> Any:
-    """Raises: Refused when it is too long or no JSON."""
+async def _body(http: HttpRequest, largest: int) -> Any:
+    """Raises: Refused when it is too long, too late, no JSON, or holds half a character."""
+    too_long = Refused(f"the body has more than {largest} bytes", 413)
+    given = http.headers.get("content-length", "")
+    if given.isdigit() and int(given) > largest:
+        raise too_long
     pieces: list[bytes] = []
     size = 0
-    async for piece in http.stream():
-        size += len(piece)
-        if size > LARGEST_BODY:
-            raise Refused(f"the body has more than {LARGEST_BODY >> 20} MiB", 413)
-        pieces.append(piece)
     try:
-        return json_text.loads(b"".join(pieces))
+        async with asyncio.timeout(BODY_S):
+            async for piece in http.stream():
+                size += len(piece)
+                if size > largest:
+                    raise too_long
+                pieces.append(piece)
+    except TimeoutError:
+        raise Refused(f"the body did not come within {BODY_S:g} s", 408) from None
+    except ClientDisconnect:
+        raise Refused("the client has left", 499) from None
+    try:
+        body = json_text.loads(b"".join(pieces))
     except (ValueError, RecursionError) as error:
         raise Refused(f"the body is not JSON: {error}") from None
+    if half := json_text.half_character(body):
+        raise Refused(f"{half[0] or 'the body'} holds half a character, {half[1]!r}")
+    return body
 
 
 def _error(message: str, status: int) -> Response:

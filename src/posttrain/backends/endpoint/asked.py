@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,14 @@ def read(body: Any, sampling: SamplingParams, *, chat: bool, any_sampling: bool)
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     problems = list(_sampling_problems(body, sampling)) if not any_sampling else []
-    problems += word_problems(body)
+    problems += [*word_problems(body), *_stop_problems(body)]
     most = sampling.max_response_tokens
-    max_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or most
+    max_tokens = next(
+        (body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None), most
+    )
     if not is_count(max_tokens, most):
         problems.append(f"max_tokens is {json.dumps(max_tokens)}; use 1 to {most} (rollout.max_response_tokens)")
-    answers = body.get("n") or 1
+    answers = 1 if body.get("n") is None else body["n"]
     if not is_count(answers, _MOST_ANSWERS):
         problems.append(f"n is {json.dumps(answers)}; use 1 to {_MOST_ANSWERS}")
     problems += tool_problems(body)
@@ -73,13 +75,20 @@ def _sampling_problems(body: Mapping[str, Any], sampling: SamplingParams) -> lis
                 f"{name} is {json.dumps(asked)}, and this endpoint samples with {ours:g} (rollout.{name}); leave it out, or "
                 "start it with endpoint.any_sampling=true"
             )
-    stop = body.get("stop") or []
+    stop = [] if list(_stop_problems(body)) else body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
     if any(one not in sampling.stop for one in stop):
         problems.append(
             f"stop is {json.dumps(stop)[:60]}, and this endpoint stops at {list(sampling.stop)} (rollout.stop)"
         )
     return problems
+
+
+def _stop_problems(body: Mapping[str, Any]) -> Iterator[str]:
+    stop = body.get("stop")
+    of_texts = isinstance(stop, list) and all(isinstance(one, str) for one in stop)
+    if stop is not None and not isinstance(stop, str) and not of_texts:
+        yield f"stop is {json.dumps(stop)[:60]}; use a text, or a list of texts"
 
 
 def _prompt(given: Any) -> str | tuple[int, ...]:

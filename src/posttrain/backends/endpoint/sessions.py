@@ -31,7 +31,10 @@ class Turn:
 
 
 class Sessions:
-    """The last turns of conversations, by name; those that were silent longest are forgotten. For one thread."""
+    """The last turns of conversations, by name; those that were silent longest are forgotten.
+
+    One thread at a time calls ``prompt_of``, one ``remember``; they may be two.
+    """
 
     def __init__(self, writer: TemplateTurns, most: int):
         self._writer = writer

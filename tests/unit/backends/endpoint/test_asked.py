@@ -62,6 +62,17 @@ def test_prompts_are_text_or_tokens(prompt: object, read_as: object) -> None:
         (HELLO | {"stop": ["x"]}, "this endpoint stops at"),
         (HELLO | {"max_tokens": 17}, "max_tokens is 17; use 1 to 16"),
         (HELLO | {"n": True}, "n is true; use 1 to 64"),
+        (HELLO | {"max_tokens": 0}, "max_tokens is 0; use 1 to 16"),
+        (HELLO | {"max_completion_tokens": 0}, "max_tokens is 0; use 1 to 16"),
+        (HELLO | {"max_tokens": ""}, 'max_tokens is ""; use 1 to 16'),
+        (HELLO | {"max_tokens": False}, "max_tokens is false; use 1 to 16"),
+        (HELLO | {"n": 0}, "n is 0; use 1 to 64"),
+        (HELLO | {"n": []}, r"n is \[\]; use 1 to 64"),
+        (HELLO | {"stop": 5}, "stop is 5; use a text, or a list of texts"),
+        (HELLO | {"stop": 0}, "stop is 0; use a text, or a list of texts"),
+        (HELLO | {"stop": {"a": 1}}, "stop is .*; use a text, or a list of texts"),
+        (HELLO | {"stop": [5]}, r"stop is \[5\]; use a text, or a list of texts"),
+        (HELLO | {"stop": [[]]}, "use a text, or a list of texts"),
         (HELLO | {"seed": 5}, "seed=5 is not supported"),
         (HELLO | {"presence_penalty": 0.1}, "presence_penalty=0.1 is not supported"),
         (HELLO | {"temprature": 0.5}, "temprature is not known"),
@@ -72,6 +83,14 @@ def test_prompts_are_text_or_tokens(prompt: object, read_as: object) -> None:
 def test_what_cannot_be_answered(body: Any, problem: str) -> None:
     with pytest.raises(Refused, match=problem):
         read(body, SAMPLING, chat=True, any_sampling=False)
+
+
+def test_what_is_null_is_the_default_and_a_stop_of_no_text_is_refused_in_any_case() -> None:
+    asked = read(HELLO | {"max_tokens": None, "n": None, "stop": None}, SAMPLING, chat=True, any_sampling=False)
+    assert (asked.max_tokens, asked.answers) == (16, 1)
+    assert read(HELLO | {"stop": []}, SAMPLING, chat=True, any_sampling=False).answers == 1
+    with pytest.raises(Refused, match="stop is 5"):
+        read(HELLO | {"stop": 5}, SAMPLING, chat=True, any_sampling=True)
 
 
 def test_everything_wrong_is_told_at_once_and_sampling_can_be_let_pass() -> None:

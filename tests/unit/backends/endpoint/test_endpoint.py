@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import httpx2
 import pytest
 
+from posttrain.backends.endpoint import server
 from posttrain.backends.endpoint.app import Endpoint, EndpointPlan
 from posttrain.backends.endpoint.driver import Closed, Driver
 from posttrain.backends.endpoint.record import Record
@@ -89,9 +91,11 @@ class Place:
             any_sampling=False,
             session_header="X-Session-Id",
             max_sessions=2,
+            host_names=frozenset({"here"}),
         )
         self.record = Record(record) if record else None
-        self.app = Endpoint(plan, self.driver, self.tokenizer, {}, self.record).app()
+        self.endpoint = Endpoint(plan, self.driver, self.tokenizer, {}, self.record)
+        self.app = self.endpoint.app()
 
     def _tokens(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -174,16 +178,138 @@ def test_what_is_refused(tiny_llama: Path) -> None:
         assert refused("/v1/models", Authorization="Bearer wrong")[0] == 401
         assert refused(chat, {"messages": [user("a")]}, Authorization="")[0] == 401
         assert refused(chat, b"{")[1].startswith("the body is not JSON")
-        assert refused(chat, b" " * ((16 << 20) + 1))[0] == 413
+        assert refused(chat, b" " * ((1 << 20) + 1))[0] == 413
         assert refused(chat, {"messages": [user("a" * 300)]})[1].endswith(
             "and 200 are allowed (data.max_prompt_tokens)"
         )
         assert refused("/v1/completions", {"prompt": [10**6]})[1].startswith("prompt holds a token id outside 0 to")
+        other = {"messages": [user("a")], "model": "gpt-4o"}
+        assert refused(chat, other) == (404, 'there is no model "gpt-4o"; this endpoint has tiny')
+        assert refused("/v1/completions", {"prompt": "a", "model": ["tiny"]})[0] == 404
+        assert refused(chat, {"messages": [user("a")], "model": "tiny"})[0] == 400
         assert refused(chat, {"messages": [user("a")]}) == (400, "no room for it")  # 8 tokens, the most by default
         assert refused(chat, {"messages": [user("a")], "max_tokens": 5}) == (502, "the sampler failed: no server")
         assert place.chat(user("a"))["choices"][0]["message"]["content"] == "after"
         assert place.ask("/v1/models").json()["data"][0]["id"] == "tiny"
         assert place.ask("/health", Authorization="").json() == {"ok": True}
+
+
+NEVER = '"\\ud83d"'
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (f'{{"messages": [{{"role": "user", "content": {NEVER}}}]}}', "messages.0.content"),
+        (f'{{"messages": [{{"role": {NEVER}, "content": "a"}}]}}', "messages.0.role"),
+        (f'{{"messages": [{{"role": "user", "content": "a", {NEVER}: 1}}]}}', "messages.0"),
+        (f'{{"messages": [{{"role": "user", "content": "a"}}], "tools": [{{"a": {NEVER}}}]}}', "tools.0.a"),
+        (f'{{"messages": [{{"role": "user", "content": "a"}}], "user": {NEVER}}}', "user"),
+        (f'{{"messages": [{{"role": "user", "content": "a"}}], "stop": [{NEVER}]}}', "stop.0"),
+        (f"{{{NEVER}: 1}}", "the body"),
+    ],
+)
+def test_half_a_character_is_the_clients_mistake(tiny_llama: Path, body: str, where: str) -> None:
+    with placed(tiny_llama, []) as place:
+        response = place.ask("/v1/chat/completions", body.encode())
+        assert (response.status_code, response.json()["error"]["message"]) == (
+            400,
+            f"{where} holds half a character, '\\ud83d'",
+        )
+        assert place.ask("/v1/completions", f'{{"prompt": {NEVER}}}'.encode()).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        *(
+            ("here", True),
+            ("here:8000", True),
+            ("HERE.", True),
+            ("127.0.0.1:80", True),
+            ("[::1]:80", True),
+            ("10.0.0.3", True),
+        ),
+        *(
+            ("evil.example", False),
+            ("127.0.0.1.evil.example", False),
+            ("[::1", False),
+            ("", False),
+            ("here.evil.example:80", False),
+        ),
+    ],
+)
+def test_a_page_whose_name_resolves_to_this_machine_is_refused(tiny_llama: Path, host: str, allowed: bool) -> None:
+    with placed(tiny_llama, []) as place:
+        for path, body in (("/health", None), ("/v1/models", None), ("/v1/chat/completions", {})):
+            response = place.ask(path, body, Host=host)
+            assert (response.status_code != 421) is allowed, path
+
+
+def test_a_long_prompt_is_refused_unread_and_a_slow_one_blocks_nobody(tiny_llama: Path) -> None:
+    with placed(tiny_llama, ["a"]) as place:
+        response = place.ask("/v1/completions", json.dumps({"prompt": "a" * (2 << 20)}).encode())
+        assert (response.status_code, response.json()["error"]["message"]) == (
+            413,
+            "the body has more than 1048576 bytes",
+        )
+
+        began, may_end = threading.Event(), threading.Event()
+        tokenized = place.endpoint._tokenized
+
+        def slow(session: str, asked: Any) -> Any:
+            began.set()
+            assert may_end.wait(10)
+            return tokenized(session, asked)
+
+        place.endpoint._tokenized = slow  # type: ignore[method-assign]
+
+        async def both() -> tuple[int, int]:
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            long = asyncio.create_task(place._ask("/v1/completions", {"prompt": "a", "max_tokens": 2}, headers))
+            assert await asyncio.to_thread(began.wait, 10)
+            short = await asyncio.wait_for(place._ask("/health", None, {}), 5)
+            may_end.set()
+            return (await long).status_code, short.status_code
+
+        assert asyncio.run(both()) == (200, 200)
+
+
+def test_connections_that_say_nothing_are_closed(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_S", 0.5)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 6)
+    place = Place(tiny_llama, [], None)
+    listener = server.listen("127.0.0.1", 0)
+    address = listener.getsockname()
+    thread = threading.Thread(target=_serve, args=(place, listener), daemon=True)
+    thread.start()
+    try:
+        for said in (b"", b"GET /health HTTP/1.1\r\nHost: he", b"GET /health HTTP/1.1\r\nHost: here\r\n\r\nGET /he"):
+            with socket.create_connection(address) as half_open:
+                half_open.sendall(said)
+                half_open.settimeout(10)
+                while half_open.recv(4096):
+                    pass  # closed by the endpoint, or the test fails at its deadline
+        open_ = [socket.create_connection(address) for _ in range(6)]
+        with socket.create_connection(address) as one_more:
+            one_more.settimeout(0.3)
+            with suppress(ConnectionResetError):
+                assert one_more.recv(1) == b""
+        for each in open_:
+            each.close()
+        wait_for(lambda: httpx2.get(f"http://127.0.0.1:{address[1]}/health").status_code == 200)
+    finally:
+        place.driver.failure = place.driver.failure or None
+        place.driver.close()
+        thread.join(10)
+        listener.close()
+    assert not thread.is_alive()
+
+
+def _serve(place: Place, listener: socket.socket) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.signal, "signal", lambda number, handler: None)  # this is no main thread
+        server.serve(place.endpoint, place.driver, listener)
 
 
 def test_a_sampler_that_breaks_is_told(tiny_llama: Path) -> None:
