@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -135,9 +136,12 @@ def trainer_calls(script: Path, folder: Path) -> list[list[str]]:
             stderr=subprocess.DEVNULL,
             pass_fds=(write,),
         )
+        stop = threading.Timer(5, process.kill)  # a script that waits for a server waits for ever
+        stop.start()
         os.close(write)
         printed = shown.read().decode("utf-8", errors="replace")
-        process.wait(timeout=20)
+        process.wait()
+        stop.cancel()
     return [call.split("\0")[:-1] for call in printed.split("\1\0") if call]
 
 
