@@ -109,7 +109,8 @@ def dialect_of(folder: Path) -> str:
     """The dialect of a checkout, with its version where its own file says it."""
     version = folder / "verl/version/version"
     if version.exists():
-        return "verl@0.2" if version.read_text().startswith(("0.1", "0.2")) else "verl"
+        text = version.read_text()
+        return "verl@0.1" if text.startswith("0.1") else "verl@0.2" if text.startswith("0.2") else "verl"
     return "skyrl" if any(folder.glob("skyrl*")) else "roll"
 
 

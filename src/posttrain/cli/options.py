@@ -13,7 +13,7 @@ Arguments = Annotated[
 Dialect = Annotated[
     str | None,
     typer.Option(
-        help="Dialect of the file: native, verl, verl@0.2, skyrl, skyrl@2025-08, roll. By default detected from the keys."
+        help="Dialect of the file: native, verl, verl@0.2, verl@0.1, skyrl, skyrl@2025-08, roll. By default found by the keys."
     ),
 ]
 Here = Annotated[

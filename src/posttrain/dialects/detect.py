@@ -15,7 +15,7 @@ from posttrain.dialects.ledger import Ledger
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
-NAMES = ("native", "verl", "verl@0.2", "skyrl", "skyrl@2025-06", "skyrl@2025-08", "roll")
+NAMES = ("native", "verl", "verl@0.1", "verl@0.2", "skyrl", "skyrl@2025-06", "skyrl@2025-08", "roll")
 
 # Keys that only one dialect has, dotted where the first name alone is shared.
 MARKS: dict[str, tuple[str, ...]] = {

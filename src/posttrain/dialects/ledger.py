@@ -84,11 +84,14 @@ class Ledger:
             )
             return came <= place or place == len(self.versions) - 1
 
-        rows = [
-            replace(row, default=row.earlier[version]) if version in row.earlier else row
-            for row in self.rows
-            if there(row)
-        ]
+        def as_then(row: Key) -> Key:
+            """The row with its default of the version, or else of the first version between it and the table's own that has
+            one."""
+            between = self.versions[place : self.versions.index(self.version)] if self.version in self.versions else ()
+            found = next((each for each in (version, *between) if each in row.earlier), None)
+            return row if found is None else replace(row, default=row.earlier[found])
+
+        rows = [as_then(row) for row in self.rows if there(row)]
         return replace(self, version=version, rows=tuple(rows))
 
     def of(self, entry: str) -> Ledger:

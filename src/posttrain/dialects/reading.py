@@ -22,6 +22,7 @@ from posttrain.errors import Problem, nearest
 from posttrain.plan.engine import engine_plans
 
 _NOTHING = object()
+HYDRA_CLASS = "_target_"  # the class that Hydra makes of a section
 
 # Sections that only some engines read: the field that names the engine, and the engines that read none of it, the default first.
 SAMPLER_FIELDS = {
@@ -197,7 +198,7 @@ def read_dialect(
 
 
 def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here: bool) -> None:
-    """Every key that was written is known, has the right type, and is mapped, ignored, planned or refused aloud."""
+    """Every key that was written is known, has the right type, and is mapped, or reported as ignored, planned or refused."""
     ledger = reader.ledger
     for key, value in leaves(reader.values):
         if key.split(".")[0] == OUR_SECTION:  # looked at with the other fields
@@ -208,6 +209,10 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here:
         inside = row is None  # a section whose names the user chooses; so are the types of what stands there
         if row is None:
             row = next((ledger.find(parent) for parent in _parents(key) if _holds_anything(ledger.find(parent))), None)
+            if row is None and key.rpartition(".")[2] == HYDRA_CLASS:
+                why = "it names a class of the peer's own program"
+                reader.ignored.append(Ignored(key=key, reason=why, where=reader.sources.where(key), asks=False))
+                continue
             if row is None:
                 _unknown(dialect, reader, known, key)
                 continue
@@ -256,7 +261,7 @@ def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
 
 def _by_status(reader: Reader, key: str, value: Any, row: Key, *, here: bool) -> None:
     if row.status == "ignored":
-        asks = not any(_same(value, one) for one in row.asks_nothing)
+        asks = reader.named(key) and not any(_same(value, one) for one in row.asks_nothing)
         reader.ignored.append(Ignored(key=key, reason=row.reason, where=reader.sources.where(key), asks=asks))
     elif row.status in ("refused", "planned") and not any(_same(value, one) for one in row.asks_nothing):
         if row.status == "refused":

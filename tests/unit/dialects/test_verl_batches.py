@@ -174,3 +174,30 @@ class TestSizesThatAFileLeavesOpen:
         assert [problem.field for problem in loaded.problems] == [
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
         ]
+
+
+def test_verl_0_1_counts_the_prompts_of_a_micro_batch() -> None:
+    """8 prompts in a micro-batch on 4 devices, 2 responses each: 8 x 2 / 4 = 4 sequences per device; its file says 64."""
+    words = [
+        *FILES,
+        "algorithm.adv_estimator=grpo",
+        "data.train_batch_size=64",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+        "trainer.n_gpus_per_node=4",
+    ]
+    small = read_dialect(DIALECT, None, [*words, f"{A}.ppo_micro_batch_size=8"], version="0.1")
+    assert small.problems == ()
+    assert small.config.policy.sequences_per_micro_batch_per_device == 4
+    own = read_dialect(DIALECT, None, [*words, "actor_rollout_ref.actor.ppo_mini_batch_size=64"], version="0.1")
+    assert own.problems == ()
+    assert own.config.policy.sequences_per_micro_batch_per_device == 32  # 64 x 2 / 4
+    later = read_dialect(DIALECT, None, [*words, f"{A}.ppo_micro_batch_size=8"], version="0.2")
+    assert later.config.policy.sequences_per_micro_batch_per_device == 2  # 8 / 4
+
+
+@pytest.mark.parametrize(("version", "reads"), [("0.1", "sequence"), ("0.2", "sequence"), ("0.4", "response")])
+def test_a_function_reads_what_the_version_passes(version: str, reads: str) -> None:
+    loaded = read_dialect(DIALECT, None, [*EXAMPLE, "+custom_reward_function.path=mine.py"], version=version)
+    [term] = loaded.config.reward.terms
+    assert (term.path, term.name, term.reads) == ("mine.py", "compute_score", reads)

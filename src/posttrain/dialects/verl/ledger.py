@@ -10,7 +10,7 @@ TABLES = Tables(
     folder=Path(__file__).parent / "keys",
     dialect="verl",
     version="0.4",
-    versions=("0.2", "0.4"),
+    versions=("0.1", "0.2", "0.4"),
     names=(
         "data",
         "model",
@@ -29,6 +29,7 @@ TABLES = Tables(
         "evaluate",
         "generate",
         "translated",
+        "released",
     ),
 )
 LEDGER = TABLES.ledger()

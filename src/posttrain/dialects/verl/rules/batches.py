@@ -168,6 +168,9 @@ def per_device(
         return None
     if not all_are_counts(total):
         return int(total)
+    if keys.ledger.version == "0.1" and mini is not None and all_are_counts(keys[f"{ROLLOUT}.n"]):
+        total *= keys[f"{ROLLOUT}.n"]  # 0.1 counts the prompts of a micro-batch, and every prompt has n sequences
+        mini *= keys[f"{ROLLOUT}.n"]
     fix = f"use {name}={-(-total // copies) * copies}, or {name}_per_gpu={max(1, total // copies)} in its place"
     if total % copies:
         few = " (fewer than one each)" if total * sequence_parallel < copies else ""

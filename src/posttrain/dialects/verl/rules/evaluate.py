@@ -11,11 +11,9 @@ _FUNCTION = "custom_reward_function"
 
 def evaluate_rules(keys: Reader) -> dict[str, Any]:
     """EvaluateConfig fields by dotted name: a function of the user's, or the built-in scorer of each data source."""
-    if not keys.ledger.find(f"{_FUNCTION}.path"):  # verl 0.2
-        return {"reward.terms": [{"name": "by_data_source"}]}
     path, name, options = (
         keys[f"{_FUNCTION}.path"],
-        keys[f"{_FUNCTION}.name"],
+        keys[f"{_FUNCTION}.name"] or "compute_score",
         keys.section(f"{_FUNCTION}.reward_kwargs"),
     )
     if path is None:

@@ -163,11 +163,11 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
 
 
 def _check_shuffle(keys: Reader, section: str) -> None:
-    """Megatron's mini-batches can be shuffled, which asks for a seed."""
+    """Megatron's mini-batches can be shuffled, which asks for a seed; verl 0.3's own file has none."""
     key, seed = f"{section}.shuffle", f"{section}.data_loader_seed"
     if not keys[key]:
         return
-    if get(keys, seed) is None and keys.ledger.find(seed):
+    if get(keys, seed) is None and keys.ledger.find(seed) and not keys.in_file(key):
         keys.problem("shuffled mini-batches need a seed", key=key, fix=f"give {seed}=1, or use {key}=False")
     elif keys.written(key):
         keys.plan_only("shuffled mini-batches are planned", key=key, fix=f"use {key}=False")

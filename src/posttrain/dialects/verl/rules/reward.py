@@ -36,6 +36,7 @@ def _term(keys: Reader) -> dict[str, Any]:
         path = keys[f"{_FUNCTION}.path"] or get(keys, f"reward.{_FUNCTION}.path")
         renamed = get(keys, f"reward.{_FUNCTION}.name")
         name = renamed if renamed is not None and not keys.written(f"{_FUNCTION}.name") else keys[f"{_FUNCTION}.name"]
+        name = name or "compute_score"
         options = keys.section(f"{_FUNCTION}.reward_kwargs")
     if path is not None:
         term = {"name": name, "path": path}
