@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -89,6 +90,14 @@ def describe_source(definition: Definition, facts: F) -> Description[F]:
         _first_paragraph(text),
         _source(text),
     )
+
+
+def describe_functions(module: str) -> dict[str, Description[None]]:
+    """The functions at the top level of a module, by name."""
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return {node.name: describe_source(node, None) for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def describe_object(entry: Any, facts: F) -> Description[F]:

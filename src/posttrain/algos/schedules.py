@@ -76,6 +76,8 @@ def warmup_stable_decay(
     factor = warmup(update, warmup_updates, warmup_start_ratio)
     if factor is not None:
         return factor
+    if update >= total_updates:  # also where stable_ratio 1 leaves no update for the decay
+        return min_lr_ratio
     # (1 - 4 / 5) x 5 is 0.9999999999999998: a ratio that was made from updates has to give them back.
     decay_start = warmup_updates + math.floor((total_updates - warmup_updates) * stable_ratio + 1e-9)
     if update < decay_start:

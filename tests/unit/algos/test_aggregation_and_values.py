@@ -102,6 +102,14 @@ def test_linear_by_hand() -> None:
     assert [factor(update) for update in (0, 1, 2, 6, 10, 99)] == pytest.approx([0, 0.5, 1, 0.6, 0.2, 0.2])
 
 
+@pytest.mark.parametrize("stable_ratio", [0.0, 0.5, 1.0])
+def test_warmup_stable_decay_is_at_its_floor_from_the_last_update_on(stable_ratio: float) -> None:
+    for update in (10, 11, 50):
+        assert schedules.warmup_stable_decay(
+            update, warmup_updates=2, total_updates=10, min_lr_ratio=0.1, stable_ratio=stable_ratio
+        ) == pytest.approx(0.1)
+
+
 def test_warmup_stable_decay_by_hand() -> None:
     # 1 of 11 updates warms up; half of the other 10 stay at 1 (to update 6); then half a cosine over 5 to 0.1: after 2.5
     # of them it would be 0.55; at 8 (2 of 5): 0.1 + 0.9 x (1 + cos(0.4 pi)) / 2 = 0.1 + 0.9 x 0.654508 = 0.689058

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from typing import get_args
 
 from posttrain.config import RunConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
+from posttrain.descriptions import describe_functions
 from posttrain.errors import Problem
 
-# Fields of a schedule that some shapes do not read.
-READ_BY = {
-    "cycles": ("cosine",),
-    "min_lr_ratio": ("cosine", "linear", "warmup_stable_decay", "inverse_square_root"),
-    "decay_updates": ("cosine", "linear", "warmup_stable_decay", "inverse_square_root"),
-    "stable_ratio": ("warmup_stable_decay",),
-    "decay": ("warmup_stable_decay",),
-    "timescale_updates": ("inverse_square_root",),
-}
 # Of an adapter that is loaded, its own count.
 OF_THE_SAVED = ("rank", "alpha", "target_modules", "exclude_modules", "use_rslora")
 
@@ -75,7 +69,7 @@ def role_warnings(
 ) -> Iterator[str]:
     """What was asked of one trained model and has no effect."""
     at = f"{role}.schedule"
-    for name, readers in READ_BY.items():
+    for name, readers in _readers().items():
         if getattr(schedule, name) != _default(ScheduleConfig, name) and schedule.name not in readers:
             yield f"{at}.{name} has no effect: the schedule is {schedule.name} ({', '.join(readers)} would read it)"
     if schedule.warmup_updates is not None and schedule.warmup_ratio > 0:
@@ -94,6 +88,20 @@ def role_warnings(
         if changed:
             names = ", ".join(f"{role}.lora.{name}" for name in changed)
             yield f"{names}: no effect, because those of the adapter in {lora.adapter_path} count"
+
+
+@cache
+def _readers() -> dict[str, list[str]]:
+    """The fields of a schedule that some shapes do not read, with the shapes that do: those whose function takes them."""
+    functions = describe_functions("posttrain.algos.schedules")
+    shapes = get_args(ScheduleConfig.model_fields["name"].annotation)
+    found: dict[str, list[str]] = {}
+    for field in ScheduleConfig.model_fields:
+        setting = "total_updates" if field == "decay_updates" else field
+        readers = [shape for shape in shapes if setting in functions[shape].settings]
+        if 0 < len(readers) < len(shapes):
+            found[field] = readers
+    return found
 
 
 def _default(section: type[ScheduleConfig] | type[LoraConfig], name: str) -> object:
