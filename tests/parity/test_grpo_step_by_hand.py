@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from batches import compared
-from posttrain.backends.torch_training.scoring import Scorer
+from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm
@@ -221,7 +221,7 @@ def engine_step(
         sequences_per_micro_batch=micro_batch,
         sequences_per_scoring_batch=5,
     )
-    reference = Scorer(load_causal_lm(str(reference_folder), dtype=torch.float32), 4) if kl_coef else None
+    reference = LogprobScorer(load_causal_lm(str(reference_folder), dtype=torch.float32), 4) if kl_coef else None
     loss = LossPlan(
         name="ppo_clip",
         parameters={"clip_ratio_low": CLIP_LOW, "clip_ratio_high": CLIP_HIGH, "dual_clip": None},

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from posttrain.backends.torch_training.scoring import Scorer
+from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.run.export import export_checkpoint
@@ -102,14 +102,14 @@ def test_running_out_of_memory_is_told_and_changes_nothing(
     whole = {"lora": None, "sequences_per_micro_batch_per_device": 6}
     one_step = {"run": {"total_steps": 1, "folder": str(tmp_path / "plenty")}, "policy": whole}
     plenty = metrics(train_run(make(tmp_path, tiny_qwen, "plenty", **one_step)))
-    hidden, told = Scorer.hidden, []
+    hidden, told = LogprobScorer.hidden, []
 
-    def limited(self: Scorer, packed: Any) -> Any:
+    def limited(self: LogprobScorer, packed: Any) -> Any:
         if torch.is_grad_enabled() and len(packed.token_ids) > 40:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return hidden(self, packed)
 
-    monkeypatch.setattr(Scorer, "hidden", limited)
+    monkeypatch.setattr(LogprobScorer, "hidden", limited)
     monkeypatch.setattr(Trackers, "message", lambda self, text: told.append(text))
     one_step["run"] = {"total_steps": 1, "folder": str(tmp_path / "short")}
     short = metrics(train_run(make(tmp_path, tiny_qwen, "short", **one_step)))

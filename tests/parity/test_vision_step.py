@@ -23,7 +23,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from batches import advantages_of, compared
 from posttrain.backends.rollout.hf import HuggingFaceEngine
 from posttrain.backends.rollout.native import NativeEngine
-from posttrain.backends.torch_training.scoring import Scorer
+from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.backends.weight_sync.in_memory import InMemorySync
 from posttrain.config.data import DataConfig
@@ -210,7 +210,7 @@ def loss_plan(kl_coef: float = KL_COEF) -> LossPlan:
 
 
 def engine_step(
-    engine: LocalTrainEngine, reference: Scorer | None, groups: list[ScoredGroup]
+    engine: LocalTrainEngine, reference: LogprobScorer | None, groups: list[ScoredGroup]
 ) -> tuple[float, dict[str, Tensor]]:
     plan = UpdatePlan(loss=loss_plan(KL_COEF if reference else 0.0), epochs=1, sequences_per_update=9, on_policy=True)
     train = estimate_advantages(compared(assemble(groups), engine, reference, plan), None, AdvantagePlan(name="grpo"))
@@ -235,7 +235,7 @@ def test_loss_and_gradients_equal_the_plain_calculation(
     how: dict[str, bool],
     micro_batch: int,
 ) -> None:
-    scorer = Scorer(load_causal_lm(str(reference), dtype=torch.float32), 4, **how)
+    scorer = LogprobScorer(load_causal_lm(str(reference), dtype=torch.float32), 4, **how)
     check_equal(engine_step(make_engine(folder, micro_batch, **how), scorer, groups), expected)
     tower = [name for name in expected[1] if "visual" in name or "vision" in name]
     assert max(float(expected[1][name].abs().max()) for name in tower) > 0.01  # far above the tolerance
@@ -329,7 +329,7 @@ def test_an_adapter_is_on_the_language_model_alone(folder: Path, groups: list[Sc
     assert len(names) == 12  # 2 layers x (q, k, v, gate, up, down)
     assert all("language_model" in name or "text_model" in name for name in names)
     engine = make_engine(folder, model=model)
-    reference = Scorer(model, 4, weights=lambda: adapter_off(model))
+    reference = LogprobScorer(model, 4, weights=lambda: adapter_off(model))
     before = reference.logprobs(assemble(groups).sequences, 1.0)
     plan = UpdatePlan(loss=loss_plan(), epochs=1, sequences_per_update=9, on_policy=True)
     train = estimate_advantages(compared(assemble(groups), engine, reference, plan), None, AdvantagePlan(name="grpo"))

@@ -1,5 +1,5 @@
-"""An OpenAI-compatible address over a sampler, for agents that exist already.
+"""An OpenAI-compatible endpoint over a sampler, for existing agents.
 
-agent ──HTTP──▶ app.py ──▶ asked.py (what is asked for) ──▶ sessions.py (in which tokens) ──▶ driver.py ──▶ sampler
+agent ──HTTP──▶ app.py ──▶ request.py (parse) ──▶ sessions.py (token ids) ──▶ driver.py ──▶ sampler
                    └──▶ record.py: every response, token by token
 """

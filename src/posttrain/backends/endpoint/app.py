@@ -1,4 +1,4 @@
-"""The HTTP side: /v1/models, /v1/chat/completions, /v1/completions. The sole importer of starlette."""
+"""The HTTP routes: /v1/models, /v1/chat/completions, /v1/completions. The sole importer of starlette."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.backends.endpoint.asked import Asked, answer, read
 from posttrain.backends.endpoint.driver import Closed, Driver
 from posttrain.backends.endpoint.record import Record
-from posttrain.backends.endpoint.sessions import Sessions, Turn
+from posttrain.backends.endpoint.request import EndpointRequest, answer, read
+from posttrain.backends.endpoint.sessions import Sessions, SessionTurn
 from posttrain.data.chat_api import Refused, as_events, check_model, error_body
 from posttrain.data.turns import TemplateTurns
 from posttrain.errors import RequestError
@@ -32,14 +32,14 @@ from posttrain.records.trajectories import SamplingParams, StopReason, Trajector
 # Bytes of a body: enough for max_prompt_tokens of text in JSON, so that nothing much longer is tokenized to be refused.
 _SMALLEST_LIMIT, _LARGEST_LIMIT, _BYTES_PER_TOKEN = 1 << 20, 16 << 20, 64
 BODY_S = 60.0  # for the body of a request
-_LOOK_S = 1.0  # between two looks whether the client is still there
+_LOOK_S = 1.0  # between two checks that the client is still connected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointPlan:
-    """How an endpoint behaves, in plain values."""
+    """Settings of an endpoint, in plain values."""
 
-    model: str  # its name
+    model: str  # name in answers
     token: str
     sampling: SamplingParams
     max_prompt_tokens: int
@@ -50,7 +50,7 @@ class EndpointPlan:
 
 
 class Endpoint:
-    """Answers requests of one event loop, with what a driver samples."""
+    """Answers requests on one event loop, with responses sampled by a driver."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Endpoint:
         )
 
     async def health(self, http: HttpRequest) -> Response:
-        """Needs no token and tells nothing but whether it works."""
+        """Report health. Needs no token."""
         if refusal := self._wrong_host(http):
             return refusal
         return JSONResponse({"ok": self._driver.alive}, 200 if self._driver.alive else 503)
@@ -107,7 +107,7 @@ class Endpoint:
             return await self._sampled(http, asked)
         except Refused as refused:
             return _error(str(refused), refused.status)
-        except RequestError as error:  # the chat template refuses the messages
+        except RequestError as error:  # the chat template rejects the messages
             return _error(str(error), 400)
         except Closed:
             return _error("the endpoint is closing", 503)
@@ -129,7 +129,7 @@ class Endpoint:
             return None
         return _error("the bearer token is missing or wrong (Authorization: Bearer TOKEN)", 401)
 
-    async def _sampled(self, http: HttpRequest, asked: Asked) -> Response:
+    async def _sampled(self, http: HttpRequest, asked: EndpointRequest) -> Response:
         number = next(self._numbers)
         session = http.headers.get(self._plan.session_header, "")
         ids, continues = await asyncio.to_thread(self._tokens, session, asked)
@@ -157,20 +157,20 @@ class Endpoint:
             )
         if session and asked.messages is not None and len(responses) == 1:
             told = whole["choices"][0]["message"]
-            self._sessions.remember(session, Turn(asked.messages, asked.tools, ids, responses[0], told))
+            self._sessions.remember(session, SessionTurn(asked.messages, asked.tools, ids, responses[0], told))
         return (
             StreamingResponse(iter(as_events(whole)), media_type="text/event-stream")
             if asked.stream
             else JSONResponse(whole)
         )
 
-    def _tokens(self, session: str, asked: Asked) -> tuple[tuple[int, ...], bool]:
-        """Tokenize a prompt, one at a time, in a thread beside the event loop. Returns: its tokens, and whether they continue
-        those of a session."""
+    def _tokens(self, session: str, asked: EndpointRequest) -> tuple[tuple[int, ...], bool]:
+        """Tokenize a prompt, one at a time, in another thread than the event loop's. Returns: its tokens, and True when they
+        continue those of a session."""
         with self._tokenizing:
             return self._tokenized(session, asked)
 
-    def _tokenized(self, session: str, asked: Asked) -> tuple[tuple[int, ...], bool]:
+    def _tokenized(self, session: str, asked: EndpointRequest) -> tuple[tuple[int, ...], bool]:
         if asked.messages is not None:
             return self._sessions.prompt_of(session, asked.messages, asked.tools)
         if isinstance(asked.prompt, str):
@@ -181,9 +181,9 @@ class Endpoint:
         return asked.prompt, False
 
     async def _responses(
-        self, http: HttpRequest, name: str, session: str, ids: tuple[int, ...], asked: Asked
+        self, http: HttpRequest, name: str, session: str, ids: tuple[int, ...], asked: EndpointRequest
     ) -> list[Trajectory]:
-        """Raises: Closed; Refused when the client has left, which nobody hears."""
+        """Sample the responses. Raises: Closed; Refused when the client has disconnected."""
         names = [f"{name}-{place}" for place in range(asked.answers)]
         conversation = session if asked.answers == 1 else ""
         waiting = [
@@ -207,12 +207,12 @@ class Endpoint:
                 raise Refused("the client has left", 499)
         try:
             return [future.result() for future in waiting]
-        except ValueError as error:  # the sampler has no room for it
+        except ValueError as error:  # the prompt is too long for the sampler
             raise Refused(str(error)) from None
 
 
 async def _body(http: HttpRequest, largest: int) -> Any:
-    """Raises: Refused when it is too long, too late, no JSON, or holds half a character."""
+    """Read the body. Raises: Refused when it is too long, too late, not JSON, or holds half a character."""
     too_long = Refused(f"the body has more than {largest} bytes", 413)
     given = http.headers.get("content-length", "")
     if given.isdigit() and int(given) > largest:

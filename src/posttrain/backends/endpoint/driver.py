@@ -1,4 +1,4 @@
-"""The one thread that talks to the sampler: requests of any thread go in, responses come out as futures."""
+"""The only thread that uses the sampler: requests of all threads go in, responses come out as futures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from posttrain.records.trajectories import SamplingParams, Trajectory
 
 Item = TypeVar("Item")
 
-_SAMPLE_S = 0.02  # how long the sampler goes on before new requests are looked for
-_IDLE_S = 0.2  # how long to wait for one when nothing is being sampled
+_SAMPLE_S = 0.02  # sampling time between two checks for new requests
+_IDLE_S = 0.2  # waiting time for a request when none is in progress
 
 
 class Closed(Exception):
@@ -21,7 +21,7 @@ class Closed(Exception):
 
 
 class Driver:
-    """Samples what is submitted, all with the same settings, until it is closed."""
+    """Samples submitted requests, all with the same settings, until it is closed."""
 
     def __init__(self, engine: RolloutEngine, sampling: SamplingParams):
         self._engine = engine
@@ -30,7 +30,7 @@ class Driver:
         self._given_up: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-        self.failure: BaseException | None = None  # what has ended the sampler
+        self.failure: BaseException | None = None  # the error that ended the sampler
 
     def start(self) -> None:
         self._thread.start()
@@ -40,7 +40,7 @@ class Driver:
         return self._thread.is_alive()
 
     def submit(self, request: Request) -> Future[Trajectory]:
-        """Its response. Raises: Closed."""
+        """Submit a request. Returns: the future of its response. Raises: Closed."""
         if self._closing.is_set():
             raise Closed
         future: Future[Trajectory] = Future()
@@ -48,11 +48,11 @@ class Driver:
         return future
 
     def give_up(self, sample_id: str) -> None:
-        """Nobody waits for this response any more."""
+        """Cancel a request whose client no longer waits."""
         self._given_up.put(sample_id)
 
     def close(self) -> None:
-        """Give up everything, and wait until the sampler has let go."""
+        """Cancel all requests, and wait until the sampler is closed."""
         self._closing.set()
         if self.alive:
             self._thread.join()
@@ -65,7 +65,7 @@ class Driver:
                     for request, future in self._arrived(idle=not waiting):
                         try:
                             stream.submit([request])
-                        except ValueError as error:  # this request is none; the others do not notice
+                        except ValueError as error:  # the request is invalid; the others are not affected
                             future.set_exception(error)
                         else:
                             waiting[request.sample_id] = future
@@ -74,7 +74,7 @@ class Driver:
                     if waiting:
                         for response in stream.wait(_SAMPLE_S):
                             waiting.pop(response.sample_id).set_result(response)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, those who wait must hear of it
+        except BaseException as error:  # noqa: BLE001 - all waiting clients must receive the error
             self.failure = error
         finally:
             self._closing.set()
@@ -91,7 +91,7 @@ class Driver:
 
 
 def _all(waiting: queue.SimpleQueue[Item]) -> list[Item]:
-    """Everything that waits."""
+    """Take all items of a queue."""
     found = []
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What was asked and answered, token by token, in a file to learn from."""
+"""Recording of requests and responses, token by token, in a file for training."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from posttrain.records.trajectories import Trajectory
 
 
 class Record:
-    """A JSONL file with a line for every response, added to what is there. For one thread."""
+    """A JSONL file to which a line is appended for every response. For one thread."""
 
     def __init__(self, path: Path):
-        """Raises: OSError."""
+        """Open the file. Raises: OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = path.open("a", encoding="utf-8", errors="backslashreplace")
 
@@ -30,7 +30,7 @@ class Record:
         continues: bool,
         created: float,
     ) -> None:
-        """``continues``: the prompt begins with the tokens of the session's request before it, and of its response."""
+        """Append a line. ``continues``: the prompt begins with the tokens of the session's previous request and its response."""
         line = {
             "session": session,
             "request": request,

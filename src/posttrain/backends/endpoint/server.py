@@ -1,4 +1,4 @@
-"""The server under the endpoint: its socket, its end, and connections that say nothing. The sole importer of uvicorn."""
+"""The server of the endpoint: its socket, its shutdown, and idle connections. The sole importer of uvicorn."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from posttrain.backends.endpoint.driver import Driver
 
 MOST_CONNECTIONS = 512
 HEAD_S = 20.0  # for the head of a request, from the connection's start or the request's first byte
-_LOOK_S = 1.0  # between two looks whether the sampler is still there
+_LOOK_S = 1.0  # between two checks that the sampler is still running
 
 
 class Connection(H11Protocol):
-    """Closes what connects and sends no whole request head in time, and what comes when MOST_CONNECTIONS are open."""
+    """Closes connections that send no complete request head in time, and new ones while MOST_CONNECTIONS are open."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -74,7 +74,7 @@ def serve(endpoint: Endpoint, driver: Driver, listener: socket.socket) -> None:
         server.should_exit = True
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    # In a thread of its own uvicorn leaves signals alone.
+    # In a thread of its own uvicorn installs no signal handlers.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="endpoint", daemon=True)
     driver.start()
     thread.start()
@@ -92,7 +92,7 @@ def serve(endpoint: Endpoint, driver: Driver, listener: socket.socket) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises: OSError."""
+    """Open the listening socket. Raises: OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

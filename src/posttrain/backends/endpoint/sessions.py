@@ -1,7 +1,7 @@
-"""From a client's messages to token ids: a conversation that goes on does so behind the very tokens that were sampled.
+"""Token ids of a client's messages: a continued conversation keeps the sampled tokens.
 
-A client sends back what it was told as text, and the same text may be written in other tokens than the model wrote it in.
-Where a request of a session is an earlier one with the answer and something new behind it, its tokens are kept.
+A client sends earlier responses back as text, which may tokenize differently from what the model sampled. When a request of a
+session extends an earlier one and its answer, the earlier tokens are kept.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What a session was asked and answered last."""
+class SessionTurn:
+    """The last request and answer of a session."""
 
     messages: Sequence[Message]
     tools: Sequence[Message]
     prompt_ids: tuple[int, ...]
     response: Trajectory
-    told: Message  # the answer as the client got it
+    told: Message  # the answer as sent to the client
 
 
 class Sessions:
-    """The last turns of conversations, by name; those that were silent longest are forgotten.
+    """The last turns of conversations, by name; the least recently used are dropped.
 
     One thread at a time calls ``prompt_of``, one ``remember``; they may be two.
     """
@@ -39,14 +39,14 @@ class Sessions:
     def __init__(self, writer: TemplateTurns, most: int):
         self._writer = writer
         self._most = most
-        self._turns: OrderedDict[str, Turn] = OrderedDict()
+        self._turns: OrderedDict[str, SessionTurn] = OrderedDict()
 
     def prompt_of(
         self, session: str, messages: Sequence[Message], tools: Sequence[Message]
     ) -> tuple[tuple[int, ...], bool]:
-        """The tokens of a request, and whether it goes on behind those that were sampled before.
+        """Return the tokens of a request, and True when they continue those sampled before.
 
-        Raises: DataError when the chat template refuses the messages, ModelError when there is none.
+        Raises: DataError when the chat template rejects the messages, ModelError when there is none.
         """
         before = self._turns.get(session)
         if before is not None and list(before.tools) == list(tools):
@@ -60,7 +60,7 @@ class Sessions:
                     return (*before.prompt_ids, *kept, *following.token_ids), True
         return self._writer.begin(messages, tools), False
 
-    def remember(self, session: str, turn: Turn) -> None:
+    def remember(self, session: str, turn: SessionTurn) -> None:
         self._turns[session] = turn
         self._turns.move_to_end(session)
         while len(self._turns) > self._most:

@@ -1,4 +1,4 @@
-"""A reward model in this process."""
+"""The engine of a reward model in this process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from posttrain.processes.limits import EXCEPTION
 from posttrain.records.trajectories import Invalid, Outcome, Reward, Trajectory, TrajectoryGroup
 from posttrain.rewards.score import NOT_FINITE
 
-TOO_LONG = "too_long"  # word of Invalid.reason: the conversation has more tokens than the model has positions
+TOO_LONG = "too_long"  # value of Invalid.reason: the conversation has more tokens than the model has positions
 
 
 class LocalRewardModel:
     """See interfaces.reward.RewardModel: the model's number at the last token of prompt and response.
 
-    Args: ``tokenizer`` writes the conversation again in the reward model's own words; None gives the model the policy's
-        token ids. ``max_tokens``: a longer conversation loses its beginning; None does not cut.
+    Args: ``tokenizer`` re-tokenises the conversation for the reward model; None gives it the policy's token ids.
+        ``max_tokens``: a longer conversation loses its beginning; None does not cut.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LocalRewardModel:
                 outcomes[row] = found
             else:
                 conversations[row] = found
-        # Alike in length, so that attention pads little; a score does not depend on its neighbours but by rounding.
+        # Similar lengths are batched, so that attention pads little; other rows change a score only by rounding.
         ordered = sorted(conversations, key=lambda row: (len(conversations[row]), row))
         for start in range(0, len(ordered), self.sequences_per_micro_batch):
             part = ordered[start : start + self.sequences_per_micro_batch]
@@ -59,14 +59,14 @@ class LocalRewardModel:
         return [tuple(next(scored) for _ in group.trajectories) for group in groups]
 
     def _conversation(self, group: TrajectoryGroup, trajectory: Trajectory) -> list[int] | Invalid:
-        """Token ids of prompt and response, as the model reads them."""
+        """Return the token ids of prompt and response as the model reads them."""
         if self.tokenizer is None:
             ids = [*group.prompt.token_ids, *trajectory.token_ids]
         else:
             messages = [*map(dict, group.prompt.messages), {"role": "assistant", "content": trajectory.text}]
             try:
                 text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
-            except Exception as error:  # noqa: BLE001 - a template is a program from the model's folder: it may fail in any way
+            except Exception as error:  # noqa: BLE001 - a template is a program from the model's folder and may fail in any way
                 return Invalid(EXCEPTION, f"model: its chat template refuses it: {type(error).__name__}: {error}"[:500])
             ids = list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         ids = ids[-self.max_tokens :] if self.max_tokens else ids

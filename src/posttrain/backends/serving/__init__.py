@@ -1,1 +1,1 @@
-"""Samplers that are servers: what the engines http, vllm and sglang have in common."""
+"""Samplers that are servers: the common part of the engines http, vllm and sglang."""

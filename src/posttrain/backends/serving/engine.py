@@ -1,4 +1,4 @@
-"""Sampling from servers: one request per response, many in flight, none of which can hold up the step."""
+"""Sampling from servers: one request per response, many in flight; a slow or failed one never blocks the step."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 class ServedEngine:
     """See interfaces.rollout_engine.RolloutEngine.
 
-    A request that fails, or is not answered within its time, becomes a trajectory with the stop reason ``failed`` and no
-    tokens, which no reward scores and no loss sees. The step stops only when nothing at all comes back.
+    A request that fails or times out becomes a trajectory with the stop reason ``failed`` and no tokens, which no reward scores
+    and no loss uses. The step stops only when all requests fail.
     """
 
     note: str = ""
@@ -44,7 +44,7 @@ class ServedEngine:
         self.replicas = replicas
         self.protocol = protocol
         self._version = 0
-        self.content_hash = ""  # of the weights that were sent last; empty: those that the server began with
+        self.content_hash = ""  # of the weights sent last; "": the weights that the server started with
         self._stream: ServedStream | None = None
 
     @property
@@ -84,22 +84,22 @@ class ServedEngine:
             raise RuntimeError("the weights change while responses are in progress: close the stream first")
 
     def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raises: RunStopped for what this server cannot do."""
+        """Raises: RunStopped for settings that this server does not support."""
         if sampling.prompt_logprobs and not self.protocol.gives_prompt_logprobs:
             raise RunStopped("this sampler gives no log-probs of prompts: use native or vllm")
 
     async def get_ready(self, client: httpx2.AsyncClient) -> None:
-        """Raises: RunStopped when no server is there, or one is not as it has to be."""
+        """Check the servers. Raises: RunStopped when none is there, or one is not as required."""
         await self.replicas.probe(client)
         if not self.replicas.current():
             raise self.replicas.nobody()
         await self.before_generate(client)
 
     async def before_generate(self, client: httpx2.AsyncClient) -> None:
-        """What has to be so before the first request; engines that can ask what is served do it here."""
+        """Prepare the servers before the first request; engines that can query the served weights do it here."""
 
     async def after_generate(self, client: httpx2.AsyncClient) -> None:
-        """What is done when all have answered."""
+        """Clean up after all responses."""
 
     async def _generate(
         self,
@@ -148,10 +148,10 @@ class ServedEngine:
         gate: asyncio.Semaphore,
         sample_id: str,
         token_ids: Sequence[int],
-        home: int,  # requests of one number go to one server
+        home: int,  # requests with the same number go to one server
         sampling: SamplingParams,
     ) -> Trajectory:
-        """One response. Raises: RunStopped as ``generate``."""
+        """Sample one response. Raises: RunStopped as ``generate``."""
         path, body = self.protocol.request(token_ids, sampling, sampling.request_seed(sample_id))
         async with gate:
             try:
@@ -182,7 +182,7 @@ class ServedEngine:
         )
 
     def _stop_reason(self, sampled: SampledResponse, sampling: SamplingParams) -> StopReason:
-        """Judged by the last token, as servers have different words for it."""
+        """Return the stop reason, from the last token, since servers use different words for it."""
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.end_tokens)}
         if sampled.token_ids[-1] in ends:
             return StopReason.EOS
@@ -202,9 +202,9 @@ class ServedEngine:
         )
 
     def control(self, work: Callable[[httpx2.AsyncClient], Coroutine[Any, Any, T]]) -> T:
-        """Do something with the servers besides sampling, after a look which of them are there.
+        """Call the servers for other purposes than sampling, after checking which of them are available.
 
-        Raises: RunStopped when none is; RuntimeError while responses are under way.
+        Raises: RunStopped when none is; RuntimeError while responses are in progress.
         """
         self._refuse_while_busy()
 
@@ -219,16 +219,16 @@ class ServedEngine:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end in an event loop of its own.
+    """Run a coroutine to its end in an event loop of its own.
 
-    In a thread that has one running already this raises RuntimeError; engines are called from plain code.
+    Raises RuntimeError in a thread with a running loop; engines are called from synchronous code.
     """
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(work)
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Does not wait, at its end, for name lookups whose deadline is over: their threads cannot be ended."""
+    """An event loop whose shutdown does not wait for name lookups past their deadline: their threads cannot be ended."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         return None

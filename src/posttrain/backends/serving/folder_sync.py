@@ -1,4 +1,4 @@
-"""The frame of every way through a folder that trainer and sampler both see: at most one version lies in it at a time."""
+"""Common part of weight syncs through a folder shared by trainer and sampler, which holds at most one version at a time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.interfaces.weight_sync import check_served
 from posttrain.models.weight_transfer import Manifest, WeightsDiffer
 
-Write = Callable[[Path, int], Manifest]  # a version's files into an empty folder that is there
+Write = Callable[[Path, int], Manifest]  # writes a version's files into an existing, empty folder
 Load = Callable[[WeightTaker, Path, Served], list[tuple[str, Served]]]
 
 
 class FolderSync:
     """See interfaces.weight_sync.WeightSync.
 
-    Args: ``what`` travels, for names and messages; ``temporary``: the folder goes with the process.
+    Args: ``what`` is transferred, for names and messages; ``temporary``: the folder is deleted with the process.
     """
 
     def __init__(self, what: str, write: Write, load: Load, *, folder: Path, temporary: bool):
@@ -37,9 +37,9 @@ class FolderSync:
         return self.sent.nbytes if self.sent else 0
 
     def publish(self, policy: TrainEngine, rollout: WeightTaker) -> None:
-        """Raises: RunStopped when the sampler finds other tensors than were sent, or serves something else afterwards."""
+        """Publish. Raises: RunStopped when the sampler finds other tensors than were sent, or serves others afterwards."""
         if self.sent is not None and self.sent.version == policy.version == rollout.version:
-            return  # nothing was updated since
+            return  # no update since the last sync
         target = self._folder / f"{self.what}-{policy.version}"
         shutil.rmtree(target, ignore_errors=True)
         try:

@@ -1,4 +1,4 @@
-"""How one kind of server is spoken to."""
+"""Interface of one kind of server: requests and answers."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from posttrain.records.trajectories import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SampledResponse:
-    """What a server says that it sampled."""
+    """A response as the server reports it."""
 
     token_ids: list[int]
     logprobs: list[float]
-    finish: str  # "stop", "length", or what else went on
+    finish: str  # "stop", "length", or another word of the server
     prompt_logprobs: list[float] = field(
         default_factory=list
     )  # of the prompt's second token to its last, when asked for
 
 
 class UnusableAnswer(RunStopped):
-    """A server answers, and not with what training needs: asking again would bring the same."""
+    """A server's answer lacks what training needs; a retry would give the same."""
 
 
 class ServerProtocol(Protocol):
-    """The words of one kind of server."""
+    """The request and answer format of one kind of server."""
 
     health_path: str
     gives_prompt_logprobs: bool
 
     def request(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> tuple[str, dict[str, Any]]:
-        """Path and JSON of the request for one response."""
+        """Return the path and JSON body of the request for one response."""
         ...
 
     def read(self, answer: Any) -> SampledResponse:
-        """Raises: UnusableAnswer when token ids or log-probs are missing."""
+        """Parse an answer. Raises: UnusableAnswer when token ids or log-probs are missing."""
         ...
 
 
 def exact(answer_of: str, token_ids: Any, logprobs: Any, *, fix: str) -> tuple[list[int], list[float]]:
-    """Token ids and their log-probs, which must both be there, one for one: text is never tokenised again, because other
-    tokens can spell it.
+    """Check token ids and their log-probs, which must be equally many: text is never re-tokenised, because other tokens can
+    spell it.
 
     Raises: UnusableAnswer.
     """
@@ -60,7 +60,7 @@ def exact(answer_of: str, token_ids: Any, logprobs: Any, *, fix: str) -> tuple[l
 
 
 def field_of(value: Any, *path: str | int) -> Any:
-    """What stands at a path in a JSON value, or None."""
+    """Return the value at a path in a JSON value, or None."""
     for part in path:
         if isinstance(part, int):
             value = value[part] if isinstance(value, list) and part < len(value) else None

@@ -1,4 +1,4 @@
-"""Several copies of one server: which one is asked, whether it is there, and how patiently it is asked."""
+"""Copies of one server: choice of the copy, health checks, retries and deadlines."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     import httpx2
 
 LARGEST_ANSWER_BYTES = 256 << 20  # a response of 100,000 tokens with its log-probs is some 10 MiB
-PROBE_S = 10.0  # a server that does not say in this time that it is well is not
+PROBE_S = 10.0  # time limit of a health check
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One server. ``current`` is False from a failure to the next sign of health."""
+    """One server. ``current`` is False from a failure to the next successful health check."""
 
     url: str
     current: bool = True
-    why: str = ""  # not current: what happened
+    why: str = ""  # the failure, when not current
 
     def __str__(self) -> str:
         parts = urlsplit(self.url)
@@ -36,16 +36,16 @@ class Replica:
 class Replicas:
     """The servers of a sampler.
 
-    A group's requests go to one server, whose cache then holds their prompt; when that one fails they go to the next.
+    A group's requests go to one server, whose cache then holds their prompt; when that one fails, the next one takes over.
     """
 
     urls: Sequence[str]
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    timeout_s: float  # of one response, from the first try to the last, waits included
+    timeout_s: float  # per response, from the first try to the last, waits included
     retries: int
-    in_flight: int  # requests at a time, over all servers
+    in_flight: int  # concurrent requests, over all servers
     health_path: str = "/health"
-    last_words: Callable[[], str] = lambda: ""  # of a server that we have started: what its log ends with
+    last_words: Callable[[], str] = lambda: ""  # the end of the log of a server started by the run
     all: list[Replica] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Replicas:
         return [replica for replica in self.all if replica.current]
 
     def of_group(self, group: int, attempt: int) -> Replica | None:
-        """The server of a group's requests; after a failure, the next. None when none is left."""
+        """Return the server of a group's requests; after a failure, the next. None when none is left."""
         current = self.current()
         if not current:
             return None
@@ -68,7 +68,7 @@ class Replicas:
         return current[(group + attempt) % len(current)]
 
     async def probe(self, client: httpx2.AsyncClient, replicas: Sequence[Replica] | None = None) -> None:
-        """Ask servers whether they are well, all at once."""
+        """Check the health of servers, concurrently."""
         await asyncio.gather(*(self._probe(client, each) for each in (self.all if replicas is None else replicas)))
 
     async def _probe(self, client: httpx2.AsyncClient, replica: Replica) -> None:
@@ -79,7 +79,7 @@ class Replicas:
         except TimeoutError:
             replica.current, replica.why = False, f"{replica} did not answer within {PROBE_S:g} s"
         except HttpFailure as failure:
-            healthy = failure.kind == ANSWER  # a status of 200 with a text that is no JSON
+            healthy = failure.kind == ANSWER  # a status of 200 with a text that is not JSON
             replica.current, replica.why = healthy, "" if healthy else str(failure)
 
     def nobody(self) -> RunStopped:
@@ -90,7 +90,7 @@ class Replicas:
     async def ask_once(
         self, client: httpx2.AsyncClient, replica: Replica, method: str, path: str, body: Any = None
     ) -> Any:
-        """Raises: HttpFailure."""
+        """Send one request. Raises: HttpFailure."""
         return await ask(
             client,
             method,
@@ -103,10 +103,10 @@ class Replicas:
         )
 
     async def ask_group(self, client: httpx2.AsyncClient, group: int, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer of a group's server, or of another when it fails.
+        """Send a request to a group's server, or to another when it fails. Returns: the answer.
 
-        Raises: HttpFailure when all tries failed or the time is over; RunStopped when no server is left, or one refuses the
-            request, which would be refused again.
+        Raises: HttpFailure when all tries failed or the time is over; RunStopped when no server is left, or one rejects the
+            request, which would be rejected again.
         """
         seconds = asyncio.get_running_loop().time
         end = seconds() + self.timeout_s
@@ -124,14 +124,14 @@ class Replicas:
                         return await self.ask_once(client, replica, "POST", path, body)
                     except HttpFailure as failure:
                         if failure.status and not failure.passing:
-                            raise RunStopped(f"the sampler refuses the request: {failure}") from None
+                            raise RunStopped(f"the sampler rejected the request: {failure}") from None
                         if not failure.passing or attempt == self.retries:
                             raise
                         pause_s = max(failure.after_s, wait_s(encoded, attempt))
                         if failure.kind == CONNECTION:
                             await self.probe(client, [replica])
                             if not replica.current and self.current():
-                                pause_s = 0.0  # another server takes over at once
+                                pause_s = 0.0  # another server takes over immediately
                         if seconds() + pause_s >= end:
                             raise
                     await asyncio.sleep(pause_s)
@@ -149,7 +149,7 @@ class Replicas:
         timeout_s: float,
         replicas: Sequence[Replica] | None = None,
     ) -> list[tuple[Replica, Any]]:
-        """The answers of all current servers to the same words. Raises: RunStopped, naming the server that failed."""
+        """Send the same request to all current servers. Returns: their answers. Raises: RunStopped, naming the failed server."""
 
         async def tell(replica: Replica) -> tuple[Replica, Any]:
             try:
@@ -168,7 +168,7 @@ class Replicas:
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     def _quoted(self, text: str) -> str:
-        """A server's words without the values of our headers."""
+        """Remove the values of our headers from a server's text."""
         for value in self.headers.values():
             for secret in (value, value.rpartition(" ")[2]):  # "Bearer abc", and abc
                 text = text.replace(secret, "…")

@@ -1,4 +1,4 @@
-"""From a plan to the servers it names."""
+"""Translation of a plan to the servers it names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posttrain.interfaces.rollout_engine import SamplerPlan
 
 
 def replicas_of(plan: SamplerPlan, urls: Sequence[str], health_path: str = "/health") -> Replicas:
-    """Raises: ConfigError when the variable that is to hold the key is not set. The key itself is in no configuration."""
+    """Raises: ConfigError when the environment variable for the key is not set. The key itself is in no configuration."""
     headers = {}
     if variable := plan.options.get("api_key_env"):
         key = os.environ.get(str(variable), "").strip()

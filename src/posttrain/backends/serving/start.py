@@ -127,7 +127,7 @@ def start_weight_sync(
     if rollout.weight_hash_every_steps is None:
         return sync
     hashed: WeightSync = WEIGHT_SYNCS.get("hashed")(
-        sync, partial(hugging_face_weights, model), every_steps=rollout.weight_hash_every_steps, tell=tell
+        sync, partial(hugging_face_weights, model), every_steps=rollout.weight_hash_every_steps, report=tell
     )
     return hashed
 

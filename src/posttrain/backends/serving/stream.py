@@ -1,7 +1,7 @@
-"""Requests to servers that come while others are being answered.
+"""Request stream over servers: requests are submitted while others are being answered.
 
-The requests live in an event loop in a thread of its own, so that they go out, are tried again and meet their deadlines while
-nobody waits for them, too.
+The requests live in an event loop in a thread of its own, so that sending, retries and deadlines do not depend on a waiting
+caller.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class ServedStream:
     """See interfaces.rollout_engine.RequestStream. A conversation's requests go to one server, whose cache holds its past."""
 
     def __init__(self, engine: RequestServers, sampling: SamplingParams, on_tokens: OnTokens | None):
-        """Raises: RunStopped when no server is there, or one serves other weights."""
+        """Open the stream. Raises: RunStopped when no server is available, or one serves other weights."""
         self._engine = engine
         self._sampling = sampling
         self._on_tokens = on_tokens
         self._under_way: dict[str, Future[Trajectory]] = {}
         self._ended: queue.SimpleQueue[tuple[str, Future[Trajectory]]] = queue.SimpleQueue()
-        self._checked = ""  # hash of the weights that the servers were seen to serve
+        self._checked = ""  # hash of the weights that the servers served at the last check
         self.closed = False
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
@@ -79,7 +79,7 @@ class ServedStream:
         return bool(self._under_way)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Raises, besides: RunStopped when a server does not serve what was sent since the last request."""
+        """Submit requests. Also raises RunStopped when a server does not serve the weights sent since the last request."""
         if self.closed:
             raise RuntimeError("the stream is closed")
         check_requests(requests, self._under_way)

@@ -1,4 +1,4 @@
-"""Inside vLLM's worker processes: taking weights, and saying which ones are served.
+"""Extension of vLLM's worker processes: it loads weights and reports which ones are served.
 
 vLLM mixes this class into its worker (``--worker-extension-cls posttrain.backends.serving.vllm_worker.WeightReceiver``) and
 calls its methods by name. It runs in vLLM's Python, where posttrain is a folder on PYTHONPATH and need not be installed. Written
@@ -26,19 +26,19 @@ from posttrain.models.weight_transfer import (
 
 
 class WeightReceiver:
-    """What answers is JSON: ``{"version": 3, "content_hash": "…"}``, or ``{"error": "…"}`` with the words for the user."""
+    """Answers are JSON: ``{"version": 3, "content_hash": "…"}``, or ``{"error": "…"}`` with a message for the user."""
 
     model_runner: Any  # of vLLM's worker
     device: torch.device
     rank: int
 
     def posttrain_served(self) -> dict[str, Any]:
-        """The weights that were taken last; version 0 without a hash before the first."""
+        """Return the weights loaded last; version 0 without a hash before the first."""
         served: dict[str, Any] = getattr(self, "_posttrain_served", {"version": 0, "content_hash": ""})
         return served
 
     def posttrain_load(self, folder: str, content_hash: str) -> dict[str, Any]:
-        """Take the weights of a folder. They are checked before the first one replaces anything."""
+        """Load the weights of a folder. All are checked before the first one replaces an old one."""
         path = Path(folder)
         try:
             manifest = read_manifest(path, content_hash)
@@ -48,7 +48,7 @@ class WeightReceiver:
             return {"error": str(error)}
 
     def posttrain_adapter(self, folder: str, content_hash: str) -> dict[str, Any]:
-        """Check the LoRA adapter of a folder, which vLLM is told to load next, and serve it by that name from now on."""
+        """Check the LoRA adapter of a folder, which vLLM loads next, and report it as served from now on."""
         path = Path(folder)
         try:
             manifest = read_manifest(path, content_hash)
@@ -69,7 +69,7 @@ class WeightReceiver:
         bucket: str,
         timeout: str,
     ) -> dict[str, Any]:
-        """Take weights that rank 0 of a process group broadcasts; this worker is rank ``first_rank`` + its own."""
+        """Receive weights broadcast by rank 0 of a process group; this worker is rank ``first_rank`` + its own."""
         group = join_group(
             backend, address, int(port), int(first_rank) + getattr(self, "rank", 0), int(size), float(timeout)
         )
@@ -81,7 +81,7 @@ class WeightReceiver:
             return {"error": str(error)}
 
     def _take(self, manifest: Manifest, weights: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
-        """Raises: WeightsDiffer. From the first tensor on, and until the last, the old weights are not served any more."""
+        """Load weights. Raises: WeightsDiffer. While it runs, the old weights no longer count as served."""
         self._posttrain_served = {"version": -1, "content_hash": ""}
         self.model_runner.reload_weights(weights_iterator=iter(weights))
         _pack_again(self.model_runner.model)
@@ -90,8 +90,8 @@ class WeightReceiver:
 
 
 def _pack_again(model: torch.nn.Module) -> None:
-    """On a CPU, vLLM multiplies by packed copies of the weights. Reloading packs anew what it loads, and an output layer that
-    shares the embedding's weights is not loaded by itself: it would go on with the copy of the old ones (seen in 0.32)."""
+    """Repack the weights. On a CPU, vLLM multiplies by packed copies of the weights. Reloading repacks only loaded tensors; an
+    output layer tied to the embedding is not loaded itself and would keep the copy of the old weights (seen in 0.32)."""
     for layer in model.modules():
         weight = getattr(layer, "weight", None)
         if hasattr(layer, "cpu_linear") and isinstance(weight, Tensor) and weight.numel():

@@ -1,2 +1,2 @@
-"""What every training engine on torch is made of; ``backends/train`` holds the engines, which differ in how they share the
-model out over processes."""
+"""Parts common to all training engines on torch; ``backends/train`` holds the engines, which differ in how they shard the
+model over processes."""

@@ -1,4 +1,4 @@
-"""The critic: a model with a value head that is scored and updated."""
+"""The critic: a model with a value head that is evaluated and updated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ValueModel(OptimizedModel):
         return head_name(self.model)
 
     def _values(self, batch: SequenceBatch) -> Tensor:
-        """[B, T] on the CPU, carrying gradient where that is on."""
+        """Compute values, [B, T] on the CPU, carrying gradient where it is enabled."""
         packed = pack(batch, self.device, share_prompts=self.cutter.share_prompts, padded=self.padded)
         row = self._sharding.row(packed)
         values = self._sharding.forward(
@@ -54,7 +54,7 @@ class ValueModel(OptimizedModel):
 
 
 def learn_values(micro: TrainBatch, values: Tensor, loss: ValueLossPlan, counts: LossCounts) -> MicroBatch:
-    """A micro-batch's part of the value loss, from its values [b, T] on the CPU, which carry gradient."""
+    """Compute a micro-batch's part of the value loss, from its values [b, T] on the CPU, which carry gradient."""
     targets, mask = micro.critic, micro.loss_mask
     assert targets is not None, "a critic's batch has values and returns"
     token_loss, report = value_loss(values, targets.values, targets.returns, mask, value_clip=loss.value_clip)

@@ -1,8 +1,8 @@
 """float32 master weights behind a model that computes in bfloat16.
 
-The forward and backward passes (and the sampler, which shares the model) use the bfloat16 weights; gradients are added up
-in float32 and the optimizer works on float32 masters, so small updates are not rounded away. With a float32 model the
-masters are the weights themselves and nothing is copied; so they are where bfloat16 masters are asked for.
+The forward and backward passes (and the sampler, which shares the model) use the bfloat16 weights; gradients are accumulated
+in float32 and the optimizer updates float32 masters, so small updates are not rounded away. With a float32 model, or with
+bfloat16 masters, the masters are the weights themselves and nothing is copied.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ class Shards(Protocol):
 
 
 class MasterWeights:
-    """The trained parameters of a model in the dtype that is trained, by name, kept in step with it: gradients in, updates made,
-    whole values out and in. An engine whose library does this itself brings its own (Sharding.masters).
+    """The trained parameters of a model in the dtype that is trained, by name, synchronized with the model: gradients in, updates
+    out, whole values in both directions. An engine whose library does this itself has its own class (Sharding.masters).
 
     float32 masters of bfloat16 weights cost, per weight: 4 bytes for the master and 4 for its gradient, besides the 2 of
     the weight.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32):
-        self._shadowed: list[tuple[nn.Parameter, nn.Parameter]] = []  # (weight, master) where they differ
+        # (weight, master) where they differ.
+        self._shadowed: list[tuple[nn.Parameter, nn.Parameter]] = []
         self.parameters: dict[str, nn.Parameter] = {}
         for name, weight in model.named_parameters():
             if not weight.requires_grad:
@@ -55,12 +56,12 @@ class MasterWeights:
 
     @property
     def shadow(self) -> bool:
-        """Whether any weight of the model is a rounded copy of its master."""
+        """Return True when a weight of the model is a rounded copy of its master."""
         return bool(self._shadowed)
 
     @torch.no_grad()
     def start_from(self, stored: Mapping[str, Tensor]) -> None:
-        """Take the starting values, by name, as they were before they were rounded into the model, which stays as it is."""
+        """Set the masters, by name, to their values before they were rounded into the model, which stays unchanged."""
         shadows = {id(master) for _, master in self._shadowed}
         for name, master in self.parameters.items():
             if id(master) in shadows:
@@ -71,19 +72,19 @@ class MasterWeights:
         return any(master.grad is not None for master in self.parameters.values())
 
     def optimizer(self, settings: OptimizerConfig) -> torch.optim.Optimizer:
-        """AdamW over the masters; asked for once."""
+        """Return AdamW over the masters; called once."""
         return build_optimizer(self.parameters.values(), settings)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of ``loss`` to those held."""
+        """Add the gradient of ``loss`` to the accumulated gradients."""
         loss.backward()
 
     def step(
         self, optimizer: torch.optim.Optimizer, limit: float | None, sharding: Shards, *, offload: bool = False
     ) -> float:
-        """Clip to ``limit``, update and publish, unless a gradient is not finite. Returns the norm before clipping.
+        """Clip to ``limit``, update and publish, unless a gradient is not finite. Returns: the norm before clipping.
 
-        Args: with offload, the optimizer's averages rest on the CPU between updates.
+        Args: with offload, the optimizer's averages are kept on the CPU between updates.
         """
         parameters = self.parameters.values()
         total = get_total_norm([each.grad for each in parameters if each.grad is not None])
@@ -110,24 +111,24 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], sharding: Shards) -> None:
-        """Take these values, whole and by name, and publish them."""
+        """Set the masters to these values, whole and by name, and publish them."""
         for name, master in self.parameters.items():
             master.copy_(sharding.part(tensors[name].to(master.dtype), like=master))
         self.publish()
 
     def whole(self, sharding: Shards) -> Iterator[tuple[str, Tensor]]:
-        """Names and values, whole and float32, on the CPU. All processes must go through it together."""
+        """Yield names and values, whole and float32, on the CPU. A collective call of all processes."""
         for name, master in self.parameters.items():
             yield name, sharding.whole(master).float()
 
     def averages(self, optimizer: torch.optim.Optimizer, sharding: Shards) -> Iterator[tuple[str, Tensor]]:
-        """The optimizer's averages and step counters, whole, with "kind:name of the weight"; none for a weight that never had a
-        gradient. All processes must go through it together."""
+        """Yield the optimizer's averages and step counters, whole, with "kind:name of the weight"; none for a weight without any
+        gradient so far. A collective call of all processes."""
         for name, value in self.states(optimizer).items():
             yield name, sharding.whole(value)
 
     def states(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """The same as they are here: in parts, on any device."""
+        """Return the averages and step counters in their local, sharded form, on any device."""
         return {
             f"{kind}:{name}": value
             for name, master in self.parameters.items()
@@ -142,7 +143,7 @@ class MasterWeights:
         *,
         offload: bool = False,
     ) -> None:
-        """Take what ``averages`` gave; where it is empty they start anew."""
+        """Load the output of ``averages``; with an empty one the averages start from zero."""
         optimizer.state.clear()
         for kind_and_name, value in saved.items():
             kind, name = kind_and_name.split(":", 1)
@@ -153,7 +154,7 @@ class MasterWeights:
             move_state(optimizer, lambda parameter: torch.device("cpu"))
 
     def zero_grad(self) -> None:
-        """Also what a backward pass that broke off has left in the weights themselves."""
+        """Drop the gradients, also those that an interrupted backward pass has left in the weights themselves."""
         for master in self.parameters.values():
             master.grad = None
         for weight, _ in self._shadowed:

@@ -1,4 +1,4 @@
-"""When memory is short: micro-batches that are cut in two, and activations that wait on the CPU."""
+"""Handling of short memory: splitting of micro-batches, and activation offloading to the CPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from posttrain.errors import RunStopped
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.notices import Notices
 
-SMALLEST_MOVED = 1 << 18  # bytes; a smaller tensor is not worth a copy
+SMALLEST_MOVED = 1 << 18  # bytes; copying a smaller tensor does not pay
 
 
 class Cutter:
-    """Cuts batches into micro-batches by count or tokens, and smaller once one of them did not fit into memory."""
+    """Cuts batches into micro-batches by count or tokens, and into smaller ones once one of them exceeded the memory."""
 
     def __init__(
         self,
@@ -31,20 +31,20 @@ class Cutter:
         self.sequences = sequences
         self.max_tokens = max_tokens
         self.share_prompts = share_prompts
-        self.too_many_tokens: int | None = None  # the fewest that did not fit
+        self.too_many_tokens: int | None = None  # the fewest that exceeded the memory
         self._notices = notices
         self._what = what
 
     def cut(self, batch: SequenceBatch) -> list[list[int]]:
-        """Row numbers of each micro-batch."""
+        """Return the row numbers of each micro-batch."""
         parts = micro_batches(batch, self.sequences, self.max_tokens, share_prompts=self.share_prompts)
         return [piece for part in parts for piece in self._halved(batch, part)]
 
     def shrink(self, batch: SequenceBatch, rows: list[int]) -> None:
-        """These rows were too many: cut what is as large in two from now on. To be called where no error is being handled,
-        because an error keeps everything alive that was in memory when it was raised.
+        """Record that these rows exceeded the memory, and cut batches of their size in two from now on. Call it outside of the
+        exception handler: the exception keeps everything alive that was in memory when it was raised.
 
-        Raises: RunStopped when they are a single sequence.
+        Raises: RunStopped when the rows are a single sequence.
         """
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -57,8 +57,8 @@ class Cutter:
         self.too_many_tokens = tokens
         if self._notices is not None:
             self._notices.add(
-                f"out of memory with {len(rows)} sequences of {tokens} tokens in {self._what}: what is as large is cut in two "
-                "from now on, and the work was done again; the numbers are the same"
+                f"out of memory with {len(rows)} sequences of {tokens} tokens in {self._what}: batches of this size are "
+                "cut in two from now on, and the work was repeated; the numbers are the same"
             )
 
     def tokens(self, batch: SequenceBatch, rows: list[int]) -> int:
@@ -72,12 +72,12 @@ class Cutter:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch raised because memory ran out, on a device or (DefaultCPUAllocator) on the CPU."""
+    """Return True for torch's out-of-memory errors, of a device or (DefaultCPUAllocator) of the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
 
 
 def offloaded_activations(on: bool) -> AbstractContextManager[Any]:
-    """What the backward pass will need waits on the CPU instead of the device.
+    """Keep the activations for the backward pass on the CPU instead of the device.
 
     Parameters and small tensors stay. torch.autograd.graph.save_on_cpu would also copy every weight that a product keeps.
     """

@@ -1,6 +1,6 @@
 """A Hugging Face model with an optimizer over master weights: micro-batches, updates, saving, loading.
 
-The half of an engine that does not care what the loss is; the policy's engine and the critic's are built on it.
+The part of an engine that is independent of the loss; the engines of policy and critic are built on it.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ Factor = Callable[[int], float]  # update number -> a number
 
 
 class How(TypedDict, total=False):
-    """Ways of computing the same numbers; every engine takes these."""
+    """Settings that change how numbers are computed, but not the numbers; every engine takes these."""
 
     gradient_checkpointing: bool  # recompute activations in the backward pass
     activation_offload: bool  # keep them on the CPU instead of the device
     compile_layers: bool  # torch.compile on MLPs and norms
     share_prompts: bool  # compute a group's prompt once
-    padded: bool  # let padding tokens go through the model
+    padded: bool  # process padding tokens, too
     master_dtype: torch.dtype  # of the weights that the optimizer works on
     stored_weights: Callable[
         [], Mapping[str, Tensor]
@@ -62,28 +62,28 @@ class How(TypedDict, total=False):
     updates_per_step: (
         int | None
     )  # planned, where the learning rate moves once per step; None: it moves with every update
-    weight_decay: Factor  # update number -> weight decay; without it, the optimizer's own throughout
+    weight_decay: Factor  # update number -> weight decay; without it, the optimizer's own constant
     seed: int  # of an adapter's dropout
     sharding: Sharding
     notices: Notices
 
 
 class Learning(How):
-    """What an engine is given besides its model."""
+    """Arguments of an engine besides its model."""
 
     optimizer: OptimizerConfig
     learning_rate_factor: Factor  # update number -> factor of the peak
     sequences_per_micro_batch: int | None
-    max_tokens_per_micro_batch: NotRequired[int | None]  # instead of the number of sequences
+    max_tokens_per_micro_batch: NotRequired[int | None]  # replaces the number of sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """What learning from a micro-batch gives."""
+    """The result of a micro-batch's forward pass."""
 
     loss: Tensor  # [], its part of the mini-batch's loss, carrying gradient
     sums: Mapping[str, float]  # metric name -> sum over loss tokens
-    values: Tensor  # [b, T], detached, to be put together again (the policy's log-probs)
+    values: Tensor  # [b, T], detached, to be joined (the policy's log-probs)
 
 
 class OptimizedModel:
@@ -106,7 +106,7 @@ class OptimizedModel:
             share_prompts=share,
             notices=how.get("notices"),
         )
-        self.device = model.device  # to compute on; the parameters may wait elsewhere
+        self.device = model.device  # for computing; the parameters may be offloaded
         if how.get("gradient_checkpointing"):
             # transformers 5.23 renamed it; the old name goes when 5.23 is the oldest version supported.
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -128,7 +128,7 @@ class OptimizedModel:
         on_device = self.device.type != "cpu"
         self._offload_optimizer = (optimizer.offload or self._sharding.offload_optimizer) and on_device
         self._offload_activations = how.get("activation_offload", False) and on_device
-        self.notes: list[str] = []  # for people: what is special about this engine
+        self.notes: list[str] = []  # messages for the user about this engine
         if self._adapted:
             self.notes.append(lora.trained_share(model))
         section = self.path_field.rpartition(".")[0]  # model or critic
@@ -140,7 +140,7 @@ class OptimizedModel:
 
     @property
     def note(self) -> str | None:
-        """What people should know about how this model is computed; None when there is nothing."""
+        """Message for the user when the model is computed in an unusual way; None otherwise."""
         return "; ".join(self.notes) or None
 
     @property
@@ -150,11 +150,11 @@ class OptimizedModel:
     def accumulate(
         self, batch: TrainBatch, learn: Callable[[TrainBatch], MicroBatch]
     ) -> tuple[float, dict[str, float], Tensor]:
-        """Add the gradient of every micro-batch's loss to the gradients held. Returns: the loss, sums by name, and the
+        """Add the gradient of every micro-batch's loss to the accumulated gradients. Returns: the loss, sums by name, and the
         micro-batches' values as [B, T].
 
-        A micro-batch that does not fit into memory is cut in two and everything is done again: a backward pass that broke
-        off has added a part of its gradient, which nothing could take out again.
+        A micro-batch that exceeds the memory is cut in two and all of them are repeated: an interrupted backward pass has added a
+        part of its gradient, which cannot be removed.
 
         Raises: RunStopped when a single sequence does not fit.
         """
@@ -173,7 +173,7 @@ class OptimizedModel:
     def _pass_over(
         self, batch: TrainBatch, learn: Callable[[TrainBatch], MicroBatch]
     ) -> tuple[tuple[float, dict[str, float], Tensor] | None, list[int]]:
-        """One try. Returns its result and no rows, or None and the rows that did not fit into memory."""
+        """Try once. Returns: the result and no rows, or None and the rows that exceeded the memory."""
         total, sums = 0.0, Counter[str]()
         values: list[Tensor] = []
         order: list[int] = []
@@ -203,9 +203,9 @@ class OptimizedModel:
 
     @contextmanager
     def _learning(self) -> Iterator[None]:
-        """Gradient checkpointing and an adapter's dropout are on inside. transformers recomputes layers that are in training
-        mode; what is inside them stays in eval mode, so that no other dropout acts. What is dropped depends on the seed,
-        the update and the pass alone, so a resumed run drops the same."""
+        """Enable gradient checkpointing and an adapter's dropout inside the ``with`` block. transformers recomputes layers in
+        training mode; their submodules stay in eval mode, so that no other dropout acts. Dropped values depend only on the seed,
+        the update and the pass, so a resumed run drops the same."""
         for layer in self._checkpointed:
             layer.training = True
         drops = self._adapted
@@ -239,7 +239,7 @@ class OptimizedModel:
         self._passes = 0
 
     def saved_bytes(self) -> int:
-        """Every trained weight and its two averages in float32; without an adapter also frozen weights as they are."""
+        """Estimate: every trained weight and its two averages in float32; without an adapter also frozen weights."""
         size = self._sharding.shape
         trained = sum(size(weight).numel() for weight in self._masters.parameters.values())
         frozen = [] if self._adapted else [tensor for tensor in self.model.parameters() if not tensor.requires_grad]
@@ -250,10 +250,10 @@ class OptimizedModel:
         self._sharding.wait()
 
     def writer(self, *, optimizer: bool = True, sharded: bool = False) -> Callable[[Path], None]:
-        """A Hugging Face folder (float32 weights, tokenizer), or a folder of peft's with the adapter alone, plus the
-        optimizer's averages; all without pickle. Over several processes the first one writes what all gather: they do so
-        here, and what is on a device is copied to the CPU here, so that writing needs neither. Sharded, the folder has no
-        weights but chunks of them, and every process writes its own."""
+        """Save a Hugging Face folder (float32 weights, tokenizer), or a peft folder with only the adapter, plus the optimizer's
+        averages; all without pickle. With several processes the first one writes what all gather: gathering, and copying from a
+        device to the CPU, happen before this method returns. Sharded, the folder holds chunks instead of whole weights, and every
+        process writes its own."""
         if sharded and not self._adapted:
             return self._chunk_writer(optimizer=optimizer)
         masters = self._kept(self._masters.whole(self._sharding))
@@ -277,7 +277,7 @@ class OptimizedModel:
         return write
 
     def _kept(self, gathered: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """For the first process, which writes; the others gather with it and keep nothing."""
+        """Collect tensors on the first process, which writes; the others take part in gathering and keep nothing."""
         return {name: tensor for name, tensor in gathered if self._sharding.rank == 0}
 
     def _chunk_writer(self, *, optimizer: bool) -> Callable[[Path], None]:
@@ -290,18 +290,16 @@ class OptimizedModel:
         return chunk_writer(self._sharding.rank, weights, averages, self._shell(), beside)
 
     def _write_beside(self, folder: Path, counters: Mapping[str, int]) -> None:
-        """What is beside weights and averages."""
+        """Write the files besides weights and averages."""
         self.tokenizer.save_pretrained(folder)
         if has_vision(self.model.config):
             copy_processor(str(self.model.name_or_path), folder)
         (folder / COUNTERS).write_text(json.dumps(counters))
 
     def _shell(self) -> Any:
-        """The model with a configuration of its own: transformers changes that of what it saves, and samplers that of what
-        they compute with."""
-        shell: Any = object.__new__(
-            self._model_class
-        )  # a model that is shared out has another class, which cannot be copied
+        """Return the model with a separate configuration: transformers changes that of a model it saves, and samplers that of the
+        model they compute with."""
+        shell: Any = object.__new__(self._model_class)  # a sharded model has another class, which cannot be copied
         shell.__dict__.update(self.model.__dict__)
         shell.config = copy.deepcopy(self.model.config)
         return shell
@@ -316,7 +314,7 @@ class OptimizedModel:
         self._passes = 0
 
     def _saved_weights(self, folder: Path) -> Mapping[str, Tensor]:
-        """The trained weights in a folder that ``save`` wrote, by name."""
+        """Return the trained weights in a folder written by ``save``, by name."""
         masters = {name: tuple(self._sharding.shape(weight)) for name, weight in self._masters.parameters.items()}
         saved = saved_weights(folder, self.model, self._model_class, adapted=self._adapted, path_field=self.path_field)
         shapes = shapes_of(saved)
@@ -326,12 +324,12 @@ class OptimizedModel:
         return saved
 
     def _head(self) -> str | None:
-        """The layer that is trained in full beside an adapter."""
+        """Name of the layer that is trained in full besides an adapter."""
         return None
 
     def _whole_state(self, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model's state dict with the masters in place of the rounded weights (buffers and tied names kept); empty where
-        nothing is written."""
+        """Return the model's state dict with the masters in place of the rounded weights (buffers and tied names kept); empty on
+        processes that write nothing."""
         names, trained = self.model.state_dict().keys(), self._masters.parameters
         others: dict[str, Tensor] = {name: held for name, held in self.model.named_parameters() if name not in trained}
         others |= {name: buffer for name, buffer in self.model.named_buffers() if name in names}

@@ -1,4 +1,4 @@
-"""AdamW with our learning rate and weight decay, moved per update."""
+"""AdamW, with learning rate and weight decay set before each update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posttrain.config.policy import OptimizerConfig
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Decoupled weight decay (arXiv:1711.05101) on every parameter. Rate and decay are set before each update."""
+    """Build AdamW, with decoupled weight decay (arXiv:1711.05101) on every parameter. Rates are set before each update."""
     return torch.optim.AdamW(
         parameters,
         lr=config.lr,
@@ -29,7 +29,7 @@ def set_rates(optimizer: torch.optim.Optimizer, *, learning_rate: float, weight_
 
 
 def move_state(optimizer: torch.optim.Optimizer, place: Callable[[Tensor], torch.device]) -> None:
-    """Move the running averages of every parameter to ``place(parameter)``; the step counters stay where they are."""
+    """Move the running averages of every parameter to ``place(parameter)``; the step counters are not moved."""
     for parameter, state in optimizer.state.items():
         device = place(parameter)
         for name, value in state.items():

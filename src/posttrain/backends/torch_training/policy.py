@@ -1,4 +1,4 @@
-"""The policy: a causal language model that is scored and updated, whatever it is shared out over."""
+"""The policy: a causal language model that is scored and updated, for any sharding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos.objective import policy_objective
 from posttrain.backends.torch_training.optimized_model import Learning, MicroBatch, OptimizedModel
-from posttrain.backends.torch_training.scoring import Scorer
+from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import TrainingConfig
 from posttrain.errors import ModelError, Problem
@@ -30,12 +30,12 @@ class PolicyModel(OptimizedModel):
         tokenizer: PreTrainedTokenizerBase,
         *,
         sequences_per_scoring_batch: int,
-        max_tokens_per_scoring_batch: int | None = None,  # instead of the number of sequences
-        reference: Scorer | None = None,  # for the KL over the whole vocabulary (kl_estimator full) in the loss
+        max_tokens_per_scoring_batch: int | None = None,  # replaces the number of sequences
+        reference: LogprobScorer | None = None,  # for the KL over the whole vocabulary (kl_estimator full) in the loss
         **how: Unpack[Learning],
     ):
-        # Before the model is shared out: what its head does to hidden states is found by running it.
-        self._scorer = Scorer(
+        # Before the model is sharded: the form of its head is detected by running it.
+        self._scorer = LogprobScorer(
             model,
             sequences_per_scoring_batch,
             how.get("share_prompts", True),
@@ -70,9 +70,9 @@ class PolicyModel(OptimizedModel):
         weights: Callable[[], AbstractContextManager[Any]] = nullcontext,
         rests_on_cpu: bool = False,
         sharding: Sharding | None = None,
-    ) -> Scorer:
-        """A frozen model beside this engine (the reference), or this engine's with other weights (without its adapter)."""
-        return Scorer(
+    ) -> LogprobScorer:
+        """Build a scorer of a separate frozen model (the reference), or of this engine's model with other weights."""
+        return LogprobScorer(
             model,
             sequences_per_micro_batch,
             share_prompts,

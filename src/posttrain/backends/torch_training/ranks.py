@@ -1,6 +1,6 @@
-"""Micro-batches dealt out by their tokens over processes that go in step, sequences shared by some of them, results joined.
+"""Data parallelism: micro-batches balanced by tokens over processes in lockstep, sequence parallelism, joined results.
 
-What engines over several processes have in common, however each of them keeps the weights.
+The common part of engines over several processes, independent of the sharding of the weights.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Settings = TypeVar("Settings")
 
 
 class RanksSharding(Sharding, ABC):
-    """Args: device_type of the processes' devices; compute_dtype of the passes; sequence: processes that share a sequence
-    (neighbours).
+    """Args: device_type of the processes' devices; compute_dtype of the passes; sequence: number of neighbouring processes that
+    share a sequence.
 
-    torch.distributed must be initialised, with a backend for the CPU as well where parts wait there.
+    torch.distributed must be initialised, with a CPU backend as well where shards are offloaded.
     """
 
     splits_when_out_of_memory = False
@@ -50,11 +50,11 @@ class RanksSharding(Sharding, ABC):
     def of_options(
         cls, options: Mapping[str, Any], role: str, *, device_type: str, compute_dtype: torch.dtype, sequence: int
     ) -> Self:
-        """One as a role's engine options say. Raises: ConfigError for options that cannot be."""
+        """Build the sharding from a role's engine options. Raises: ConfigError for invalid options."""
 
     @classmethod
     def of_run(cls, config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> Self:
-        """How a run shares out its policy or its critic over the processes that have met. Raises: as ``of_options``."""
+        """Build the sharding of a run's policy or critic over the initialised processes. Raises: as ``of_options``."""
         section = learner_of(config, role)
         return cls.of_options(
             section.engine_options,
@@ -74,14 +74,14 @@ class RanksSharding(Sharding, ABC):
         )
 
     def row(self, packed: PackedSequences) -> Row:
-        """With sequence > 1 a stretch of the tokens, and what is scored in it."""
+        """Return this process's input: with sequence > 1 a slice of the tokens, and the scores within it."""
         whole = super().row(packed)
         if self.sequence == 1:
             return whole
         token_ids = stretch(packed.token_ids, self.group)
         first = self.group.rank() * len(token_ids)
         places = ((packed.predicting >= first) & (packed.predicting < first + len(token_ids))).nonzero()[:, 0]
-        # Every process must use every weight, or their gradients would not meet: one score that does not count, for none.
+        # Every process must use every weight so that gradients can be reduced: without scored tokens, one score with weight 0.
         scored = places if len(places) else places.new_zeros(1)
         return Row(
             token_ids=token_ids,
@@ -98,7 +98,7 @@ class RanksSharding(Sharding, ABC):
         return collect(values[: len(row.places)], row.places, len(packed.targets), self.group)
 
     def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
-        """Karmarkar-Karp: the same number of micro-batches for every copy, of about the same number of tokens in all."""
+        """Balance by Karmarkar-Karp: equally many micro-batches for every copy, of nearly equal total tokens."""
         copies = self.ranks // self.sequence
         missing = -len(parts) % copies
         filled, weights = parts + [[]] * missing, [*loads, *[0] * missing]
@@ -109,16 +109,16 @@ class RanksSharding(Sharding, ABC):
         out = super().joined(values, rows, count).to(self.device_type)
         if not self._speaks:
             out.zero_()
-        dist.all_reduce(out)  # every row is somebody's, and 0 elsewhere
+        dist.all_reduce(out)  # every row is computed by one copy, and 0 elsewhere
         return out.cpu()
 
     @property
     def _speaks(self) -> bool:
-        """Processes that share a sequence have the same results; the first of them tells."""
+        """Return True on one process of those that share a sequence, whose results are equal."""
         return self.rank % self.sequence == 0
 
     def total(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Processes that ran empty micro-batches alone may lack names that others have."""
+        """Sum over processes; those that ran only empty micro-batches may lack names that others have."""
         everyone: list[dict[str, float]] = [{} for _ in range(self.ranks)]
         dist.all_gather_object(everyone, dict(sums) if self._speaks else {})
         names = {name for each in everyone for name in each}
@@ -129,7 +129,7 @@ class RanksSharding(Sharding, ABC):
 
 
 def checked(found: tuple[Settings, Sequence[Problem], object]) -> Settings:
-    """The settings that ``placement`` has read from engine options. Raises: ConfigError with what is wrong with them."""
+    """Return the settings that ``plan`` has read from engine options. Raises: ConfigError with their problems."""
     settings, problems, _ = found
     if problems:
         raise ConfigError(problems)

@@ -1,7 +1,7 @@
-"""Weights that leave their device while other models of the same process work on it.
+"""Offloading of weights from their device while other models of the same process use it.
 
-The tensors stay the objects they are, with every reference to them good: their memory is given back, and filled again before
-they are needed. Where weights are shared out, each process moves its own part.
+The tensor objects stay, and every reference to them remains valid: their memory is freed, and filled again before they are
+needed. With sharded weights, each process offloads its own shard.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from torch.distributed.tensor import DTensor
 
 
 class Resting:
-    """Args: ``tensors`` gives them, asked for every time they leave. None of them may be in use then: no gradient is waited for,
-    and nothing is gathered."""
+    """Args: ``tensors`` returns them, called before every offload. None of them may be in use then: no backward pass and no
+    gathering may be pending."""
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]):
         self._tensors = tensors
-        self._kept: list[tuple[torch.UntypedStorage, Tensor]] = []  # memory that was given back, and what was in it
+        # Freed memory, with its content.
+        self._kept: list[tuple[torch.UntypedStorage, Tensor]] = []
 
     @property
     def away(self) -> bool:
@@ -27,14 +28,15 @@ class Resting:
 
     @torch.no_grad()
     def leave(self) -> None:
-        """To the CPU. Does nothing when they are there."""
+        """Move to the CPU. No-op when already there."""
         if self._kept:
             return
         seen = set()
         for tensor in self._tensors():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             storage = local.untyped_storage()
-            if storage.data_ptr() == 0 or storage.data_ptr() in seen:  # an empty part; or a tensor that two names share
+            # An empty shard, or a tensor shared by two names.
+            if storage.data_ptr() == 0 or storage.data_ptr() in seen:
                 continue
             seen.add(storage.data_ptr())
             here = _bytes_of(storage)
@@ -45,7 +47,7 @@ class Resting:
 
     @torch.no_grad()
     def come_back(self) -> None:
-        """To their device. Does nothing when they are there."""
+        """Move back to the device. No-op when already there."""
         for storage, kept in self._kept:
             storage.resize_(kept.numel())
             _bytes_of(storage).copy_(kept)
@@ -53,7 +55,7 @@ class Resting:
 
 
 class Turns:
-    """Models that take turns on a device, by role. One that is not among them stays where it is."""
+    """Alternate use of a device by models, by role. Models of other roles stay in place."""
 
     def __init__(self, resting: Mapping[str, Resting], lenders: Mapping[str, str] | None = None):
         """Args: lenders are the roles whose weights others read (role -> lender)."""
@@ -61,7 +63,7 @@ class Turns:
         self._lenders = dict(lenders or {})
 
     def take(self, *roles: str) -> None:
-        """It is these roles' turn: the others leave first, so that there is room."""
+        """Bring these roles' models to the device, after offloading the others to make room."""
         wanted = {self._lenders.get(role, role) for role in roles}
         for role, resting in self._resting.items():
             if role not in wanted:
@@ -71,5 +73,5 @@ class Turns:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    """[bytes] uint8, over the storage itself."""
+    """View the storage itself as [bytes] uint8."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

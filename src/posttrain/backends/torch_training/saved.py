@@ -1,4 +1,4 @@
-"""The folder that an engine writes and reads: which files are in it, and whether they are of the model at hand."""
+"""The folder that an engine writes and reads: its files, and the check that they belong to this model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chunk_writer(
     shell: PreTrainedModel,
     beside: Callable[[Path], None],
 ) -> Callable[[Path], None]:
-    """What writes the chunks of process ``rank`` into a folder, and the first of them the configuration and what is beside."""
+    """Return the function that writes the chunks of process ``rank`` into a folder; the first also writes the configuration."""
 
     def write(folder: Path) -> None:
         write_chunks(folder / WEIGHT_CHUNKS, rank, weights)
@@ -42,10 +42,10 @@ def chunk_writer(
 def saved_weights(
     folder: Path, model: PreTrainedModel, model_class: Any, *, adapted: bool, path_field: str
 ) -> Mapping[str, Tensor]:
-    """The whole weights, or those of the adapter, in a folder that an engine wrote, by the model's own names.
+    """Return the whole weights, or those of the adapter, in a folder written by an engine, by the model's own names.
 
     Args: path_field, the setting that names the starting weights.
-    Raises: ModelError when the folder holds another model, or another kind of weights.
+    Raises: ModelError when the folder holds another model, or other kinds of weights.
     """
     check_kind(folder, adapted=adapted, path_field=path_field)
     if adapted:
@@ -56,7 +56,7 @@ def saved_weights(
         if names <= saved.keys() and saved.keys() - names <= model.state_dict().keys():
             return saved
         raise of_another_model(folder, model, path_field)
-    # By transformers, not by name: what it writes for a mixture of experts is laid out differently in memory.
+    # transformers maps the names: its files of a mixture of experts differ from the layout in memory.
     loaded: Any = model_class.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
     )
@@ -67,7 +67,7 @@ def saved_weights(
 
 
 def saved_averages(folder: Path) -> Mapping[str, Tensor]:
-    """The optimizer's averages in a folder that an engine wrote, by "kind:name of the weight"."""
+    """Return the optimizer's averages in a folder written by an engine, by "kind:name of the weight"."""
     if (folder / OPTIMIZER_CHUNKS).is_dir():
         return ChunkedTensors(folder / OPTIMIZER_CHUNKS)
     if (folder / WEIGHT_CHUNKS).is_dir():
@@ -82,7 +82,7 @@ def of_another_model(folder: Path, model: PreTrainedModel, path_field: str) -> M
 
 
 def check_kind(folder: Path, *, adapted: bool, path_field: str) -> None:
-    """Whether a folder that an engine wrote holds what this run trains, an adapter or a whole model.
+    """Check that a folder written by an engine holds what this run trains, an adapter or a whole model.
 
     Args: path_field, the setting that names the starting weights.
     Raises: ModelError when it does not.

@@ -1,4 +1,4 @@
-"""Scores of response tokens from a Hugging Face model, packed, micro-batch by micro-batch."""
+"""Scores of response tokens from a Hugging Face model, on packed micro-batches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from posttrain.records.batches import SequenceBatch
 from posttrain.records.notices import Notices
 
 
-class Scorer:
-    """A model that scores responses (the reference, or the policy between updates and in them).
+class LogprobScorer:
+    """A model that scores responses: the reference, or the policy between and during updates.
 
-    The model's body makes hidden states; its head is applied to scored positions only, and never leaves their logits in
-    memory. Where a model makes its logits in a way that is not known, they are computed whole: ``note`` says why.
+    The model's body computes hidden states; its head is applied to scored positions only, without keeping their logits in
+    memory. For a model with an unknown form of head the logits are computed whole, and ``note`` gives the reason.
 
-    Args: weights is a context in which the model has the weights to score with, such as without its adapter; with
-        rests_on_cpu they are on their device only while a batch is scored.
+    Args: weights is a context that activates the weights to score with, such as without the adapter; with rests_on_cpu the
+        model is on its device only while a batch is scored.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Scorer:
 
     @property
     def note(self) -> str | None:
-        """What people should know: why the logits of this model are computed whole, where they are, and the like."""
+        """Messages for the user, such as the reason why the logits of this model are computed whole."""
         told = []
         if not isinstance(self.head, HeadForm):
             told.append(
@@ -83,7 +83,7 @@ class Scorer:
 
     @torch.no_grad()
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
-        """Sum of the squared probabilities at every response token (algos.logprobs), [B, T], 0 where response_mask is
+        """Compute the sum of squared probabilities at every response token (algos.logprobs), [B, T], 0 where response_mask is
         False. No gradient."""
         return self._over_batch(
             batch, lambda packed: self.score(packed, temperature, sum_pi_squared=True).sum_pi_squared
@@ -93,7 +93,7 @@ class Scorer:
         def of(rows: list[int]) -> Tensor:
             packed = self.pack(batch.rows(rows))
             found = scores(packed)
-            assert found is not None, "what was asked for is there"
+            assert found is not None, "the requested scores are present"
             return packed.unpack(found).cpu()
 
         if self._rests:
@@ -114,9 +114,9 @@ class Scorer:
         *,
         entropy_gradient: bool = False,
         sum_pi_squared: bool = False,
-        reference: Scorer | None = None,
+        reference: LogprobScorer | None = None,
     ) -> TokenScores:
-        """The M response tokens, carrying gradient where that is on; with a reference also the KL to it over the whole
+        """Score the M response tokens, carrying gradient where it is enabled; with a reference also the KL to it over the whole
         vocabulary, for which the reference reads the same packed row. Only its hidden states at the scored positions are
         kept until the backward pass."""
 
@@ -140,7 +140,7 @@ class Scorer:
         temperature: float,
         entropy_gradient: bool,
         sum_pi_squared: bool,
-        reference: Scorer | None,
+        reference: LogprobScorer | None,
     ) -> TokenScores:
         head, their_head = self.head, reference.head if reference else None
         if isinstance(head, str) or isinstance(their_head, str):
@@ -167,7 +167,7 @@ class Scorer:
 
     @torch.no_grad()
     def frozen_hidden(self, row: Row) -> Tensor:
-        """``hidden`` of a reference, while another model is being scored."""
+        """Compute ``hidden`` of a reference, while another model is being scored."""
         with self._weights():
             return self.hidden(row)
 
@@ -177,15 +177,15 @@ class Scorer:
             return response_logits(self.model, row)
 
     def hidden(self, row: Row) -> Tensor:
-        """Hidden states that predict the scored tokens, [m, H]."""
+        """Compute the hidden states that predict the scored tokens, [m, H]."""
         inputs = model_inputs(self.model, row.token_ids, row.position_ids, row.images)
         states = last_hidden_states(self.model, row.layout, **inputs)
         return states_at(states[0], row.predicting)
 
 
 def over_rows(batch: SequenceBatch, cutter: Cutter, sharding: Sharding, of: Callable[[list[int]], Tensor]) -> Tensor:
-    """``of(rows)``, [b, T], for every micro-batch of a batch, as [B, T]. No gradient: a part that does not fit into memory
-    is cut and done again by itself."""
+    """Compute ``of(rows)``, [b, T], for every micro-batch of a batch, as [B, T]. No gradient: a part that exceeds the memory is
+    cut and repeated alone."""
     whole = cutter.cut(batch)
     waiting = sharding.deal(whole, [cutter.tokens(batch, rows) for rows in whole])[::-1]
     found: list[Tensor] = []
@@ -204,14 +204,15 @@ def over_rows(batch: SequenceBatch, cutter: Cutter, sharding: Sharding, of: Call
         elif rows:
             found.append(done)
             order += rows
-    if not found:  # this process has no row
+    if not found:  # this process has no rows
         found = [torch.zeros(0, *batch.response_mask.shape[1:])]
     return sharding.joined(torch.cat(found), order, len(batch))
 
 
 def response_logits(model: PreTrainedModel, row: Row) -> Tensor:
-    """Logits that predict the scored tokens, [m, vocabulary], from the model's own forward pass."""
-    positions, each = row.predicting.unique(return_inverse=True)  # responses that share a prompt begin behind one token
+    """Compute the logits that predict the scored tokens, [m, vocabulary], with the model's own forward pass."""
+    # Responses with a shared prompt are predicted from the same last token.
+    positions, each = row.predicting.unique(return_inverse=True)
     shared = len(positions) < len(each)
     output = model(
         **model_inputs(model, row.token_ids, row.position_ids, row.images),

@@ -1,4 +1,4 @@
-"""How a model and a mini-batch are shared out over the processes of an engine. Here: one process has it all."""
+"""Sharding of a model and of mini-batches over the processes of an engine; the base class here is for one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Row:
-    """What a forward pass of this process reads: a packed row, or a stretch of one."""
+    """Input of this process's forward pass: a packed row, or a slice of one."""
 
     token_ids: Tensor  # [n] int64
     position_ids: Tensor  # [n] int64
@@ -42,36 +42,36 @@ class Sharding:
     ranks = 1
     sequence = 1  # processes that share a sequence
     offload_optimizer = False  # keep its averages in CPU memory between updates
-    starts_on_cpu = False  # parts are cut out of a model in CPU memory, so that a device never holds all of it
-    splits_when_out_of_memory = True  # with others in lockstep, one process cannot go another way alone
+    starts_on_cpu = False  # load on the CPU and shard from there, so that a device never holds the whole model
+    splits_when_out_of_memory = True  # False for processes in lockstep, none of which may deviate
 
     def beside(self, options: Mapping[str, Any], role: str) -> Sharding:
-        """For another model in the same processes, with engine options of its own."""
+        """Return the sharding of another model in the same processes, with its own engine options."""
         return self
 
     def wrap(self, model: PreTrainedModel) -> None:
-        """Share the parameters out, in place."""
+        """Shard the parameters, in place."""
 
     def masters(self, model: PreTrainedModel, dtype: torch.dtype) -> MasterWeights:
-        """What is trained of a model that was wrapped, in the dtype that is trained."""
+        """Return the trained parameters of a wrapped model, in the dtype that is trained."""
         return MasterWeights(model, dtype)
 
     def weights(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-        """What is trained, whole, on the CPU, by name. All processes must go through it together."""
+        """Yield the trained weights, whole, on the CPU, by name. A collective call of all processes."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 yield name, self.whole(parameter)
 
     def everything(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]] | None:
-        """All weights, whole, on the CPU, by name, of a Hugging Face model that has given its own away; None: it has them."""
+        """Yield all weights, whole, on the CPU, by name, of a model whose own weights were released; None: it still has them."""
         return None
 
     def forward(self, model: nn.Module, scores: Callable[[], T]) -> T:
-        """``scores()``, which runs the model, in a place where its parameters can be read."""
+        """Run ``scores()``, which runs the model, in a context where its parameters are readable."""
         return scores()
 
     def row(self, packed: PackedSequences) -> Row:
-        """What this process reads of a packed row."""
+        """Return the part of a packed row that this process reads."""
         return Row(
             token_ids=packed.token_ids,
             position_ids=packed.position_ids,
@@ -82,42 +82,42 @@ class Sharding:
         )
 
     def pooled(self, max_tokens: int | None) -> int | None:
-        """A budget of tokens per device, for all devices that share a sequence."""
+        """Return the token budget of all devices that share a sequence, from that of one device."""
         return max_tokens * self.sequence if max_tokens is not None else None
 
     def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
-        """[m] scores of this process's row to all [M] of the packed row, carrying gradient."""
+        """Gather [m] scores of this process's row to all [M] of the packed row, carrying gradient."""
         return values
 
     def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
-        """The micro-batches of this process, as many as every other one has; an empty one is run and counts nothing."""
+        """Return this process's micro-batches, equally many on every process; an empty one is run with weight 0."""
         return parts
 
     def joined(self, values: Tensor, rows: Sequence[int], count: int) -> Tensor:
-        """[rows of this process, T] to [count, T], with everyone's rows in their places."""
+        """Gather [rows of this process, T] to [count, T], with the rows of all processes in their places."""
         out = values.new_zeros(count, *values.shape[1:])
         out[torch.tensor(list(rows), dtype=torch.int64)] = values
         return out
 
     def total(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Sums over all processes."""
+        """Sum over all processes."""
         return dict(sums)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All of a tensor, on the CPU, from the part that is here."""
+        """Gather a whole tensor, on the CPU, from its local shard."""
         return tensor.detach().cpu().contiguous()
 
     def chunks(self, tensors: Mapping[str, Tensor]) -> list[Chunk]:
-        """What this process writes of these tensors where each writes its own part: every number is written once."""
+        """Return the chunks of these tensors that this process writes in a sharded save: every value is written once."""
         return [whole_chunk(name, tensor.detach().cpu()) for name, tensor in tensors.items()] if self.rank == 0 else []
 
     def shape(self, tensor: Tensor) -> torch.Size:
-        """Of all of it."""
+        """Return the shape of the whole tensor."""
         return tensor.shape
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """The part of a whole tensor that belongs here, placed as ``like`` is."""
+        """Return the shard of a whole tensor that belongs to this process, placed as ``like``."""
         return tensor.to(like.device)
 
     def wait(self) -> None:
-        """Until everyone has come so far."""
+        """Wait for all processes (a barrier)."""

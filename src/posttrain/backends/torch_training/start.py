@@ -1,4 +1,4 @@
-"""The models of a run as engines, from its configuration, for every runtime."""
+"""Construction of a run's models as engines from its configuration, for every runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos import schedules
 from posttrain.backends.reward_model.local import LocalRewardModel
-from posttrain.backends.torch_training.scoring import Scorer
+from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.model import ModelConfig
@@ -41,9 +41,9 @@ from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
 def load_policy(
     config: TrainingConfig, device: torch.device | None = None, *, dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel, torch.device]:
-    """The model that is trained, with its adapter if it gets one, on its device (None: as the configuration says).
+    """Load the trained model, with its adapter if it gets one, on its device (None: by the configuration).
 
-    Args: dtype of the weights; None is the one they compute in, and a model that is shared out needs its masters' own.
+    Args: dtype of the weights; None is the compute dtype, but a sharded model needs that of its masters.
     """
     if device is None:
         device = pick_device(config.placement.device)
@@ -79,7 +79,7 @@ def _choose_kernels(model: PreTrainedModel, config: ModelConfig) -> None:
 
 
 def _fuse(model: PreTrainedModel, config: ModelConfig) -> None:
-    """A compiler fuses more than we do, and on a GPU nothing has been measured."""
+    """Fuse layers on the CPU only, without torch.compile, which fuses more; on a GPU it was not measured."""
     if config.fused_layers and not config.compile and not config.liger and model.device.type == "cpu":
         fuse_layers(model)
 
@@ -87,8 +87,8 @@ def _fuse(model: PreTrainedModel, config: ModelConfig) -> None:
 def stored_weights(
     config: ModelConfig, path: str, load: Callable[..., PreTrainedModel]
 ) -> Callable[[], Mapping[str, Tensor]] | None:
-    """What masters start from: the weights in ``path`` as precise as they are there, read again on the CPU, because those of the
-    model have been rounded to what it computes in. None where the folder holds no more than that, as its configuration says.
+    """Return a function that reads the starting values of the masters: the weights in ``path`` at their stored precision, on the
+    CPU, since the model's are rounded to the compute dtype. None where they are stored at that precision only.
 
     Args: load(dtype=..., device=...) reads the model.
     """
@@ -107,10 +107,10 @@ def start_policy(
     sharding: Sharding | None = None,
     *,
     with_reference: bool = True,
-) -> tuple[TrainEngine, Scorer | None]:
-    """The policy and, when something asks for it, the frozen reference beside it (unless that has processes of its own).
+) -> tuple[TrainEngine, LogprobScorer | None]:
+    """Build the policy and, when the run needs it, the frozen reference (unless that has processes of its own).
 
-    Args: sharding, where several processes make this call, shares the policy and the reference out over them.
+    Args: sharding, when several processes make this call, shards the policy and the reference over them.
     """
     engine = TRAIN_ENGINES.get(config.policy.engine)
     assert batches.schedule_updates is not None
@@ -146,9 +146,9 @@ def start_sft_policy(
     notices: Notices,
     sharding: Sharding | None = None,
 ) -> TrainEngine:
-    """The policy of supervised fine-tuning, which is validated in micro-batches of the size it learns in.
+    """Build the policy of supervised fine-tuning, which is validated in micro-batches of the training size.
 
-    Args: sharding, where several processes make this call, shares it out over them.
+    Args: sharding, when several processes make this call, shards it over them.
     """
     learner = config.policy
     assert batches.schedule_updates is not None
@@ -172,12 +172,12 @@ def start_sft_policy(
 
 def start_reference(
     config: RunConfig, device: torch.device, policy: PreTrainedModel | None, sharding: Sharding | None = None
-) -> Scorer:
-    """The frozen reference: a model of its own, or the policy's without its adapter. Without a policy in this process (None) it
-    is on its own.
+) -> LogprobScorer:
+    """Build the frozen reference: a model of its own, or the policy's without its adapter. Without a policy in this process
+    (None) it is a model of its own.
 
-    Over several processes its parameters are shared out as well, except where the loss compares whole vocabularies: it then
-    runs within the policy's forward pass, so every process has all of it.
+    With several processes it is sharded as well, except where the loss compares whole vocabularies: it then runs within the
+    policy's forward pass, so every process has all of it.
     """
     start = config.reference.path or config.model.path
     shares = policy is not None and config.policy.lora is not None and start == config.model.path
@@ -194,7 +194,7 @@ def start_reference(
             config_overrides=config.model.config_overrides if start == config.model.path else None,
         ).requires_grad_(False)
         _fuse(own, config.model)  # as the policy, so that equal weights give equal log-probs
-    reference: Scorer = TRAIN_ENGINES.get(config.policy.engine).scorer(
+    reference: LogprobScorer = TRAIN_ENGINES.get(config.policy.engine).scorer(
         own,
         config.reference.sequences_per_micro_batch_per_device,
         config.policy.share_prompts,
@@ -205,13 +205,13 @@ def start_reference(
         sharding=None if full_kl else sharding,
     )
     if sharding is not None and not shares and not full_kl:
-        sharding.wrap(own)  # after its head has been looked at
+        sharding.wrap(own)  # after its head has been detected
     return reference
 
 
 def has_full_kl(config: RunConfig) -> bool:
-    """Whether the loss has the KL over the whole vocabulary, which is the policy engine's work: no log-probs of the reference
-    are asked for it."""
+    """Return True when the loss has the KL over the whole vocabulary, which the policy's engine computes without log-probs of the
+    reference."""
     return config.loss.kl_coef > 0 and config.loss.kl_estimator == "full"
 
 
@@ -221,7 +221,7 @@ def how(
     sharding: Sharding | None = None,
     stored: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> dict[str, Any]:
-    """The ways of computing that all trained models share."""
+    """Return the compute settings common to all trained models."""
     shared: dict[str, Any] = {
         "share_prompts": isinstance(config, RunConfig) and config.policy.share_prompts,
         "padded": config.model.padded,
@@ -235,7 +235,7 @@ def how(
 
 
 def _policy_stored(config: TrainingConfig, sharding: Sharding | None) -> Callable[[], Mapping[str, Tensor]] | None:
-    """As ``stored_weights``; a model that is shared out is loaded in its masters' precision, and an adapter starts anew."""
+    """Return ``stored_weights``; None for a sharded model, loaded in its masters' precision, and for a new adapter."""
     if sharding is not None or config.policy.lora:
         return None
     return stored_weights(config.model, config.model.path, partial(_load_model, config.model))
@@ -249,7 +249,7 @@ def start_critic(
     notices: Notices,
     sharding: Sharding | None = None,
 ) -> ValueEngine:
-    """The critic, from its own weights or from the policy's starting weights with a new value head."""
+    """Build the critic, from its own weights or from the policy's starting weights with a new value head."""
     plan, critic = batches.critic, config.critic
     assert plan is not None and plan.total_updates is not None
     path = critic.path or config.model.path
@@ -287,7 +287,7 @@ def start_critic(
 def start_reward_model(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
 ) -> RewardModel | None:
-    """The reward model, when the reward has one."""
+    """Build the reward model, when the reward has one."""
     model = config.reward.model
     if model is None:
         return None
@@ -300,9 +300,9 @@ def start_reward_model(
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The device a run uses.
+    """Return the device of a run.
 
-    Raises: ConfigError when cuda is asked for and torch sees none.
+    Raises: ConfigError when cuda is requested and torch sees none.
     """
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
@@ -313,14 +313,14 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def updates_per_move(schedule: ScheduleConfig, updates_per_step: int) -> int | None:
-    """Planned updates between two moves of a rate that moves once per step; None where it moves with every update made."""
+    """Return the planned updates between two moves of a rate that moves once per step; None where it moves with every update."""
     return updates_per_step if schedule.moves_every == "step" else None
 
 
 def learning_rate_factor(
     schedule: ScheduleConfig, total_updates: int, updates_per_step: int = 1
 ) -> Callable[[int], float]:
-    """The schedule as a function of the update number. Where it moves once per step, it is that of the steps."""
+    """Return the schedule as a function of the update number. A schedule that moves once per step counts steps."""
     shared_by = updates_per_step if schedule.moves_every == "step" else 1
     total = total_updates // shared_by
     if schedule.warmup_updates is None:
@@ -344,7 +344,7 @@ def learning_rate_factor(
 
 
 def weight_decay_at(optimizer: OptimizerConfig, total_updates: int) -> Callable[[int], float]:
-    """The weight decay as a function of the update number."""
+    """Return the weight decay as a function of the update number."""
     return partial(
         schedules.weight_decay,
         total_updates=total_updates,

@@ -1,4 +1,4 @@
-"""Progress for a person: a live display on a terminal, one plain line per step anywhere else."""
+"""Progress on the console: a live display on a terminal, one plain line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rich.text import Text
 from posttrain.config import TrainingConfig
 from posttrain.registry import TRACKERS
 
-LINE_WIDTH = 80  # characters, at most, of a plain line
+LINE_WIDTH = 80  # longest plain line, characters
 SAMPLING = ("rollout", "baseline", "validation")  # phases counted in tokens; the others are counted in sequences
-SHOWN = (  # label, metric: what the live display keeps in view
+SHOWN = (  # label and metric of the values in the live display
     ("reward", "reward/mean"),
     ("length", "response/length_mean"),
     ("gap", "gap/mean"),
@@ -41,9 +41,9 @@ SHOWN_OF_SFT = (
 
 @TRACKERS.register("console")
 class Console:
-    """Shows a run on ``stream`` (standard output by default). Odd numbers and missing metrics never make it raise.
+    """Shows a run on ``stream`` (standard output by default). Non-finite numbers and missing metrics never make it raise.
 
-    A terminal gets a live display that is redrawn in place; a file, a pipe or a dumb terminal gets plain lines.
+    A terminal gets a live display that is updated in place; a file, a pipe or a dumb terminal gets plain lines.
     """
 
     def __init__(self, stream: TextIO | None = None):
@@ -56,7 +56,7 @@ class Console:
         self._step = 0
         self._clock = StepClock()
         self._phase: Phase | None = None
-        self._tokens_before: dict[str, int] = {}  # phase -> tokens that it sampled last time
+        self._tokens_before: dict[str, int] = {}  # phase -> tokens sampled in its last run
         self._metrics: dict[str, float] = {}
         self._first_accuracy: dict[str, float] = {}
 
@@ -67,23 +67,23 @@ class Console:
         if self._rich is None:
             self._line(f"{self._title}, {total_steps} steps" + (f", from step {first_step}" if first_step > 1 else ""))
             return
-        # A stream that goes elsewhere (2> errors.log) is left alone; one on this terminal is printed above the display.
+        # A redirected stream (2> errors.log) is not captured; one on this terminal is printed above the display.
         self._display = Live(
             get_renderable=self._render,
             console=self._rich,
-            refresh_per_second=2,  # a drawing takes 1 to 2 ms of the CPU that the step needs
+            refresh_per_second=2,  # a refresh takes 1 to 2 ms of CPU time
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
         self._display.start(refresh=True)
-        # Ctrl-C and errors end the process without close(): the cursor comes back all the same.
+        # Ctrl-C and errors end the process without close(): restore the cursor anyway.
         atexit.register(self.close)
 
     def phase(self, name: str, step: int, total: int | None = None) -> None:
         if self._phase is not None and self._phase.done:
             self._tokens_before[self._phase.name] = self._phase.done
         if name in SAMPLING and total is not None:
-            # The total is the most there can be; what the last rollout came to is the better guess.
+            # The total is an upper bound; the size of the last rollout is a better estimate.
             total = min(total, self._tokens_before.get(name, total))
         self._phase = Phase(name, total)
         if step >= 1:
@@ -110,7 +110,7 @@ class Console:
             self._line(visible(line), cut=False)
 
     def close(self) -> None:
-        """Leave the last state on the screen and the terminal as it was. May be called more than once."""
+        """Leave the last state on the screen and restore the terminal. May be called repeatedly."""
         self._phase = None
         if self._display is not None:
             display, self._display = self._display, None
@@ -118,7 +118,7 @@ class Console:
             atexit.unregister(self.close)
 
     def _line(self, text: str, cut: bool = True) -> None:
-        """Print one line: above the live display, or into the stream."""
+        """Print one line: above the live display, or to the stream."""
         if self._rich is not None:
             self._rich.print(Text(text))
             return
@@ -128,7 +128,7 @@ class Console:
         self._stream.flush()
 
     def _render(self) -> Group:
-        """The live display: title, steps, the current phase, the last numbers, validation so far."""
+        """Render the live display: title, steps, the current phase, the last metrics, validation so far."""
         left = self._clock.seconds_left(self._total_steps)
         bars = Table.grid(padding=(0, 1), expand=True)
         bars.add_column(no_wrap=True)
@@ -153,7 +153,7 @@ class Console:
 
 
 class Phase:
-    """A part of a step, its work done so far, and since when."""
+    """A phase of a step: the work done so far, and its start."""
 
     def __init__(self, name: str, total: int | None):
         self.name = name
@@ -162,7 +162,7 @@ class Phase:
         self.since = time.monotonic()
 
     def progress(self) -> str:
-        """Such as ``1204 tokens, 612/s`` and ``16/64 sequences, 28/s``; seconds where no work is counted."""
+        """Format progress, such as ``1204 tokens, 612/s`` and ``16/64 sequences, 28/s``; seconds where no work is counted."""
         seconds = time.monotonic() - self.since
         if not self.done:
             return duration(seconds)
@@ -171,25 +171,25 @@ class Phase:
 
 
 class StepClock:
-    """Time left, from the mean of the last 20 steps: steps change in length as responses do."""
+    """Estimate of the time left, from the mean of the last 20 steps, since step times change with response lengths."""
 
     def __init__(self) -> None:
         self._stamps: deque[float] = deque(maxlen=21)
         self._last_step = 0
 
     def start(self) -> None:
-        """The first step begins now; later calls change nothing."""
+        """Record the beginning of the first step; later calls are no-ops."""
         if not self._stamps:
             self._stamps.append(time.monotonic())
 
     def tick(self, step: int) -> None:
-        """A step has ended. A second report about the same step is not a step."""
+        """Record the end of a step. A second report about the same step is ignored."""
         if step > self._last_step:
             self._stamps.append(time.monotonic())
             self._last_step = step
 
     def seconds_left(self, total_steps: int) -> float | None:
-        """Seconds until ``total_steps`` are done; None until one step was timed."""
+        """Return the seconds until ``total_steps`` are done; None until one step was timed."""
         if len(self._stamps) < 2:
             return None
         per_step = (self._stamps[-1] - self._stamps[0]) / (len(self._stamps) - 1)
@@ -197,7 +197,7 @@ class StepClock:
 
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
-    """One step in at most 80 characters; what does not fit is dropped, the least telling first."""
+    """Format one step in at most 80 characters; what does not fit is dropped, the least important first."""
     parts = {"step": f"step {step}/{total_steps}"}
     for label, name in labels(metrics):
         if name in metrics and label != "grad norm":
@@ -213,12 +213,12 @@ def step_line(step: int, total_steps: int, metrics: Mapping[str, float], seconds
 
 
 def labels(metrics: Mapping[str, float]) -> Iterable[tuple[str, str]]:
-    """What is shown of a run: label and metric. A run without learned texts is one of reinforcement learning."""
+    """Return the labels and metrics to show: those of fine-tuning when learned texts are counted, else those of RL."""
     return SHOWN_OF_SFT if "data/learned_tokens" in metrics else SHOWN
 
 
 def validation_lines(step: int, metrics: Mapping[str, float], first: dict[str, float]) -> list[str]:
-    """A line per data source that was validated at this step. ``first`` keeps each source's first accuracy, and is updated."""
+    """Return a line per data source validated at this step. ``first`` holds each source's first accuracy, and is updated."""
     lines = []
     if "validation/loss" in metrics:
         lines.append(f"validation at step {step}  loss {short(metrics['validation/loss'])}")
@@ -233,7 +233,7 @@ def validation_lines(step: int, metrics: Mapping[str, float], first: dict[str, f
 
 
 def accuracies(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Accuracy by data source."""
+    """Return the accuracy by data source."""
     start, end = "validation/", "/accuracy"
     return {
         name[len(start) : -len(end)]: value
@@ -243,12 +243,12 @@ def accuracies(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def accuracy_change(first: float | None, now: float) -> str:
-    """Such as ``0.32 at first, now 0.45``."""
+    """Format a change, such as ``0.32 at first, now 0.45``."""
     return short(now) if first is None or first == now else f"{short(first)} at first, now {short(now)}"
 
 
 def short(value: float) -> str:
-    """A number as a person wants it in a line: 0.41, 0.0021, 14.2, 612, 12345, 3.1e-05, nan."""
+    """Format a number in few characters: 0.41, 0.0021, 14.2, 612, 12345, 3.1e-05, nan."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -261,7 +261,7 @@ def short(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``3:20``, ``1:03:20``; ``-:--`` when not known."""
+    """Format a duration: ``3:20``, ``1:03:20``; ``-:--`` when unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-:--"
     minutes, rest = divmod(round(seconds), 60)
@@ -270,7 +270,7 @@ def duration(seconds: float | None) -> str:
 
 
 def as_number(value: object) -> float | None:
-    """The metric as a float; None for what is not a number at all."""
+    """Return the metric as a float; None for other values."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -278,12 +278,12 @@ def as_number(value: object) -> float | None:
 
 
 def visible(text: str) -> str:
-    """The text with control and direction characters written out, so that no name or message can drive the terminal."""
+    """Escape control and direction characters, so that no name or message can control the terminal."""
     return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in text)
 
 
 def shorten(text: str, width: int) -> str:
-    """At most ``width`` characters."""
+    """Shorten a text to at most ``width`` characters."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per step, the record that reports and comparisons read."""
+"""metrics.jsonl: one JSON object per step, read by reports and comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.registry import TRACKERS
 class Jsonl:
     """Writes ``folder/metrics.jsonl``, flushed after each step.
 
-    Strict JSON: a number that is not finite is written as null and its name goes into the list ``nonfinite``.
+    Strict JSON: a non-finite number is written as null and its name is added to the list ``nonfinite``.
     """
 
     def __init__(self, folder: Path):
@@ -25,11 +25,11 @@ class Jsonl:
         self._file: TextIO | None = None
 
     def begin(self, config: TrainingConfig, total_steps: int, first_step: int) -> None:
-        """Open the file. A run that goes on at ``first_step`` > 1 keeps the lines of earlier steps and drops the rest,
-        which it is about to write again; a run that starts at 1 starts the file anew."""
+        """Open the file. A run that resumes at ``first_step`` > 1 keeps the lines of earlier steps and drops the others, which it
+        will write again; a run that starts at 1 starts a new file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = _lines_before(self.path, first_step) if first_step > 1 else []
-        # Beside and renamed: whatever instant the process dies at, the file is the old one or the new one, whole.
+        # Written to a temporary file and renamed: a killed process leaves either the old file or the new one.
         beside = self.path.with_name(self.path.name + ".new")
         with beside.open("w", encoding="utf-8") as file:
             file.writelines(lines)
@@ -39,21 +39,21 @@ class Jsonl:
         self._file = self.path.open("a", encoding="utf-8")
 
     def phase(self, name: str, step: int, total: int | None = None) -> None:
-        """Nothing: only finished steps are written."""
+        """No-op: only finished steps are written."""
 
     def advance(self, units: int) -> None:
-        """Nothing: only finished steps are written."""
+        """No-op: only finished steps are written."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the line of one step. Raises RuntimeError before ``begin`` and after ``close``."""
+        """Append the line of one step. Raises: RuntimeError before ``begin`` and after ``close``."""
         if self._file is None:
             raise RuntimeError("metrics.jsonl is not open: log() belongs between begin() and close()")
         self._file.write(metrics_line(step, metrics))
         self._file.flush()
-        os.fsync(self._file.fileno())  # a checkpoint of this step must not outlive its line
+        os.fsync(self._file.fileno())  # a checkpoint of this step must not outlive its metrics
 
     def message(self, text: str) -> None:
-        """Nothing: metrics.jsonl holds numbers."""
+        """No-op: metrics.jsonl holds numbers only."""
 
     def close(self) -> None:
         if self._file is not None:
@@ -62,7 +62,7 @@ class Jsonl:
 
 
 def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
-    """One line of metrics.jsonl, its newline included; the same metrics give the same bytes."""
+    """Format one line of metrics.jsonl, with its newline; the same metrics give the same bytes."""
     numbers = {name: float(value) if not isinstance(value, int) else value for name, value in metrics.items()}
     nonfinite = sorted(name for name, value in numbers.items() if not math.isfinite(value))
     line: dict[str, object] = {"step": step, **numbers}
@@ -72,7 +72,7 @@ def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def _lines_before(path: Path, first_step: int) -> list[str]:
-    """The lines of steps below ``first_step``. A line that is not JSON was half-written when a run was killed: dropped."""
+    """Return the lines of steps below ``first_step``. An invalid line was left incomplete by a killed run, and is dropped."""
     if not path.exists():
         return []
     kept = []

@@ -9,30 +9,30 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a local store has nothing to tell anybody
-from mlflow import MlflowClient  # reads the line above when it is imported
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a local store sends nothing
+from mlflow import MlflowClient  # its import reads the variable above
 from mlflow.entities import Metric, Param
 
 from posttrain.records.tracked_run import TrackedRun
 from posttrain.registry import TRACKERS
 from posttrain.run.config_change import flat
 
-RUN_ID = "posttrain.run_id"  # the tag that a run is found by
-IN_EVERY_STEP = "time/step_s"  # a metric that tells which steps there are
+RUN_ID = "posttrain.run_id"  # tag by which a run is found
+IN_EVERY_STEP = "time/step_s"  # metric that every step has
 ENDS = {"done": "FINISHED", "interrupted": "KILLED", "stopped": "FAILED", "failed": "FAILED"}
 T = TypeVar("T")
-LARGEST_BATCH, LONGEST_PARAM = 100, 500  # what every server accepts
+LARGEST_BATCH, LONGEST_PARAM = 100, 500  # limits of every server
 
 
 @TRACKERS.register("mlflow")
 class Mlflow:
     """See interfaces.tracker.Uploader."""
 
-    rewinds = False  # a second value of a step stands beside the first
+    rewinds = False  # a repeated step adds a second value
 
     def __init__(self) -> None:
         self._client: MlflowClient | None = None
-        self._id = ""  # MLflow's own, of the run
+        self._id = ""  # MLflow's id of the run
 
     def open(self, run: TrackedRun, last_step: int) -> int:
         folder = run.folder.resolve() / "mlflow"
@@ -63,7 +63,7 @@ class Mlflow:
             self._client.log_text(self._id, text.encode(errors="replace").decode(), f"validation/step_{step}.json")
         now = int(time.time() * 1000)
         values = [Metric(name_of(name), value, now, step) for name, value in metrics.items()]
-        # What tells that a step is there comes last: a step that was sent in part is sent again.
+        # The metric that marks a step as sent comes last: a step that was sent partly is sent again.
         values.sort(key=lambda value: value.key == IN_EVERY_STEP)
         for some in _batches(values):
             self._client.log_batch(self._id, metrics=some)
@@ -79,5 +79,5 @@ def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def name_of(metric: str) -> str:
-    """The name with what MLflow takes: letters, digits and _ - . : / and spaces; ``@`` is written ``_at_``."""
+    """Replace characters that MLflow rejects; it allows letters, digits, _ - . : / and spaces. ``@`` becomes ``_at_``."""
     return re.sub(r"[^\w\-.:/ ]", "_", metric.replace("@", "_at_"))

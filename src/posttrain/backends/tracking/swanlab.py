@@ -15,9 +15,9 @@ from posttrain.registry import TRACKERS
 
 @TRACKERS.register("swanlab")
 class SwanLab:
-    """See interfaces.tracker.Uploader. SWANLAB_MODE, SWANLAB_API_KEY, SWANLAB_WORKSPACE and the like count as elsewhere."""
+    """See interfaces.tracker.Uploader. Reads SWANLAB_MODE, SWANLAB_API_KEY, SWANLAB_WORKSPACE and the like."""
 
-    rewinds = False  # a step that the service has is final
+    rewinds = False  # an uploaded step is final
 
     def __init__(self) -> None:
         self._run: swanlab.Run | None = None
@@ -25,7 +25,7 @@ class SwanLab:
     def open(self, run: TrackedRun, last_step: int) -> int:
         mode = "offline" if run.tracking.offline else os.environ.get("SWANLAB_MODE", "online")
         folder = run.folder / "swanlab"
-        if mode in ("offline", "local"):  # files of a process that was killed cannot be read: all is written anew
+        if mode in ("offline", "local"):  # files of a killed process are unreadable: all steps are written again
             for part in folder.glob(f"run-*-{run.run_id}"):
                 shutil.rmtree(part)
             last_step = -1
@@ -38,7 +38,7 @@ class SwanLab:
             resume="allow",
             log_dir=str(folder),
             config=dict(run.config),
-            # It asks for no key on the terminal and does not copy what the terminal shows: that is the run's own display.
+            # Neither prompt for a key nor capture the terminal, which belongs to the run's own display.
             settings=swanlab.Settings(interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none")),
         )
         return last_step

@@ -19,9 +19,9 @@ from posttrain.registry import TRACKERS
 
 @TRACKERS.register("tensorboard")
 class TensorBoard:
-    """See interfaces.tracker.Uploader. Values are kept as float32, as TensorBoard does."""
+    """See interfaces.tracker.Uploader. Values are float32, as in TensorBoard itself."""
 
-    rewinds = True  # readers drop what was written for the steps from a new session's first on
+    rewinds = True  # readers drop values of the steps that a new session repeats
 
     def __init__(self) -> None:
         self._writer: EventFileWriter | None = None
@@ -48,11 +48,11 @@ class TensorBoard:
     def _add(self, step: int, *values: Summary.Value) -> None:
         assert self._writer is not None, "open() comes first"
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self._writer.flush()  # whenever the process dies, what was sent is in the file
+        self._writer.flush()  # a killed process loses nothing that was sent
 
 
 def _text(tag: str, text: str) -> Summary.Value:
-    """A text as the text plugin shows it: Markdown, in which four spaces make a line literal."""
+    """Return a text for the text plugin, which renders Markdown: four spaces make a line literal."""
     literal = "\n".join(f"    {line}" for line in text.splitlines())
     plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
     return Summary.Value(

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its crash reports could carry what a run is about
-import wandb  # reads the line above when it is imported
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its crash reports could contain data of the run
+import wandb  # its import reads the variable above
 
 from posttrain.errors import Problem, RequestError
 from posttrain.records.tracked_run import TrackedRun
@@ -19,22 +19,23 @@ COLUMNS = ("sample_id", "data_source", "prompt", "response", "ground_truth", "re
 
 @TRACKERS.register("wandb")
 class Wandb:
-    """See interfaces.tracker.Uploader. WANDB_MODE, WANDB_BASE_URL, WANDB_ENTITY and the like count as they do elsewhere."""
+    """See interfaces.tracker.Uploader. Reads WANDB_MODE, WANDB_BASE_URL, WANDB_ENTITY and the like."""
 
-    rewinds = False  # a step that the service has is final
+    rewinds = False  # an uploaded step is final
 
     def __init__(self) -> None:
         self._run: wandb.Run | None = None
 
     def open(self, run: TrackedRun, last_step: int) -> int:
         online = not run.tracking.offline and os.environ.get("WANDB_MODE", "online") == "online"
-        if not online:  # its files may lack what a process that was killed had not written: all is written anew
+        if not online:  # the files of a killed process may be incomplete: all steps are written again
             for part in (run.folder / "wandb").glob(f"offline-run-*-{run.run_id}*"):
                 shutil.rmtree(part)
-        elif not wandb.login(prompt=False):  # it would ask on the terminal, which shows the run
+        elif not wandb.login(prompt=False):  # a prompt would disturb the run's display on the terminal
             what = "no API key of Weights & Biases is configured"
             raise RequestError(Problem(what, fix="type `wandb login`, or set tracking.offline=true"))
-        settings = wandb.Settings(console="off", silent=True)  # the terminal belongs to the run's own display
+        # The terminal belongs to the run's own display.
+        settings = wandb.Settings(console="off", silent=True)
         if run.tracking.proxy:
             settings.https_proxy = run.tracking.proxy
         self._run = wandb.init(

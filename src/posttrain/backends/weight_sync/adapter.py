@@ -1,6 +1,6 @@
-"""A LoRA adapter alone, through a folder of peft's, to a sampler that has loaded the base model itself.
+"""Weight sync of a LoRA adapter only, through a peft folder, to a sampler that has loaded the base model itself.
 
-The base is frozen, so the sampler's copy of it, read from the folder that the trainer read, stays right.
+The base is frozen, so the sampler's copy, read from the same folder as the trainer's, stays valid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from posttrain.registry import WEIGHT_SYNCS
 
 @WEIGHT_SYNCS.register("adapter")
 def adapter_sync(write: Callable[[Path], Mapping[str, Tensor]], *, folder: Path, temporary: bool = False) -> FolderSync:
-    """Args: ``write`` writes the adapter, and returns what it wrote by name in the file; the folder's are FolderSync's."""
+    """Args: ``write`` writes the adapter, and returns its tensors by their names in the file; the others are FolderSync's."""
 
     def with_manifest(target: Path, version: int) -> Manifest:
         manifest = manifest_of(write(target).items(), version)

@@ -1,7 +1,7 @@
-"""Weights by a broadcast from the trainer to the workers of one server, in flat buckets of bounded size (gloo or NCCL).
+"""Weight sync by broadcast from the trainer to the workers of one server, in flat buckets of bounded size (gloo or NCCL).
 
-Every sync makes its group anew: it costs milliseconds (NCCL: about a second) and leaves nothing behind that a server started
-again would have to join.
+Every sync creates its own process group: that takes milliseconds (NCCL: about a second), and a restarted server has no old
+group to join.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class CollectiveSync:
         self,
         weights: Callable[[], Iterable[tuple[str, Tensor]]],  # the policy's, as a Hugging Face checkpoint names them
         *,
-        backend: str = "gloo",  # nccl needs a GPU of its own on either side
-        address: str = "127.0.0.1",  # of this machine, as the server sees it
+        backend: str = "gloo",  # nccl needs a separate GPU on either side
+        address: str = "127.0.0.1",  # of this machine, as seen by the server
         workers: int = 1,  # of the server
         bucket_bytes: int,
-        timeout_s: float = 300.0,  # until all have met, and of each bucket
+        timeout_s: float = 300.0,  # for all to join, and for each bucket
     ):
         self._weights = weights
         self._backend = backend
@@ -47,9 +47,9 @@ class CollectiveSync:
         return self.sent.nbytes if self.sent else 0
 
     def publish(self, policy: TrainEngine, rollout: WeightTaker) -> None:
-        """Raises: RunStopped when a worker receives other tensors than were sent, or does not come."""
+        """Broadcast. Raises: RunStopped when a worker receives other tensors than were sent, or does not join."""
         if self.sent is not None and self.sent.version == policy.version == rollout.version:
-            return  # nothing was updated since
+            return  # no update since the last sync
         manifest = manifest_of(self._weights(), policy.version)
         announced = Served(manifest.version, manifest.content_hash, manifest.nbytes)
         plan = BroadcastPlan(

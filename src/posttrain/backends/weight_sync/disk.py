@@ -1,4 +1,4 @@
-"""Weights through a folder that trainer and sampler both see: safetensors shards and their manifest."""
+"""Weight sync through a folder shared by trainer and sampler: safetensors shards and their manifest."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def disk_sync(
     beside: Callable[[Path], None] = lambda folder: None,
     temporary: bool = False,
 ) -> FolderSync:
-    """Args: ``weights`` gives the policy's, as a Hugging Face checkpoint names them; ``beside`` writes config and tokenizer
-    files, for servers that read them; the folder's are FolderSync's."""
+    """Args: ``weights`` returns the policy's, with Hugging Face names; ``beside`` writes config and tokenizer files for servers
+    that read them; the others are FolderSync's."""
 
     def write(target: Path, version: int) -> Manifest:
         manifest = write_folder(target, weights(), version, shard_bytes=shard_bytes)

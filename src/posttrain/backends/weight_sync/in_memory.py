@@ -1,4 +1,4 @@
-"""For a sampler that reads the trainer's own tensors: nothing moves, only the version is told."""
+"""Weight sync to a sampler that reads the trainer's own tensors: only the version is passed."""
 
 from __future__ import annotations
 

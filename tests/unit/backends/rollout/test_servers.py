@@ -182,7 +182,7 @@ def test_a_refused_request_stops_the_step_with_the_servers_words(connect: Any, s
     server = stand_in()
     refusal = said(status=400, body={"error": {"message": "maximum context length is 8"}})
     server.misbehave = lambda path, body: refusal if path == "/v1/completions" else said()
-    with pytest.raises(RunStopped, match=r"refuses the request: .*maximum context length is 8"):
+    with pytest.raises(RunStopped, match=r"rejected the request: .*maximum context length is 8"):
         connect("vllm", server.url).generate(PROMPTS, SAMPLING)
     requests = [json.dumps(body) for body in server.generations()]
     assert len(requests) == len(set(requests))  # none was asked again
@@ -407,7 +407,7 @@ def test_what_stops_a_step_comes_out_of_a_stream(connect: Any, stand_in: Any, sa
     server = stand_in()
     server.misbehave = lambda path, body: said(status=400, body={"error": "too long"}) if body else said()
     stream = connect("vllm", server.url, options={"free_cache_engine": True}, cuda=True).open_stream(SAMPLING)
-    with pytest.raises(RunStopped, match=r"refuses the request: .*400.*too long"), stream:
+    with pytest.raises(RunStopped, match=r"rejected the request: .*400.*too long"), stream:
         stream.submit([request(0)])
         stream.wait(10.0)
     assert stream.closed and "/sleep?level=1" not in server.paths()

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from batches import sequence_batch, train_batch
-from posttrain.backends.torch_training.scoring import Scorer
+from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError
@@ -214,7 +214,7 @@ def test_full_kl_in_the_loss(tiny_llama: Path, other_llama: Path, logits: str) -
     batch = train_batch(
         sequences=batch.sequences, advantages=torch.zeros_like(batch.advantages), loss_mask=batch.loss_mask
     )
-    reference = Scorer(load_causal_lm(str(other_llama), dtype=torch.float32).requires_grad_(False), 4)
+    reference = LogprobScorer(load_causal_lm(str(other_llama), dtype=torch.float32).requires_grad_(False), 4)
     engine = make_engine(tiny_llama, micro=2, reference=reference)
     if logits == "whole":
         reference.head = "a reason"
@@ -243,7 +243,7 @@ def test_full_kl_in_the_loss(tiny_llama: Path, other_llama: Path, logits: str) -
 def test_full_kl_to_another_vocabulary_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(tiny_llama, vocab_size=300)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    reference = Scorer(load_causal_lm(str(tmp_path), dtype=torch.float32), 4)
+    reference = LogprobScorer(load_causal_lm(str(tmp_path), dtype=torch.float32), 4)
     with pytest.raises(ModelError, match="the policy's has 259 tokens, the reference's 300"):
         make_engine(tiny_llama, reference=reference)
 

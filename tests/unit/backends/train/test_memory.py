@@ -112,7 +112,7 @@ def test_the_update_is_that_of_smaller_micro_batches(
         assert torch.equal(mine, theirs), name
     [told] = notices.take()
     assert told.startswith(
-        "out of memory with 4 sequences of 24 tokens in a micro-batch: what is as large is cut in two"
+        "out of memory with 4 sequences of 24 tokens in a micro-batch: batches of this size are cut in two"
     )
 
     engine.forward_backward(batch, PLAN, batch.counts())

@@ -324,7 +324,7 @@ def test_hash_is_told_now_and_then_and_equal_ones_are_noticed() -> None:
     """Every second sync of new weights, from the first on; a sync without an update counts for nothing."""
     held, told = weights(), []
     sampler = Sampler()
-    sync = HashedSync(InMemorySync(), held.items, every_steps=2, tell=told.append)
+    sync = HashedSync(InMemorySync(), held.items, every_steps=2, report=told.append)
     hashes = []
     for version, change in ((0, 0.0), (1, 0.5), (1, 0.5), (2, 1e-6), (3, 1.0), (4, -1.0)):
         held["embed"] += change

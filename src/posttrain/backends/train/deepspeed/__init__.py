@@ -1,4 +1,4 @@
-"""Models shared out over processes with DeepSpeed's ZeRO, stages 1 to 3 (arXiv:1910.02054)."""
+"""Training engine on DeepSpeed's ZeRO, stages 1 to 3 (arXiv:1910.02054), over several processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
 
 @TRAIN_ENGINES.register("deepspeed")
 class DeepspeedTrainEngine(PolicyModel):
-    """The policy. Give it ``sharding=deepspeed.sharding.DeepspeedSharding(...)``."""
+    """The policy. Requires ``sharding=deepspeed.sharding.DeepspeedSharding(...)``."""
 
     @staticmethod
     def sharding_of(
@@ -24,4 +24,4 @@ class DeepspeedTrainEngine(PolicyModel):
 
 @VALUE_ENGINES.register("deepspeed")
 class DeepspeedValueEngine(ValueModel):
-    """The critic, in the same way."""
+    """The critic. Requires the same sharding."""

@@ -1,6 +1,6 @@
-"""DeepSpeed itself: imported, told which devices there are, and started on a model.
+"""DeepSpeed itself: its import, its device setting, and its start on a model.
 
-What is reached into beyond its documented surface is in this folder, and was read in 0.19.8.
+All uses beyond its documented interface are in this folder, and were checked against 0.19.8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORDS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 class Passes(nn.Module):
-    """What DeepSpeed takes for the model: its forward pass is whatever is run in it, which reads the model's parameters."""
+    """The module given to DeepSpeed: its forward pass runs any function, which reads the model's parameters."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -34,15 +34,15 @@ class Passes(nn.Module):
 
 
 def library(device_type: str) -> Any:
-    """The package, ready for models on this type of device."""
-    os.environ.setdefault("LOCAL_RANK", "0")  # a worker sees its own device alone
-    # It looks for an accelerator when it is imported, and takes a GPU that the run was told to leave alone.
+    """Import the package, configured for this type of device."""
+    os.environ.setdefault("LOCAL_RANK", "0")  # a worker sees only its own device
+    # Its import detects an accelerator, and would take a GPU that the run must not use.
     os.environ.setdefault("DS_ACCELERATOR", device_type)
     import deepspeed
 
-    # Its own sums over CPU processes are C++ that the first use would compile; gloo's need no compiler.
+    # Its own reductions over CPU processes are C++ compiled at first use; gloo's need no compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # It calls torch 2.13's collectives by names that are about to change.
+    # It calls torch 2.13's collectives by deprecated names.
     warnings.filterwarnings("ignore", r".*_tensor. is deprecated", FutureWarning, "torch.distributed.c10d_logger")
     if not deepspeed.comm.is_initialized():
         backend = "gloo" if device_type == "cpu" else "nccl"
@@ -59,13 +59,13 @@ def start(
     optimizer: torch.optim.Optimizer | None = None,
     max_grad_norm: float | None = None,
 ) -> Any:
-    """DeepSpeed's engine around a model; without an optimizer for one that is frozen, which must be stage 3."""
+    """Start DeepSpeed's engine around a model; without an optimizer for a frozen one, which needs stage 3."""
     half = compute_dtype == torch.bfloat16
     zero = settings.section(model.config.get_text_config().hidden_size)
     if optimizer is None:
         zero.pop("offload_optimizer", None)
     config = {
-        # Micro-batches are ours: as many passes as we like, and an update when we say so.
+        # Micro-batches are ours: any number of passes before an update.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
@@ -74,11 +74,11 @@ def start(
         "data_types": {"grad_accum_dtype": _WORDS[settings.accumulation_dtype] if half else "fp32"},
         "communication_data_type": _WORDS[settings.reduce_dtype],
         "zero_optimization": zero,
-        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW, which needs no compiler, also on the CPU
+        "zero_force_ds_cpu_optimizer": False,  # use torch's fused AdamW, which needs no compiler, on the CPU as well
     }
     passes = Passes(model)
     deepspeed = library(device_type)
-    with redirect_stdout(io.StringIO()):  # it prints the memory of the machine, whatever it is told
+    with redirect_stdout(io.StringIO()):  # it prints the memory of the machine regardless of settings
         engine, *_ = deepspeed.initialize(model=passes, optimizer=optimizer, config=config, dist_init_required=False)
     if settings.stage == 3:
         _read_outside_of_their_module(passes)
@@ -86,7 +86,7 @@ def start(
 
 
 def _read_outside_of_their_module(passes: Passes) -> None:
-    """The weights of the output layers, which the fused scores read themselves: gathered for the whole of every pass."""
+    """Keep the output layers' weights, which the fused scores read outside of their module, gathered during every pass."""
     from deepspeed import zero
 
     head = passes.model.get_output_embeddings()
@@ -95,12 +95,12 @@ def _read_outside_of_their_module(passes: Passes) -> None:
 
 
 def is_spread(tensor: Tensor) -> bool:
-    """Whether it is a parameter of which stage 3 holds a part in every process."""
+    """Return True for a parameter that stage 3 has sharded."""
     return hasattr(tensor, "ds_tensor")
 
 
 def gathered(parameter: Tensor) -> Tensor:
-    """All of a spread parameter, in a tensor of its own. Every process must ask."""
+    """Gather a sharded parameter into a tensor of its own. A collective call of all processes."""
     from deepspeed import zero
 
     with zero.GatheredParameters([parameter]):

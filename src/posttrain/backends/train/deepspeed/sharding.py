@@ -1,7 +1,7 @@
-"""Optimizer state, gradients and weights spread over processes by DeepSpeed's ZeRO.
+"""Optimizer state, gradients and weights sharded over processes by DeepSpeed's ZeRO.
 
-Every process makes the same calls with the same batches and gets the same results, as with one process. Unlike the other
-engines' optimizer step, DeepSpeed's is one piece: norm, clipping and update happen in it and nowhere else.
+Every process makes the same calls with the same batches and gets the same results, as with one process. Unlike in the other
+engines, norm, clipping and update are a single operation of DeepSpeed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class DeepspeedSharding(RanksSharding):
-    """Args: device_type of the processes' devices; compute_dtype of the passes, float32 or bfloat16; sequence: processes that
-    share a sequence (neighbours).
+    """Args: device_type of the processes' devices; compute_dtype of the passes, float32 or bfloat16; sequence: number of
+    neighbouring processes that share a sequence.
 
-    torch.distributed must be initialised, with a backend for the CPU as well where parts wait there.
+    torch.distributed must be initialised, with a CPU backend as well where shards are offloaded.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DeepspeedSharding(RanksSharding):
         return cls(device_type, compute_dtype=compute_dtype, settings=settings, sequence=sequence)
 
     def wrap(self, model: PreTrainedModel) -> None:
-        """A frozen model is spread by stage 3 alone; one that is trained, when its optimizer is there."""
+        """Shard a frozen model by stage 3; a trained model is sharded once its optimizer exists."""
         if self.settings.stage == 3 and not any(weight.requires_grad for weight in model.parameters()):
             self._engine = self._start(model)
 

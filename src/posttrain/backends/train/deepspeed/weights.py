@@ -1,4 +1,4 @@
-"""The trained weights where DeepSpeed updates them: float32 masters and averages in flat parts, one per process."""
+"""Trained weights updated by DeepSpeed: float32 masters and averages in flat shards, one per process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AVERAGES = ("exp_avg", "exp_avg_sq")  # of AdamW
 
 
 class ZeroWeights(MasterWeights):
-    """``parameters`` are the model's own, in the dtype to compute in; their masters are inside DeepSpeed.
+    """``parameters`` are the model's own, in the compute dtype; their masters are inside DeepSpeed.
 
     Args: begin starts DeepSpeed's engine for an optimizer over them and a limit of the gradient norm.
     """
@@ -38,35 +38,36 @@ class ZeroWeights(MasterWeights):
         return self._held
 
     def optimizer(self, settings: OptimizerConfig) -> torch.optim.Optimizer:
-        """AdamW over the flat parts: DeepSpeed puts them in the place of the parameters."""
+        """Build AdamW over the flat shards, with which DeepSpeed replaces the parameters."""
         exact = {name: weight.detach().clone() for name, weight in self.parameters.items()}
         optimizer = build_optimizer(self.parameters.values(), settings)
         self._engine = self._begin(optimizer, settings.max_grad_norm)
         self._zero = self._engine.optimizer
         for flat in self._flat_parts():
-            # Otherwise the first update makes them, and a checkpoint could not be read before.
+            # Otherwise the first update creates them, and no checkpoint could be loaded before.
             averages = {kind: torch.zeros_like(flat, requires_grad=False) for kind in AVERAGES}
             optimizer.state[flat] = {"step": torch.zeros((), device=flat.device), **averages}
         if not self._in_parts:
-            self._zero._lazy_init_hp_params_optimizer_state()  # where each weight's averages are in them
-        self._load(exact)  # DeepSpeed has made masters of rounded weights
+            # Locates each weight's averages in them.
+            self._zero._lazy_init_hp_params_optimizer_state()
+        self._load(exact)  # replaces the masters that DeepSpeed made of rounded weights
         return optimizer
 
     def backward(self, loss: Tensor) -> None:
-        """DeepSpeed takes the mean over processes, and our losses, which divide by counts of the whole mini-batch, add up."""
+        """Run the backward pass. DeepSpeed averages over processes, but our losses, divided by global counts, must be summed."""
         self._held = True
         self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
 
     def step(
         self, optimizer: torch.optim.Optimizer, limit: float | None, sharding: Shards, *, offload: bool = False
     ) -> float:
-        """Norm, clipping and update are DeepSpeed's, which was given the limit; it skips what is not finite."""
+        """Update. Norm, clipping and update are DeepSpeed's, which knows the limit; it skips non-finite gradients."""
         self._engine.step()
         self._held = False
         return float(self._engine.get_global_grad_norm())
 
     def zero_grad(self) -> None:
-        """An update that does not come: DeepSpeed has no other way to drop what it has gathered."""
+        """Drop the gradients by an update without effect: DeepSpeed has no other way to drop reduced gradients."""
         if not self._held:
             return
         with _still(self._zero.optimizer):
@@ -120,7 +121,7 @@ class ZeroWeights(MasterWeights):
 
     @property
     def _in_parts(self) -> bool:
-        """Stage 3, where each weight is cut; before it the flat row of all of them is."""
+        """Return True for stage 3, which shards each weight; stages 1 and 2 shard the flat row of all weights."""
         return bool(self._engine.zero_optimization_stage() == 3)
 
     def _flat_parts(self) -> list[Tensor]:
@@ -129,7 +130,7 @@ class ZeroWeights(MasterWeights):
         return found
 
     def _put(self, weight: nn.Parameter, value: Tensor, kind: str | None = None) -> None:
-        """This process's part of a whole value into the master, or an average, of a weight."""
+        """Write this process's shard of a whole value to the master, or an average, of a weight."""
         from deepspeed import utils
 
         value = value.float()
@@ -137,8 +138,8 @@ class ZeroWeights(MasterWeights):
             given = (weight, value) if kind is None else (weight, value, kind)
             (utils.safe_set_full_fp32_param if kind is None else utils.safe_set_full_optimizer_state)(*given)
             return
-        size = weight.ds_tensor.ds_numel  # type: ignore[attr-defined]  # DeepSpeed's, on parameters in parts
-        part = torch.zeros(size)  # the last part may be filled up
+        size = weight.ds_tensor.ds_numel  # type: ignore[attr-defined]  # set by DeepSpeed on sharded parameters
+        part = torch.zeros(size)  # the last shard may be padded
         mine = value.flatten()[self._rank * size : (self._rank + 1) * size]
         part[: len(mine)] = mine
         if kind is None:
@@ -147,7 +148,7 @@ class ZeroWeights(MasterWeights):
             utils.safe_set_local_optimizer_state(weight, part, kind)
 
     def _publish(self) -> None:
-        """Round the masters into the model, as after an update."""
+        """Round the masters to the model, as after an update."""
         if not self._in_parts:
             self._zero.update_lp_params()
             return
@@ -157,7 +158,7 @@ class ZeroWeights(MasterWeights):
         if kept:
             kept[0].partition(kept)
             kept[0].all_gather(kept)
-        self._zero.invalidate_secondary_tensor()  # the nearer copies, made anew in the next pass
+        self._zero.invalidate_secondary_tensor()  # the secondary copies, made again in the next pass
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -166,7 +167,7 @@ def _own(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _still(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Its steps change nothing inside."""
+    """Make the optimizer's steps no-ops inside the ``with`` block."""
     optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Models shared out over processes with torch's ``fully_shard`` (FSDP2); arXiv:2304.11277 describes the idea."""
+"""Training engine on torch's ``fully_shard`` (FSDP2) over several processes; arXiv:2304.11277 describes the idea."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
 
 @TRAIN_ENGINES.register("fsdp")
 class FsdpTrainEngine(PolicyModel):
-    """The policy, a part of every weight in each process. Give it ``sharding=fsdp.sharding.FsdpSharding(...)``."""
+    """The policy, every weight sharded over the processes. Requires ``sharding=fsdp.sharding.FsdpSharding(...)``."""
 
     @staticmethod
     def sharding_of(
@@ -24,4 +24,4 @@ class FsdpTrainEngine(PolicyModel):
 
 @VALUE_ENGINES.register("fsdp")
 class FsdpValueEngine(ValueModel):
-    """The critic, in the same way."""
+    """The critic. Requires the same sharding."""

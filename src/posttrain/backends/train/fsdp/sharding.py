@@ -1,9 +1,9 @@
-"""Parameters, gradients and optimizer state in parts, one per process.
+"""Parameters, gradients and optimizer state sharded over processes by FSDP.
 
-Every process makes the same calls with the same batches and gets the same results, as with one process. The weights are
-float32 in parts (they are their own masters) and gathered, layer by layer, in the precision to compute in. With fewer parts
-than processes (hybrid sharding, arXiv:2304.11277 section 3.2.2) groups of processes hold equal parts, and gradients are added
-up within a group and then over the groups.
+Every process makes the same calls with the same batches and gets the same results, as with one process. The shards are
+float32 (they are their own masters) and gathered, layer by layer, in the compute precision. With fewer shards than processes
+(hybrid sharding, arXiv:2304.11277 section 3.2.2) groups of processes hold equal shards, and gradients are reduced within a
+group and then over the groups.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from posttrain.plan.engines.fsdp import FsdpSettings, fsdp_settings
 
 T = TypeVar("T")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_FORWARD = "posttrain_forward"  # the method of the model that FSDP takes for a forward pass
+_FORWARD = "posttrain_forward"  # method of the model that FSDP treats as a forward pass
 
 
 class FsdpSharding(RanksSharding):
     """Args: device_type of the processes' devices; param_dtype to gather and compute in, unless the settings name one; settings
-    None shares everything out over all processes; sequence: processes that share a sequence (neighbours).
+    None shards over all processes; sequence: number of neighbouring processes that share a sequence.
 
-    torch.distributed must be initialised, with a backend for the CPU as well where parts wait there.
+    torch.distributed must be initialised, with a CPU backend as well where shards are offloaded.
     Raises: ModelError in ``wrap`` for layers that the model does not have.
     """
 
@@ -74,8 +74,8 @@ class FsdpSharding(RanksSharding):
         return cls(device_type, param_dtype=compute_dtype, settings=settings, sequence=sequence, role=role)
 
     def wrap(self, model: PreTrainedModel) -> None:
-        """Units of parameters that are gathered together, by default one per decoder layer, and one of the rest. The weights
-        that are trained must be float32, which their parts stay."""
+        """Shard units of parameters that are gathered together, by default one per decoder layer, and one for the rest. Trained
+        weights must be float32, which their shards stay."""
         settings = self.settings
         precision = MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=_DTYPES[settings.reduce_dtype])
         offload = OffloadPolicy()
@@ -93,7 +93,7 @@ class FsdpSharding(RanksSharding):
         fully_shard(model, mesh=self.mesh, mp_policy=precision, offload_policy=offload)
         sharded = [cast(FSDPModule, module) for module in [*found, model]]
         for each in sharded:
-            # Losses divide by counts of the whole mini-batch, so gradients add up; FSDP would take their mean.
+            # Losses divide by global counts, so gradients must be summed; FSDP would average them.
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
         if settings.forward_prefetch:
@@ -113,7 +113,7 @@ class FsdpSharding(RanksSharding):
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
         if not isinstance(like, DTensor):
             return super().part(tensor, like)
-        # Everyone has the whole, so that nothing needs to be sent.
+        # Every process has the whole tensor, so nothing is sent.
         here = tensor.to(like.to_local().device)
         return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
 
@@ -128,6 +128,6 @@ class FsdpSharding(RanksSharding):
 
 
 def _first_copy(tensor: DTensor) -> bool:
-    """Whether the processes that hold the same part of a tensor name this one first."""
+    """Return True when this process is the first of those that hold the same shard of a tensor."""
     coordinate = tensor.device_mesh.get_coordinate() or ()
     return all(place == 0 for place, how in zip(coordinate, tensor.placements, strict=True) if how.is_replicate())

@@ -1,4 +1,4 @@
-"""Which modules' parameters are gathered together: the unit of FSDP's communication and of the memory it needs at once."""
+"""Units of FSDP: modules whose parameters are gathered together, which determines communication and peak memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.models.value_head import HEADS
 from posttrain.plan.engines.fsdp import FsdpSettings
 
-CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold modules and have no forward pass, where gathering begins
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # hold modules but have no forward pass, where gathering would begin
 
 
 def units(model: PreTrainedModel, settings: FsdpSettings, role: str = "policy") -> list[nn.Module]:
-    """The units of a model besides the model itself, which is the unit of all the rest; inner before outer (as fully_shard
-    wants them), and otherwise as the model runs them.
+    """Return the units of a model besides the model itself, which is the unit of the rest; inner before outer (as fully_shard
+    requires), and otherwise in the order of the forward pass.
 
     Raises: ModelError when no module is of a class that the settings name.
     """
@@ -24,7 +24,7 @@ def units(model: PreTrainedModel, settings: FsdpSettings, role: str = "policy") 
         return []
     if settings.smallest_unit:
         return _of_size(model, settings.smallest_unit, _stay(model))[0]
-    classes = settings.layers or tuple(model._no_split_modules or ())  # as transformers says
+    classes = settings.layers or tuple(model._no_split_modules or ())  # by transformers' default
     named = [(name, module) for name, module in model.named_modules() if type(module).__name__ in classes]
     missing = set(settings.layers or ()) - {type(module).__name__ for _, module in named}
     if missing:
@@ -41,7 +41,7 @@ def units(model: PreTrainedModel, settings: FsdpSettings, role: str = "policy") 
 
 
 def _stay(model: PreTrainedModel) -> set[int]:
-    """Modules that cannot be units: what the loss reads outside of their own forward pass, and what shares a parameter."""
+    """Return modules that cannot be units: those that the loss reads outside of their forward pass, or with tied parameters."""
     heads = [model.get_output_embeddings(), *(getattr(model, name, None) for name in HEADS)]
     held = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
     sharing = [
@@ -51,11 +51,11 @@ def _stay(model: PreTrainedModel) -> set[int]:
 
 
 def _of_size(module: nn.Module, smallest: int, stay: set[int]) -> tuple[list[nn.Module], int]:
-    """Units below and at a module, and the parameters that are in none. A unit has at least ``smallest`` of its own."""
+    """Return units at and below a module, and the number of parameters in none. A unit has at least ``smallest`` of its own."""
     found: list[nn.Module] = []
     left = sum(weight.numel() for weight in module.parameters(recurse=False))
     if id(module) in stay and not list(module.children()):
-        return [], 0  # counted with the model, which holds it
+        return [], 0  # counted with the model, which holds them
     for child in module.children():
         below, rest = _of_size(child, smallest, stay)
         found += below

@@ -1,4 +1,4 @@
-"""One device, in this process."""
+"""Training engine for one device, in this process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""LoRA (arXiv:2106.09685) on megatron-core's parallel layers, which several of a Hugging Face model's make up.
+"""LoRA (arXiv:2106.09685) on megatron-core's parallel layers, each of which combines several of a Hugging Face model's.
 
-What an adapter adds is computed beside its layer, cut as that is: where rows of the matrix are shared out over ranks, A is whole
-on each of them and B's rows are shared out; where columns are, A's columns are and B is whole. So what travels between ranks
-is as wide as the adapters' rank.
+An adapter's output is computed besides its layer's, and sharded alike: where rows of the matrix are sharded, A is replicated
+and B's rows are sharded; where columns are, A's columns are and B is replicated. So the communicated tensors are only
+as wide as the adapters' rank.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from posttrain.models.value_head import HEADS
 def put_adapters(
     stretches: Sequence[GPTModel], source: PreTrainedModel, heads: Heads, sharding: MegatronSharding
 ) -> None:
-    """Beside every parallel layer of these stretches the adapters that ``source`` has on its own; their values come later.
+    """Add to every parallel layer of these stages the adapters of ``source``'s layers; their values are loaded later.
 
-    Raises: ModelError where a layer has one that no parallel layer stands for, or one that drops out inputs.
+    Raises: ModelError where a layer without a parallel layer has one, or one has dropout.
     """
     adapted = dict(adapter_layers(source))
     if not adapted:
@@ -46,7 +46,7 @@ def put_adapters(
         if row[0] in ADAPTABLE and within.endswith(".weight") and "experts" not in within
     }
     known = {name.removesuffix(".weight") for _, names in tables.values() for name in names}
-    # model.layers.3.self_attn.q_proj: the layer's number, and what is in the layer
+    # model.layers.3.self_attn.q_proj: the layer's number, and the name within the layer
     unknown = sorted({name for name in adapted if not name.startswith("model.layers.") or _within(name) not in known})
     if unknown:
         what = f"megatron has no adapter for {unknown[0]}"
@@ -54,7 +54,7 @@ def put_adapters(
         fix = f"name target_modules among {leaves}, or use the engine fsdp"
         raise ModelError(Problem(what, fix=fix, field=f"{section}.target_modules"))
     if any(isinstance(layer.lora_dropout[ADAPTER], nn.Dropout) for layer in adapted.values()):
-        what = "the adapter drops out inputs, and megatron's ranks would not drop out the same ones"
+        what = "the adapter has dropout, and megatron's ranks would not drop the same inputs"
         raise ModelError(Problem(what, fix=f"use {section}.dropout=0, or the engine fsdp", field=f"{section}.dropout"))
     for stretch in stretches:
         for layer in stretch.decoder.layers:
@@ -75,10 +75,10 @@ def put_adapters(
 
 
 class Adapters(nn.Module):
-    """Of one parallel layer.
+    """The adapters of one parallel layer.
 
-    Args: sources, the layers of the Hugging Face model that it is made of, with their adapters or None, in order; cut: how it is
-        shared out.
+    Args: sources, the layers of the Hugging Face model that it combines, with their adapters or None, in order; cut: its
+        sharding.
     """
 
     def __init__(self, sources: Mapping[str, Any], cut: Cut, heads: Heads, parallel: Any, sharding: MegatronSharding):
@@ -86,7 +86,7 @@ class Adapters(nn.Module):
         self._sources = tuple(sources.items())  # not as modules: they belong to the Hugging Face model
         self._tokens_shared = sharding.sequence_parallel
         self._by_columns = cut == "columns"
-        # More ranks than key/value heads: a rank's rows are a part of a group, so each makes all of them and keeps its own.
+        # With more ranks than key/value heads, a rank's rows are part of a group: each computes the group and keeps its own part.
         self._all_rows = cut == "heads" and sharding.tensor > heads.key_value
         self._part, self._parts = sharding.tensor_group.rank(), sharding.tensor
         self._groups = heads.key_value // (1 if self._all_rows else sharding.tensor) if cut == "heads" else 1
@@ -101,12 +101,12 @@ class Adapters(nn.Module):
                     self.register_parameter(f"{name}_{side}", nn.Parameter(parallel.weight.new_empty(shape)))
 
     def forward(self, states: Tensor) -> Tensor | None:
-        """What they add, [n, 1, rows], to the layer's product with its input [n, 1, columns]; None while they are off."""
+        """Return their sum, [n, 1, rows], to add to the layer's product with its input [n, 1, columns]; None while disabled."""
         adapted = [(name, layer) for name, layer in self._sources if layer is not None]
         if any(layer._disable_adapters for _, layer in adapted):
             return None
         narrow = linear(states, torch.cat([getattr(self, f"{name}_A") for name, _ in adapted]))
-        if self._by_columns:  # every rank has a part of the sum
+        if self._by_columns:  # every rank has a summand
             reduce = (
                 reduce_scatter_to_sequence_parallel_region
                 if self._tokens_shared
@@ -138,11 +138,11 @@ def _with_adapters(parallel: nn.Module, args: tuple[Any, ...], output: tuple[Any
 
 
 def _carry_gradient(embedding: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    """With frozen weights nothing that goes into the first layer would carry gradient, and recomputed layers give none to their
-    parameters then."""
+    """Make the embedding's output require gradient: with frozen weights the input of the first layer would not, and recomputed
+    layers then give their parameters no gradient."""
     return output.requires_grad_() if torch.is_grad_enabled() and not output.requires_grad else output
 
 
 def _within(name: str) -> str:
-    """The name of a module within its layer."""
+    """Return the name of a module within its layer."""
     return name.split(".", 3)[3]

@@ -1,4 +1,4 @@
-"""The critic on megatron-core. Its value head is whole on every rank of the last stage that shares matrices."""
+"""The critic on megatron-core. Its value head is replicated on the tensor-parallel ranks of the last stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from posttrain.registry import VALUE_ENGINES
 
 @VALUE_ENGINES.register("megatron")
 class MegatronValueEngine(MegatronLearner):
-    """See interfaces.train_engine.ValueEngine. The model is one of models.value_head; give it
+    """See interfaces.train_engine.ValueEngine. The model is one of models.value_head; requires
     ``sharding=megatron.sharding.MegatronSharding(...)``."""
 
     role = "critic"
@@ -63,7 +63,7 @@ class MegatronValueEngine(MegatronLearner):
 
     def _values(self, hidden: Tensor, row: Row) -> Sequence[Tensor]:
         if self._sharding.sequence_parallel:
-            # Every rank makes all values from all tokens, so the gradient of its own tokens is whole already.
+            # Every rank computes all values from all tokens, so the gradient of its own tokens is complete.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         head = self.parts.stretches[-1].output_layer
         return (linear(states_at(hidden, row.predicting).float(), head.weight, head.bias)[:, 0],)

@@ -31,7 +31,7 @@ from posttrain.registry import TRAIN_ENGINES
 
 @TRAIN_ENGINES.register("megatron")
 class MegatronTrainEngine(MegatronLearner):
-    """See interfaces.train_engine.TrainEngine. Give it ``sharding=megatron.sharding.MegatronSharding(...)``."""
+    """See interfaces.train_engine.TrainEngine. Requires ``sharding=megatron.sharding.MegatronSharding(...)``."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class MegatronTrainEngine(MegatronLearner):
         reference: MegatronScorer | None = None,
         **how: Unpack[How],
     ):
-        assert reference is None, "checks refuse what needs the reference within the loss"
+        assert reference is None, "checks reject losses that need the reference"
         super().__init__(
             model,
             tokenizer,
@@ -81,9 +81,9 @@ class MegatronTrainEngine(MegatronLearner):
         padded: bool = False,
         weights: Callable[[], AbstractContextManager[Any]] = nullcontext,
         sharding: Sharding | None = None,
-        **unused: Any,  # what one process needs
+        **unused: Any,  # for engines of one process
     ) -> MegatronScorer | WithoutAdapter:
-        """A frozen model beside this engine: the reference, split as the policy is, or the policy without its adapter."""
+        """Build a scorer of a separate frozen model, sharded like the policy, or of the policy without its adapter."""
         assert isinstance(sharding, MegatronSharding)
         cutter = Cutter(
             sequences_per_micro_batch,

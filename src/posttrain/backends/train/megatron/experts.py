@@ -1,7 +1,7 @@
 """A layer's experts behind megatron-core's router and dispatchers, which send every token to the ranks of its experts.
 
-Weights are those of Hugging Face's models: all experts of a layer in one tensor. Only the products are ours: megatron-core's own
-for all experts at once take CUDA and a library that is built against it; torch's work everywhere.
+Weights have the layout of Hugging Face's models: all experts of a layer in one tensor. Only the products are ours:
+megatron-core's grouped products need CUDA and a library built against it; torch's work everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from posttrain.plan.experts import ExpertLayers
 
 
 def expert_fields(experts: ExpertLayers, settings: ExpertSettings, tensor: int) -> dict[str, Any]:
-    """Fields of TransformerConfig for a model with experts, of whose other matrices ``tensor`` ranks share each."""
+    """Return fields of TransformerConfig for a model with experts, whose other matrices ``tensor`` ranks share."""
     over, one_over = settings.split(tensor)
     return {
         "num_moe_experts": experts.experts,
@@ -33,7 +33,7 @@ def expert_fields(experts: ExpertLayers, settings: ExpertSettings, tensor: int) 
         "moe_ffn_hidden_size": experts.width,
         "moe_shared_expert_intermediate_size": experts.shared_width or None,
         "moe_shared_expert_gate": experts.shared_width > 0,
-        # Softmax over the chosen experts is softmax over all, made to add up to 1.
+        # Softmax over the chosen experts equals softmax over all, normalised to sum to 1.
         "moe_router_pre_softmax": not experts.normalised,
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": settings.router_dtype,
@@ -45,7 +45,7 @@ def expert_fields(experts: ExpertLayers, settings: ExpertSettings, tensor: int) 
 
 
 def expert_mlp(experts: ExpertLayers) -> ModuleSpec:
-    """What a layer with experts has in the place of its MLP."""
+    """Return the spec that replaces the MLP in a layer with experts."""
     shared = ModuleSpec(
         module=SharedExpertMLP,
         submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
@@ -55,17 +55,17 @@ def expert_mlp(experts: ExpertLayers) -> ModuleSpec:
 
 
 class Router(TopKRouter):
-    """megatron-core's, with a plain product for its logits: its own (0.16) runs with Transformer Engine only."""
+    """megatron-core's router, with a plain product for its logits: its own (0.16) needs Transformer Engine."""
 
     def gating(self, states: Tensor) -> Tensor:
-        """[n, 1, H] to [n, 1, experts], in the dtype that routers compute in."""
+        """Compute logits, [n, 1, H] to [n, 1, experts], in the dtype of routers."""
         dtype = {"fp32": torch.float32, "fp64": torch.float64}.get(self.config.moe_router_dtype or "", states.dtype)
         return linear(states.to(dtype), self.weight.to(dtype))
 
 
 class Experts(nn.Module):
-    """This rank's experts, or its part of each where ranks share one: of two the half of the gate, of the up projection, and of
-    the down projection's inputs. What comes out is then a part of a sum, which the dispatcher adds up.
+    """This rank's experts, or its shard of each where ranks share one: with two ranks half of the gate, of the up projection, and
+    of the down projection's inputs. The output is then a summand, which the dispatcher reduces.
 
     Shapes: gate_up [E, 2 I, H], the gate above the up projection; down [E, H, I].
     """
@@ -79,7 +79,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, config.hidden_size, width, dtype=config.params_dtype))
 
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
-        """Args: tokens [n, H], expert after expert; how many each has [E]; the router's weight of each [n]. Returns: [n, H]."""
+        """Apply the experts. Args: tokens [n, H], sorted by expert; tokens per expert [E]; weights [n]. Returns: [n, H]."""
         if self.grouped:
             ends = tokens_per_expert.cumsum(0).to(tokens.device, torch.int32)
             gate, up = grouped_mm(tokens, self.gate_up.transpose(1, 2), offs=ends).chunk(2, dim=1)

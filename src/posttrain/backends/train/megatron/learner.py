@@ -1,7 +1,7 @@
-"""A model in parts with an optimizer: micro-batches, updates, saving, loading.
+"""A sharded model with an optimizer: micro-batches, updates, saving, loading.
 
-The half of a megatron engine that does not care what the loss is. A checkpoint holds whole weights and averages under Hugging
-Face names, so any engine and any sizes go on from it.
+The part of a megatron engine that is independent of the loss. A checkpoint holds whole weights and averages with Hugging
+Face names, so that any engine, with any sizes, resumes from it.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ AVERAGES = ("exp_avg", "exp_avg_sq")
 
 
 class MegatronLearner:
-    """The optimizer half of an engine (see interfaces.train_engine). The Hugging Face model gives its weights away and stays as
-    a shell, by which checkpoints are written."""
+    """The optimizer half of an engine (see interfaces.train_engine). The Hugging Face model releases its weights and stays as a
+    shell, with which checkpoints are written."""
 
-    role: ClassVar[str] = "policy"  # whose settings these are, for messages
+    role: ClassVar[str] = "policy"  # section of the settings, for messages
     path_field: ClassVar[str] = "model.path"  # the setting that names the starting weights
 
     def __init__(
@@ -82,15 +82,15 @@ class MegatronLearner:
         self.parts = parts
         self._pipeline = Pipeline(parts, self.cutter, padded=self.padded)
         self._masters = MasterWeights(parts.gpt, how.get("master_dtype", torch.float32))
-        if self._masters.shadow:  # the model comes in the masters' precision, and its layers compute in another
+        if self._masters.shadow:  # the model is loaded in the masters' precision, and its layers compute in another
             self._masters.start_from(parts.by_parameter(parts.cut(dict(model.named_parameters()))))
         parts.release()
         self._adapted = lora.is_adapted(model)
         self._trained = parts.by_piece(self._masters.parameters)
-        self._updated = dict(self._trained)  # what the optimizer changes of it
+        self._updated = dict(self._trained)  # the parameters that the optimizer changes
         if sharding.settings.experts.freeze_router:
             self._updated = {name: weight for name, weight in self._trained.items() if ".router." not in name}
-        # What the optimizer sees of it: all, or a stretch of every weight where copies share out its averages.
+        # The optimizer's parameters: all, or a slice of every weight where copies shard its averages.
         self._stretches = Stretches(self._updated, parts.copies_of) if sharding.settings.distributed_optimizer else None
         self._stepped = self._stretches.mine if self._stretches else self._updated
         self._settings = optimizer
@@ -106,7 +106,7 @@ class MegatronLearner:
         notes = [lora.trained_share(model)] if self._adapted else []
         if offload and not self._offload_optimizer:
             notes.append(f"no effect of {', '.join(offload)}: everything is on the CPU already")
-        self.note = "; ".join(notes) or None  # what people should know about how this model is computed
+        self.note = "; ".join(notes) or None  # message for the user about unusual computation
         self._count = UpdateCount(how.get("updates_per_step"))
 
     @property
@@ -116,7 +116,7 @@ class MegatronLearner:
     def accumulate(
         self, batch: TrainBatch, scores: Scores, learn: Callable[..., MicroBatch]
     ) -> tuple[float, dict[str, float], Tensor]:
-        """Add the gradient of every micro-batch's loss to the gradients held.
+        """Add the gradient of every micro-batch's loss to the accumulated gradients.
 
         Args: learn from a micro-batch and its scores, each [b, T].
         Returns: the loss, sums by name, and the micro-batches' values as [B, T].
@@ -172,8 +172,7 @@ class MegatronLearner:
         return OptimizerStats(grad_norm=float(norm), lr=learning_rate, skipped=not usable)
 
     def _add_gradients(self) -> None:
-        """What ranks have computed of the gradient of the same weight. Losses divide by counts of the whole mini-batch, so
-        gradients add up."""
+        """Reduce the ranks' gradients of the same weight. Losses divide by global counts, so gradients are summed."""
         sharding = self._sharding
         for weight in self._updated.values():
             if weight.grad is None:
@@ -187,8 +186,9 @@ class MegatronLearner:
             _add([w for name, w in self._updated.items() if self.parts.of_experts(name) == of_experts], group)
 
     def _gradient_norm(self) -> Tensor:
-        """Of the whole model's gradient, every weight counted once; [] float32."""
-        squares = torch.zeros(2, device=self._sharding.device)  # of experts, and of the rest
+        """Compute the norm of the whole model's gradient, every weight counted once; [] float32."""
+        # Of experts, and of all other weights.
+        squares = torch.zeros(2, device=self._sharding.device)
         for name, weight in self._updated.items():
             if self.parts.holds_alone(name):
                 assert weight.grad is not None
@@ -201,7 +201,7 @@ class MegatronLearner:
         self._masters.zero_grad()
 
     def saved_bytes(self) -> int:
-        """Every trained weight and its two averages in float32."""
+        """Estimate: every trained weight and its two averages in float32."""
         return 3 * 4 * sum(weight.numel() for weight in self.parts.shell.parameters() if weight.requires_grad)
 
     def save(self, folder: Path, *, optimizer: bool = True) -> None:
@@ -209,8 +209,8 @@ class MegatronLearner:
         self._sharding.wait()
 
     def writer(self, *, optimizer: bool = True, sharded: bool = False) -> Callable[[Path], None]:
-        """As every engine's: a Hugging Face folder, or peft's with the adapter alone, and the optimizer's averages, by the first
-        rank, from what all gather here. Sharded: chunks of weights and averages, by every rank."""
+        """Save a Hugging Face folder, or a peft folder with only the adapter, and the optimizer's averages; the first rank writes
+        what all ranks gather before this method returns. Sharded: chunks of weights and averages, written by every rank."""
         if sharded and not self._adapted:
             return self._chunk_writer(optimizer=optimizer)
         masters = self._kept(self._trained)
@@ -249,7 +249,7 @@ class MegatronLearner:
         return chunk_writer(self._sharding.rank, weights, averages, self._shell(), beside)
 
     def _averages(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Kind, and this rank's parts by piece: nothing before the first update. All ranks must go through it together."""
+        """Yield kinds, each with this rank's averages by piece: none before the first update. A collective call of all ranks."""
         states = {name: self._optimizer.state.get(weight) for name, weight in self._stepped.items()}
         if not all(states.values()):
             return
@@ -260,7 +260,7 @@ class MegatronLearner:
             yield key, held | (self._stretches.whole(mine) if self._stretches else mine)
 
     def _steps(self) -> list[Tensor]:
-        """The optimizer's count of its updates, which is the same for every weight; none before the first."""
+        """Return the optimizer's count of its updates, which is the same for every weight; none before the first."""
         return [state["step"].cpu() for state in list(self._optimizer.state.values())[:1] if state]
 
     def _shell(self) -> PreTrainedModel:
@@ -269,17 +269,17 @@ class MegatronLearner:
         return shell
 
     def _write_beside(self, folder: Path, counters: Mapping[str, int]) -> None:
-        """What is beside weights and averages."""
+        """Write the files besides weights and averages."""
         self.tokenizer.save_pretrained(folder)
         (folder / COUNTERS).write_text(json.dumps(counters))
 
     def _kept(self, parts: dict[str, Any]) -> dict[str, Tensor]:
-        """Whole float32 tensors on the CPU of the first rank, which writes; the others gather with it and keep nothing."""
+        """Collect whole float32 tensors on the CPU of the first rank, which writes; the others keep nothing."""
         writes = self._sharding.rank == 0
         return {name: tensor.cpu().contiguous() for name, tensor in self.parts.whole(parts) if writes}
 
     def _whole_state(self, masters: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The shell's state dict, tied names included; empty where nothing is written."""
+        """Return the shell's state dict, tied names included; empty on ranks that write nothing."""
         first: dict[int, str] = {}
         state = {}
         for name, weight in self.parts.shell.named_parameters(remove_duplicate=False):
@@ -310,7 +310,7 @@ class MegatronLearner:
         self._count.restore(json.loads((folder / COUNTERS).read_text()) if schedule else None)
 
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
-        """The whole trained weights in a folder that an engine wrote, by name."""
+        """Return the whole trained weights in a folder written by an engine, by name."""
         shell = self.parts.shell
         saved = saved_weights(folder, shell, type(shell), adapted=self._adapted, path_field=self.path_field)
         shapes = shapes_of(saved)
@@ -321,7 +321,7 @@ class MegatronLearner:
 
 
 class _OfKind(Mapping[str, Tensor]):
-    """One kind of averages by weight: 0 where another engine has saved none, for a weight that never had a gradient."""
+    """One kind of averages by weight: 0 for a weight without any gradient so far, for which another engine saves none."""
 
     def __init__(self, saved: Mapping[str, Tensor], kind: str, shapes: Mapping[str, tuple[int, ...]]):
         self._saved, self._kind, self._shapes = saved, kind, shapes
@@ -338,7 +338,7 @@ class _OfKind(Mapping[str, Tensor]):
 
 
 def _add(weights: list[Any], group: dist.ProcessGroup) -> None:
-    """Sum up the gradients of these weights over a group, in place."""
+    """Sum the gradients of these weights over a group, in place."""
     if group.size() > 1:
         waiting = [dist.all_reduce(weight.grad, group=group, async_op=True) for weight in weights]
         for each in waiting:

@@ -1,7 +1,7 @@
 """A Hugging Face model of the Llama kind as megatron-core's GPT, built from megatron's own parallel layers.
 
 Attention and rotary positions are ours, so that packed rows, shared prompts and split sequences work here as in every other
-engine, without Transformer Engine. The output layer only holds its weight: log-probs are made at scored positions, by scoring.
+engine, without Transformer Engine. The output layer only holds its weight: scoring computes log-probs at scored positions.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from posttrain.plan.experts import expert_layers
 
 @dataclass
 class RowParams(PackedSeqParams):
-    """A packed row on its way through megatron's layers, which hand it on as it is."""
+    """A packed row, passed unchanged through megatron's layers."""
 
     layout: Any = None  # models.packed_attention.Packed, or a SplitRow
     position_ids: Tensor | None = None  # [n] int64
 
 
 def run(model: GPTModel, row: Row) -> Tensor:
-    """One forward pass over a row; what the last stage gives are the last hidden states, [1, n, H], or a rank's tokens of
-    them with sequence parallelism."""
+    """Run a forward pass over a row. Returns: on the last stage the last hidden states, [1, n, H], or with sequence parallelism
+    this rank's tokens of them."""
     params = RowParams(qkv_format="sbhd", layout=row.layout, position_ids=row.position_ids)
     output: Tensor = model(
         input_ids=row.token_ids[None], position_ids=None, attention_mask=None, packed_seq_params=params
@@ -62,11 +62,11 @@ def run(model: GPTModel, row: Row) -> Tensor:
 def build(
     source: PreTrainedModel, sharding: MegatronSharding, *, recompute: bool, tied: bool, value_head: str | None
 ) -> list[GPTModel]:
-    """This rank's part of the model, its weights not yet filled in: a stretch of layers, or one for each virtual stage.
+    """Build this rank's part of the model, without weights: a range of layers, or one for each virtual stage.
 
-    Args: source: the Hugging Face model, of a kind that placement.megatron_models.unsupported has nothing against; recompute the
-        activations of whole layers in the backward pass where the settings do not say which; tied: the output layer has the
-        embedding's weight; value_head: the name of the last layer of a critic.
+    Args: source: the Hugging Face model, accepted by plan.megatron_models.unsupported; recompute the activations of whole
+        layers in the backward pass where the settings do not decide; tied: the output layer has the embedding's weight;
+        value_head: the name of the last layer of a critic.
     """
     text = source.config.get_text_config()
     dtype, settings = sharding.compute_dtype, sharding.settings
@@ -76,7 +76,8 @@ def build(
     virtual = virtual_stages(settings, layers=text.num_hidden_layers, pipeline=sharding.pipeline)
     experts = expert_layers(text.to_dict())
     of_experts = expert_fields(experts, settings.experts, sharding.tensor) if experts else {}
-    names = (name.replace(".base_layer.", ".") for name, _ in source.named_parameters())  # also of layers with adapters
+    # Undoes peft's wrapping.
+    names = (name.replace(".base_layer.", ".") for name, _ in source.named_parameters())
     has = {name.partition("self_attn.")[2] for name in names}
     config = TransformerConfig(
         num_layers=text.num_hidden_layers,
@@ -105,12 +106,12 @@ def build(
         perform_initialization=False,
         # Rows have any length. Those that are gathered together get one length, and are in no pipeline (expert_problems).
         variable_seq_lengths=settings.experts.dispatcher != "allgather",
-        calculate_per_token_loss=True,  # losses are divided by our counts already
+        calculate_per_token_loss=True,  # losses are already divided by our counts
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
-        # Between two stages with virtual ones, activations and gradients travel both ways: each has to be sent by itself.
+        # Between two stages with virtual ones, activations and gradients travel in both directions, in separate messages.
         overlap_p2p_comm=virtual > 1,
         batch_p2p_comm=sharding.device.type == "cuda" and virtual == 1,
         **({"moe_token_dispatcher_type": settings.experts.dispatcher} | of_experts),
@@ -126,7 +127,7 @@ def build(
 
 
 def _like(head: Any, sharding: MegatronSharding) -> Iterator[nn.Parameter | None]:
-    """Weight and bias as a value head has them, on this rank's device."""
+    """Yield weight and bias shaped as in a value head, on this rank's device."""
     for values in (head.weight, head.bias):
         yield None if values is None else nn.Parameter(values.detach().clone().to(sharding.device))
 
@@ -134,7 +135,7 @@ def _like(head: Any, sharding: MegatronSharding) -> Iterator[nn.Parameter | None
 def _stretch(
     source: PreTrainedModel, sharding: MegatronSharding, config: TransformerConfig, number: int, *, tied: bool
 ) -> GPTModel:
-    """The layers of this stage's virtual stage ``number``, with the embedding and the output layer where they are its."""
+    """Build the layers of this stage's virtual stage ``number``, with the embedding and output layer it has."""
     text, virtual = source.config.get_text_config(), config.virtual_pipeline_model_parallel_size
     vp_stage = None if virtual is None else number
     stage = parallel_state.get_pipeline_model_parallel_rank()
@@ -162,12 +163,12 @@ def _stretch(
     padding: Any = getattr(source.get_input_embeddings(), "padding_idx", None)
     if first and padding is not None:
         model.embedding.register_forward_hook(_without_gradient_of(padding, sharding), with_kwargs=True)
-    # Megatron recomputes activations in training mode only. Nothing here drops anything out.
+    # Megatron recomputes activations in training mode only. No layer has dropout.
     return model.to(sharding.device).train()
 
 
 def _without_gradient_of(padding: int, sharding: MegatronSharding) -> Callable[..., Tensor]:
-    """What torch's Embedding does with its ``padding_idx``, which Hugging Face's models have: where the padding token is read
+    """Reproduce the ``padding_idx`` of torch's Embedding, which Hugging Face's models have: where the padding token is read
     (a policy may sample it), its row gets no gradient."""
 
     def embedded(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
@@ -180,13 +181,13 @@ def _without_gradient_of(padding: int, sharding: MegatronSharding) -> Callable[.
 
 
 def vocabulary(source: PreTrainedModel) -> int:
-    """Rows of a model's embedding."""
+    """Return the number of rows of a model's embedding."""
     weight: Any = source.get_input_embeddings().weight
     return int(weight.shape[0])
 
 
 def head_dim(text: Any) -> int:
-    """Values in an attention head, by a model's configuration."""
+    """Return the size of an attention head, from a model's configuration."""
     return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
@@ -222,7 +223,7 @@ def _layer(config: TransformerConfig, mlp: ModuleSpec) -> ModuleSpec:
 
 
 class Norm(nn.Module):
-    """RMS norm as transformers' models compute it: in float32, then rounded, then times its weight."""
+    """RMS norm as in transformers' models: computed in float32, rounded, then multiplied by its weight."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float):
         super().__init__()
@@ -265,8 +266,8 @@ class PackedAttention(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Angles at the positions that a row says, which begin anew in every sequence. The frequencies are those of the Hugging
-    Face model, with whatever scaling it has."""
+    """Rotary angles at the positions of a packed row, which restart in every sequence. The frequencies are those of the Hugging
+    Face model, with its scaling."""
 
     frequencies: Tensor  # [head_dim / 2]
 
@@ -275,19 +276,19 @@ class Rotary(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def get_rotary_seq_len(self, *unused: Any) -> Tensor:
-        """Where megatron asks how many positions there are, it gets the positions."""
+        """Return the positions: megatron requests a length here and passes it to ``forward``."""
         params: RowParams = unused[-1]
         assert params.position_ids is not None
         return params.position_ids
 
     def forward(self, positions: Tensor, **unused: Any) -> Tensor:
-        """[n] to [n, 1, 1, head_dim]."""
+        """Compute angles, [n] to [n, 1, 1, head_dim]."""
         angles = positions[:, None].float() * self.frequencies
         return torch.cat([angles, angles], dim=-1)[:, None, None]
 
 
 class WeightOnly(nn.Module):
-    """In the place of the output layer: hidden states go out as they come in."""
+    """Replaces the output layer: returns hidden states unchanged."""
 
     def __init__(self, weight: nn.Parameter | None, bias: nn.Parameter | None = None):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model in parts: megatron's GPT on this rank, and the Hugging Face model that all parts together are."""
+"""A sharded model: megatron's GPT on this rank, and the Hugging Face model that all parts together form."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 class ModelParts:
-    """Cuts its own part out of a Hugging Face model's weights. ``release`` then frees them: the model stays as a shell.
+    """Extracts its own part of a Hugging Face model's weights. ``release`` then frees them: the model stays as a shell.
 
-    Raises: ModelError for a model that megatron-core's layers, put together as they are here, do not compute.
+    Raises: ModelError for a model that megatron-core's layers, as combined here, do not compute.
     """
 
     def __init__(self, source: PreTrainedModel, sharding: MegatronSharding, *, recompute: bool = False):
@@ -52,7 +52,8 @@ class ModelParts:
             dim=head_dim(text),
         )
         self.vocabulary = vocabulary(source)
-        self.value_head = next((name for name in HEADS if hasattr(source, name)), None)  # of a critic: its name
+        # Name of a critic's head.
+        self.value_head = next((name for name in HEADS if hasattr(source, name)), None)
         self.tied = bool(text.tie_word_embeddings) and self.value_head is None
         with on_this_machine():
             self.stretches = build(source, sharding, recompute=recompute, tied=self.tied, value_head=self.value_head)
@@ -72,7 +73,7 @@ class ModelParts:
 
     @property
     def head(self) -> Tensor:
-        """This rank's rows of the output layer, [V / R, H], on the last stage."""
+        """Return this rank's rows of the output layer, [V / R, H], on the last stage."""
         last = self.stretches[-1]
         own: Tensor | None = last.output_layer.weight
         weight: Tensor = last.embedding.word_embeddings.weight if own is None else own
@@ -89,7 +90,7 @@ class ModelParts:
 
     @torch.no_grad()
     def cut(self, tensors: Mapping[str, Tensor], names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """This rank's part of whole tensors, by the names of ``pieces``: of all, or of these."""
+        """Extract this rank's part of whole tensors, by the names of ``pieces``: of all, or of these."""
         rank, ranks = self.sharding.tensor_group.rank(), self.sharding.tensor
         found = {}
         for name in self.pieces if names is None else names:
@@ -107,10 +108,10 @@ class ModelParts:
     def whole(
         self, parts: Mapping[str, Tensor], dtype: torch.dtype = torch.float32, *, frozen: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face names and whole tensors, in the shell's order, from every rank's parts by the names of ``pieces``: of what
-        is trained, or of the frozen weights, too.
+        """Yield Hugging Face names and whole tensors, in the shell's order, from every rank's parts by names of ``pieces``:
+        the trained weights, or the frozen ones, too.
 
-        All ranks must go through it together; each gets everything.
+        A collective call of all ranks; each gets everything.
         """
         waiting: dict[str, Tensor] = {}
         for name in self.whole_shapes if frozen else self.trained:
@@ -120,7 +121,7 @@ class ModelParts:
             yield name, waiting.pop(name)
 
     def chunks(self, parts: Mapping[str, Tensor], *, prefix: str = "") -> list[Chunk]:
-        """What this rank writes where each writes its own: every number of the whole tensors is written by one rank.
+        """Return the chunks this rank writes in a sharded save: every value of the whole tensors is written by one rank.
 
         Args: parts by the names of ``pieces``; prefix of the names in the files.
         """
@@ -141,47 +142,47 @@ class ModelParts:
         return found
 
     def copies_of(self, name: str) -> dist.ProcessGroup:
-        """The ranks that hold the same part of the same weight."""
+        """Return the group of ranks that hold the same part of the same weight."""
         return self.sharding.expert_copies_group if self.of_experts(name) else self.sharding.copies_group
 
     def by_piece(self, values: Mapping[str, T]) -> dict[str, T]:
-        """What stands under names of ``gpt``'s parameters, under those of ``pieces``."""
+        """Map values from names of ``gpt``'s parameters to those of ``pieces``."""
         local = (name for name, _ in self.gpt.named_parameters())
         return {piece: values[name] for piece, name in zip(self.pieces, local, strict=True) if name in values}
 
     def by_parameter(self, values: Mapping[str, T]) -> dict[str, T]:
-        """The other way."""
+        """Map values from names of ``pieces`` to those of ``gpt``'s parameters."""
         local = (name for name, _ in self.gpt.named_parameters())
         return {name: values[piece] for piece, name in zip(self.pieces, local, strict=True) if piece in values}
 
     def holds_alone(self, name: str) -> bool:
-        """Whether this rank's part of a piece is to be counted, among all the ranks of its copy: what is the same on several
-        of them is counted on the first."""
+        """Return True when this rank counts its part of a piece, among all ranks of its copy: replicated parts are counted on the
+        first rank only."""
         piece = self._piece(name)
         if self.tied and name == "output_layer.weight":
-            return False  # counted as the embedding
+            return False  # counted with the embedding
         return piece.cut != "whole" or self.sharding.tensor_group.rank() == 0
 
     def of_experts(self, name: str) -> bool:
-        """Whether a piece is shared out as experts are, over ranks that read other tokens."""
+        """Return True for a piece sharded like experts, over ranks that read different tokens."""
         return self._piece(name).cut in OF_EXPERTS
 
     def added_over_tensor_ranks(self, name: str) -> bool:
-        """Whether the gradients of a weight that every tensor-parallel rank has whole are parts: norms on queries and keys see
-        this rank's heads alone, and with sequence parallelism all norms see this rank's tokens alone. A value head sees
-        everything on each of them."""
+        """Return True when a weight replicated on tensor-parallel ranks has partial gradients: norms on queries and keys see
+        only this rank's heads, and with sequence parallelism all norms see only this rank's tokens. A value head sees
+        everything on each rank."""
         if name.startswith("output_layer."):
             return False
         alone = self.sharding.sequence_parallel or "q_layernorm" in name or "k_layernorm" in name
         return (alone or self._of_split_groups(name)) and self._piece(name).cut == "whole"
 
     def _of_split_groups(self, name: str) -> bool:
-        """Whether a piece is an adapter's B of queries, keys or values whose groups are split over ranks (adapters.Adapters)."""
+        """Return True for an adapter's B of queries, keys or values whose groups are split over ranks (adapters.Adapters)."""
         split = self.sharding.tensor > self.heads.key_value
         return split and f"linear_qkv.{ADAPTERS}." in name and name.endswith("_B")
 
     def _name(self, local: str) -> str:
-        """With the number of the layer in the whole model, and without that of the stretch."""
+        """Return the name with the number of the layer in the whole model, instead of that in the stage."""
         stretch, local = local.split(".", 1)
         if not local.startswith("decoder.layers."):
             return local
@@ -201,14 +202,14 @@ class ModelParts:
         return replace(piece, sources=tuple(self._in_shell(source) for source in piece.sources))
 
     def _in_shell(self, source: str) -> str:
-        """A weight's name in a model some of whose layers have adapters, which peft puts around them."""
+        """Return a weight's name in a model some of whose layers peft has wrapped with adapters."""
         if source in self.whole_shapes:
             return source
         layer, _, kind = source.rpartition(".")
         return f"{layer}.base_layer.{kind}"
 
     def _find_owners(self) -> dict[str, tuple[Piece, int]]:
-        """The piece that each Hugging Face tensor belongs to, and the stage that has it (the first of two)."""
+        """Return the piece of each Hugging Face tensor, and the stage that holds it (the first of two)."""
         stages: list[list[str]] = [[] for _ in range(self.sharding.pipeline)]
         dist.all_gather_object(stages, list(self.pieces), group=self.sharding.pipeline_group)
         owners: dict[str, tuple[Piece, int]] = {}
@@ -224,7 +225,7 @@ class ModelParts:
         return owners
 
     def _gathered(self, piece: Piece, part: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
-        """The tensors of a piece, on every rank of every stage."""
+        """Gather the tensors of a piece, on every rank of every stage."""
         group, stage = self.sharding.pipeline_group, self._owners[piece.sources[0]][1]
         shapes = [self.whole_shapes[source] for source in piece.sources]
         if group.rank() == stage:

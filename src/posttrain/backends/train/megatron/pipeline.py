@@ -1,4 +1,4 @@
-"""Rows of a batch through megatron's layers and pipeline, micro-batch by micro-batch, to numbers at response tokens."""
+"""Rows of a batch through megatron's layers and pipeline, in micro-batches, to scores of response tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from posttrain.data.packing import PackedSequences, pack
 from posttrain.errors import RunStopped
 from posttrain.records.batches import SequenceBatch
 
-# Numbers at a row's scored positions, each [N], from the last hidden states of this rank's tokens, [n, H].
+# Scores at a row's scored positions, each [N], from the last hidden states of this rank's tokens, [n, H].
 Scores = Callable[[Tensor, Row], Sequence[Tensor]]
-# The same of micro-batch number i, each [b, T] on the CPU -> (its loss, what is kept of it).
+# Scores of micro-batch number i, each [b, T] on the CPU -> (its loss, the value to keep).
 Finish = Callable[[int, Sequence[Tensor]], tuple[Tensor, Any]]
 
 
 class Pipeline:
-    """A model's parts, and how batches are cut for them."""
+    """A model's parts, and the splitting of batches for them."""
 
     def __init__(self, parts: ModelParts, cutter: Cutter, *, padded: bool = False):
         self.parts = parts
@@ -36,7 +36,7 @@ class Pipeline:
         self.sharding: MegatronSharding = parts.sharding
 
     def over(self, batch: SequenceBatch, scores: Scores) -> Tensor:
-        """The first of the scores of all rows, [B, T] on the CPU; no gradient."""
+        """Compute the first of the scores for all rows, [B, T] on the CPU; no gradient."""
         rows = self.dealt(batch)
         found = self.through(
             [batch.rows(part or [0]) for part in rows], scores, lambda number, each: (each[0].sum(), each[0])
@@ -47,16 +47,16 @@ class Pipeline:
         return self.sharding.joined(torch.cat([empty, *known]), order, len(batch))
 
     def dealt(self, batch: SequenceBatch) -> list[list[int]]:
-        """Row numbers of this copy's micro-batches; an empty one is run and counts nothing."""
+        """Return the row numbers of this copy's micro-batches; an empty one is run with weight 0."""
         whole = self.cutter.cut(batch)
         return self.sharding.deal(whole, [self.cutter.tokens(batch, rows) for rows in whole])
 
     def through(
         self, micros: Sequence[SequenceBatch], scores: Scores, finish: Finish, *, backward: bool = False
     ) -> list[Any]:
-        """Run the micro-batches through the pipeline, and backward if asked for.
+        """Run the micro-batches through the pipeline, and backward if requested.
 
-        Returns: what ``finish`` keeps of each, on the last stage; elsewhere nothing.
+        Returns: the values kept by ``finish``, on the last stage; elsewhere nothing.
         Raises: RunStopped when a micro-batch does not fit into memory.
         """
 
@@ -83,7 +83,7 @@ class Pipeline:
                     data_iterator=numbers if virtual else numbers[0],
                     model=stretches if virtual else stretches[0],
                     num_microbatches=len(micros),
-                    seq_length=1,  # shapes are exchanged before every tensor: no two rows are equally long
+                    seq_length=1,  # shapes are exchanged before every tensor, since row lengths differ
                     micro_batch_size=1,
                     forward_only=not backward,
                 )

@@ -1,4 +1,4 @@
-"""Log-probs of response tokens from a model in parts."""
+"""Log-probs of response tokens from a sharded model."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class MegatronScorer:
 
 
 class WithoutAdapter:
-    """The policy's own parts without its adapter, as its reference. The policy's engine, which is made later, says where they
-    are (``sharding.policy``).
+    """The reference of an adapter run: the policy's own parts without the adapter. The policy's engine, built later, provides
+    them (``sharding.policy``).
 
-    Args: weights is a context in which the adapter is off.
+    Args: weights is a context in which the adapter is disabled.
     """
 
     note: str | None = None
@@ -67,11 +67,11 @@ class WithoutAdapter:
 
 
 def policy_scores(parts: ModelParts, temperature: float, *, entropy_gradient: bool = False) -> Scores:
-    """Log-probs, entropies and sums of squared probabilities."""
+    """Return a function that computes log-probs, entropies and sums of squared probabilities."""
     sharding = parts.sharding
 
     def scores(hidden: Tensor, row: Row) -> Sequence[Tensor]:
-        # Every rank's part of the head gives a part of the gradient of the hidden states.
+        # Every rank's part of the head gives a summand of the gradient of the hidden states.
         if sharding.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
         else:
@@ -94,7 +94,7 @@ def policy_scores(parts: ModelParts, temperature: float, *, entropy_gradient: bo
 def frozen(
     model: PreTrainedModel, cutter: Cutter, sharding: MegatronSharding, *, padded: bool = False
 ) -> MegatronScorer:
-    """A model that is only scored."""
+    """Build the scorer of a frozen model."""
     parts = ModelParts(model, sharding)
     parts.gpt.requires_grad_(False)
     parts.release()

@@ -1,7 +1,7 @@
-"""Log-prob and entropy of tokens whose vocabulary is cut over tensor-parallel ranks (arXiv:1909.08053, section 3).
+"""Log-prob and entropy of tokens with a vocabulary sharded over tensor-parallel ranks (arXiv:1909.08053, section 3).
 
-Each rank multiplies the hidden states with its part of the head; what softmax needs of all parts is added up over the ranks,
-a few numbers per token instead of its logits.
+Each rank multiplies the hidden states with its shard of the head; the sums of softmax are reduced over the ranks, a few numbers
+per token instead of its logits.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def score_cut(
     temperature: float,
     entropy_gradient: bool = False,
 ) -> TokenScores:
-    """Scores of ``targets`` under softmax(hidden @ weight.T / temperature) over all parts, the same on every rank.
+    """Score ``targets`` under softmax(hidden @ weight.T / temperature) over all shards, the same on every rank.
 
-    Args: hidden [N, H], the same on every rank; weight [V / R, H], the rank's part, of which rows past ``vocabulary`` are
-        filling; targets [N] int64.
-    Gradients reach hidden and weight; that of hidden is this part's, to be added up over the group by the caller.
+    Args: hidden [N, H], the same on every rank; weight [V / R, H], the rank's shard, whose rows past ``vocabulary`` are
+        padding; targets [N] int64.
+    Gradients reach hidden and weight; that of hidden is a summand, to be reduced over the group by the caller.
     """
     logits = (hidden @ weight.T).float() / temperature
     first = group.rank() * len(weight)
@@ -43,7 +43,7 @@ def score_cut(
 
 
 class _Scores(torch.autograd.Function):
-    """As algos.fused_scoring: d/dx_j = a (1[j is the target] - p_j) - b p_j (log p_j + entropy), with a, b the incoming
+    """Scores as in algos.fused_scoring: d/dx_j = a (1[j is the target] - p_j) - b p_j (log p_j + entropy), with a, b the incoming
     gradients of log-prob and entropy."""
 
     @staticmethod
@@ -57,7 +57,7 @@ class _Scores(torch.autograd.Function):
         here = (places >= 0) & (places < logits.shape[1])
         inside = places.clamp(0, logits.shape[1] - 1)
         chosen = torch.where(here, x.gather(1, inside[:, None])[:, 0], 0.0)
-        product = torch.where(e > 0, e * x, 0.0).sum(dim=1)  # filling is -inf, and 0 * -inf would be NaN
+        product = torch.where(e > 0, e * x, 0.0).sum(dim=1)  # padding is -inf, and 0 * -inf would be NaN
         sums = torch.stack([e.sum(dim=1), product, e.square().sum(dim=1), chosen])
         dist.all_reduce(sums, group=group)
         total, product, square, chosen = sums.unbind()

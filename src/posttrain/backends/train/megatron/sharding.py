@@ -1,4 +1,4 @@
-"""Which rank of megatron-core does what: ranks of one copy share matrices, layers and sequences; copies share out the work.
+"""Roles of megatron-core's ranks: ranks of one copy share matrices, layers and sequences; copies share the data.
 
 Neighbours share a tensor-parallel group, then a sequence, then a stage's copies, then the pipeline, as placement.plan says.
 """
@@ -43,7 +43,7 @@ class PolicyWeights(Protocol):
 
 
 class MegatronSharding(Sharding):
-    """Sets up megatron-core's groups, which a process has once: every model in it is split in the same way.
+    """Initialises megatron-core's groups, which a process has only once: every model in it is sharded in the same way.
 
     Args: device of this process; compute_dtype of the layers; tensor, pipeline, context: ranks that share matrices, layers, a
         sequence.
@@ -79,13 +79,13 @@ class MegatronSharding(Sharding):
                     create_gloo_process_groups=False,
                     distributed_timeout_minutes=max(1, int(timedelta(seconds=timeout_s).total_seconds() // 60)),
                 )
-            if device.type == "cuda":  # its layers ask for the state of random numbers, and draw none
+            if device.type == "cuda":  # its layers read the state of random numbers, but draw none
                 model_parallel_cuda_manual_seed(0)
         self.tensor_group = parallel_state.get_tensor_model_parallel_group()
         self.pipeline_group = parallel_state.get_pipeline_model_parallel_group()
         self.context_group = parallel_state.get_context_parallel_group()
         self.copies_group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        # The ranks that have all of a layer's experts together, part after part; ranks with the same part of them.
+        # Groups of ranks that together hold all experts of a layer, and of ranks with the same shard of them.
         self.experts_group = parallel_state.get_expert_tensor_and_model_parallel_group()
         self.expert_copies_group = parallel_state.get_expert_data_parallel_group()
         self.copies = parallel_state.get_data_parallel_world_size()
@@ -112,11 +112,11 @@ class MegatronSharding(Sharding):
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether tensor-parallel ranks share out the tokens outside of the layers' matrices (arXiv:2205.05198)."""
+        """Return True when tensor-parallel ranks split the tokens outside of the layers' matrices (arXiv:2205.05198)."""
         return self.settings.sequence_parallel and self.tensor > 1
 
     def weights(self, model: PreTrainedModel, *, frozen: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Of the policy, whose Hugging Face model is a shell by now."""
+        """Yield the policy's weights; its Hugging Face model is only a shell by now."""
         assert self.policy is not None
         for name, tensor in self.policy.whole(self.policy.pieces, self.compute_dtype, frozen=frozen):
             yield name, tensor.cpu()
@@ -128,7 +128,7 @@ class MegatronSharding(Sharding):
         return self
 
     def row(self, packed: PackedSequences) -> Row:
-        """The tokens of this rank's context-parallel stretch, with filling behind that nothing looks at."""
+        """Return the tokens of this rank's context-parallel slice, padded at the end; padding is ignored."""
         share = self.tensor if self.sequence_parallel else 1
         filling = -len(packed.token_ids) % (share * self.sequence)
         filling += self._more_tokens(len(packed.token_ids) + filling)
@@ -146,7 +146,7 @@ class MegatronSharding(Sharding):
         first = self.context_group.rank() * length
         here = slice(first, first + length)
         places = ((packed.predicting >= first) & (packed.predicting < first + length)).nonzero()[:, 0]
-        # Every rank must use every weight, or their gradients would not meet: one score that does not count, for none.
+        # Every rank must use every weight so that gradients can be reduced: without scored tokens, one score with weight 0.
         scored = places if len(places) else places.new_zeros(1)
         return Row(
             token_ids=token_ids[here],
@@ -158,7 +158,7 @@ class MegatronSharding(Sharding):
         )
 
     def _more_tokens(self, count: int) -> int:
-        """What a row of so many tokens lacks of the longest one whose tokens are gathered together with it."""
+        """Return the padding that makes a row as long as the longest one gathered together with it."""
         if self.settings.experts.dispatcher != "allgather":
             return 0
         longest = torch.tensor(count, device=self.device)
@@ -171,8 +171,8 @@ class MegatronSharding(Sharding):
         return collect(values[: len(row.places)], row.places, len(packed.targets), self.context_group)
 
     def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
-        """Karmarkar-Karp: the same number of micro-batches for every copy, of about the same number of tokens in all. They pass
-        through virtual stages in groups, one for each stage."""
+        """Balance by Karmarkar-Karp: equally many micro-batches for every copy, of nearly equal total tokens. With virtual stages
+        their number is a multiple of the stages."""
         together = self.pipeline if self.settings.interleaved else 1
         missing = -len(parts) % (self.copies * together)
         filled, weights = parts + [[]] * missing, [*loads, *[0] * missing]
@@ -180,7 +180,7 @@ class MegatronSharding(Sharding):
         return [filled[part] for part in mine]
 
     def joined(self, values: Tensor, rows: Sequence[int], count: int) -> Tensor:
-        """Values are known where the last layers are; one rank of each copy tells them to all."""
+        """Join values, which the last stage knows; one rank of each copy broadcasts them to all."""
         out = super().joined(values, rows, count).to(self.device)
         if not self._speaks:
             out.zero_()

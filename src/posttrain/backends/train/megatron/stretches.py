@@ -1,7 +1,7 @@
-"""The optimizer's averages in parts: of the ranks that hold the same weight, each updates a stretch of it and tells the others.
+"""Sharded optimizer states: of the ranks that hold the same weight, each updates a slice of it and broadcasts the result.
 
-As ZeRO's stage 1 (arXiv:1910.02054), and Megatron's distributed optimizer. An update looks at every number by itself, so it is
-the same however a weight is cut.
+As in ZeRO's stage 1 (arXiv:1910.02054), and Megatron's distributed optimizer. An update is elementwise, so the slicing does not
+change it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 
 class Stretches:
-    """This rank's part of every weight's numbers, in the weight's own memory: what its optimizer works on.
+    """This rank's slice of every weight, a view of the weight's memory: the parameters of its optimizer.
 
     Args: weights by name, contiguous; group_of a name: the ranks that hold the same weight.
     """
@@ -25,19 +25,19 @@ class Stretches:
         self.mine = {name: nn.Parameter(self.cut(name, weight.detach())) for name, weight in weights.items()}
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
-        """Of a tensor as large as a weight: this rank's stretch, [n], which may be empty."""
+        """Return this rank's slice, [n], possibly empty, of a tensor as large as a weight."""
         length, rank = self._length(name), self._group_of(name).rank()
         return whole.view(-1)[rank * length : (rank + 1) * length]
 
     def take_gradients(self) -> None:
-        """The weights' gradients become the stretches'."""
+        """Copy the weights' gradients to the slices."""
         for name, part in self.mine.items():
             gradient = self._weights[name].grad
-            assert gradient is not None, "every weight has one before an update"
+            assert gradient is not None, "every weight has a gradient before an update"
             part.grad = self.cut(name, gradient)
 
     def tell(self) -> None:
-        """What every rank has made of its stretches, to all of them; one message for each group."""
+        """Broadcast the updated slices of every rank, in one message per group."""
         for group in dict.fromkeys(map(self._group_of, self.mine)):
             names = [name for name in self.mine if self._group_of(name) is group]
             for name, whole in self._gathered({name: self.mine[name].detach() for name in names}, group):
@@ -46,7 +46,7 @@ class Stretches:
             part.grad = None
 
     def whole(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors as large as the weights, from every rank's stretch of them, [n] by name."""
+        """Gather tensors as large as the weights from every rank's slices, [n] by name."""
         return {
             name: whole for name, part in parts.items() for _, whole in self._gathered({name: part}, self._group_of(name))
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Hugging Face weights and megatron-core's: which belongs to which, and how they are cut over tensor-parallel ranks.
+"""Mapping between Hugging Face weights and megatron-core's, and their sharding over tensor-parallel ranks.
 
 Megatron keeps queries, keys and values in one matrix, group after group (the queries of a key/value head, its key, its value:
 q q k v | q q k v | ...), and the gate of an MLP above its up projection. Rank r of R has the r-th part of the fused rows, of
@@ -23,10 +23,10 @@ from posttrain.models.lora import ADAPTER
 
 Cut = Literal["whole", "rows", "columns", "stacked", "heads", "stacked experts", "column experts"]
 OF_EXPERTS: tuple[Cut, ...] = ("stacked experts", "column experts")
-ADAPTABLE: tuple[Cut, ...] = ("heads", "stacked", "columns")  # how matrices are cut that can have LoRA adapters
-ADAPTERS = "adapters"  # the name of a parallel layer's adapters within it
+ADAPTABLE: tuple[Cut, ...] = ("heads", "stacked", "columns")  # shardings of matrices that support LoRA adapters
+ADAPTERS = "adapters"  # name of a parallel layer's adapters within it
 
-# In megatron's layer -> in Hugging Face's layer, and how it is cut. A row of this table may have no parameter in a model.
+# Name in megatron's layer -> names in Hugging Face's layer, and the sharding. A model may lack parameters of this table.
 LAYER: dict[str, tuple[Cut, tuple[str, ...]]] = {
     "input_layernorm.weight": ("whole", ("input_layernorm.weight",)),
     "self_attention.linear_qkv.weight": (
@@ -53,7 +53,7 @@ LAYER: dict[str, tuple[Cut, tuple[str, ...]]] = {
     "mlp.shared_experts.linear_fc2.weight": ("columns", ("mlp.shared_expert.down_proj.weight",)),
     "mlp.shared_experts.gate_weight": ("whole", ("mlp.shared_expert_gate.weight",)),
 }
-# Outside of layers.
+# Weights outside of layers.
 OUTER: dict[str, tuple[Cut, tuple[str, ...]]] = {
     "embedding.word_embeddings.weight": ("rows", ("model.embed_tokens.weight",)),
     "decoder.final_layernorm.weight": ("whole", ("model.norm.weight",)),
@@ -63,16 +63,16 @@ OUTER: dict[str, tuple[Cut, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """What the fused matrix of an attention layer is made of."""
+    """Composition of the fused matrix of an attention layer."""
 
     key_value: int  # heads; as many groups
     per_group: int  # query heads of a key/value head
-    dim: int  # of a head
+    dim: int  # per head
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One parameter of megatron's, whole: its name (with the layer's number in the model), and what it is made of."""
+    """One whole parameter of megatron's: its name (with the layer's number in the model), and its Hugging Face sources."""
 
     name: str
     cut: Cut
@@ -80,7 +80,7 @@ class Piece:
 
 
 def piece_of(name: str) -> Piece:
-    """The piece of megatron's parameter ``name``. Raises: KeyError for a parameter that is in no table."""
+    """Return the piece of megatron's parameter ``name``. Raises: KeyError for an unknown parameter."""
     if name in OUTER:
         return Piece(name, *OUTER[name])
     _, _, number, within = name.split(".", 3)  # decoder.layers.N.
@@ -89,7 +89,7 @@ def piece_of(name: str) -> Piece:
 
 
 def _of_adapters(within: str) -> tuple[Cut, tuple[str, ...]]:
-    """The row of a parameter of adapters.Adapters, such as self_attention.linear_qkv.adapters.q_proj_A."""
+    """Return the table row of a parameter of adapters.Adapters, such as self_attention.linear_qkv.adapters.q_proj_A."""
     parallel, _, which = within.partition(f".{ADAPTERS}.")
     cut, names = LAYER[f"{parallel}.weight"]
     short, side = which.rsplit("_", 1)
@@ -103,8 +103,8 @@ def _of_adapters(within: str) -> tuple[Cut, tuple[str, ...]]:
 
 
 def cut_piece(cut: Cut, sources: Sequence[Tensor], heads: Heads, rank: int, ranks: int) -> Tensor:
-    """The part of rank ``rank``, from the Hugging Face tensors of a piece. Sizes that do not divide are the caller's business;
-    only the vocabulary is filled up. Of experts: from those that the rank's neighbours share with it, [E, rows, columns]."""
+    """Extract the part of rank ``rank`` from the Hugging Face tensors of a piece. The caller checks that sizes divide; only the
+    vocabulary is padded. Of experts: from those that the rank's neighbours share with it, [E, rows, columns]."""
     if cut == "whole":
         return sources[0]
     if cut == "columns":
@@ -133,7 +133,7 @@ def chunks_of_piece(
     *,
     first_expert: int = 0,
 ) -> list[Chunk]:
-    """Where the part that ``cut_piece`` gives rank ``rank`` lies in the Hugging Face tensors of a piece, of these shapes.
+    """Locate the part that ``cut_piece`` gives rank ``rank`` in the Hugging Face tensors of a piece, of these shapes.
 
     Args: first_expert of the part, of experts.
     """
@@ -149,7 +149,7 @@ def chunks_of_piece(
         begins = (rank * rows, shapes[0][1] // 2 + rank * rows)
         halves = zip(begins, part.chunk(2, dim=1), strict=True)
         return [Chunk(name, (first_expert, begin, 0), half) for begin, half in halves]
-    # The others are cut by rows. Cutting the rows' numbers tells where each has gone; filling is 0.
+    # The others are cut by rows. Cutting the rows' numbers shows the place of each; padding is 0.
     numbers = torch.arange(1, 1 + sum(shape[0] for shape in shapes)).split([shape[0] for shape in shapes])
     here = cut_piece(piece.cut, numbers, heads, rank, ranks).to(part.device)
     found = []
@@ -165,7 +165,7 @@ def chunks_of_piece(
 def join_piece(
     cut: Cut, parts: Sequence[Tensor], heads: Heads, shapes: Sequence[torch.Size | tuple[int, ...]]
 ) -> list[Tensor]:
-    """The Hugging Face tensors, of these shapes, from the parts of all ranks."""
+    """Join the parts of all ranks to the Hugging Face tensors, of these shapes."""
     if cut == "whole":
         return [parts[0]]
     if cut == "columns":

@@ -1,8 +1,8 @@
-"""megatron-core on a machine without CUDA: a few of its functions ask for the current CUDA device wherever they run.
+"""megatron-core on a machine without CUDA, where some of its functions request the current CUDA device.
 
-Inside ``on_this_machine`` they are told the CPU, and the state of CUDA's random numbers, which a forward pass without dropout
-does not use, is empty. With CUDA nothing is touched. Written for megatron-core 0.16; a release that asks the tensors it is
-given for their device makes this file unnecessary.
+Inside ``on_this_machine`` they get the CPU, and an empty state of CUDA's random numbers, which a forward pass without dropout
+does not use. With CUDA nothing changes. Written for megatron-core 0.16; a release that uses the device of its arguments
+makes this file unnecessary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatron.core.transformer.moe import token_dispatcher
 
 
 def on_this_machine() -> AbstractContextManager[None]:
-    """Where megatron-core is built and run. What is replaced is put back at the end."""
+    """Replace these functions inside the ``with`` block, where megatron-core is built and run."""
     return nullcontext() if torch.cuda.is_available() else _on_cpu()
 
 
@@ -51,7 +51,7 @@ def _on_cpu() -> Iterator[None]:
 
 
 class _NoStates:
-    """Megatron's table of CUDA random states, with none in it."""
+    """Megatron's table of CUDA random states, empty."""
 
     def fork(self, name: str = "") -> AbstractContextManager[None]:
         return nullcontext()
@@ -64,7 +64,7 @@ class _NoStates:
 
 
 class _CpuTorch:
-    """torch as the schedules see it: they make a counter on the device "cuda", by that name."""
+    """torch as the schedules use it: they create a counter on the device "cuda", by that name."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -75,7 +75,7 @@ class _CpuTorch:
 
 
 class _NoStream:
-    """The stream on which megatron copies numbers to the CPU, where they are."""
+    """Replaces the stream on which megatron copies numbers to the CPU; here they are there already."""
 
     def wait_stream(self, stream: Any) -> None:
         return None
@@ -88,7 +88,7 @@ class _NoStream:
 
 
 def _as_it_is(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """A tensor is on the CPU; sizes of what is exchanged have to be numbers."""
+    """Return a tensor, which is on the CPU already; sizes of exchanged tensors must be numbers."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
@@ -96,7 +96,7 @@ _equal_all_gather = torch.distributed.all_gather
 
 
 def _all_gather(found: list[torch.Tensor], mine: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
-    """Gloo gathers tensors of one size; the experts' tokens come in several."""
+    """Gather tensors of several sizes: gloo supports only equal ones, but the experts' tokens differ."""
     if len({len(each) for each in found}) == 1:
         return _equal_all_gather(found, mine, group=group, async_op=async_op)
     longest = max(len(each) for each in found)

@@ -1,4 +1,4 @@
-"""What a client asks for, in the words of OpenAI's API, and what it is answered."""
+"""Requests and answers of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MOST_ANSWERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request that can be answered."""
+class EndpointRequest:
+    """A valid request."""
 
-    messages: Sequence[Mapping[str, Any]] | None  # None: ``prompt`` counts
+    messages: Sequence[Mapping[str, Any]] | None  # None: ``prompt`` is used
     prompt: str | tuple[int, ...] = ""  # text, or token ids
     tools: Sequence[Mapping[str, Any]] = ()
     answers: int = 1
@@ -26,8 +26,8 @@ class Asked:
     with_logprobs: bool = False
 
 
-def read(body: Any, sampling: SamplingParams, *, chat: bool, any_sampling: bool) -> Asked:
-    """Raises: Refused with everything that is wrong."""
+def read(body: Any, sampling: SamplingParams, *, chat: bool, any_sampling: bool) -> EndpointRequest:
+    """Parse a request. Raises: Refused with all problems."""
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     problems = list(_sampling_problems(body, sampling)) if not any_sampling else []
@@ -54,7 +54,7 @@ def read(body: Any, sampling: SamplingParams, *, chat: bool, any_sampling: bool)
     if problems:
         raise Refused("; ".join(problems))
     logprobs = body.get("logprobs")
-    return Asked(
+    return EndpointRequest(
         messages=messages,
         prompt=prompt,
         tools=body.get("tools") or (),
@@ -66,7 +66,7 @@ def read(body: Any, sampling: SamplingParams, *, chat: bool, any_sampling: bool)
 
 
 def _sampling_problems(body: Mapping[str, Any], sampling: SamplingParams) -> list[str]:
-    """All responses are drawn in one way, that of the run: their log-probs are of that distribution."""
+    """Check that a request's sampling parameters equal the run's: log-probs are those of a single distribution."""
     problems = []
     for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
         asked = body.get(name)
@@ -105,9 +105,9 @@ _FINISHED = {StopReason.EOS: "stop", StopReason.STOP_TEXT: "stop", StopReason.LE
 
 
 def answer(
-    name: str, model: str, created: int, asked: Asked, prompt_tokens: int, responses: Sequence[Trajectory]
+    name: str, model: str, created: int, asked: EndpointRequest, prompt_tokens: int, responses: Sequence[Trajectory]
 ) -> dict[str, Any]:
-    """The body of an answer."""
+    """Build the body of an answer."""
     chat = asked.messages is not None
     completion_tokens = sum(len(response.token_ids) for response in responses)
     return {
@@ -124,7 +124,7 @@ def answer(
     }
 
 
-def _choice(index: int, asked: Asked, response: Trajectory) -> dict[str, Any]:
+def _choice(index: int, asked: EndpointRequest, response: Trajectory) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": index, "finish_reason": _FINISHED[response.stop_reason], "logprobs": None}
     if asked.messages is None:
         choice["text"] = response.text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.backends.endpoint.asked import answer, read
+from posttrain.backends.endpoint.request import answer, read
 from posttrain.data.chat_api import Refused, as_events
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
