@@ -20,7 +20,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(frozen=True, slots=True)
 class Description(Generic[F]):
-    """What the package knows of a name without importing it."""
+    """The registered facts of a name, known without importing its module."""
 
     facts: F
     inputs: tuple[str, ...] = ()

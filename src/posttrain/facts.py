@@ -22,7 +22,7 @@ class AdvantageFacts:
     compares_responses: bool = False
     """A response is compared with the others to its prompt: with one sample per prompt every advantage is 0."""
     standardizes_groups: bool = False
-    """With normalize_by_std, rewards shifted or scaled group by group give the same advantages."""
+    """True when, with normalize_by_std, shifting or scaling a group's rewards leaves its advantages unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class Setting:
     default: Any
     """REQUIRED where the setting must be given."""
     meaning: str
-    """Its line of the docstring's Settings."""
+    """The setting's line under ``Settings:`` in the docstring."""
 
     @property
     def required(self) -> bool:
@@ -182,7 +182,7 @@ _LINE = re.compile(r"^(\s+)(\w+): (.*)$")
 
 @cache
 def meanings(docstring: str) -> Mapping[str, str]:
-    """Name -> text of the lines under ``Settings:`` in a docstring; a line that is further in goes on with the one above."""
+    """Return name -> text of the lines under ``Settings:`` in a docstring; a more indented line continues the one above."""
     found: dict[str, str] = {}
     lines = docstring.splitlines()
     start = next((number for number, line in enumerate(lines) if _HEADING.match(line)), None)

@@ -74,8 +74,8 @@ def parse_file(path: str, file: Path) -> ast.Module:
 
 
 def import_path(path: str) -> ModuleType:
-    """Run the file or module. Files of the same name in different folders stay apart; a file that is asked for twice is run
-    once, unless it has changed.
+    """Run the file or module. Files of the same name in different folders stay apart; an unchanged file runs
+    once.
 
     Raises: ConfigError, with the user's own file and line where importing it fails.
     """

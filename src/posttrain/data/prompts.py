@@ -269,7 +269,8 @@ def _tokenise_chunk(
     return results
 
 
-_worker: tuple[Any, dict[str, Any], PromptImageReader | None]  # tokenizer, template options and processor of a worker
+# Tokenizer, template options and processor of a worker.
+_worker: tuple[Any, dict[str, Any], PromptImageReader | None]
 
 
 def _start_worker(

@@ -1,4 +1,4 @@
-"""Where rewards run: in the process that trains, in workers, or behind a server."""
+"""Choice of the rewards that may run in the training process, from their registered facts."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def full_above(monkeypatch: pytest.MonkeyPatch, tokens: int, where: str) -> list
 
     A backward pass breaks off after the head and before the layers: the head has its gradient by then.
     """
-    hidden, seen = policy.Scorer.hidden, []
+    hidden, seen = policy.LogprobScorer.hidden, []
 
     def limited(self: Any, packed: Any) -> Tensor:
         seen.append(len(packed.token_ids))
@@ -86,7 +86,7 @@ def full_above(monkeypatch: pytest.MonkeyPatch, tokens: int, where: str) -> list
         result: Tensor = _Full.apply(hidden(self, packed))
         return result
 
-    monkeypatch.setattr(policy.Scorer, "hidden", limited)
+    monkeypatch.setattr(policy.LogprobScorer, "hidden", limited)
     return seen
 
 
@@ -152,7 +152,7 @@ def test_other_errors_stay_what_they_are(tiny_qwen: Path, monkeypatch: pytest.Mo
     def broken(*args: Any) -> Tensor:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(policy.Scorer, "hidden", broken)
+    monkeypatch.setattr(policy.LogprobScorer, "hidden", broken)
     for call in (
         lambda: engine.forward_backward(batch, PLAN, batch.counts()),
         lambda: engine.logprobs(batch.sequences, 1.0),
@@ -215,12 +215,14 @@ def test_bfloat16_masters_lose_small_updates(tiny_qwen: Path, master: str, moves
 def test_reference_that_rests_scores_the_same(tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is on its device while a batch is scored and nowhere else. Here both places are the CPU, so its moves are noted."""
     model, moves, scored = load_causal_lm(str(tiny_qwen), dtype=torch.float32), [], []
-    awake = policy.Scorer(model, 2)
+    awake = policy.LogprobScorer(model, 2)
     wanted = awake.logprobs(make_batch().sequences, 1.0)
     monkeypatch.setattr(type(model), "to", lambda self, place: moves.append((place, len(scored))))
-    hidden = policy.Scorer.hidden
-    monkeypatch.setattr(policy.Scorer, "hidden", lambda self, packed: (scored.append(1), hidden(self, packed))[1])
-    resting = policy.Scorer(model, 2, rests_on_cpu=True)
+    hidden = policy.LogprobScorer.hidden
+    monkeypatch.setattr(
+        policy.LogprobScorer, "hidden", lambda self, packed: (scored.append(1), hidden(self, packed))[1]
+    )
+    resting = policy.LogprobScorer(model, 2, rests_on_cpu=True)
     assert torch.equal(resting.logprobs(make_batch().sequences, 1.0), wanted)
     assert moves == [("cpu", 0), (torch.device("cpu"), 0), ("cpu", 3)]  # before and after three micro-batches
     assert resting.note == "no effect of reference.offload: everything is on the CPU already" and awake.note is None

@@ -339,7 +339,7 @@ def test_hash_is_told_now_and_then_and_equal_ones_are_noticed() -> None:
     for version in (5, 6, 7, 8):
         Policy.version = version
         sync.publish(Policy(), sampler)  # type: ignore[arg-type]
-    repeated = "as those of version 6: the updates between have changed nothing"
+    repeated = "as those of version 6: the updates in between changed nothing"
     assert len(told) == 5 and told[-1].endswith(repeated) and repeated not in told[-2]
 
 

@@ -64,7 +64,7 @@ def build(
 ) -> list[GPTModel]:
     """Build this rank's part of the model, without weights: a range of layers, or one for each virtual stage.
 
-    Args: source: the Hugging Face model, accepted by plan.megatron_models.unsupported; recompute the activations of whole
+    Args: source: the Hugging Face model, accepted by plan.engines.megatron.models.unsupported; recompute the activations of whole
         layers in the backward pass where the settings do not decide; tied: the output layer has the embedding's weight;
         value_head: the name of the last layer of a critic.
     """
