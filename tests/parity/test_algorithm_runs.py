@@ -11,7 +11,7 @@ import pytest
 
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
-from posttrain.dialects.checks import check
+from posttrain.plan.checks.train import check
 
 REWARD = """
 def score(data_source, solution_str, ground_truth, extra_info):

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from posttrain.config import RunConfig
-from posttrain.dialects.checks import check
 from posttrain.errors import UnknownName
+from posttrain.plan.checks.train import check
 from posttrain.registry import ADVANTAGES, ENVS, POLICY_LOSSES
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.config.profiling import ProfilingConfig
+from posttrain.config.rejection import rejection_rules
 from posttrain.config.roles import needs_old_logprobs
 from posttrain.config.rollout import SamplingConfig
 from posttrain.config.sft import SftConfig
@@ -30,7 +31,6 @@ from posttrain.records.plans import (
     ValueLossPlan,
 )
 from posttrain.records.prompts import Prompt
-from posttrain.records.rejection import rejection_rules
 from posttrain.records.trajectories import SamplingParams
 from posttrain.rewards.served import term_names
 from posttrain.user_files import absolute

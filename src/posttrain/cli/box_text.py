@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posttrain.config import RunConfig
 from posttrain.config.evaluate import EvaluateConfig
-from posttrain.rewards.where import runs_code
+from posttrain.config.reward_placement import runs_code
 
 
 def box_text(config: RunConfig | EvaluateConfig) -> list[str]:

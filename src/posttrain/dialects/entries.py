@@ -8,14 +8,13 @@ from typing import Any, Generic, TypeVar
 
 from posttrain.config import RunConfig, SftConfig
 from posttrain.config.base import Section
-from posttrain.config.checks import generate, serve
+from posttrain.config.checks import evaluate, generate, serve
 from posttrain.config.evaluate import EvaluateConfig
 from posttrain.config.generate import GenerateConfig
 from posttrain.config.serve import ServeConfig
-from posttrain.dialects import evaluate_checks
-from posttrain.dialects.checks import check, unbuilt, warnings_of
 from posttrain.errors import Problem
 from posttrain.plan.checks import sft
+from posttrain.plan.checks.train import check, unsupported, warnings_of
 
 C = TypeVar("C", bound=Section)
 
@@ -28,7 +27,7 @@ def _nothing(config: Any) -> list[Any]:
 class Entry(Generic[C]):
     """One entry point: ``posttrain NAME FILE``.
 
-    ``check`` finds what is wrong between keys, ``warnings_of`` what has no effect, ``unbuilt`` what is right to ask for and
+    ``check`` finds what is wrong between keys, ``warnings_of`` what has no effect, ``unsupported`` what is right to ask for and
     planned. All three get a configuration whose keys are right one by one.
     """
 
@@ -37,7 +36,7 @@ class Entry(Generic[C]):
     root: type[C]
     check: Callable[[C], list[Problem]] = _nothing
     warnings_of: Callable[[C], list[str]] = _nothing
-    unbuilt: Callable[[C], list[Problem]] = _nothing
+    unsupported: Callable[[C], list[Problem]] = _nothing
 
 
 TRAIN = Entry(
@@ -46,7 +45,7 @@ TRAIN = Entry(
     root=RunConfig,
     check=check,
     warnings_of=warnings_of,
-    unbuilt=unbuilt,
+    unsupported=unsupported,
 )
 SFT = Entry(
     name="sft",
@@ -54,7 +53,7 @@ SFT = Entry(
     root=SftConfig,
     check=sft.check,
     warnings_of=sft.warnings_of,
-    unbuilt=sft.unbuilt,
+    unsupported=sft.unsupported,
 )
 GENERATE = Entry(
     name="generate",
@@ -62,15 +61,15 @@ GENERATE = Entry(
     root=GenerateConfig,
     check=generate.check,
     warnings_of=generate.warnings_of,
-    unbuilt=generate.unbuilt,
+    unsupported=generate.unsupported,
 )
 EVALUATE = Entry(
     name="evaluate",
     title="an evaluation configuration",
     root=EvaluateConfig,
-    check=evaluate_checks.check,
-    warnings_of=evaluate_checks.warnings_of,
-    unbuilt=evaluate_checks.unbuilt,
+    check=evaluate.check,
+    warnings_of=evaluate.warnings_of,
+    unsupported=evaluate.unsupported,
 )
 SERVE = Entry(
     name="serve",
@@ -78,7 +77,7 @@ SERVE = Entry(
     root=ServeConfig,
     check=serve.check,
     warnings_of=serve.warnings_of,
-    unbuilt=serve.unbuilt,
+    unsupported=serve.unsupported,
 )
 
 # In the order in which a configuration that could be of several is taken for one.

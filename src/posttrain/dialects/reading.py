@@ -180,7 +180,7 @@ def read_dialect(
         warnings += [words.text(text) for text in secret_warnings(config)]
         problems += words.translate(entry.check(config))
         reader.unsupported += [
-            replace(problem, fix="--here runs without it") for problem in words.translate(entry.unbuilt(config))
+            replace(problem, fix="--here runs without it") for problem in words.translate(entry.unsupported(config))
         ]
     label = f"{dialect.name}@{version}" if version else dialect.name
     return LoadedConfig(

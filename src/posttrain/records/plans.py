@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.records.rejection import RejectionRule
+from posttrain.config.rejection import RejectionRule
 from posttrain.records.trajectories import SamplingParams, mixed_seed
 
 

@@ -7,12 +7,12 @@ from dataclasses import fields
 from typing import Any
 
 from posttrain.config.reward import RewardConfig
+from posttrain.config.reward_placement import runs_code
 from posttrain.libraries import math_verify, reasoning_gym
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid
 from posttrain.rewards.load import load_rewards
 from posttrain.rewards.score import LARGEST, ResponseText, RewardTerms, TermAnswer, TermValue
-from posttrain.rewards.where import runs_code
 from posttrain.sandbox import boxes
 
 FACTORY = "posttrain.rewards.in_worker:make"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from posttrain.config.reward import RewardConfig
+from posttrain.config.reward_placement import runs_here
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.processes.limits import CRASHED, MEMORY, TIMEOUT, Limits
 from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
@@ -29,7 +30,6 @@ from posttrain.rewards.score import (
     combine,
     response_texts,
 )
-from posttrain.rewards.where import runs_here
 
 MOST_WORKERS = 4  # default upper bound
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.config.reward import RewardConfig, RewardTerm
+from posttrain.config.reward_placement import facts_of
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.reward import NotScored
 from posttrain.processes.limits import CRASHED, EXCEPTION
@@ -23,7 +24,6 @@ from posttrain.rewards.built_in import built_in
 from posttrain.rewards.score import LARGEST, NOT_FINITE, Decode
 from posttrain.rewards.scorer import Scorer, start_rewards
 from posttrain.rewards.server_reward import Result, ServerReward
-from posttrain.rewards.where import facts_of
 
 # Answers of the server terms about a response, by index; those after a failure are missing.
 Answers = dict[int, Result]

@@ -18,8 +18,8 @@ from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, Aggregation, AlgorithmSection, LossConfig
 from posttrain.config.roles import needs_values
 from posttrain.descriptions import describe_object
-from posttrain.dialects.checks import check, warnings_of
 from posttrain.errors import RequestError
+from posttrain.plan.checks.train import check, warnings_of
 from posttrain.records.batches import ScoredBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry

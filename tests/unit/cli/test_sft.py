@@ -241,7 +241,7 @@ def test_settings_without_effect_are_told(sections: dict[str, object], said: str
 
 
 def test_nothing_is_told_of_the_defaults() -> None:
-    assert warnings_of(config()) == SFT.check(config()) == SFT.unbuilt(config()) == []
+    assert warnings_of(config()) == SFT.check(config()) == SFT.unsupported(config()) == []
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from batches import scored_batch, sequence_batch, shaped_batch, train_batch
 from posttrain.algos.objective import policy_objective
+from posttrain.config.rejection import rejection_rules
 from posttrain.records.batches import ScoredBatch, SequenceBatch, TrainBatch, TrainerLogprobs
 from posttrain.records.plans import AdvantagePlan, LossPlan, RolloutCorrectionPlan, StepPlan, UpdatePlan
-from posttrain.records.rejection import rejection_rules
 from posttrain.records.trajectories import SamplingParams
 from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.extras import add_sum_pi_squared

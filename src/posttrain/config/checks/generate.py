@@ -61,7 +61,7 @@ def warnings_of(config: GenerateConfig) -> list[str]:
     return found
 
 
-def unbuilt(config: GenerateConfig) -> list[Problem]:
+def unsupported(config: GenerateConfig) -> list[Problem]:
     """What is right to ask for and planned, and this version cannot run."""
     problems = missing_sampler(config.rollout)
     if config.placement.devices > 1:

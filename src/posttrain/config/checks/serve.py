@@ -35,7 +35,7 @@ def warnings_of(config: ServeConfig) -> list[str]:
     return found
 
 
-def unbuilt(config: ServeConfig) -> list[Problem]:
+def unsupported(config: ServeConfig) -> list[Problem]:
     """What is right to ask for and planned, or not installed."""
     problems = missing_sampler(config.rollout)
     if config.placement.devices > 1:

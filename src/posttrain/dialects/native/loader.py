@@ -43,7 +43,7 @@ def read(
     return replace(
         loaded,
         problems=(*problems, *loaded.further(entry.check(config))),
-        unsupported=tuple(loaded.further(entry.unbuilt(config))),
+        unsupported=tuple(loaded.further(entry.unsupported(config))),
     )
 
 

@@ -37,7 +37,7 @@ def cluster_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(what, fix="use the policy's devices (reference.devices)", field="reference.devices")
 
 
-def unbuilt_cluster(config: TrainingConfig) -> list[Problem]:
+def unsupported_cluster(config: TrainingConfig) -> list[Problem]:
     """What is right to ask for and planned, and what is not installed."""
     plan, _ = place(config)
     if plan is None:
@@ -46,7 +46,7 @@ def unbuilt_cluster(config: TrainingConfig) -> list[Problem]:
     if plan.runtime == "inprocess":
         return problems
     if isinstance(config, RunConfig):
-        problems += _unbuilt_samplers(config.rollout, plan)
+        problems += _unsupported_samplers(config.rollout, plan)
     if (config.placement.ray_address or "").startswith("ray://"):
         what = "ray:// drives a cluster from outside, and a run is driven from one of its machines"
         fix = "start it there, as with ray job submit, and use placement.ray_address=auto"
@@ -57,7 +57,7 @@ def unbuilt_cluster(config: TrainingConfig) -> list[Problem]:
     return problems
 
 
-def _unbuilt_samplers(rollout: RolloutConfig, plan: PlacementPlan) -> Iterator[Problem]:
+def _unsupported_samplers(rollout: RolloutConfig, plan: PlacementPlan) -> Iterator[Problem]:
     engine, role = rollout.engine, plan.role("rollout")
     if shares_weights(rollout.engine):
         if rollout.tensor_parallel > 1:

@@ -11,7 +11,7 @@ from posttrain.config.checks.training import frozen_warnings, precision_problems
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.config.tracking import TrackingConfig
 from posttrain.errors import Problem
-from posttrain.plan.checks.cluster import cluster_warnings, unbuilt_cluster
+from posttrain.plan.checks.cluster import cluster_warnings, unsupported_cluster
 from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
 from posttrain.registry import TRACKERS, TRAIN_ENGINES
 
@@ -42,9 +42,9 @@ def check(config: SftConfig) -> list[Problem]:
     ]
 
 
-def unbuilt(config: SftConfig) -> list[Problem]:
+def unsupported(config: SftConfig) -> list[Problem]:
     """What is right to ask for and planned, and this version cannot run."""
-    return unbuilt_cluster(config)
+    return unsupported_cluster(config)
 
 
 def warnings_of(config: SftConfig) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.dialects.checks import check, warnings_of
+from posttrain.plan.checks.train import check, warnings_of
 
 SIZES: dict[str, Any] = {
     "data": {"train_files": ["x"], "prompts_per_step": 4, "max_prompt_tokens": 100},

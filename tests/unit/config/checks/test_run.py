@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig, SftConfig
-from posttrain.dialects.checks import check, warnings_of
 from posttrain.plan.checks.sft import check as check_sft
+from posttrain.plan.checks.train import check, warnings_of
 from posttrain.plan.files import check_run_files
 
 

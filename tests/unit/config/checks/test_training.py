@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.config import RunConfig
 from posttrain.config.checks.training import training_problems
-from posttrain.dialects.checks import check, warnings_of
+from posttrain.plan.checks.train import check, warnings_of
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:

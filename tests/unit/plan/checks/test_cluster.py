@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.dialects.checks import check, unbuilt, warnings_of
+from posttrain.plan.checks.train import check, unsupported, warnings_of
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:
@@ -30,7 +30,7 @@ APART: dict[str, dict[str, Any]] = {
 def test_two_devices_with_fsdp_are_built() -> None:
     pytest.importorskip("ray")
     two = config(policy=FSDP, placement={"devices": 2})
-    assert unbuilt(two) == [] and check(two) == []
+    assert unsupported(two) == [] and check(two) == []
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: py
         advantage={"name": "gae"},
         placement={"devices": 2},
     )
-    assert [(each.what, each.fix, each.field) for each in unbuilt(two)] == [
+    assert [(each.what, each.fix, each.field) for each in unsupported(two)] == [
         (
             f"deepspeed is not installed (needed by {role}.engine=deepspeed)",
             "pip install 'posttrain[deepspeed]'",
@@ -76,7 +76,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: py
     ],
 )
 def test_what_is_told_before_a_run(sections: dict[str, Any], said: str) -> None:
-    assert said in " | ".join(problem.what for problem in unbuilt(config(**sections)))
+    assert said in " | ".join(problem.what for problem in unsupported(config(**sections)))
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_what_is_told_before_a_run(sections: dict[str, Any], said: str) -> None:
 )
 def test_servers_go_with_workers(rollout: dict[str, Any]) -> None:
     there = config(policy=FSDP, placement={"devices": 2}, rollout=rollout)
-    assert [*check(there), *unbuilt(there)] == []
+    assert [*check(there), *unsupported(there)] == []
 
 
 @pytest.mark.parametrize("server", [{"engine_options": {"python": "/p"}}, {"endpoints": ["http://localhost:1"]}])
 def test_an_adapter_alone_goes_with_workers(server: dict[str, Any]) -> None:
     rollout = {"engine": "vllm", "weight_sync": "adapter"} | server
     there = config(policy=FSDP | {"lora": {"rank": 4}}, placement={"devices": 2}, rollout=rollout)
-    assert [*check(there), *unbuilt(there)] == []
+    assert [*check(there), *unsupported(there)] == []
 
 
 @pytest.mark.parametrize("sync", ["shared_memory", "collective", "auto"])

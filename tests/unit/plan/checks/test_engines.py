@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.dialects.checks import check, warnings_of
 from posttrain.dialects.here import at_hand
+from posttrain.plan.checks.train import check, warnings_of
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.dialects.checks import warnings_of
 from posttrain.plan.checks.images import image_problems, sampler_problems
+from posttrain.plan.checks.train import warnings_of
 
 
 def config(**sections: Any) -> RunConfig:

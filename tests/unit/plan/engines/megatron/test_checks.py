@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.dialects.checks import check, unbuilt, warnings_of
+from posttrain.plan.checks.train import check, unsupported, warnings_of
 from posttrain.registry import is_installed
 
 TWO = {"engine": "megatron", "tensor_parallel": 2}
@@ -24,7 +24,7 @@ def config(policy: dict[str, Any], **sections: dict[str, Any]) -> RunConfig:
 @installed
 def test_two_devices_are_built() -> None:
     for sizes in (TWO, {"engine": "megatron", "pipeline_parallel": 2}, {"engine": "megatron", "sequence_parallel": 2}):
-        assert check(config(sizes)) == unbuilt(config(sizes)) == warnings_of(config(sizes)) == []
+        assert check(config(sizes)) == unsupported(config(sizes)) == warnings_of(config(sizes)) == []
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_is_wrong(policy: dict[str, Any], sections: dict[str, Any], said: s
     ],
 )
 def test_what_is_planned(policy: dict[str, Any], sections: dict[str, Any], said: str) -> None:
-    assert [said in problem.what for problem in unbuilt(config(policy, **sections))] == [True] * bool(said)
+    assert [said in problem.what for problem in unsupported(config(policy, **sections))] == [True] * bool(said)
 
 
 @installed
@@ -82,7 +82,7 @@ def test_what_is_planned(policy: dict[str, Any], sections: dict[str, Any], said:
 )
 def test_virtual_stages_are_built_and_need_a_pipeline(option: dict[str, int]) -> None:
     staged = config({"engine": "megatron", "pipeline_parallel": 2, "engine_options": option})
-    assert check(staged) == unbuilt(staged) == warnings_of(staged) == []
+    assert check(staged) == unsupported(staged) == warnings_of(staged) == []
     (told,) = warnings_of(config(TWO | {"engine_options": option}))
     (name,) = option
     assert told == f"policy.engine_options.{name} has no effect: policy.pipeline_parallel is 1, so there are no stages"
@@ -92,7 +92,7 @@ def test_a_critic_elsewhere_is_split_in_its_own_way() -> None:
     policy = TWO | {"devices": [0, 1]}
     critic = {"engine": "megatron", "pipeline_parallel": 2, "devices": [2, 3]}
     four = config(policy, **PPO, critic=critic, placement={"devices": 4})
-    assert check(four) == [] and not any("critic" in problem.what for problem in unbuilt(four))
+    assert check(four) == [] and not any("critic" in problem.what for problem in unsupported(four))
 
 
 def test_what_has_no_effect_with_a_critic() -> None:

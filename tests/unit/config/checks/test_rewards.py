@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.dialects.checks import check, warnings_of
+from posttrain.plan.checks.train import check, warnings_of
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:

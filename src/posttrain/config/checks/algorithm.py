@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import RolloutCorrectionConfig
+from posttrain.config.rejection import RULES, rejection_rules
 from posttrain.errors import Problem, did_you_mean
-from posttrain.records.rejection import RULES, rejection_rules
 
 # What shapes the sum of an episode's reward, and how it is turned off.
 SHAPES = (("zero_unless_stopped", False), ("normalize_mean", "none"), ("normalize_std", "none"), ("clip", None))

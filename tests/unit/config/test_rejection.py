@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from posttrain.records.rejection import RULES, RejectionRule, rejection_rules
+from posttrain.config.rejection import RULES, RejectionRule, rejection_rules
 
 
 def test_rules_have_one_bound_for_all_or_one_each() -> None:

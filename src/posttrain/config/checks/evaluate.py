@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from posttrain.config.evaluate import EvaluateConfig, MetricsConfig, ScoringConfig
+from posttrain.config.reward_placement import WORKER_FIELDS, runs_code, runs_here
 from posttrain.errors import Problem
 from posttrain.registry import REWARDS
-from posttrain.rewards.where import WORKER_FIELDS, runs_code, runs_here
 
 # What shapes the rewards of training; a score is the terms' sum.
 SHAPING = (
@@ -64,7 +64,7 @@ def warnings_of(config: EvaluateConfig) -> list[str]:
     return found
 
 
-def unbuilt(config: EvaluateConfig) -> list[Problem]:
+def unsupported(config: EvaluateConfig) -> list[Problem]:
     """What is right to ask for and planned, and this version cannot run."""
     if config.reward.model is None:
         return []

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from posttrain.config import RunConfig
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.group_filter import GroupFilterConfig
+from posttrain.config.reward_placement import WORKER_FIELDS, runs_code, runs_here
 from posttrain.errors import Problem, did_you_mean
 from posttrain.registry import ADVANTAGES, REWARDS
-from posttrain.rewards.where import WORKER_FIELDS, runs_code, runs_here
 
 BOUNDS = ("above_std", "above_mean", "below_mean")
 

@@ -9,7 +9,7 @@ import pytest
 from posttrain.config import RunConfig
 from posttrain.config.checks.batches import batch_warnings
 from posttrain.config.roles import needs_old_logprobs
-from posttrain.dialects.checks import check, warnings_of
+from posttrain.plan.checks.train import check, warnings_of
 
 AT = "loss.rollout_correction"
 

@@ -10,19 +10,19 @@ from typing import Any
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AlgorithmSection
 from posttrain.config.base import Section
+from posttrain.config.checks.algorithm import algorithm_problems, algorithm_warnings
 from posttrain.config.checks.batches import batch_problems, batch_warnings
 from posttrain.config.checks.environment import environment_problems, environment_warnings
 from posttrain.config.checks.profiling import profiling_warnings
+from posttrain.config.checks.rewards import reward_problems, reward_warnings
 from posttrain.config.checks.rollout import missing_sampler, training_sampler_warnings
 from posttrain.config.checks.run import naming_problems, resuming_problems, retention_warnings, saving_warnings
 from posttrain.config.checks.tracking import tracking_problems, tracking_warnings
 from posttrain.config.checks.training import training_problems, training_warnings
 from posttrain.config.critic import CriticConfig
 from posttrain.config.roles import needs_values
-from posttrain.dialects.algorithm_checks import algorithm_problems, algorithm_warnings
-from posttrain.dialects.reward_checks import reward_problems, reward_warnings
 from posttrain.errors import Problem, RequestError, did_you_mean
-from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, unbuilt_cluster
+from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, unsupported_cluster
 from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
 from posttrain.registry import ADVANTAGES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
@@ -32,9 +32,9 @@ def check(config: RunConfig) -> list[Problem]:
     return [*_names(config), *_rules(config)]
 
 
-def unbuilt(config: RunConfig) -> list[Problem]:
+def unsupported(config: RunConfig) -> list[Problem]:
     """What is right to ask for and planned, and this version cannot run. A plan can be made of it; a run is refused."""
-    return [*unbuilt_cluster(config), *missing_sampler(config.rollout)]
+    return [*unsupported_cluster(config), *missing_sampler(config.rollout)]
 
 
 def _names(config: RunConfig) -> Iterator[Problem]:
