@@ -104,9 +104,8 @@ class TrainerLogprobs:
 
     old: Tensor | None = None  # [B, T] float32 nats; None: on-policy, the first forward pass of the update gives them
     ref: Tensor | None = None  # [B, T] float32 nats; None: there is no KL to a reference
-    importance_weights: Tensor | None = (
-        None  # [B, T] float32, multiply the token losses; None: not corrected by weights
-    )
+    # [B, T] float32, multiply the token losses; None: not corrected by weights
+    importance_weights: Tensor | None = None
     rejected: Tensor | None = None  # [B, T] bool, sampled tokens left out of the loss; None: no rule rejects any
 
     def kept(self, response_mask: Tensor) -> Tensor:
