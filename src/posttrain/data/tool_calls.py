@@ -55,7 +55,7 @@ def _call(text: str) -> ToolCall:
             return ToolCall(name=call["name"], problem=f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):
         return ToolCall(name=call["name"], problem="the arguments must be an object, with the parameters by name")
-    return ToolCall(name=call["name"], arguments=arguments)
+    return ToolCall(name=json_text.whole_characters(call["name"]), arguments=json_text.whole_characters(arguments))
 
 
 def argument_problem(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

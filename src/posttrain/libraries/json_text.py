@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 MAX_DEPTH = 100
@@ -49,25 +49,26 @@ def half_character(value: Any) -> tuple[str, str] | None:
         if isinstance(each, str):
             if not each.isascii() and (half := _SURROGATE.search(each)):
                 return key, half[0]
-        elif isinstance(each, dict):
+        elif isinstance(each, Mapping):
             names = [(key, name) for name in each]
             waiting += [*reversed([(f"{key}.{name}".lstrip("."), inner) for name, inner in each.items()]), *names]
-        elif isinstance(each, list):
+        elif isinstance(each, list | tuple):
             waiting += reversed([(f"{key}.{place}".lstrip("."), inner) for place, inner in enumerate(each)])
     return None
 
 
 def whole_characters(value: Any) -> Any:
-    """Copy a value of JSON's kinds with every lone surrogate replaced by U+FFFD; the value itself where there is none."""
+    """Copy a value of JSON's kinds with every lone surrogate replaced by U+FFFD, and two halves joined; the value itself where
+    there is none."""
     return _replaced(value) if half_character(value) else value
 
 
 def _replaced(value: Any) -> Any:
     if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
-    if isinstance(value, dict):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, Mapping):
         return {_replaced(name): _replaced(inner) for name, inner in value.items()}
-    return [_replaced(inner) for inner in value] if isinstance(value, list) else value
+    return [_replaced(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -13,6 +13,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
 
+CLOSE_FAILED = "close_failed"  # metric of a complete episode whose environment failed when it was closed
 SAMPLE_S = 0.02  # of sampling, before environments are polled again
 WAIT_S = 0.5  # of waiting for environments while nothing is sampled, before the caller may leave
 
@@ -68,6 +69,7 @@ class _Playing:
         self._episodes: dict[str, Episode] = {}
         self._done: dict[str, Trajectory] = {}
         self._groups: dict[int, TrajectoryGroup] = {}
+        self._closing: set[str] = set()  # complete episodes whose environments are being closed
         self.asked: dict[str, str] = {}  # request -> episode, of what is being sampled
 
     @property
@@ -85,7 +87,11 @@ class _Playing:
         """An environment has answered."""
         episode = self._episodes[name]
         try:
-            if isinstance(event, EnvFailed):
+            if (
+                isinstance(event, EnvFailed) and name in self._closing
+            ):  # the episode is complete without what close says
+                self._end(name, episode.trajectory({CLOSE_FAILED: 1.0}))
+            elif isinstance(event, EnvFailed):
                 self._end(name, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)))
             elif isinstance(event, Mapping):
                 self._end(name, episode.trajectory(event))
@@ -112,6 +118,7 @@ class _Playing:
 
     def _ask(self, name: str, request: Request | None, stream: RequestStream) -> None:
         if request is None:
+            self._closing.add(name)
             self._worlds.host.finish(name)
             return
         self.asked[request.sample_id] = name

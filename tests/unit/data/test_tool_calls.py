@@ -63,3 +63,14 @@ def test_arguments_are_held_against_the_schema(arguments: dict[str, object], pro
 
 def test_a_schema_may_be_open() -> None:
     assert argument_problem({"n": 1}, {"properties": {}, "additionalProperties": True}) == ""
+
+
+def test_half_a_character_in_a_call_is_replaced() -> None:
+    """A model may write the escape of one half of a pair, which no tool can encode."""
+    [call] = tool_calls(
+        '<tool_call>{"name": "sq\\ud83d", "arguments": {"query": "a\\ud83d", "\\udc00": ["\\ud83d\\ude00"]}}</tool_call>'
+    )
+    assert call.name == "sq\ufffd"
+    assert call.arguments == {"query": "a\ufffd", "\ufffd": ["\U0001f600"]}
+    [call] = tool_calls('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\\\ud83d\\"}"}</tool_call>')
+    assert call.arguments == {"a": "\ufffd"}

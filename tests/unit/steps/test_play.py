@@ -195,6 +195,44 @@ def rewards_of(groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
     return shaped_batch(assemble(scored)).rewards_on_tokens().tolist()
 
 
+HALF = "\ud83d"
+
+
+@pytest.mark.parametrize("said", [f"a{HALF}b", HALF, f"{HALF}{HALF}", "\udc00"])
+def test_half_a_character_in_an_observation_is_replaced(said: str) -> None:
+    def steps(turn: int, action: str) -> EnvStep:
+        message = {"role": "user", "content": said, HALF: [said, {"a": said}]}
+        return EnvStep(messages=[message] if turn == 1 else [], reward=1.0, done=turn == 2, stop=HALF, state_key=HALF)
+
+    trajectory = the_one(played(Scripted({"p/0": ["r1$", "r2$"]}), settings={"steps": steps}))
+    assert trajectory.failure == ""
+    whole = said.replace(HALF, "\ufffd").replace("\udc00", "\ufffd")
+    assert f"U{whole}$" in shown(trajectory)[0]
+
+
+def test_two_halves_are_one_character() -> None:
+    def steps(turn: int, action: str) -> EnvStep:
+        return EnvStep(
+            messages=[{"role": "user", "content": "\ud83d\ude00"}] if turn == 1 else [], reward=1.0, done=turn == 2
+        )
+
+    trajectory = the_one(played(Scripted({"p/0": ["r1$", "r2$"]}), settings={"steps": steps}))
+    assert "U\U0001f600$" in shown(trajectory)[0]
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("no"), None, {"a": "text"}, {"a": float("nan")}])
+def test_a_close_that_fails_loses_no_complete_episode(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(self: Obs) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Obs, "close", close)
+    trajectory = the_one(played(Scripted({"p/0": ["r1$", "r2$"]})))
+    assert (trajectory.failure, trajectory.env_reward) == ("", 3.0)
+    assert dict(trajectory.env_metrics)["close_failed"] == 1.0
+
+
 def test_conversation() -> None:
     # prompt Uq$⏎A; r1$ is sampled, ⏎Uob$⏎A is read, r2$ is sampled: 3 + 7 + 3 tokens, rewards on tokens 2 and 12
     engine = Scripted({"p/0": ["r1$", "r2$"]})

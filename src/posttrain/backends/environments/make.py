@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from posttrain.errors import RequestError
 from posttrain.interfaces.env import Env, EnvBuilder, EnvFailed, EnvSpec, EnvStart, EnvStep
+from posttrain.libraries import json_text
 from posttrain.libraries.own_code import load
 from posttrain.registry import ENVS
 
@@ -113,7 +114,7 @@ def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
 def start_of(plain: Any) -> EnvStart | EnvFailed:
     """Check and convert the value of ``HostedEpisode.reset``: the environment is not the trainer's code."""
     try:
-        values = _mapping(plain)
+        values = _mapping(json_text.whole_characters(plain))
         return EnvStart(
             messages=_messages(values, "messages", EnvStart),
             tools=_messages(values, "tools", EnvStart, role=False),
@@ -127,7 +128,7 @@ def start_of(plain: Any) -> EnvStart | EnvFailed:
 def step_of(plain: Any) -> EnvStep | EnvFailed:
     """Check and convert the value of ``HostedEpisode.step``."""
     try:
-        values = _mapping(plain)
+        values = _mapping(json_text.whole_characters(plain))
         done, stop = values.get("done"), values.get("stop")
         if not isinstance(done, bool):
             raise BadAnswer(f"done is {_shown(done)} instead of True or False")
@@ -153,7 +154,7 @@ def step_of(plain: Any) -> EnvStep | EnvFailed:
 def closed_of(plain: Any) -> Mapping[str, float] | EnvFailed:
     """Check and convert the value of ``HostedEpisode.close``."""
     try:
-        return metrics_of(_mapping(plain).get("metrics"))
+        return metrics_of(_mapping(json_text.whole_characters(plain)).get("metrics"))
     except BadAnswer as error:
         return EnvFailed(INVALID, f"close: {error}")
 

@@ -20,6 +20,7 @@ from typing import Any
 from posttrain.data.chat_api import (
     Refused,
     as_events,
+    check_model,
     error_body,
     is_count,
     messages_of,
@@ -30,6 +31,7 @@ from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.interfaces.env import Message, Tool
 from posttrain.libraries import json_text
 
+MODEL = "policy"  # the only name that requests may give
 LARGEST_BODY = 16 << 20  # bytes
 READ_S = 60.0  # time limit for reading the body of a request
 
@@ -153,6 +155,7 @@ def read(body: Any, *, any_sampling: bool) -> TurnRequest:
         problems.append(str(refused))
     if problems:
         raise Refused("; ".join(problems))
+    check_model(body, MODEL)
     return TurnRequest(
         messages=messages, tools=body.get("tools") or (), max_tokens=wanted, stream=bool(body.get("stream"))
     )
@@ -200,7 +203,7 @@ class _AgentHandler(BaseHTTPRequestHandler):
             "id": f"turn-{secrets.token_hex(8)}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": "policy",
+            "model": MODEL,
             "choices": [choice],
             "usage": None,
         }
@@ -220,7 +223,7 @@ class _AgentHandler(BaseHTTPRequestHandler):
         if int(size) > LARGEST_BODY:
             raise Refused(f"the body has more than {LARGEST_BODY >> 20} MiB", 413)
         try:
-            return json_text.loads(self.rfile.read(int(size)))
+            return json_text.whole_characters(json_text.loads(self.rfile.read(int(size))))
         except (ValueError, RecursionError) as error:
             raise Refused(f"the body is not JSON: {error}") from None
 
@@ -237,5 +240,5 @@ class _AgentHandler(BaseHTTPRequestHandler):
 
 
 def _models() -> dict[str, Any]:
-    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "posttrain"}
+    model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "posttrain"}
     return {"object": "list", "data": [model]}

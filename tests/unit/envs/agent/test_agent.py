@@ -28,7 +28,7 @@ AGENTS = '''
 import json, os, signal, subprocess, time, urllib.request
 
 def ask(episode, messages, **more):
-    body = json.dumps({"model": "any", "messages": messages, **more}).encode()
+    body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
     request = urllib.request.Request(episode.base_url + "/chat/completions", body,
         {"Authorization": "Bearer " + episode.api_key, "Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
@@ -302,6 +302,9 @@ def test_the_address_is_for_those_who_know_the_token() -> None:
         assert json.loads(status("/v1/models", listener.token)[1])["data"][0]["id"] == "policy"
         assert status("/v1/completions", listener.token, b"{}")[0] == 404
         assert status("/v1/chat/completions", listener.token, b"{")[1].startswith("the body is not JSON")
+        other = json.dumps({"model": "gpt-4o", "messages": [{"role": "user", "content": "a"}]}).encode()
+        found = status("/v1/chat/completions", listener.token, other)
+        assert found == (404, 'there is no model "gpt-4o"; this endpoint has policy')
         body = json.dumps({"messages": ASKED}).encode()
         assert status("/v1/chat/completions", listener.token, body) == (400, "no turns today")
         assert status("/result", listener.token, b"[1]")[0] == 400
