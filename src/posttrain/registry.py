@@ -122,7 +122,7 @@ class Registry(Generic[F]):
         raise UnknownName(self.problem(name))
 
     def known(self, name: str, path: str | None = None) -> Description[F]:
-        """As ``describe``; for a name or file that is not there an empty description, because it is reported elsewhere."""
+        """Describe a name as ``describe``; an unknown name or missing file, reported elsewhere, gives an empty description."""
         try:
             return self.describe(name, path)
         except RequestError:

@@ -114,7 +114,8 @@ def _no_truth_value(value: Any) -> Any:
 def is_number(annotation: Any) -> bool:
     """True when the annotation takes a number, and nothing that a truth value would be too."""
     members = _members(annotation)
-    numbers = any(part in (int, float) or type(part) is int for part in members)  # or a Literal's own members
+    # Numbers, or the members of a Literal.
+    numbers = any(part in (int, float) or type(part) is int for part in members)
     return numbers and not any(part in (bool, str, Any) for part in members)
 
 

@@ -34,7 +34,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenScores:
-    """What is known about N drawn tokens, each [N]."""
+    """Scores of N drawn tokens, each [N]."""
 
     logprobs: Tensor  # nats
     entropy: Tensor  # nats, of the whole distribution
@@ -99,7 +99,8 @@ def score_logits(
 
 
 class _ScoreTokens(torch.autograd.Function):
-    """With x the logits / temperature, log p = x - logsumexp(x), and incoming gradients a, b, c of log-prob, entropy, KL:
+    """Scores of drawn tokens. With x the logits / temperature, log p = x - logsumexp(x), and incoming gradients a, b, c of
+    log-prob, entropy, KL:
 
     d/dx_j = a (1[j is the target] - p_j) - b p_j (log p_j + entropy) + c p_j (log p_j - log q_j - KL).
     """
@@ -261,8 +262,8 @@ def _rounding_gradients(
 
 
 def _rounds(hidden: Tensor, head: Head) -> bool:
-    """Whether products may round to bfloat16, because a shift makes what is rounded small. On a CPU they take half the time
-    of those that do not."""
+    """Return True when products may round to bfloat16, because a shift makes the rounded part small. On a CPU they take half
+    the time of exact ones."""
     return hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu" and head.bias is None and head.softcap is None
 
 
@@ -296,7 +297,7 @@ def _tile(hidden: Tensor, head: Head, temperature: float, number: int) -> Tensor
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right with a float32 result (float64 for float64)."""
+    """Compute left @ right with a float32 result (float64 for float64)."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
     if left.device.type == "cuda":

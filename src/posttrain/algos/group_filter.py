@@ -1,4 +1,4 @@
-"""Whether the responses to a prompt can teach anything: the question of dynamic sampling."""
+"""Dynamic sampling: the choice of the groups whose responses differ enough to learn from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def passes(
     above_mean: float | None = None,
     below_mean: float | None = None,
 ) -> bool:
-    """Whether a group's scores satisfy every bound that is given; all bounds are exclusive.
+    """Return True when a group's scores satisfy every given bound; all bounds are exclusive.
 
     The standard deviation is the sample one (n - 1), and exactly 0 when all scores are equal. A single score has none: the
     group passes that bound when it was sampled alone (samples 1), where nothing could ever pass, and fails it when it lost

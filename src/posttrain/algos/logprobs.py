@@ -1,4 +1,4 @@
-"""From logits to the log-prob of the token that was drawn, and the entropy of the draw."""
+"""Log-prob of a drawn token, and entropy of the draw, from logits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def entropy(log_probabilities: Tensor) -> Tensor:
     Args: log_probabilities [N, vocabulary] nats.
     Returns: [N] nats.
     """
-    finite = log_probabilities.clamp(min=torch.finfo(log_probabilities.dtype).min)  # 0 * -inf would be NaN
+    # 0 * -inf would be NaN.
+    finite = log_probabilities.clamp(min=torch.finfo(log_probabilities.dtype).min)
     return -(log_probabilities.exp() * finite).sum(dim=1)
 
 

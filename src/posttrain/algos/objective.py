@@ -22,7 +22,7 @@ def policy_objective(
     counts: LossCounts,
     full_kl: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference) + sft_coef * SFT, each aggregated by ``counts``.
+    """Policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference) + sft_coef * SFT, each aggregated by ``counts``.
 
     Without old log-probs (one update per step) the policy's own, detached, take their place: the ratio is 1 and its
     gradient is that of the log-prob. Importance weights multiply the policy loss after its clipping. SFT is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def overlong_penalty(response_tokens: int, *, max_response_tokens: int, buffer_tokens: int, penalty: float) -> float:
-    """What is added to the reward: 0 up to max_response_tokens - buffer_tokens, then falling linearly to -penalty at the
+    """Penalty added to the reward: 0 up to max_response_tokens - buffer_tokens, then falling linearly to -penalty at the
     limit.
 
     Args: all counts in tokens, 1 <= buffer_tokens < max_response_tokens; penalty >= 0 in reward units.

@@ -1,4 +1,4 @@
-"""How far the policy has moved from the one that sampled: what the policy losses share."""
+"""Ratio of the policy to the one that sampled, common to the policy losses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def distance_report(log_ratio: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """What every loss logs, each [B, T]: ratio_mean, and kl_old, the k3 estimate of KL(old || policy): r - 1 - log r."""
+    """Metrics logged by every loss, each [B, T]: ratio_mean, and kl_old, the k3 estimate of KL(old || policy): r - 1 - log r."""
     with torch.no_grad():
         ratio = log_ratio.exp()
         return {

@@ -1,4 +1,4 @@
-"""From a reward on each token to the sum of what follows it."""
+"""Returns: the sum of the rewards on a token and the tokens after it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def inverse_square_root(
 
 
 def progress(update: int, start: int, end: int) -> float:
-    """How much of the way from ``start`` to ``end`` is done, at most 1."""
+    """Return the fraction of the way from ``start`` to ``end`` that is done, at most 1."""
     return min(1.0, (update - start) / max(1, end - start))
 
 

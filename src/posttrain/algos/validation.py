@@ -111,8 +111,8 @@ def mean_over_prompts(prompts: Sequence[Mapping[str, float]]) -> dict[str, float
 def bootstrap_intervals(
     prompts: Sequence[Mapping[str, float]], *, draws: int, confidence: float, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """For the mean over prompts of every statistic, the interval that holds ``confidence`` of its values when the prompts
-    are drawn again with replacement: the percentile bootstrap. None for a statistic that a single prompt has.
+    """Percentile bootstrap: for the mean over prompts of every statistic, the interval that holds ``confidence`` of its values
+    when the prompts are resampled with replacement. None for a statistic that a single prompt has.
 
     Args: ``prompts`` as for ``mean_over_prompts``; ``draws`` times all prompts are drawn, from a generator with this seed.
     Source: B. Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979; percentiles interpolated linearly.

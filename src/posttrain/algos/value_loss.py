@@ -1,4 +1,4 @@
-"""What the critic minimises."""
+"""Loss of the critic."""
 
 from __future__ import annotations
 

@@ -130,7 +130,8 @@ def _at(key: str, error: ErrorDetails) -> InitErrorDetails:
     place = (key, *error["loc"])
     if error["type"] in get_args(ErrorType):
         return InitErrorDetails(type=error["type"], loc=place, input=error["input"], ctx=error.get("ctx", {}))
-    kind = PydanticCustomError("setting", "{message}", {"message": error["msg"]})  # of the user's own annotation
+    # The error comes from the user's own annotation.
+    kind = PydanticCustomError("setting", "{message}", {"message": error["msg"]})
     return InitErrorDetails(type=kind, loc=place, input=error["input"])
 
 
@@ -155,7 +156,7 @@ class RolloutCorrectionConfig(Section):
     weight_high: float = Field(default=2.0, gt=0.0)
     """Weights are cut to this (truncated importance sampling)."""
     weight_low: float | None = Field(default=None, gt=0.0)
-    """When given, weights outside [weight_low, weight_high] become 0 instead of being cut (IcePop)."""
+    """If set, weights outside [weight_low, weight_high] become 0 instead of being cut (IcePop)."""
     normalize: bool = False
     """Divide the weights by their mean over the step."""
     reject: list[str] = []
@@ -174,7 +175,7 @@ class LossConfig(AlgorithmSection):
     name: str = "ppo_clip"
     """Policy loss: a built-in one, or, with path, the name of your function in that file."""
     aggregation: Aggregation = "token_mean"
-    """How token losses become one number, over the whole mini-batch."""
+    """Aggregation of the token losses over the whole mini-batch."""
     norm_tokens: int | None = Field(default=None, ge=1)
     """sequence_mean_token_sum_norm: the sum of a response's token losses is divided by this; null means
     rollout.max_response_tokens."""

@@ -1,4 +1,4 @@
-"""What every section of a RunConfig has in common: frozen, no unknown keys, each field documented where it is defined."""
+"""Base class of all sections of a RunConfig: frozen, no unknown keys, each field documented where it is defined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is saved, when, and what stays."""
+"""Settings of checkpoints: contents, times, and which ones are kept."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class CheckpointConfig(Section):
     keep_last: int | None = Field(default=None, ge=1)
     """Keep only the newest so many checkpoints; null keeps all."""
     keep_best: int | None = Field(default=None, ge=1)
-    """Besides those, keep so many with the best values of best_metric; null keeps none for that."""
+    """Additional checkpoints to keep, those with the best values of best_metric; null keeps none for that."""
     best_metric: str | None = None
     """Name of a metric in metrics.jsonl, such as reward/mean or validation/TASK/accuracy; needed by keep_best."""
     best_mode: Literal["max", "min"] = "max"
-    """Whether high or low values of best_metric are good."""
+    """Direction of best_metric: max keeps high values, min low ones."""
     keep_every: int | None = Field(default=None, ge=1)
-    """Besides those, keep the checkpoints of steps that this divides; null keeps none for that."""
+    """Additional checkpoints to keep, those of steps that this divides; null keeps none for that."""
     background: bool = True
     """Write checkpoints while the next step samples; its first update waits until that is done. False waits at once."""
     save_optimizer: bool = True
     """Save the optimizer's averages. Without them a checkpoint is a third as large, and a run that goes on is not exact."""
     sharded: bool = False
     """Every process writes its own part of weights and averages, instead of the first one writing all of them gathered. Any
-    number of processes goes on from that, with any engine; posttrain export makes a plain folder of it."""
+    number of processes resumes from that, with any engine; posttrain export converts it to a plain folder."""
     load_optimizer: bool = True
-    """Going on, take the optimizer's averages from the checkpoint; false starts them anew."""
+    """Load the optimizer's averages of the checkpoint on resume; false starts them from zero."""
     load_schedule: bool = True
-    """Going on, take the number of updates made from the checkpoint; false starts the learning-rate schedule anew."""
+    """Load the number of updates of the checkpoint on resume; false restarts the learning-rate schedule."""
     export_every_steps: int | None = Field(default=None, ge=1)
     """Write plain Hugging Face folders after every so many steps and at the end; null writes none. All stay."""
     export_folder: str | None = None
@@ -46,4 +46,4 @@ class CheckpointConfig(Section):
     upload_keep_last: int | None = Field(default=None, ge=1)
     """Keep only the newest so many checkpoints there; null means as many as keep_last. keep_best and keep_every hold, too."""
     upload_wait_s: float = Field(default=600.0, ge=0.0)
-    """Seconds that a run waits at its end for uploads; one that was told to stop waits no longer than run.grace_s."""
+    """Seconds that a run waits at its end for uploads; after a signal it waits no longer than run.grace_s."""

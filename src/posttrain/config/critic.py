@@ -37,7 +37,7 @@ class CriticConfig(Section):
     value_clip: float | None = Field(default=0.5, gt=0.0)
     """Values move at most this far from the step's old ones before the loss stops rewarding it; null does not clip."""
     aggregation: Aggregation = "token_mean"
-    """How token losses become one number, over the whole mini-batch."""
+    """Aggregation of the token losses over the whole mini-batch."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps at the start in which only the critic is updated."""
     gradient_checkpointing: bool = False

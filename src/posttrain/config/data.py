@@ -1,4 +1,4 @@
-"""Where prompts come from and how they are cut."""
+"""Settings of prompts: their files, columns and truncation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DataConfig(ImageSettings):
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt, in tokens, after the chat template; an image counts as many tokens as the model reads for it."""
     overlong_prompts: Literal["error", "filter", "truncate_left", "truncate_right", "truncate_middle"] = "error"
-    """What happens to longer ones: stop with their rows, drop them, or cut (left keeps the end, right keeps the start). A
+    """Handling of longer prompts: stop with their rows, drop them, or cut (left keeps the end, right keeps the start). A
     prompt with images is never cut: with truncate_… one that is too long stops the run."""
     filter_workers: int = Field(default=1, ge=1)
     """Processes that tokenize the dataset when it is opened."""

@@ -26,7 +26,7 @@ class TextGameWording(TypedDict, total=False):
 
 
 class NamedEnvironment(Section):
-    """What rows that ask for it by its name in ``environment.named`` are played in."""
+    """The environment of rows that select it by its name in ``environment.named``."""
 
     name: str
     """Environment: a registered one (docs/environments.md lists them), package.module:Class, or path/to/file.py:Class."""
@@ -55,15 +55,15 @@ class EnvironmentConfig(Section):
     validation_episodes: int | None = Field(default=None, ge=1, le=1_000_000)
     """Instead of data.validation_files: so many beginnings, with the seeds 0 and up, which training does not use."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Turns of an episode, at most; the environment is told, too. null leaves its end to the environment and the context."""
+    """Maximum turns per episode; also passed to the environment. null leaves the end to the environment and the context."""
     end_at_max_turns: bool = True
-    """End an episode after max_turns also where the environment would go on; false: it is told, and decides."""
+    """End an episode after max_turns even when the environment would continue; false: the environment decides."""
     conversation: Literal["messages", "one_message"] = "messages"
     """messages: actions and observations are messages of the chat template; one_message: together they make up one message of
     the assistant, in which observations are plain text."""
     changed_history: Literal["split", "refuse", "append"] = "split"
-    """When the chat template writes earlier turns in another way than before (it drops their thoughts, say): split begins a new
-    training sample with what it writes now, refuse fails the episode, append goes on behind what the policy has read."""
+    """Handling of a chat template that renders earlier turns differently (without their thoughts, say): split begins a new
+    training sample with the new rendering, refuse fails the episode, append continues after the tokens the policy has read."""
     sample_per_turn: bool = False
     """Train on every turn as a sample of its own, with what was before it as its prompt; false trains on an episode as one."""
     close_turns: bool = True
@@ -90,5 +90,5 @@ class EnvironmentConfig(Section):
 
     @property
     def used(self) -> bool:
-        """Whether the run has environments at all."""
+        """True when the run has environments."""
         return self.name is not None or bool(self.named)

@@ -47,7 +47,7 @@ class MetricsConfig(Section):
     bootstrap_draws: int = Field(default=1000, ge=0, le=1_000_000)
     """Draws of the bootstrap behind the intervals; 0 gives none. Each takes 8 bytes per metric."""
     confidence: float = Field(default=0.95, gt=0.0, lt=1.0)
-    """How often such an interval is to hold the true value."""
+    """Confidence level of the intervals."""
 
 
 class EvaluateOutputConfig(Section):
@@ -68,11 +68,11 @@ class EvaluateConfig(Section):
     data: EvaluateDataConfig
     """Responses."""
     reward: ScoringConfig = ScoringConfig()
-    """How responses are scored."""
+    """Scoring of the responses."""
     metrics: MetricsConfig = MetricsConfig()
-    """What is computed from the scores."""
+    """Metrics computed from the scores."""
     output: EvaluateOutputConfig = EvaluateOutputConfig()
-    """Where results go."""
+    """Destination of the results."""
     run: EvaluateRunSection = EvaluateRunSection()
     """Name and seed."""
 

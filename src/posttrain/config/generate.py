@@ -22,7 +22,7 @@ class GenerateDataConfig(ImageSettings):
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt, in tokens, after the chat template."""
     overlong_prompts: Literal["error", "truncate_left", "truncate_right", "truncate_middle"] = "error"
-    """What happens to longer ones: stop with their rows, or cut (left keeps the end, right keeps the start). A prompt with
+    """Handling of longer prompts: stop with their rows, or cut (left keeps the end, right keeps the start). A prompt with
     images is never cut: one that is too long stops the run."""
     max_prompts: int | None = Field(default=None, ge=1)
     """Use only the first so many rows; null means all."""
@@ -39,7 +39,7 @@ class GenerateOutputConfig(Section):
     file: str
     """Parquet file that is written when all rows are done: the input's columns and the responses."""
     column: str = "responses"
-    """Its column with the responses, a list of texts per row."""
+    """The column of the output with the responses, a list of texts per row."""
     rows_per_part: int = Field(default=64, ge=1)
     """Rows that are sampled together and saved together; what is lost by a stop is at most one such part."""
 
@@ -57,10 +57,10 @@ class GenerateConfig(Section):
     data: GenerateDataConfig
     """Prompts."""
     output: GenerateOutputConfig
-    """Where responses go."""
+    """Destination of the responses."""
     run: GenerateRunSection = GenerateRunSection()
     """Seed."""
     rollout: RolloutConfig = RolloutConfig()
-    """How responses are sampled."""
+    """Sampling of the responses."""
     placement: PlacementConfig = PlacementConfig()
     """Devices."""

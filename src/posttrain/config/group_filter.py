@@ -13,10 +13,10 @@ class GroupFilterConfig(Section):
     """Looks at a group's rewards before any normalisation; responses without a valid reward do not count."""
 
     strategy: Literal["none", "refill", "replace", "drop", "mask"] = "none"
-    """none keeps every group; refill samples further prompts until the step is full; replace repeats kept groups in the
-    place of the others; drop goes on with fewer; mask goes on with all, and takes the others out of the loss alone."""
+    """Handling of rejected groups. none keeps every group; refill samples further prompts until the step is full; replace
+    repeats kept groups in their place; drop trains on fewer groups; mask takes rejected ones out of the loss only."""
     metric: str = "reward"
-    """What is looked at: reward, or the name of a reward term."""
+    """The score that is tested: reward, or the name of a reward term."""
     above_std: float | None = Field(default=0.0, ge=0.0)
     """Keep groups whose standard deviation is above this; null does not ask."""
     above_mean: float | None = None

@@ -34,9 +34,9 @@ class ModelConfig(Section):
     freeze_vision: bool = False
     """Leave a vision-language model's vision tower, and the layers that join it to the language model, as they are."""
     fused_layers: bool = True
-    """On a CPU, compute norms in fewer operations, to the same numbers; false: as transformers does."""
+    """Compute norms in fewer operations on a CPU, with the same numbers; false: as transformers does."""
     fast_float32: bool = True
-    """On a CPU, multiply float32 matrices with oneDNN where that is faster and rounds nothing; false: with torch's own choice."""
+    """Multiply float32 matrices with oneDNN on a CPU where that is faster and exact; false: with torch's default library."""
     trust_remote_code: bool = False
     """Allow code from the model's folder to run. Off unless you have read that code."""
     chat_template: str | None = None

@@ -1,4 +1,4 @@
-"""Which devices a run uses, and what starts its processes. Each role says which of the devices are its own (policy.devices)."""
+"""Devices of a run, and the runtime that starts its processes. Each role names its own devices (policy.devices)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from posttrain.config.base import Section
 
 class PlacementConfig(Section):
     runtime: Literal["auto", "inprocess", "ray"] = "auto"
-    """What runs the models: inprocess has one device and one process, ray one process per device and role; auto is inprocess on
+    """Runtime of the models: inprocess has one device and one process, ray one process per device and role; auto is inprocess on
     one device and ray on more."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes an accelerator when there is one."""
+    """Type of the devices; auto uses an accelerator when there is one."""
     devices: int = Field(default=1, ge=1)
     """Devices of the run, on all nodes together; on a CPU, processes."""
     nodes: int = Field(default=1, ge=1)

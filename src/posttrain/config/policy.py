@@ -27,7 +27,7 @@ class OptimizerConfig(Section):
     weight_decay_end: float | None = Field(default=None, ge=0.0)
     """Weight decay at the end of the run, to which it moves; null keeps it as it is."""
     weight_decay_shape: Literal["linear", "cosine"] = "linear"
-    """How it moves there."""
+    """Shape of the change of weight decay."""
     max_grad_norm: float | None = Field(default=1.0, gt=0.0)
     """Clip the global gradient norm to this; null does not clip."""
     offload: bool = False
@@ -42,7 +42,7 @@ class ScheduleConfig(Section):
     warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Warm-up as a share of all updates, used when warmup_updates is null."""
     warmup_rounding: Literal["down", "up"] = "down"
-    """How warmup_ratio becomes a whole number of updates."""
+    """Rounding of warmup_ratio to a whole number of updates."""
     moves_every: Literal["update", "step"] = "update"
     """step: the updates of a step share one learning rate; warm-up and decay are then counted in whole steps."""
     warmup_start_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -62,7 +62,7 @@ class ScheduleConfig(Section):
 
 
 class LearnerConfig(Section):
-    """What every run that trains a policy says about it."""
+    """Settings of every run that trains a policy."""
 
     engine: str = ONE_DEVICE
     """Training engine: local is one device; the others split a model over several (docs/scaling.md lists them)."""

@@ -28,7 +28,7 @@ class ProfilingConfig(Section):
     phases: list[PhaseName] = []
     """Phases of those steps that are profiled, by the names of the metrics time/<phase>_s; empty means every phase."""
     ranks: list[Annotated[int, Field(ge=0)]] | Literal["all"] = [0]
-    """With several processes: the workers of each role that are profiled, by their ranks, or all; besides the leading process."""
+    """Ranks of the workers of each role to profile, or all, in a run with several processes; besides the leading process."""
     operators: bool = True
     """Record every operator: a Chrome trace for each phase, for ui.perfetto.dev or chrome://tracing."""
     shapes: bool = False
@@ -38,4 +38,4 @@ class ProfilingConfig(Section):
     memory: bool = False
     """A snapshot of the memory of a CUDA device for each phase, for docs.pytorch.org/memory_viz."""
     folder: str | None = None
-    """Where profiles are written; null means profiles in the run folder."""
+    """Folder of the profiles; null means profiles in the run folder."""

@@ -1,4 +1,4 @@
-"""How responses are scored."""
+"""Settings of the scoring of responses."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RewardTerm(Section):
     """Your function is called once for all responses of a step, with lists: data_sources, solution_strs, ground_truths,
     extra_infos; it returns a list."""
     halve_failed_batch: bool = True
-    """With batched: when the call fails it is made again about halves of the responses, until only those are without a reward
-    that fail alone; false is for a function whose values depend on what it is asked about together."""
+    """Repeat a failed batched call on halves of the responses, until only responses that fail alone are without a reward; false
+    is for a function whose values depend on the whole batch."""
     reads: Literal["response", "sequence"] = "response"
     """The text your function gets: the response, without special tokens; or sequence, the prompt and the response in one text
     with all special tokens, which verl 0.1 and 0.2 pass to reward functions."""
@@ -64,7 +64,7 @@ class KlRewardConfig(Section):
     target: float | None = Field(default=None, gt=0.0)
     """Steer the weight towards this KL, nats per token; null keeps the weight."""
     horizon_sequences: int = Field(default=10_000, ge=1)
-    """How slowly the weight is steered."""
+    """Number of sequences over which the weight is adapted: larger values adapt more slowly."""
 
 
 class RewardConfig(Section):
@@ -101,8 +101,8 @@ class RewardConfig(Section):
     zero_unless_stopped: bool = False
     """The reward of a response that did not end by itself is 0."""
     by_turn: bool = True
-    """What an environment gives for a turn is the reward of that turn's last token; false puts an episode's whole reward on its
-    last token. Only estimators that look at tokens see a difference (gae, reinforce, agentic_reinforce and others)."""
+    """Place the environment's reward of a turn on that turn's last token; false places an episode's whole reward on its last
+    token. Only estimators that use token rewards differ (gae, reinforce, agentic_reinforce and others)."""
     normalize_mean: Normalization = "none"
     """Subtract the mean reward of the group, of the step, or of the run so far."""
     normalize_std: Normalization = "none"

@@ -1,4 +1,4 @@
-"""How responses are sampled."""
+"""Settings of sampling."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RolloutConfig(SamplingConfig):
     retries: int = Field(default=3, ge=0)
     """Further tries of a request that a server fails."""
     weight_sync: Literal["auto", "in_memory", "disk", "collective", "adapter", "shared_memory"] = "auto"
-    """How new weights get to the sampler: in_memory (native, hf), through a folder, by a broadcast to one vLLM server, or of a
+    """Transfer of new weights to the sampler: in_memory (native, hf), by a folder, by a broadcast to one vLLM server, or of a
     LoRA adapter its tensors alone (vllm); auto is in_memory where the sampler shares them, adapter for a vLLM that the run
     starts and a policy with LoRA, and disk elsewhere. In a run with workers (placement.runtime=ray), samplers with devices of
     their own, and servers that it starts, get them through shared_memory (auto) or by a broadcast (collective), and servers also
@@ -71,7 +71,7 @@ class ValidationConfig(SamplingConfig):
     samples_per_prompt: int = Field(default=1, ge=1)
     """Responses sampled for each validation prompt."""
     temperature: float = Field(default=0.0, ge=0.0)
-    """As in rollout; 0 is greedy."""
+    """Temperature, as in rollout; 0 is greedy."""
     max_response_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     """Longest validation response, in tokens; null means rollout.max_response_tokens."""
     every_steps: int | None = Field(default=None, ge=1)

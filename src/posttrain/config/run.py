@@ -23,8 +23,8 @@ class RunSection(Section):
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the newest checkpoint in the run folder; never: refuse a folder that already holds a run."""
     resume_path: str | None = None
-    """A global_step_N folder, or a run folder (its newest checkpoint), to go on from; null means the run's own folder.
-    Started again, the run goes on from what it has saved since."""
+    """A global_step_N folder, or a run folder (its newest checkpoint), to resume from; null means the run's own folder.
+    Started again, the run resumes from its own later checkpoints."""
     max_skipped_steps: int = Field(default=3, ge=1)
     """Consecutive steps without a usable update (nothing finite, or no valid reward) after which the run stops itself."""
     grace_s: float = Field(default=60.0, gt=0.0)

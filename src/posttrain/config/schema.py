@@ -34,17 +34,17 @@ class RunConfig(Section):
     run: RunSection = RunSection()
     """Name, folder, seed, length."""
     rollout: RolloutConfig = RolloutConfig()
-    """How responses are sampled."""
+    """Sampling of the responses."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """The worlds that the policy acts in, turn by turn."""
     reward: RewardConfig = RewardConfig()
-    """How responses are scored."""
+    """Scoring of the responses."""
     group_filter: GroupFilterConfig = GroupFilterConfig()
     """Groups without a signal."""
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
-    """From rewards to advantages."""
+    """Estimation of advantages from rewards."""
     loss: LossConfig = Field(default_factory=LossConfig)
-    """From advantages to the loss."""
+    """Policy loss."""
     policy: PolicyConfig = PolicyConfig()
     """The update: batch sizes, optimizer, learning rate."""
     critic: CriticConfig = CriticConfig()
@@ -54,9 +54,9 @@ class RunConfig(Section):
     validation: ValidationConfig = ValidationConfig()
     """Scoring held-out prompts."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """What is saved, and when."""
+    """Checkpoints."""
     tracking: TrackingConfig = TrackingConfig()
-    """Where metrics and samples go."""
+    """Metrics, samples and trackers."""
     profiling: ProfilingConfig = ProfilingConfig()
     """Profiles of chosen phases of chosen steps."""
     placement: PlacementConfig = PlacementConfig()
@@ -65,8 +65,8 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _worlds_give_rewards(cls, values: Any) -> Any:
-        """Where environments give the rewards, there are no terms besides unless some are written; and environments get whole
-        rows, unless columns are written."""
+        """Drop the default reward terms where environments give the rewards, and pass whole rows to environments, unless terms or
+        columns are configured."""
         environment = values.get("environment") if isinstance(values, Mapping) else None
         if not isinstance(environment, Mapping) or not (environment.get("named") or environment.get("name")):
             return values

@@ -49,7 +49,7 @@ class ServeConfig(Section):
     run: GenerateRunSection = GenerateRunSection()
     """Seed."""
     rollout: RolloutConfig = RolloutConfig()
-    """How responses are sampled; max_response_tokens is the most that a request may ask for."""
+    """Sampling of the responses; max_response_tokens is the largest value that a request may set."""
     endpoint: EndpointConfig = EndpointConfig()
     """Address, token, record."""
     placement: PlacementConfig = PlacementConfig()

@@ -41,7 +41,7 @@ class SftDataConfig(Section):
     max_tokens: int = Field(default=1024, ge=2)
     """Longest sequence, in tokens, after the chat template."""
     overlong: Literal["error", "filter", "truncate_left", "truncate_right"] = "error"
-    """What happens to longer ones: stop with their rows, drop them, or cut (left keeps the end, right keeps the start)."""
+    """Handling of longer rows: stop with their rows, drop them, or cut (left keeps the end, right keeps the start)."""
     tokenize_workers: int = Field(default=1, ge=1)
     """Processes that tokenize the dataset when it is opened."""
     shuffle: bool = True
@@ -57,9 +57,9 @@ class SftDataConfig(Section):
     dataset_class_name: str | None = None
     """Name of that class."""
     dataset_class_options: dict[str, Any] = {}
-    """What that class gets as its config."""
+    """The config passed to that class."""
     dataset_class_mask: Literal["tokens", "predictions"] = "tokens"
-    """What its loss_mask marks: the tokens that are learned, or the places before them, which predict them (verl)."""
+    """Positions marked by its loss_mask: the learned tokens, or the positions before them, which predict them (verl)."""
 
     @field_validator("train_files", "validation_files", mode="before")
     @classmethod
@@ -73,8 +73,8 @@ class SftPolicyConfig(LearnerConfig):
     schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_ratio=0.1)
     """Learning rate over the run."""
     schedule_over: Literal["run", "epochs"] = "run"
-    """What warm-up and decay are stretched over: the steps of the run, or all total_epochs, of which total_steps then makes
-    only the first ones."""
+    """Length of warm-up and decay: the steps of the run, or all total_epochs, of which total_steps then covers only the
+    beginning."""
 
 
 class SftValidationConfig(Section):
@@ -109,9 +109,9 @@ class SftConfig(Section):
     validation: SftValidationConfig = SftValidationConfig()
     """The loss on held-out rows."""
     checkpoint: SftCheckpointConfig = SftCheckpointConfig()
-    """What is saved, and when."""
+    """Checkpoints."""
     tracking: TrackingConfig = TrackingConfig()
-    """Where metrics go."""
+    """Metrics and trackers."""
     profiling: ProfilingConfig = ProfilingConfig()
     """Profiles of chosen phases of chosen steps."""
     placement: PlacementConfig = PlacementConfig()

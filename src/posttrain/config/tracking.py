@@ -1,4 +1,4 @@
-"""Where metrics and samples go."""
+"""Settings of metrics, samples and trackers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERVICES = ("tensorboard", "wandb", "mlflow", "swanlab")
 
 class TrackingConfig(Section):
     trackers: list[str] = ["console"]
-    """Besides metrics.jsonl, which is always written: console, tensorboard, wandb, mlflow, swanlab."""
+    """Trackers besides metrics.jsonl, which is always written: console, tensorboard, wandb, mlflow, swanlab."""
     project: str = "posttrain"
     """Project under which trackers file the run."""
     offline: bool = False

@@ -15,7 +15,7 @@ def grpo_passk(
 ) -> Tensor:
     """A = (best - second best) / (sample standard deviation of the group + 1e-6) for the best response, 0 for all others.
 
-    When two are equally good nobody leads and all get 0, and so does a group of one.
+    When the two best are equal all get 0, and so does a group of one.
 
     Args: rewards [B]; valid [B] bool (invalid responses take no part and get 0); group_index [B] int64;
         response_mask [B, T] bool.

@@ -23,7 +23,8 @@ def tir_optimal_token_baseline(
     Args and returns: as optimal_token_baseline's.
     Source: verl 0.9's tir_optimal_token_baseline ("tool-integrated reasoning").
     """
-    order = (~response_mask).long().argsort(dim=1, stable=True)  # sampled tokens to the front, in their order
+    # Sampled tokens to the front, in their order.
+    order = (~response_mask).long().argsort(dim=1, stable=True)
     pressed = optimal_token_baseline(
         token_rewards.gather(1, order),
         valid,

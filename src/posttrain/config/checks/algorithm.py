@@ -16,7 +16,7 @@ _CORRECTION = "loss.rollout_correction"
 
 
 def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
-    """What cannot be run."""
+    """Report invalid settings."""
     yield from _correction_problems(config)
     inputs = config.advantage.about.inputs
     if {"terms", "term_weights"} <= set(config.advantage.settings):
@@ -111,7 +111,8 @@ def _term_problems(config: RunConfig) -> Iterator[Problem]:
     known += [*(["model"] if reward.model else []), *(["overlong"] if reward.overlong_buffer_tokens else [])]
     for name in chosen:
         base = name.split("/")[0]  # a term may give further numbers, as name/key
-        if base not in known and re.sub(r"_\d+$", "", base) not in known:  # a name used again is name_2
+        # A repeated name becomes name_2.
+        if base not in known and re.sub(r"_\d+$", "", base) not in known:
             yield Problem(
                 f"advantage.terms names {name}, which is no term of the reward (known: {', '.join(known)})",
                 fix=did_you_mean(name, known, listed=True),
@@ -127,7 +128,7 @@ def _term_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def algorithm_warnings(config: RunConfig) -> Iterator[str]:
-    """What was asked for and has no effect, in sentences."""
+    """Report settings that have no effect, in sentences."""
     correction, default = config.loss.rollout_correction, RolloutCorrectionConfig()
     if correction.weights == "none":
         for name in ("weight_high", "weight_low", "normalize"):
@@ -145,7 +146,7 @@ def algorithm_warnings(config: RunConfig) -> Iterator[str]:
 
 
 def _unshaped(config: RunConfig) -> Iterator[str]:
-    """What shapes the sum of the reward, for an estimator that reads its terms."""
+    """Report settings that shape the sum of the reward, for an estimator that reads its terms."""
     reward = config.reward
     for name, off in SHAPES:
         if getattr(reward, name) != off:

@@ -52,7 +52,7 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _episode_problems(config: RunConfig) -> Iterator[Problem]:
-    """What is set for responses of one turn, and fails or means something else for episodes."""
+    """Report settings for single-turn responses that fail or differ in episodes."""
     turn, longest = config.rollout.max_response_tokens, config.environment.max_context_tokens
     whole = config.environment.max_sequence_tokens
     most = min(

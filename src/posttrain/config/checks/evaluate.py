@@ -34,7 +34,7 @@ def check(config: EvaluateConfig) -> list[Problem]:
         if term.batched and term.path is None:
             problems.append(
                 Problem(
-                    f"{term.name} is asked about one response at a time: batched is for a function of your own",
+                    f"{term.name} scores one response at a time: batched is for a function of your own",
                     fix="leave batched out, or name the function's file with path",
                     field=f"reward.terms.{index}.batched",
                 )
@@ -43,7 +43,7 @@ def check(config: EvaluateConfig) -> list[Problem]:
 
 
 def warnings_of(config: EvaluateConfig) -> list[str]:
-    """What was asked for and has no effect, in sentences."""
+    """Report settings that have no effect, in sentences."""
     reward, metrics, default = config.reward, config.metrics, ScoringConfig()
     found = [
         f"reward.{name} has no effect: it shapes the rewards of training, and an evaluation reports scores"
@@ -65,7 +65,7 @@ def warnings_of(config: EvaluateConfig) -> list[str]:
 
 
 def unsupported(config: EvaluateConfig) -> list[Problem]:
-    """What is right to ask for and planned, and this version cannot run."""
+    """Report valid settings that are planned but not built yet."""
     if config.reward.model is None:
         return []
     what = "scoring responses of a file by a reward model is planned"

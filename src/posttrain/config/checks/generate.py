@@ -40,7 +40,7 @@ def check(config: GenerateConfig) -> list[Problem]:
 
 
 def warnings_of(config: GenerateConfig) -> list[str]:
-    """What was asked for and has no effect, in sentences."""
+    """Report settings that have no effect, in sentences."""
     rollout, found = config.rollout, list(rollout_warnings(config.rollout))
     if rollout.engine == "native":
         found += [
@@ -62,7 +62,7 @@ def warnings_of(config: GenerateConfig) -> list[str]:
 
 
 def unsupported(config: GenerateConfig) -> list[Problem]:
-    """What is right to ask for and planned, and this version cannot run."""
+    """Report valid settings that are planned but not built yet."""
     problems = missing_sampler(config.rollout)
     if config.placement.devices > 1:
         what = f"a run on {config.placement.devices} devices is planned; this version runs on one"

@@ -26,7 +26,7 @@ def phases_of(config: TrainingConfig) -> Collection[str]:
 
 
 def profiling_warnings(config: TrainingConfig) -> Iterator[str]:
-    """What was asked for and has no effect, in sentences."""
+    """Report settings that have no effect, in sentences."""
     profiling, default = config.profiling, ProfilingConfig()
     if not profiling.steps:
         for name in type(profiling).model_fields:

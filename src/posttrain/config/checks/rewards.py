@@ -16,7 +16,7 @@ BOUNDS = ("above_std", "above_mean", "below_mean")
 
 
 def reward_problems(config: RunConfig) -> Iterator[Problem]:
-    """What cannot be run."""
+    """Report invalid settings."""
     reward, samples = config.reward, config.rollout.samples_per_prompt
     worlds = config.environment.used and config.environment.name != SINGLE_TURN
     if not reward.terms and reward.model is None and not worlds:
@@ -34,7 +34,7 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
     for index, term in enumerate(reward.terms):
         if term.batched and term.path is None:
             yield Problem(
-                f"{term.name} is asked about one response at a time: batched is for a function of your own",
+                f"{term.name} scores one response at a time: batched is for a function of your own",
                 fix="leave batched out, or name the function's file with path",
                 field=f"reward.terms.{index}.batched",
             )
@@ -73,7 +73,8 @@ def _filter_problems(config: RunConfig) -> Iterator[Problem]:
         )
     known = ["reward", *(term.name for term in config.reward.terms), *(["model"] if config.reward.model else [])]
     looked_at = chosen.metric.split("/")[0]  # a term may give further numbers, as name/key
-    if looked_at not in known and re.sub(r"_\d+$", "", looked_at) not in known:  # a name used again is name_2
+    # A repeated name becomes name_2.
+    if looked_at not in known and re.sub(r"_\d+$", "", looked_at) not in known:
         yield Problem(
             f"the group filter looks at {chosen.metric}, which is no term of the reward (known: {', '.join(known)})",
             fix=did_you_mean(chosen.metric, known, listed=True),
@@ -82,7 +83,7 @@ def _filter_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def reward_warnings(config: RunConfig) -> Iterator[str]:
-    """What was asked for and has no effect, in sentences."""
+    """Report settings that have no effect, in sentences."""
     reward, advantage = config.reward, config.advantage
     if runs_here(reward):
         for name in WORKER_FIELDS:

@@ -47,8 +47,8 @@ def rollout_problems(config: RunConfig, *, apart: bool = False, with_workers: bo
 
 
 def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_workers: bool = False) -> Iterator[Problem]:
-    """What is wrong with a sampler, also of a run that trains nothing. ``apart``: it has devices of its own; ``with_workers``:
-    its servers are started by workers of Ray."""
+    """Report the problems of a sampler, also of a run that trains nothing. ``apart``: it has devices of its own;
+    ``with_workers``: its servers are started by workers of Ray."""
     engine, sync = rollout.engine, rollout.weight_sync
     if engine == "http" and not rollout.endpoints and not _own_server(rollout):
         yield Problem("http needs servers", fix="rollout.endpoints=[http://host:8000]", field="rollout.endpoints")
@@ -81,7 +81,7 @@ def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_worker
 
 
 def _own_server(rollout: RolloutConfig) -> bool:
-    """Whether http stands for a class of the user's, which the run starts."""
+    """Return True when http stands for a user's class, which the run starts."""
     return bool(rollout.engine_options.get("server"))
 
 
@@ -115,7 +115,7 @@ def training_sampler_warnings(config: RunConfig) -> Iterator[str]:
 
 
 def rollout_warnings(rollout: RolloutConfig) -> Iterator[str]:
-    """What has no effect with this sampler, and what it does otherwise than the others."""
+    """Report settings that have no effect with this sampler, and its deviations from the others."""
     engine = rollout.engine
     default = RolloutConfig()
     if shares_weights(rollout.engine):
@@ -143,7 +143,7 @@ def rollout_warnings(rollout: RolloutConfig) -> Iterator[str]:
 
 
 def _running_server_warnings(rollout: RolloutConfig) -> Iterator[str]:
-    """What is about the start of a server, where rollout.endpoints names servers that run already."""
+    """Report settings for the start of a server when rollout.endpoints names running servers."""
     if rollout.engine not in ("vllm", "sglang") or not rollout.endpoints:
         return
     why = "the servers of rollout.endpoints run already, with settings of their own"
@@ -151,7 +151,8 @@ def _running_server_warnings(rollout: RolloutConfig) -> Iterator[str]:
         if name not in OF_RUNNING_SERVERS and value is not None:
             yield f"rollout.engine_options.{name} has no effect: {why}"
     default = RolloutConfig()
-    shares = () if rollout.weight_sync == "collective" else ("tensor_parallel",)  # which counts who receives
+    # A broadcast counts the receivers.
+    shares = () if rollout.weight_sync == "collective" else ("tensor_parallel",)
     for name in ("max_prefill_tokens", *shares):
         if getattr(rollout, name) != getattr(default, name):
             yield f"rollout.{name} has no effect: {why}"

@@ -1,4 +1,4 @@
-"""Rules that hold for every run that trains: going on, keeping checkpoints, engines."""
+"""Checks of every run that trains: resuming, keeping checkpoints, engines."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def naming_problems(config: TrainingConfig) -> Iterator[Problem]:
 
 
 def resuming_problems(config: TrainingConfig) -> Iterator[Problem]:
-    """What contradicts itself about checkpoints and going on."""
+    """Report contradictory settings of checkpoints and resuming."""
     if config.checkpoint.keep_best is not None and config.checkpoint.best_metric is None:
         what = "checkpoint.keep_best needs the metric that says what is best"
         fix = "name one of metrics.jsonl, such as checkpoint.best_metric=reward/mean"
         yield Problem(what, fix=fix, field="checkpoint.keep_best")
     if config.run.resume == "never" and config.run.resume_path is not None:
-        what = "run.resume=never and a path to go on from contradict each other"
+        what = "run.resume=never and a path to resume from contradict each other"
         yield Problem(what, fix="use run.resume=auto", field="run.resume_path")
 
 

@@ -22,7 +22,7 @@ def check(config: ServeConfig) -> list[Problem]:
 
 
 def warnings_of(config: ServeConfig) -> list[str]:
-    """What was asked for and has no effect, and what is dangerous, in sentences."""
+    """Report settings that have no effect or are dangerous, in sentences."""
     found = list(rollout_warnings(config.rollout))
     if config.rollout.samples_per_prompt != RolloutConfig().samples_per_prompt:
         found.append("rollout.samples_per_prompt has no effect: each request says how many answers it wants (n)")
@@ -36,7 +36,7 @@ def warnings_of(config: ServeConfig) -> list[str]:
 
 
 def unsupported(config: ServeConfig) -> list[Problem]:
-    """What is right to ask for and planned, or not installed."""
+    """Report valid settings that are planned, or whose library is not installed."""
     problems = missing_sampler(config.rollout)
     if config.placement.devices > 1:
         what = f"an endpoint on {config.placement.devices} devices is planned; this version serves from one"

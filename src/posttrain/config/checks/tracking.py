@@ -16,14 +16,14 @@ READERS = {
 
 
 def tracking_problems(tracking: TrackingConfig) -> Iterator[Problem]:
-    """What cannot be run."""
+    """Report invalid settings."""
     if "jsonl" in tracking.trackers:
         what = "metrics.jsonl is written in any case, and jsonl is no tracker besides"
         yield Problem(what, fix="leave it out", field="tracking.trackers")
 
 
 def tracking_warnings(tracking: TrackingConfig) -> Iterator[str]:
-    """What was asked for and has no effect, in sentences."""
+    """Report settings that have no effect, in sentences."""
     default = TrackingConfig()
     for name, readers in READERS.items():
         if getattr(tracking, name) != getattr(default, name) and not set(readers) & set(tracking.trackers):

@@ -18,7 +18,7 @@ OF_THE_SAVED = ("rank", "alpha", "target_modules", "exclude_modules", "use_rslor
 
 
 def training_problems(config: RunConfig) -> Iterator[Problem]:
-    """What cannot be run."""
+    """Report invalid settings."""
     yield from precision_problems(config.model)
     yield from schedule_problems("policy", config.policy.schedule)
     yield from schedule_problems("critic", config.critic.schedule)
@@ -44,7 +44,7 @@ def schedule_problems(role: str, schedule: ScheduleConfig) -> Iterator[Problem]:
 
 
 def training_warnings(config: RunConfig, *, uses_critic: bool) -> Iterator[str]:
-    """What was asked for and has no effect."""
+    """Report settings that have no effect."""
     yield from role_warnings("policy", config.policy.schedule, config.policy.optimizer, config.policy.lora)
     yield from frozen_warnings(config.model, config.policy.lora)
     if uses_critic:
@@ -59,7 +59,7 @@ def training_warnings(config: RunConfig, *, uses_critic: bool) -> Iterator[str]:
 
 
 def frozen_warnings(model: ModelConfig, lora: LoraConfig | None) -> Iterator[str]:
-    """Of what is frozen twice."""
+    """Report weights that are frozen twice."""
     if model.freeze_vision and lora is not None:
         yield "model.freeze_vision has no effect: policy.lora trains an adapter on the language model alone"
 
@@ -67,7 +67,7 @@ def frozen_warnings(model: ModelConfig, lora: LoraConfig | None) -> Iterator[str
 def role_warnings(
     role: str, schedule: ScheduleConfig, optimizer: OptimizerConfig, lora: LoraConfig | None
 ) -> Iterator[str]:
-    """What was asked of one trained model and has no effect."""
+    """Report settings of one trained model that have no effect."""
     at = f"{role}.schedule"
     for name, readers in _readers().items():
         if getattr(schedule, name) != _default(ScheduleConfig, name) and schedule.name not in readers:

@@ -1,4 +1,4 @@
-"""What is wrong with a file that is not YAML, in terms of what its writer sees."""
+"""Description of the errors in a file that is not YAML, in terms of what its writer sees."""
 
 from __future__ import annotations
 

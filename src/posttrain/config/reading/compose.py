@@ -34,7 +34,7 @@ _LONGEST = 10_000_000  # characters of a file; a device such as /dev/zero never 
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What was asked for, in the words of whoever wrote it."""
+    """A composed configuration, in the user's own words."""
 
     values: dict[str, Any]  # nested, plain, every ${...} resolved
     sources: SourceMap
@@ -60,10 +60,10 @@ def compose(
     """Read ``path`` (None: nothing but overrides), apply the overrides in order, resolve interpolations.
 
     Args: ``struct`` is Hydra's rule that an override of a key which is not there yet needs a ``+``, unless it is ``known``;
-        ``base`` holds the values of what nobody writes, or leaves open with ???; ``read`` reads a file, and is read_yaml
+        ``base`` holds the values of keys that are missing, or left open with ???; ``read`` reads a file, and is read_yaml
         unless a dialect has defaults lists.
     Raises: ConfigError with file and line, or the override: a file that cannot be read, broken YAML, a key written twice,
-        an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` nobody replaced.
+        an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` without a value.
     """
     values, places = (read or read_yaml)(path) if path is not None else ({}, {})
     assignments = parse_overrides(overrides)
@@ -197,7 +197,7 @@ def _unresolvable(node: Container, path: str, sources: SourceMap) -> Iterator[Pr
 
 
 def _interpolation_error(written: str, error: Exception, sources: SourceMap) -> tuple[str, str]:
-    """What is wrong with an interpolation, and what to do about it."""
+    """Describe the problem of an interpolation, and its fix."""
     reason = str(error).splitlines()[0]
     if match := re.search(r"Environment variable '(.+?)' not found", reason):
         name = match[1]
@@ -215,6 +215,6 @@ def _interpolation_error(written: str, error: Exception, sources: SourceMap) -> 
 
 
 def _omegaconf_problem(error: OmegaConfBaseException, sources: SourceMap) -> Problem:
-    """For what OmegaConf refuses as soon as it sees it: a ``${`` that is not closed, a value of a strange type."""
+    """Describe an error that OmegaConf raises at once: a ``${`` that is not closed, a value of an unsupported type."""
     key = re.sub(r"\[(\d+)\]", r".\1", error.full_key or "")
     return Problem(str(error).splitlines()[0], where=sources.where(key) if key else sources.file or "")

@@ -22,7 +22,7 @@ class KnownKeys(Protocol):
     def has(self, key: str) -> bool: ...
 
     def absent(self, key: str, override: str) -> tuple[str, str]:
-        """What to say about an override of a key that is not there, and the fix."""
+        """Describe the problem of an override of a missing key, and its fix."""
         ...
 
 
@@ -41,12 +41,12 @@ class Assignment:
 
     @property
     def of_hydra(self) -> bool:
-        """Whether it configures Hydra's own program (``hydra.run.dir=...``)."""
+        """True when it configures Hydra's own program (``hydra.run.dir=...``)."""
         return self.key.split(".")[0] == SECTION
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
-    """What each argument says. Hydra's own parser does the reading, so quoting and types are Hydra's.
+    """Parse overrides with Hydra's own parser, so that quoting and types are Hydra's.
 
     Raises: ConfigError with every argument that is not an override, or is a sweep.
     """

@@ -1,4 +1,4 @@
-"""Which texts of a configuration come from environment variables, and by which reference."""
+"""Texts of a configuration that come from environment variables, with the reference of each."""
 
 from __future__ import annotations
 

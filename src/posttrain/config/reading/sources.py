@@ -1,4 +1,4 @@
-"""Where a key was written: the file and line, or the override, that every message about it points at."""
+"""Places of keys: the file and line, or the override, that messages point at."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SourceMap:
         return f"{key} (a default; {self.file or 'the command line'} does not set it)"
 
     def where_missing(self, key: str) -> str:
-        """Where a key that must be given would belong: the section that lacks it, or the file."""
+        """Return the place where a missing required key belongs: the section that lacks it, or the file."""
         for parent in (key, *_parents(key)):
             if parent in self.places:
                 return _with_key(self.places[parent].text, parent)
@@ -69,7 +69,7 @@ def child(parent: str, key: object) -> str:
 
 
 def same_branch(one: str, other: str) -> bool:
-    """Whether one dotted key is the other, or lies inside it."""
+    """Return True when one dotted key equals the other, or lies inside it."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 

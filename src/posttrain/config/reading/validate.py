@@ -156,7 +156,7 @@ def show(value: Any) -> str:
 
 
 def _value(values: Any, key: str) -> Any:
-    """What stands at a dotted key; None when nothing does (any more)."""
+    """Return the value at a dotted key; None when there is none."""
     node = values
     for part in key.split("."):
         if isinstance(node, list):
@@ -185,7 +185,7 @@ def _repair(values: dict[str, Any], key: str, root: type[Section], *, absent: bo
 
 
 def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap, root: type[Section]) -> list[Problem]:
-    """true and false where a number belongs. pydantic would read them as 1 and 0."""
+    """Report true and false in place of numbers, which pydantic would read as 1 and 0."""
     if isinstance(node, dict):
         parts = [(child(key, name), value) for name, value in node.items()]
         return [problem for name, value in parts for problem in _truth_values_as_numbers(value, name, sources, root)]
