@@ -26,7 +26,7 @@ def policy_objective(
 
     Without old log-probs (one update per step) the policy's own, detached, take their place: the ratio is 1 and its
     gradient is that of the log-prob. Importance weights multiply the policy loss after its clipping. SFT is
-    -score x log pi on the responses whose score is above 0.
+    -score x log pi on the responses whose score is above 0. The entropy has an aggregation of its own.
 
     Args: policy_logprobs and entropy [B, T] nats, carrying grad; batch: the same B rows; full_kl [B, T] nats, carrying
         grad: the KL over the whole vocabulary, which kl_estimator "full" asks for.
@@ -34,11 +34,11 @@ def policy_objective(
     """
     mask, sequences = batch.loss_mask, batch.sequences
 
-    def aggregated(values: Tensor) -> Tensor:
+    def aggregated(values: Tensor, mode: str = plan.aggregation) -> Tensor:
         return aggregate(
             values,
             mask,
-            plan.aggregation,
+            mode,
             counts,
             norm_tokens=plan.norm_tokens,
             group_index=sequences.group_index,
@@ -54,7 +54,7 @@ def policy_objective(
     report["policy/pg_loss"] = token_loss
     report["policy/entropy"] = entropy
     if plan.entropy_coef:
-        loss = loss - plan.entropy_coef * aggregated(entropy)
+        loss = loss - plan.entropy_coef * aggregated(entropy, plan.entropy_aggregation)
     if plan.sft_coef:
         imitated = mask & (scores > 0)[:, None]
         sft = torch.where(imitated, -scores[:, None] * torch.where(imitated, policy_logprobs, 0.0), 0.0)

@@ -45,6 +45,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         path=absolute(config.loss.path) if config.loss.path else None,
         parameters=config.loss.settings,
         aggregation=config.loss.aggregation,
+        entropy_aggregation=config.loss.entropy_aggregation,
         norm_tokens=config.loss.norm_tokens or config.rollout.max_response_tokens,
         temperature=config.rollout.temperature,
         use_rollout_logprobs=correction.use_rollout_logprobs,

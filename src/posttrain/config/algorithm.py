@@ -176,6 +176,9 @@ class LossConfig(AlgorithmSection):
     """Policy loss: a built-in one, or, with path, the name of your function in that file."""
     aggregation: Aggregation = "token_mean"
     """Aggregation of the token losses over the whole mini-batch."""
+    entropy_aggregation: Aggregation = "token_mean"
+    """Aggregation of the entropy: the mean over tokens by default, as in SkyRL and TRL, so that entropy_coef means the same
+    with every aggregation of the losses. verl and ROLL use that of the policy loss, and their files set it."""
     norm_tokens: int | None = Field(default=None, ge=1)
     """sequence_mean_token_sum_norm: the sum of a response's token losses is divided by this; null means
     rollout.max_response_tokens."""

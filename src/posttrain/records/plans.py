@@ -19,6 +19,7 @@ class LossPlan:
     path: str | None = None  # of the user's file that holds it
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str
+    entropy_aggregation: str = "token_mean"
     norm_tokens: int | None = None  # sequence_mean_token_sum_norm divides by it
     temperature: float  # divides the logits, as in sampling
     use_rollout_logprobs: bool = False  # the ratio is to the sampler's log-probs, not the trainer's old ones

@@ -18,6 +18,7 @@ from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, Aggregation, AlgorithmSection, LossConfig
 from posttrain.config.roles import needs_values
 from posttrain.descriptions import describe_object
+from posttrain.dialects.detect import read_config
 from posttrain.errors import RequestError
 from posttrain.plan.checks.train import check, warnings_of
 from posttrain.records.batches import ScoredBatch
@@ -228,6 +229,47 @@ def test_objective_by_hand() -> None:
     (gradient,) = torch.autograd.grad(loss, policy)
     assert gradient[0].tolist() == pytest.approx([-0.05] * 3)
     assert gradient[3].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "entropy_aggregation", "bonus"),
+    [
+        # 9 tokens of 3 valid rows with entropy 2 each, weight 0.1
+        ("token_mean", "token_mean", 0.2),  # 0.1 x 18 / 9
+        ("token_sum", "token_mean", 0.2),  # whatever the policy loss does
+        ("sequence_mean_token_sum_norm", "token_mean", 0.2),
+        ("token_sum", "token_sum", 1.8),  # 0.1 x 18
+        ("token_mean", "sequence_mean_token_sum", 0.6),  # 0.1 x 18 / 3
+        ("sequence_mean_token_sum_norm", "sequence_mean_token_sum_norm", 0.06),  # the same / 10
+    ],
+)
+def test_the_entropy_has_an_aggregation_of_its_own(aggregation: str, entropy_aggregation: str, bonus: float) -> None:
+    train = advantages_of(batch(), AdvantagePlan(name="grpo"), old=torch.full((4, 3), -1.0))
+    train = replace(train, advantages=torch.zeros(4, 3), loss_mask=torch.tensor([[True] * 3] * 3 + [[False] * 3]))
+    plan = LossPlan(
+        name="ppo_clip",
+        aggregation=aggregation,
+        entropy_aggregation=entropy_aggregation,
+        norm_tokens=10,
+        temperature=1.0,
+        entropy_coef=0.1,
+    )
+    policy = torch.full((4, 3), -1.0)
+    loss, _ = policy_objective(policy, torch.full((4, 3), 2.0), train, plan, train.counts())
+    assert loss.item() == pytest.approx(-bonus, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "words", "expected"),
+    [
+        ("native", ["loss.aggregation=token_sum"], "token_mean"),
+        ("skyrl", ["trainer.algorithm.loss_reduction=sequence_mean"], "token_mean"),
+        ("verl", ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], "sequence_mean_token_sum"),
+        ("roll", ["loss_agg_mode=seq-mean-token-mean"], "sequence_mean_token_mean"),
+    ],
+)
+def test_each_dialect_aggregates_the_entropy_as_its_peer_does(dialect: str, words: list[str], expected: str) -> None:
+    assert read_config(None, words, dialect).config.loss.entropy_aggregation == expected
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES.names())

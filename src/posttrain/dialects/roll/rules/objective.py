@@ -118,7 +118,7 @@ def loss(keys: Reader) -> dict[str, Any]:
     """The policy loss: its name, clipping, aggregation."""
     fields = _variant(keys)
     mode = keys["loss_agg_mode"]
-    fields["loss.aggregation"] = AGGREGATIONS[mode]
+    fields["loss.aggregation"] = fields["loss.entropy_aggregation"] = AGGREGATIONS[mode]
     if mode == "seq-mean-token-sum-norm":
         longest = keys["sequence_length"] or (keys["response_length"] or 0) + keys["prompt_length"]
         fields["loss.norm_tokens"] = max(1, longest - 1)  # the width of ROLL's log-probs

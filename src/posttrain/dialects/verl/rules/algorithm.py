@@ -88,7 +88,7 @@ def loss(keys: Reader) -> dict[str, Any]:
     aggregation = get(keys, f"{ACTOR}.loss_agg_mode", "token-mean")
     if name in SEQUENCE_LOSSES and not keys.written(f"{ACTOR}.loss_agg_mode"):
         aggregation = "seq-mean-token-mean"
-    fields["loss.aggregation"] = AGGREGATIONS[aggregation]
+    fields["loss.aggregation"] = fields["loss.entropy_aggregation"] = AGGREGATIONS[aggregation]
     return fields
 
 
