@@ -85,3 +85,12 @@ def test_examples_load_and_name_the_schema(example: Path) -> None:
     assert loaded.warnings == ()
     first = example.read_text(encoding="utf-8").splitlines()[0]
     assert first == f"# yaml-language-server: $schema=../docs/{schema_name(loaded.entry)}"
+
+
+@pytest.mark.parametrize("entry", ["train", "sft"])
+def test_the_schema_offers_the_options_of_every_training_engine(entry: str) -> None:
+    definitions = json.loads(json_schema(ENTRIES[entry].root))["$defs"]
+    policy = definitions["PolicyConfig" if entry == "train" else "SftPolicyConfig"]["properties"]["engine_options"]
+    offered = [each["$ref"].rpartition("/")[2] for each in policy["anyOf"] if "$ref" in each]
+    assert sorted(offered) == ["DeepspeedOptions", "FsdpOptions", "MegatronOptions"]
+    assert "zero_optimization" in definitions["DeepspeedOptions"]["properties"]

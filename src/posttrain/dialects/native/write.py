@@ -7,10 +7,15 @@ import re
 from typing import Any
 
 from omegaconf import OmegaConf
+from pydantic.json_schema import models_json_schema
 
 from posttrain.config import RunConfig
 from posttrain.config.base import Section
 from posttrain.config.shown import shown
+from posttrain.plan.engine import engine_plans
+
+# Sections with options of a training engine.
+OF_TRAINING_ENGINES = ("PolicyConfig", "SftPolicyConfig", "CriticConfig", "ReferenceConfig")
 
 
 def to_yaml(config: Section) -> str:
@@ -41,4 +46,26 @@ def json_schema(root: type[Section] = RunConfig) -> str:
     """The JSON schema of a native configuration; ``docs/posttrain.schema.json`` is this text, and ``posttrain.sft.schema.json``
     and so on are those of the other entries."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | root.model_json_schema()
+    _describe_engine_options(schema)
     return json.dumps(schema, indent=2) + "\n"
+
+
+def _describe_engine_options(schema: dict[str, Any]) -> None:
+    """Offer the options of every training engine where a trained role or the reference has options; others are accepted, too."""
+    kinds = [plan.options for plan in engine_plans() if plan.options is not None]
+    fields = [
+        definition["properties"]["engine_options"]
+        for name, definition in schema.get("$defs", {}).items()
+        if name in OF_TRAINING_ENGINES and "engine_options" in definition["properties"]
+    ]
+    if not fields:
+        return
+    _, options = models_json_schema([(kind, "validation") for kind in kinds], ref_template="#/$defs/{model}")
+    for definition in options["$defs"].values():
+        for described in definition["properties"].values():
+            for ours in ("fix", "ignored"):  # said in messages, and no keywords of JSON schema
+                described.pop(ours, None)
+    schema["$defs"] |= options["$defs"]
+    offered = [{"$ref": f"#/$defs/{kind.__name__}"} for kind in kinds]
+    for field in fields:
+        field["anyOf"] = [*offered, {"type": "object"}]

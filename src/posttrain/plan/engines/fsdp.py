@@ -81,7 +81,7 @@ class FsdpOptions(Section):
     mixed_precision: MixedPrecision = option(MixedPrecision(), fix="write settings below it, such as reduce_dtype")
     """The same in a section."""
     wrap_policy: WrapPolicy = option(WrapPolicy(), fix="write settings below it, such as min_num_params")
-    """Units of parameters that are gathered together."""
+    """Choice of the units of parameters that are gathered one after another."""
     ep_size: int = 1
     """Devices that share experts; 1 is accepted."""
     efsdp_size: int = 1

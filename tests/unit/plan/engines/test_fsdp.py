@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.dialects.native.ledger import native_ledger
 from posttrain.plan.engines.fsdp import FsdpSettings, fsdp_settings
 
 
@@ -78,3 +79,9 @@ def test_weights_that_are_always_on_the_cpu_do_not_leave_the_device() -> None:
 )
 def test_what_is_wrong_and_what_has_no_effect(options: dict[str, Any], said: str) -> None:
     assert said in told(**options)
+
+
+def test_options_have_a_row_in_the_native_ledger() -> None:
+    row = native_ledger().find("policy.engine_options.param_offload")
+    assert row is not None
+    assert row.meaning.startswith("fsdp: Keep weights in CPU memory") and "megatron: Ignored" in row.meaning
