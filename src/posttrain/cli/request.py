@@ -84,14 +84,15 @@ def named_by_hydra(arguments: Sequence[str]) -> list[str]:
 
 def refuse_dashes(arguments: Sequence[str]) -> None:
     """Raises: ConfigError for unknown options; most are overrides in the form of other trainers."""
-    problems = [
-        Problem(
-            f"there is no option {argument.split('=')[0]}",
-            fix=f"an override has no dashes: {argument.lstrip('-')}" if "=" in argument else "--help lists the options",
-        )
-        for argument in arguments
-        if argument.startswith("-")
-    ]
+    problems = []
+    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+        if not argument.startswith("-"):
+            continue
+        name, equals, value = argument.partition("=")
+        value = value if equals else "" if following.startswith("-") or "=" in following else following
+        override = f"an override has no dashes: {name.lstrip('-')}={value}"
+        fix = f"{override}; --help lists the options" if value else "--help lists the options"
+        problems.append(Problem(f"there is no option {name}", fix=fix))
     if problems:
         raise ConfigError(problems)
 

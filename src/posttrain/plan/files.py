@@ -59,7 +59,7 @@ def _among_models(config: TrainingConfig) -> Iterator[Problem]:
     if isinstance(config, RunConfig):
         models += [config.reference.path, config.critic.path]
         models += [config.reward.model.path] if config.reward.model is not None else []
-    read = {Path(path).resolve(): path for path in models if path is not None and Path(path).is_dir()}
+    read = {Path(path).resolve(): path for path in models if path and Path(path).is_dir()}
     places = {
         "run.folder": config.folder,
         "checkpoint.folder": config.checkpoint.folder,

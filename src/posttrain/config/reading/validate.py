@@ -123,7 +123,7 @@ def _problem(
     if "a number" in wanted:
         wanted = [each for each in wanted if each != "a whole number"]
     what = f"{leaf} must be {' or '.join(wanted)}, not {show(value)}"
-    return Problem(what, fix=_fix(kind, value), where=where, field=key)
+    return Problem(what, fix=_fix(key, kind, value), where=where, field=key)
 
 
 def _leaf(key: str) -> str:
@@ -132,7 +132,10 @@ def _leaf(key: str) -> str:
     return f"{parents[-1]}.{last}" if parents and last.isdecimal() else last
 
 
-def _fix(kind: str, value: Any) -> str:
+def _fix(key: str, kind: str, value: Any) -> str:
+    if re.fullmatch(r"reward\.terms(\.[0-9]+)?", key) and isinstance(value, str):
+        term = f"{{path: {value}, name: NAME_OF_THE_FUNCTION}}" if value.endswith(".py") else f"{{name: {value}}}"
+        return f"write [{term}]" if kind == "list_type" else f"write {term}"
     if kind == "string_type" and isinstance(value, int | float):
         return f'put it in quotes: "{show(value)}"'
     if kind == "list_type" and isinstance(value, str | int | float):

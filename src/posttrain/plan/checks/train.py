@@ -24,7 +24,7 @@ from posttrain.config.roles import needs_values
 from posttrain.errors import Problem, RequestError, did_you_mean
 from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, unsupported_cluster
 from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
-from posttrain.registry import ADVANTAGES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
 
 def check(config: RunConfig) -> list[Problem]:
@@ -56,7 +56,18 @@ def _names(config: RunConfig) -> Iterator[Problem]:
             yield from _own_problems(section, own)
     for registry, name, field in chosen:
         if name not in registry.names():
-            yield registry.problem(name, field)
+            yield _of_the_other_kind(registry, name, field) or registry.problem(name, field)
+
+
+def _of_the_other_kind(registry: Registry[Any], name: str, field: str) -> Problem | None:
+    """An estimator given as the loss, or a loss as the estimator."""
+    if registry is POLICY_LOSSES and name in ADVANTAGES.names():
+        fix = f"use advantage.name={name} loss.name=ppo_clip: {name} trains with that loss"
+        return Problem(f"{name} is an advantage estimator, not a policy loss", fix=fix, field=field)
+    if registry is ADVANTAGES and name in POLICY_LOSSES.names():
+        fix = f"use loss.name={name}, and an estimator such as advantage.name=grpo"
+        return Problem(f"{name} is a policy loss, not an advantage estimator", fix=fix, field=field)
+    return None
 
 
 def _own_problems(section: str, own: AlgorithmSection) -> Iterator[Problem]:
