@@ -13,7 +13,7 @@ from posttrain.records.plans import BatchPlan, CriticBatchPlan
 
 
 def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[BatchPlan | None, list[Problem]]:
-    """How many of what, or why that cannot be.
+    """Compute the batch sizes of a run, or the problems that prevent them.
 
     sequences_per_step = prompts_per_step * samples_per_prompt. A mini-batch (one update) must divide it; a mini-batch may
     split the samples of a prompt, whose advantages are known by then. Micro-batches need not divide anything: the last one
@@ -21,7 +21,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     the responses, and is not known here. Where the advantage estimator needs values there is a
     critic, with mini-batches of its own.
 
-    Args: ``training_prompts`` is the number of rows in the training files; None when nobody looked.
+    Args: ``training_prompts`` is the number of rows in the training files; None when they were not counted.
     Returns: the plan and no problem, or None and the problems, whose fixes make the sizes work.
     """
     prompts = config.data.prompts_per_step
@@ -120,7 +120,8 @@ def _critic_plan(config: RunConfig, sequences: int, mini: int, total_steps: int 
     critic = config.critic
     epochs = critic.epochs_per_step or config.policy.epochs_per_step
     updates = epochs * (sequences // mini)
-    by_tokens = critic.max_tokens_per_micro_batch is not None  # then the number of micro-batches depends on the lengths
+    # Then the number of micro-batches depends on the lengths.
+    by_tokens = critic.max_tokens_per_micro_batch is not None
     copies = copies_of(critic, config.placement.devices)
     micro = None if by_tokens else min(critic.sequences_per_micro_batch_per_device, mini // copies)
     return CriticBatchPlan(

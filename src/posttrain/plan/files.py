@@ -46,7 +46,7 @@ def check_run_files(config: RunConfig) -> list[Problem]:
 
 
 def check_run_folders(config: TrainingConfig) -> list[Problem]:
-    """Everything wrong with the places a run that trains writes to and goes on from."""
+    """Check the folders that a training run writes to and resumes from."""
     problems = list(_check_folder(Path(config.folder), "run.folder"))
     if config.checkpoint.folder is not None:
         problems += _check_folder(Path(config.checkpoint.folder), "checkpoint.folder")
@@ -118,7 +118,7 @@ def check_model_files(model: ModelConfig) -> list[Problem]:
 
 
 def check_reads_images(model: ModelConfig, readable: Collection[str], fix: str) -> list[Problem]:
-    """Whether a model folder is of one of the kinds (``model_type``) that read images; a hub id is not looked at."""
+    """Check that a model folder is of a kind (``model_type``) that reads images; hub ids are not checked."""
     file = Path(model.path).expanduser() / "config.json"
     if not file.is_file():
         return []
@@ -130,7 +130,7 @@ def check_reads_images(model: ModelConfig, readable: Collection[str], fix: str) 
 
 
 def check_output_file(path: str, field: str) -> list[Problem]:
-    """Whether a file can be written, or made. Nothing is made."""
+    """Check that a file can be written, or created. Creates nothing."""
     if Path(path).is_dir():
         return [
             Problem(
@@ -141,12 +141,12 @@ def check_output_file(path: str, field: str) -> list[Problem]:
 
 
 def check_output_folder(path: str, field: str) -> list[Problem]:
-    """Whether files can be written into a folder, or it can be made. Nothing is made."""
+    """Check that files can be written to a folder, or that it can be created. Creates nothing."""
     return list(_check_folder(Path(path), field))
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a model's name means the hub: it reads like ``name`` or ``org/name``, and is no folder here."""
+    """Return True when a model's name means the hub: it has the form ``name`` or ``org/name``, and is no local folder."""
     return HUB_ID.fullmatch(path) is not None and not Path(path).exists()
 
 
@@ -212,7 +212,7 @@ def _check_tokenizer(folder: Path, field: str) -> Iterator[Problem]:
 
 
 def _check_folder(folder: Path, field: str) -> Iterator[Problem]:
-    """Whether the run can write into a folder, or make it. Nothing is made."""
+    """Check that the run can write to a folder, or create it. Creates nothing."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent

@@ -1,4 +1,4 @@
-"""Whether attention heads can be shared out: by devices that share a sequence (Ulysses), and by those that share layers."""
+"""Divisibility of attention heads: by devices that share a sequence (Ulysses), and by those that share layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where everything of a run is: a plain, frozen value that is printed, checked and built from. Made by ``plan.roles.place``.
+"""The placement of a run: a plain, frozen value that is printed, checked and built from. Made by ``plan.roles.place``.
 
 Devices have numbers over the whole run, 0 first; node n has those from n x devices_per_node on. A role (policy, critic,
 reference, reward model, rollout) has one rank on each of its devices, numbered from 0 in the order of its devices.
@@ -115,7 +115,7 @@ class PlacementPlan:
         return self.devices // self.nodes
 
     def role(self, name: str) -> RolePlacement | None:
-        """None when the run does without it."""
+        """Return the placement of a role; None when the run has no such role."""
         return next((role for role in self.roles if role.role == name), None)
 
     @property

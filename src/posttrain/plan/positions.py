@@ -1,5 +1,5 @@
-"""Whether prompts and responses fit into the positions that a model was made for, as far as its config.json and the limits say;
-a run looks at the prompts themselves."""
+"""Check that prompts and responses fit into a model's positions, as far as its config.json and the limits show; a run checks the
+prompts themselves."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def positions_warnings(config: RunConfig) -> list[str]:
 
 
 def model_positions(config: RunConfig) -> int | None:
-    """How many positions the model was made for; None where its folder is not here or does not say, or where scaled rotary
-    embeddings reach further, each kind by a rule of its own."""
+    """Return the number of a model's positions; None where its folder is not local or does not name it, or where scaled rotary
+    embeddings extend further, each kind by its own rule."""
     overrides = config.model.config_overrides
     try:
         file = Path(config.model.path).expanduser() / "config.json"

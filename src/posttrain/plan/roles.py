@@ -1,4 +1,4 @@
-"""From a configuration to a PlacementPlan: which model sits on which devices, how it is split there, when it makes room."""
+"""Construction of a PlacementPlan from a configuration: devices, sharding and rest times of each model."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def _policy(policy: LearnerConfig, awake: tuple[Phase, ...]) -> RoleRequest:
 
 def _roles_of_a_step(config: RunConfig) -> list[RoleRequest]:
     policy, critic, rollout, reward = config.policy, config.critic, config.rollout, config.reward.model
-    elsewhere = not shares_weights(rollout.engine) and bool(rollout.endpoints)  # servers that the run did not start
+    # The servers are not started by the run.
+    elsewhere = not shares_weights(rollout.engine) and bool(rollout.endpoints)
     asked = [
         RoleRequest(
             role="rollout",

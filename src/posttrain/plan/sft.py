@@ -9,12 +9,12 @@ from posttrain.records.plans import SftBatchPlan
 
 
 def plan_sft(config: SftConfig, rows: int | None) -> tuple[SftBatchPlan | None, list[Problem]]:
-    """How many of what, or why that cannot be.
+    """Compute the batch sizes of fine-tuning, or the problems that prevent them.
 
     A step takes data.sequences_per_step rows, what is left at the end of an epoch is left out of it, and micro-batches need not
     divide anything. The devices are those of a placement that can be (plan.roles.place).
 
-    Args: ``rows`` of the training files; None when nobody looked.
+    Args: ``rows`` of the training files; None when they were not counted.
     Returns: the plan and no problem, or None and the problems.
     """
     sequences, devices = config.data.sequences_per_step, config.placement.devices

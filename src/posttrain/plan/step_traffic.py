@@ -27,8 +27,9 @@ DRIVER_BYTES_PER_TOKEN = 25
 
 
 def step_traffic(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:
-    """Of the policy's devices, and of the sampler's for its own part. Models are taken to be of one shape."""
-    tokens = config.data.max_prompt_tokens + config.rollout.max_response_tokens  # of a sequence, at most
+    """Compute the traffic of the policy's devices, and of the sampler's for its own part, assuming models of one shape."""
+    # The longest sequence.
+    tokens = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     found: list[Traffic] = []
     policy, reference, critic = plan.role("policy"), plan.role("reference"), plan.role("critic")
     assert policy is not None, "every run has a policy"
@@ -48,7 +49,7 @@ def step_traffic(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, sha
 
 
 def sft_traffic(config: SftConfig, batches: SftBatchPlan, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:
-    """Of the policy's devices, in a step of supervised fine-tuning with sequences of full length."""
+    """Compute the traffic of the policy's devices in a step of supervised fine-tuning with sequences of full length."""
     (policy,) = plan.roles
     tokens = config.data.max_tokens
     found = [*_update(config, batches, policy, shape, tokens), *_driver(batches, plan, tokens)]
@@ -132,7 +133,8 @@ def _share_sequence(
     if place.sizes.sequence == 1:
         return Traffic(what=what, bytes=0, messages=0)
     of_update = -(-plan.sequences_per_update * tokens // (place.copies * place.sizes.sequence))
-    directions = passes // micro_batches(section, plan, place, tokens)  # over the step: each sees an update's tokens
+    # Passes over the step, each of which sees an update's tokens.
+    directions = passes // micro_batches(section, plan, place, tokens)
     sent = directions * _sequence_bytes(config, place, shape, of_update)
     return Traffic(what=what, bytes=sent, messages=2 * shape.layers * passes)
 

@@ -38,7 +38,7 @@ def cluster_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def unsupported_cluster(config: TrainingConfig) -> list[Problem]:
-    """What is right to ask for and planned, and what is not installed."""
+    """Report valid settings that are planned, or whose library is not installed."""
     plan, _ = place(config)
     if plan is None:
         return []
@@ -75,7 +75,7 @@ def _unsupported_samplers(rollout: RolloutConfig, plan: PlacementPlan) -> Iterat
 
 
 def cluster_warnings(place: PlacementConfig) -> Iterator[str]:
-    """What has no effect in one process."""
+    """Report settings that have no effect in one process."""
     if runtime_of(place) == "inprocess":
         for name in ("ray_address", "start_timeout_s", "call_timeout_s"):
             if getattr(place, name) != PlacementConfig.model_fields[name].default:
@@ -83,6 +83,6 @@ def cluster_warnings(place: PlacementConfig) -> Iterator[str]:
 
 
 def sampler_is_apart(plan: PlacementPlan) -> bool:
-    """Whether the sampler has workers of its own."""
+    """Return True when the sampler has workers of its own."""
     policy, rollout = plan.role("policy"), plan.role("rollout")
     return policy is not None and rollout is not None and bool(rollout.ranks) and rollout.devices != policy.devices

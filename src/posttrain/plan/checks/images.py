@@ -13,7 +13,7 @@ ROLLOUT_ENGINES = ("native", "hf")
 
 
 def image_problems(config: RunConfig) -> Iterator[Problem]:
-    """What cannot be done with prompts that hold images."""
+    """Report settings that do not support prompts with images."""
     yield from sampler_problems(config.rollout.engine)
     if not engine_plan(config.policy.engine).reads_images:
         yield Problem(

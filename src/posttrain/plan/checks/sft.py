@@ -43,12 +43,12 @@ def check(config: SftConfig) -> list[Problem]:
 
 
 def unsupported(config: SftConfig) -> list[Problem]:
-    """What is right to ask for and planned, and this version cannot run."""
+    """Report valid settings that are planned but not built yet."""
     return unsupported_cluster(config)
 
 
 def warnings_of(config: SftConfig) -> list[str]:
-    """What was asked for and has no effect, in sentences."""
+    """Report settings that have no effect, in sentences."""
     policy = config.policy
     return [
         *_data_warnings(config.data),

@@ -33,7 +33,7 @@ def check(config: RunConfig) -> list[Problem]:
 
 
 def unsupported(config: RunConfig) -> list[Problem]:
-    """What is right to ask for and planned, and this version cannot run. A plan can be made of it; a run is refused."""
+    """Report valid settings that are planned but not built yet: a plan accepts them, a run rejects them."""
     return [*unsupported_cluster(config), *missing_sampler(config.rollout)]
 
 
@@ -134,7 +134,7 @@ def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
 
 
 def warnings_of(config: RunConfig) -> list[str]:
-    """What was asked for and has no effect, in sentences."""
+    """Report settings that have no effect, in sentences."""
     wants_no_validation = not config.data.validation_files and config.environment.validation_episodes is None
     uses_critic = needs_values(config)
     found = [
@@ -182,7 +182,7 @@ def warnings_of(config: RunConfig) -> list[str]:
 
 
 def _without_a_critic(config: RunConfig) -> Iterator[str]:
-    """What was changed about the critic in a run that has none."""
+    """Report settings of the critic in a run without one."""
     changed = [f"critic.{name}" for name in _differences(config.critic, CriticConfig())]
     if changed and config.advantage.name in ADVANTAGES.names():
         users = ", ".join(ADVANTAGES.taking("values"))

@@ -1,1 +1,1 @@
-"""What a plan knows about each training engine, a module per engine under the engine's name; free of torch."""
+"""Plans of the training engines: a torch-free module per engine, with the engine's name."""

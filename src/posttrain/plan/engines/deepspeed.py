@@ -35,7 +35,7 @@ _SIZE = "use a whole number, or auto"
 
 
 class Offload(Section):
-    """Where a part of the state rests."""
+    """Place of an offloaded part of the state."""
 
     device: Literal["none", "cpu"] = option("none", fix="use cpu, or none: what leaves the device goes to CPU memory")
     """Memory in which it rests; none: it stays on the device."""
@@ -44,7 +44,7 @@ class Offload(Section):
 
 
 class HandedOn(Section):
-    """What DeepSpeed gets as it is written, in zero_optimization."""
+    """Settings passed unchanged to DeepSpeed, in zero_optimization."""
 
     allgather_partitions: Switch = None
     """Gather updated weights of stages 1 and 2 in one operation."""
@@ -97,7 +97,7 @@ class HalfPrecision(Section):
     """DeepSpeed's section bf16."""
 
     enabled: bool | Literal["auto"] | None = None
-    """Has no effect: model.compute_dtype decides."""
+    """No effect: model.compute_dtype decides."""
 
 
 class Float16(Section):
@@ -124,13 +124,13 @@ class DeepspeedOptions(Section):
     bf16: HalfPrecision = HalfPrecision()
     """Compared with model.compute_dtype, which decides."""
     fp16: Float16 = Float16()
-    """Not supported: it needs a loss scale."""
+    """Unsupported: it needs a loss scale."""
     data_types: DataTypes = DataTypes()
     """Precision of gradients."""
     communication_data_type: Precision | None = option(None, fix=_PRECISION)
     """Precision in which gradients are added up over devices; null: float32."""
     sequence_parallel_size: int | None = None
-    """Has no effect: the role's sequence_parallel counts."""
+    """No effect: the role's sequence_parallel decides."""
     train_micro_batch_size_per_gpu: Any = ignored("{role}.sequences_per_micro_batch_per_device cuts the micro-batches")
     train_batch_size: Any = ignored("{role}.sequences_per_mini_batch is what an update learns from")
     gradient_accumulation_steps: Any = ignored("mini-batch and micro-batch sizes say how many passes an update takes")
@@ -139,7 +139,7 @@ class DeepspeedOptions(Section):
     steps_per_print: Any = ignored("the console and metrics.jsonl have every step")
     checkpoint: Any = ignored("checkpoints are written in one format for all engines")
     prescale_gradient: Any = ignored("DeepSpeed has no such setting (its word ends in s)")
-    disable_trace_cache: Any = ignored("a trace that does not fit is made anew")
+    disable_trace_cache: Any = ignored("an invalid trace is always recorded again")
     offload_after_step: Any = ignored(
         "zero_optimization.offload_optimizer.device=cpu keeps the optimizer's state on the CPU"
     )
@@ -147,7 +147,7 @@ class DeepspeedOptions(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroSettings:
-    """What ZeRO spreads over the devices of a role, and where it rests."""
+    """Sharding of ZeRO over the devices of a role, and its offloading."""
 
     stage: int = 3
     offload_optimizer: bool = False  # masters, gradients and averages in CPU memory, and the update made there
@@ -156,7 +156,8 @@ class ZeroSettings:
     second_partition: int = 1  # devices that hold a nearer copy of the weights together (hpZ); 1: none
     accumulation_dtype: str = "float32"  # in which gradients of micro-batches add up
     reduce_dtype: str = "float32"  # in which they are added up over devices
-    handed_on: Mapping[str, Any] = field(default_factory=dict)  # DeepSpeed's own words; a size may be auto
+    # DeepSpeed's own words; a size may be auto.
+    handed_on: Mapping[str, Any] = field(default_factory=dict)
 
     def spread(self, ranks: int) -> tuple[int, int, int]:
         """Return over how many devices weights, gradients and the optimizer's state are spread."""
@@ -339,7 +340,8 @@ class DeepspeedPlan(EnginePlan):
         if settings.stage < 3:
             sent = passes.updates * weights * (ranks - 1) // ranks
             return [reduced, Traffic(what=f"{name}: gather new weights", bytes=sent, messages=passes.updates)]
-        near = settings.second_partition if settings.second_partition > 1 else ranks  # back, from the second copy
+        # The way back reads the second copy.
+        near = settings.second_partition if settings.second_partition > 1 else ranks
         return [gather(f"{name}: gather weights", weights, (ranks, near), units=units, times=passes.forward), reduced]
 
     def scoring_traffic(self, model: PlacedModel, purpose: str, passes: Passes) -> list[Traffic]:

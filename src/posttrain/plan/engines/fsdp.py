@@ -67,7 +67,7 @@ class FsdpOptions(Section):
     offload_policy: bool = False
     """Keep parameters, gradients and optimizer state in CPU memory (verl's word)."""
     offload_params: bool = False
-    """Has an effect with cpu_offload only, which takes parameters along."""
+    """Takes effect with cpu_offload only, which moves parameters as well."""
     param_offload: bool = False
     """Keep weights in CPU memory while other models work on the device."""
     optimizer_offload: bool = False
@@ -93,7 +93,7 @@ class FsdpOptions(Section):
     reduce_scatter_during_grad_accumulation: Any = ignored(
         "gradients are reduced at every micro-batch, so that only parts are held"
     )
-    async_save_ckpt: Any = ignored("a checkpoint is complete before the run goes on")
+    async_save_ckpt: Any = ignored("a checkpoint is complete before the run continues")
     save_only_model: Any = ignored("checkpoint.save_optimizer says what is saved")
     apply_tiled_mlp: Any = ignored(_TILES)
     tiled_num_shards: Any = ignored(_TILES)
@@ -101,7 +101,7 @@ class FsdpOptions(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpSettings:
-    """How a model is sharded, and where its shards are."""
+    """Sharding of a model, and the place of its shards."""
 
     shard: int  # ranks that keep one copy together
     replicas: int = 1  # such groups, with equal shards: hybrid sharding
@@ -271,7 +271,8 @@ def _settings(model: PlacedModel) -> FsdpSettings:
 def _gathered(settings: FsdpSettings, shape: ModelShape, width: int) -> int:
     """Count the bytes of whole weights at once: two layers (one computes, one arrives) and the rest of the model, or all."""
     if settings.shard == 1:
-        return shape.parameters * width if width < BYTES["float32"] else 0  # a rounded copy of the masters
+        # A rounded copy of the masters.
+        return shape.parameters * width if width < BYTES["float32"] else 0
     if settings.one_unit or settings.reshard_after_forward is False:
         return shape.parameters * width
     return (2 * shape.layer_parameters + shape.outer_parameters) * width

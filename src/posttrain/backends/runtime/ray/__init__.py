@@ -144,7 +144,7 @@ class _Start:
         return bundle | ({"GPU": 1.0} if self.cuda else {})
 
     def _threads(self) -> int:
-        """Of each worker on a CPU: the cores of a node are shared by its workers."""
+        """Threads of each worker on a CPU: the cores of a node are divided among its workers."""
         per_node = max(1, sum(self.workers_on.values()) // self.plan.nodes)
         return self.config.placement.cpu_threads or max(1, len(os.sched_getaffinity(0)) // per_node)
 
@@ -173,7 +173,7 @@ class _Start:
         return members
 
     def _hold(self, group: RoleGroup) -> None:
-        """On GPUs, workers that do nothing keep the devices of a shared copy: Ray gives a process those of one bundle."""
+        """Reserve the devices of a shared copy on GPUs with idle workers: Ray gives a process those of one bundle."""
         for first in group.leading if self.cuda and group.share > 1 else ():
             others = self._spawn(group, group.ranks[first.rank + 1 : first.rank + group.share])
             found = self.watch.wait(

@@ -129,11 +129,11 @@ class Cluster:
         return found
 
     def address_of(self, node: str) -> str:
-        """Where the others reach a node."""
+        """Return the address of a node within the cluster."""
         return next(str(each["NodeManagerAddress"]) for each in ray.nodes() if each["NodeID"] == node)
 
     def amount(self, resource: str) -> float:
-        """Of a resource (CPU, GPU), in the whole cluster."""
+        """Return the amount of a resource (CPU, GPU) in the whole cluster."""
         found: float = ray.cluster_resources().get(resource, 0.0)
         return found
 
@@ -160,7 +160,7 @@ class Cluster:
         return ray.remote(kind).options(**options).remote(*arguments)
 
     def started(self, handle: Any, name: str, timeout_s: float) -> Any:
-        """What a worker says about its process, once it runs. Raises: RunStopped."""
+        """Wait until a worker runs. Returns: its description of its process. Raises: RunStopped."""
         try:
             return ray.get(handle.about.remote(), timeout=timeout_s)
         except GetTimeoutError:
@@ -177,7 +177,7 @@ class Cluster:
         return ray.put(value)
 
     def ready(self, promises: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Those that are kept (or broken) by now; waits at most so long for the first one."""
+        """Return the promises that are fulfilled or failed; waits at most ``timeout_s`` for the first one."""
         done, _ = ray.wait(list(promises), num_returns=1, timeout=timeout_s, fetch_local=False)
         if done:
             done, _ = ray.wait(list(promises), num_returns=len(promises), timeout=0, fetch_local=False)
@@ -223,7 +223,7 @@ class Cluster:
 
 
 def worker_environment(threads: int, cuda: bool) -> dict[str, str]:
-    """What must stand in a worker's environment before it imports torch: as the command line sets it for one process.
+    """Return the environment of a worker, set before it imports torch: as the command line sets it for one process.
 
     The variables of malloc do what ``mallopt`` does there; on the CPU freed memory is kept. What this process has set for
     libraries goes along, as a cluster's nodes do not have it.
@@ -236,7 +236,7 @@ def worker_environment(threads: int, cuda: bool) -> dict[str, str]:
 
 
 def _short_folder() -> str:
-    """Where sockets can lie: with what Ray adds, their names have at most 107 bytes."""
+    """Return a folder for sockets, whose names, with Ray's additions, may have at most 107 bytes."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= LONGEST_FOLDER else "/tmp"
 

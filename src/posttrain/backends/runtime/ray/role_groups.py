@@ -1,4 +1,4 @@
-"""Which roles share workers."""
+"""Groups of roles that share workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RoleGroup:
 
     @property
     def leading(self) -> tuple[Rank, ...]:
-        """Those that are told what to do."""
+        """Ranks that receive the driver's calls."""
         return self.ranks[:: self.share]
 
     @property
@@ -29,7 +29,7 @@ class RoleGroup:
         return "trainer" if "policy" in self.roles else self.roles[0]
 
     def worker(self, rank: Rank) -> str:
-        """Its name."""
+        """Return the name of a rank's worker."""
         return f"{self.name} rank {rank.rank}"
 
 

@@ -64,7 +64,7 @@ class RemoteRollout:
         return RemoteStream(self.workers, sampling, on_tokens, lambda lost: self.replace(lost, send=True))
 
     def mend(self, *, send: bool) -> None:
-        """Replace samplers that were lost while nothing was asked of them; ``send`` gives the new ones the policy's weights."""
+        """Replace samplers that were lost while idle; ``send`` gives the new ones the policy's weights."""
         for member in list(self.workers.members):
             if member.trouble:
                 self.replace(member, send=send)
@@ -87,9 +87,9 @@ class _Sampling:
         self.rollout, self.workers = rollout, rollout.workers
         self.prompts, self.sampling, self.call = prompts, sampling, call
         self.groups: dict[int, TrajectoryGroup] = {}
-        self.missing: dict[Member, set[int]] = {}  # numbers of prompts that a member was asked for and has not given
+        self.missing: dict[Member, set[int]] = {}  # numbers of the prompts a member has not returned yet
         self.promises: dict[Member, Any] = {}
-        self.again: set[int] = set()  # prompts that were asked for a second time
+        self.again: set[int] = set()  # prompts that were sent a second time
 
     def run(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> list[TrajectoryGroup]:
         loads = [
@@ -115,7 +115,7 @@ class _Sampling:
                 if now - begun > self.workers.timeout_s or (quiet_since and now - quiet_since > IN_FLIGHT_S):
                     late = ", ".join(member.name for member, numbers in self.missing.items() if numbers)
                     raise RunStopped(f"sampling: {late} did not end in time (placement.call_timeout_s)")
-        except BaseException:  # also a signal: nobody waits for these samples any more
+        except BaseException:  # also a signal: these samples are no longer needed
             for member in self.promises:
                 self.workers.cluster.call(member.handle, "give_up")
             raise

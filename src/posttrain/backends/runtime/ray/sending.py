@@ -34,7 +34,7 @@ from posttrain.models.weight_transfer import (
 
 
 class Sender:
-    """Of one rank.
+    """Sending of weights by one rank.
 
     Args: dtype to compute in, in which weights travel; ``to_copies``: the samplers hold the same module as the trainers, so that
         what is trained is enough, under the module's own names; ``adapter``: the samplers have the base weights, so that the LoRA
@@ -80,11 +80,11 @@ class Sender:
             yield file_name(name) if self.adapter else name, tensor.to(self.dtype)
 
     def settings(self) -> str:
-        """What a sampler reads beside an adapter, where it is sent alone; "" where it is not."""
+        """Return the settings that a sampler reads with an adapter sent alone; "" for whole weights."""
         return adapter_settings(self.model) if self.adapter else ""
 
     def begin(self, bucket_bytes: int) -> int:
-        """How many buckets ``next_bucket`` will give."""
+        """Prepare the buckets. Returns: the number of calls of ``next_bucket``."""
         self._sent: list[TensorEntry] = []
         if self.to_copies or self.adapter:
             trained = [each for each in self.model.parameters() if each.requires_grad]
@@ -106,16 +106,16 @@ class Sender:
         return entries, flat.numpy()
 
     def finish(self, version: int) -> Served:
-        """What has been sent."""
+        """Return the version and hash of the weights sent."""
         manifest = Manifest(version, tuple(self._sent))
         return Served(version, manifest.content_hash, manifest.nbytes)
 
     def manifest(self, version: int) -> str:
-        """What ``broadcast`` will send, as JSON."""
+        """Return the manifest of the next ``broadcast``, as JSON."""
         return manifest_of(self.weights(), version).to_json()
 
     def announced(self, manifest: str) -> Served:
-        """What a manifest stands for."""
+        """Return the version and hash that a manifest announces."""
         return announced(manifest)
 
     def broadcast(self, manifest: str, meeting: tuple[str, int], size: int, bucket_bytes: int) -> None:
@@ -129,7 +129,7 @@ class Sender:
         send_buckets(group, weights, Manifest.from_json(manifest), bucket_bytes)
 
     def write(self, folder: Path, version: int, shard_bytes: int) -> Served | None:
-        """Into a folder that the samplers see, too. Returns what lies there; None where another rank has written it."""
+        """Write to a folder shared with the samplers. Returns: the weights in it; None when another rank has written them."""
         if self._rank > 0:
             for _ in self.weights():
                 pass
@@ -152,7 +152,7 @@ class Sender:
 
 
 def announced(manifest: str) -> Served:
-    """What a manifest stands for."""
+    """Return the version and hash that a manifest announces."""
     listed = Manifest.from_json(manifest)
     return Served(listed.version, listed.content_hash, listed.nbytes)
 

@@ -40,7 +40,7 @@ class RemoteStream:
         self._new: dict[Member, list[Request]] = {member: [] for member in workers.members}
         self._cancelled: dict[Member, list[str]] = {member: [] for member in workers.members}
         self._turns: dict[Member, Any] = {}  # promises
-        self._again: set[str] = set()  # requests that were asked for a second time
+        self._again: set[str] = set()  # requests that were sent a second time
         self._closed = False
         workers.each("open_stream", sampling, what="sampling")
 
@@ -73,7 +73,8 @@ class RemoteStream:
         for member, asked in self._under_way.items():
             for name in [each for each in sample_ids if each in asked]:
                 del asked[name]
-                if name in {request.sample_id for request in self._new[member]}:  # it was not told of it yet
+                # The request has not been sent yet.
+                if name in {request.sample_id for request in self._new[member]}:
                     self._new[member] = [request for request in self._new[member] if request.sample_id != name]
                 else:
                     self._cancelled[member].append(name)

@@ -22,7 +22,7 @@ WHAT = "weight sync"  # for messages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """What the functions that send have to know."""
+    """Arguments of the functions that send weights."""
 
     bucket_bytes: int
     folder: Path  # that trainers and samplers see
@@ -34,7 +34,7 @@ Send = Callable[[WorkerGroup, Sequence[Member], int, Way], Served]
 
 
 class SharedSync:
-    """For samplers in the trainers' processes: each takes what all gather, or reads the policy's own tensors."""
+    """Weight sync of samplers in the trainers' processes: each takes gathered weights, or reads the policy's own tensors."""
 
     def __init__(self, workers: WorkerGroup):
         self._workers = workers
@@ -58,7 +58,7 @@ class SharedSync:
 
 
 class SeparateSync:
-    """For samplers in workers of their own. ``send`` is one of the functions below."""
+    """Weight sync of samplers in workers of their own. ``send`` is one of the functions below."""
 
     def __init__(self, trainers: WorkerGroup, send: Send, way: Way):
         self._trainers = trainers
@@ -127,7 +127,7 @@ def through_shared_memory(trainers: WorkerGroup, samplers: Sequence[Member], ver
 def by_broadcast(trainers: WorkerGroup, samplers: Sequence[Member], version: int, way: Way) -> Served:
     """Flat buckets from the trainers' rank 0 to all samplers' processes by a collective: gloo on CPUs, NCCL on GPUs.
 
-    The group is made anew every time. Returns and raises as ``through_shared_memory``.
+    The group is created for every sync. Returns and raises as ``through_shared_memory``.
     """
     cluster, watch, first = trainers.cluster, trainers.watch, trainers.members[0]
     manifest: str = trainers.call("sender.manifest", version, what=WHAT)

@@ -41,7 +41,7 @@ Bucket = tuple[tuple[TensorEntry, ...], Any] | Failure
 
 
 class Taker(Protocol):
-    """What a sampler's worker does with weights that come. Each raises RunStopped when something else came than was sent."""
+    """Receiver of weights in a sampler's worker. Each method raises RunStopped when other weights came than were sent."""
 
     def take_bucket(self, bucket: Bucket) -> Failure | None:
         """Tensors in shared memory. A sender's failure is handed on."""
@@ -178,7 +178,7 @@ def as_adapter(folder: Path, settings: str) -> None:
 
 
 def tensors_of(bucket: tuple[tuple[TensorEntry, ...], Any]) -> Iterator[tuple[TensorEntry, Tensor]]:
-    """What lies one after another in an array."""
+    """Yield the tensors stored one after another in an array."""
     entries, data = bucket
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # shared memory cannot be written to, and is not

@@ -27,7 +27,7 @@ Groups = list[tuple[tuple[int, int], tuple[Trajectory, ...]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What has happened in a worker since it was asked before."""
+    """Events of a worker since the previous query."""
 
     lines: list[str]  # that it printed
     tokens: int  # that it sampled
@@ -39,7 +39,7 @@ class News:
 class Failure:
     """An error of a worker, in plain values."""
 
-    kind: str  # name of a class of posttrain.errors; "" for an error that nobody foresaw
+    kind: str  # name of a class of posttrain.errors; "" for an unexpected error
     text: str
     problems: tuple[Problem, ...] = ()
 
@@ -57,16 +57,16 @@ class GivenUp(Exception):
 
 @dataclass(slots=True)
 class Outbox:
-    """What waits until it is asked for. Filled by the thread that works, emptied by the one that answers."""
+    """Results waiting for the next query. Filled by the working thread, emptied by the answering one."""
 
     tokens: int = 0
     groups: Groups = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    given_up: bool = False  # nobody waits for what is being sampled any more
+    given_up: bool = False  # the samples in progress are no longer needed
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_tokens(self, count: int) -> None:
-        """Raises: GivenUp, in the middle of sampling, when nobody waits for it."""
+        """Raises: GivenUp, in the middle of sampling, when the samples are no longer needed."""
         if self.given_up:
             raise GivenUp
         with self.lock:
@@ -99,7 +99,8 @@ class Worker:
         self._node = node
         self._host = host
         self.outbox = Outbox()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)  # libraries keep settings by thread
+        # Libraries keep settings by thread.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._aside = ThreadPoolExecutor(1, thread_name_prefix=f"{name} aside")
         self._hosted: Any = None
         handle, self._log = tempfile.mkstemp(prefix="posttrain-worker-", suffix=".log")
@@ -119,14 +120,14 @@ class Worker:
         return WorkerProcess(pid=os.getpid(), started=begun, node=self._node, host=self._host, log=self._log)
 
     def free_port(self) -> int:
-        """Of this node, for torch.distributed to meet at."""
+        """Return a free port of this node, for torch.distributed."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
             return port
 
     def devices(self) -> str:
-        """That Ray has given to this process, as CUDA_VISIBLE_DEVICES has them."""
+        """Return the devices that Ray has given to this process, as in CUDA_VISIBLE_DEVICES."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def begin(self, make: Callable[..., Any], *arguments: Any) -> Failure | None:
@@ -174,7 +175,7 @@ class Worker:
 
 
 def failure_of(error: Exception) -> Failure:
-    """In plain values."""
+    """Convert an error to plain values."""
     if isinstance(error, RequestError):
         return Failure(kind=type(error).__name__, text="", problems=tuple(error.problems))
     if isinstance(error, RunStopped):

@@ -117,7 +117,7 @@ class WorkerRoles:
         return self.roles["reward model"].score(groups)
 
     def generate(self, call: int, prompts: Sequence[tuple[int, Prompt]], sampling: SamplingParams) -> Groups:
-        """Sample. Finished groups go into the outbox; returned are those that nobody has fetched from there.
+        """Sample. Finished groups go to the outbox; those not fetched from there are returned.
 
         Args: ``call`` is the driver's number of this call, and each prompt has its number in it.
         """

@@ -55,7 +55,7 @@ class ExpertOptions(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertSettings:
-    """How experts are split over devices and computed."""
+    """Split of experts over devices, and their computation."""
 
     parallel: int = 1  # ranks that share a layer's experts
     tensor: int | None = None  # ranks that share one expert's matrices; None: as many as share those of other layers

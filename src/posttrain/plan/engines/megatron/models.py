@@ -1,4 +1,4 @@
-"""Which models the engine megatron can share out, and into how many parts, by the config.json of a local folder."""
+"""Models that the engine megatron supports, and sizes into which it can split them, from the config.json of a local folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from posttrain.plan.engines.megatron.options import CHUNKS, SPLIT, MegatronSetti
 from posttrain.plan.experts import expert_layers
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *EXPERT_FAMILIES)  # Hugging Face's model_type
-# What is planned, where it is more than 0: name -> what would be asked for.
+# Planned features, requested by a value above 0: name -> feature.
 PLANNED = {BALANCE: "no loss balances the experts yet"}
 
 
 def unsupported(text: Mapping[str, Any]) -> str | None:
-    """Why a model cannot be put together from megatron-core's layers here, by the fields of its config.json (of a model with
-    images, of its text_config); None: it can."""
+    """Return the reason why megatron-core's layers, as combined here, cannot form a model, from the fields of its config.json (of
+    a vision model, of its text_config); None when they can."""
     kind = text.get("model_type")
     if kind not in FAMILIES:
         return f"{kind} is not among {', '.join(FAMILIES)}"
@@ -51,7 +51,7 @@ def unsupported(text: Mapping[str, Any]) -> str | None:
 
 
 def model_problems(path: str, *, role: str, tensor: int, pipeline: int, settings: MegatronSettings) -> list[Problem]:
-    """What of a model in a local folder does not go with the sizes, or with the engine. Hub ids are looked at by the engine."""
+    """Report what in a local model folder contradicts the sizes or the engine. The engine itself checks hub ids."""
     text = _text_of(path)
     if text is None:
         return []
@@ -139,7 +139,7 @@ def _unequal(layers: int, stages: int, settings: MegatronSettings) -> str | None
 
 
 def planned_options(options: Mapping[str, Any], path: str, *, role: str = "policy") -> list[Problem]:
-    """What of the options is right to ask for of the model in a folder, and not built yet."""
+    """Report options valid for the model in a folder, but not built yet."""
     if has_no_experts(path):
         return []  # options_without_experts tells them
     return [
@@ -154,7 +154,7 @@ def planned_options(options: Mapping[str, Any], path: str, *, role: str = "polic
 
 
 def options_without_experts(options: Mapping[str, Any], path: str, *, role: str = "policy") -> list[str]:
-    """What of the options is about experts, of which the model in a local folder has none, in sentences."""
+    """Report options about experts, when the model in a local folder has none, in sentences."""
     if not has_no_experts(path):
         return []
     return [
@@ -165,7 +165,7 @@ def options_without_experts(options: Mapping[str, Any], path: str, *, role: str 
 
 
 def has_no_experts(path: str) -> bool:
-    """Whether the model in a local folder is known to have none."""
+    """Return True when the model in a local folder is known to have no experts."""
     text = _text_of(path)
     try:
         return text is not None and expert_layers(text) is None

@@ -117,7 +117,7 @@ class MegatronOptions(TransformerOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronSettings:
-    """How layers are split over devices and computed."""
+    """Split of layers over devices, and their computation."""
 
     # Tensor-parallel ranks share out the tokens outside of the layers' matrices, too; the same numbers in less memory.
     sequence_parallel: bool = True
