@@ -79,7 +79,7 @@ class Work:
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         self.engine._optimizer.state.clear()
         self.engine.optimizer_step()
-        self.engine._updates = step
+        self.engine._count.restore({"updates": step})
 
     def save(self, checkpoints: Checkpoints, step: int) -> None:
         """Save the engine's state as that after ``step``; it is saved when this returns."""
