@@ -156,7 +156,7 @@ def ours(path: str, folder: Path, given: list[Any], micro: int) -> None:
 
         phase = advance = message = close = ignore
 
-    runs._tracker = lambda name, folder: Turns()  # type: ignore[assignment,return-value]
+    runs.tracker = lambda name, folder: Turns()  # type: ignore[assignment,return-value]
     sft_run(config)
 
 

@@ -185,7 +185,7 @@ def ours(path: str, folder: Path, steps: int, micro: int) -> None:
 
         phase = advance = message = close = ignore
 
-    runs._tracker = lambda name, folder: Turns()
+    runs.tracker = lambda name, folder: Turns()
     train_run(config)
 
 

@@ -44,7 +44,7 @@ class Noting:
 @pytest.fixture
 def noting(monkeypatch: pytest.MonkeyPatch) -> Noting:
     found = Noting()
-    monkeypatch.setattr(runs, "_tracker", lambda name, folder: found)
+    monkeypatch.setattr(runs, "tracker", lambda name, folder: found)
     return found
 
 

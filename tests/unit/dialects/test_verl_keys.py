@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from posttrain.dialects.detect import read_config
 from posttrain.dialects.ledger import ABSENT, Key, Ledger, leaves
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.value_types import fits
@@ -261,3 +262,10 @@ def test_misspellings_get_the_right_suggestion() -> None:
         tried += 1
         right += TRAIN.nearest(wrong) == [key]
     assert right >= 475
+
+
+def test_an_ascend_device_becomes_the_accelerator_at_hand_with_a_warning() -> None:
+    loaded = read_config(None, ["trainer.device=npu"], "verl")
+    assert loaded.config.placement.device == "auto"
+    assert any("Ascend devices are not supported" in text for text in loaded.warnings)
+    assert read_config(None, ["trainer.device=cuda"], "verl").config.placement.device == "cuda"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.rules.look import kind_of_device
 
 _DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 
@@ -21,7 +22,7 @@ def generate_rules(keys: Reader) -> dict[str, Any]:
     if not keys["rollout.do_sample"]:
         keys.ignore("rollout.temperature", "rollout.do_sample is false")
     if keys.ledger.find("trainer.device") and keys.written("trainer.device"):
-        fields["placement.device"] = keys["trainer.device"]
+        fields["placement.device"] = kind_of_device(keys)
     dtype = keys["rollout.dtype"]
     if dtype in _DTYPES:
         fields["model.compute_dtype"] = _DTYPES[dtype]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.rules.look import engine_options, get
+from posttrain.dialects.verl.rules.look import engine_options, get, kind_of_device
 from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, SHARDED_TEXT
 from posttrain.plan.engine import engine_called
@@ -30,7 +30,7 @@ def layout(keys: Reader, *, has_critic: bool) -> tuple[Layout, dict[str, Any]]:
     devices = max(1, nodes * per_node)
     fields: dict[str, Any] = {"placement.nodes": nodes, "placement.devices": nodes * per_node}
     if keys.ledger.find("trainer.device") and keys.written("trainer.device"):
-        fields["placement.device"] = keys["trainer.device"]
+        fields["placement.device"] = kind_of_device(keys)
     _check_strategies(keys, has_critic=has_critic)
     actor_split = _role(keys, fields, "policy", ACTOR, MODEL, devices)
     critic_split = (1, 1)

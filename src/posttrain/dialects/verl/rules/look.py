@@ -13,6 +13,15 @@ def get(keys: Reader, name: str, otherwise: Any = None) -> Any:
     return otherwise if value is None else value
 
 
+def kind_of_device(keys: Reader) -> str:
+    """Our word for trainer.device; npu becomes the accelerator at hand, with a warning."""
+    kind: str = keys["trainer.device"]
+    if kind == "npu":
+        keys.warn("trainer.device=npu: Ascend devices are not supported, and the run takes the accelerator at hand")
+        return "auto"
+    return kind
+
+
 def all_are_counts(*values: int) -> bool:
     """Whether arithmetic can be done: numbers below 1 are told where RunConfig refuses them."""
     return all(value >= 1 for value in values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.look import get, kind_of_device
 from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.records import contents, resume, trackers
 from posttrain.dialects.verl.strategies import SHARDED
@@ -26,7 +26,7 @@ def sft_rules(keys: Reader) -> dict[str, Any]:
     if not keys.ledger.find("optim.lr_scheduler"):  # verl 0.2 knows no other
         fields["policy.schedule.name"] = "cosine"
     if keys.ledger.find("trainer.device") and keys.written("trainer.device"):
-        fields["placement.device"] = keys["trainer.device"]
+        fields["placement.device"] = kind_of_device(keys)
     return fields
 
 
