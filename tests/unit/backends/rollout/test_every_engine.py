@@ -95,7 +95,12 @@ def real_vllm() -> Iterator[dict[str, Any]]:
         kept["engine"].close()
 
 
-@pytest.fixture(params=[*(name for name in SETTINGS if name != "real-vllm"), REAL])
+SAMPLERS = [*(name for name in SETTINGS if name not in ("real-vllm", "vllm-collective")), REAL]
+# vLLM's client with another weight sync: it samples as "vllm" does, so it is in the tests that send weights only.
+with_every_sync = pytest.mark.parametrize("rig", [*SAMPLERS, "vllm-collective"], indirect=True)
+
+
+@pytest.fixture(params=SAMPLERS)
 def rig(request: pytest.FixtureRequest, served_model: Path, stand_in: Any, real_vllm: dict[str, Any]) -> Rig:
     name = request.param
     settings = dict(SETTINGS[name])
@@ -254,6 +259,7 @@ def test_how_responses_end(rig: Rig, served_model: Path) -> None:
     assert by_text.text.endswith(chr(letter))
 
 
+@with_every_sync
 def test_end_token_ends_a_response_unless_it_is_ignored(rig: Rig, served_model: Path) -> None:
     """The likeliest first token of another prompt is made the model's end token: its output row is made large."""
     end = AutoTokenizer.from_pretrained(served_model).eos_token_id
@@ -273,6 +279,7 @@ def test_end_token_ends_a_response_unless_it_is_ignored(rig: Rig, served_model: 
     assert group.trajectories[0].stop_reason is StopReason.LENGTH
 
 
+@with_every_sync
 def test_new_weights_are_sampled_from_and_their_version_is_told(rig: Rig, served_model: Path) -> None:
     seen = set()
     for version in (3, 4):
@@ -290,6 +297,7 @@ def test_new_weights_are_sampled_from_and_their_version_is_told(rig: Rig, served
     assert len(seen) == (0 if rig.name in ("native", "hf") else 2)
 
 
+@with_every_sync
 def test_nothing_is_sent_when_nothing_changed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     if rig.name in ("native", "hf"):
         pytest.skip("shares the weights")
@@ -401,6 +409,7 @@ def test_what_a_stream_refuses(rig: Rig) -> None:
     assert len(rig.engine.generate(PROMPTS, sampling)) == len(PROMPTS)
 
 
+@with_every_sync
 def test_a_stream_goes_on_with_new_weights_when_nothing_is_under_way(rig: Rig, served_model: Path) -> None:
     """Greedily, in a conversation: what was kept of the first turn is of the old weights."""
     sampling = SamplingParams(max_response_tokens=8, temperature=0.0)
