@@ -24,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", help="model folder; default: the demo's")
     parser.add_argument("--seconds", type=int, default=90)
+    parser.add_argument("--neighbours", type=int, nargs="+", default=[0, 1, 2], help="busy processes beside it")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     path = arguments.model or str(smollm2_135m_instruct())
@@ -31,7 +32,7 @@ def main() -> None:
         measure(path)
         return
     print("| busy neighbours | setting | tokens/s, worst to best of 5 |\n| --- | --- | --- |")
-    for neighbours in (0, 1, 2):
+    for neighbours in arguments.neighbours:
         for name, setting in SETTINGS.items():
             others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(neighbours)]
             try:

@@ -77,6 +77,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=16, help="of every response")
+    parser.add_argument("--parts", type=int, nargs="+", default=[256, 64, 1], help="rows that are saved together")
+    parser.add_argument("--draws", type=int, nargs="+", default=[1000, 0], help="of the bootstrap")
     parser.add_argument("--model", help="folder of a model; the tiny one when not given")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -85,11 +87,11 @@ def main() -> None:
         write_prompts(folder / "prompts.parquet", asked.rows)
         start = run(*generation(folder, model, asked.samples, asked.tokens, 1, 1))  # one row: the rest is the start
         rows = []
-        for part in (256, 64, 1):
+        for part in asked.parts:
             seconds = run(*generation(folder, model, asked.samples, asked.tokens, part, asked.rows))
             rows.append([f"generate, parts of {part}", *rates(seconds, start, asked.rows, asked.samples, asked.tokens)])
-        out = folder / f"out_64_{asked.rows}.parquet"
-        for draws in (1000, 0):
+        out = folder / f"out_{asked.parts[0]}_{asked.rows}.parquet"
+        for draws in asked.draws:
             evaluation = ["evaluate", f"output.folder={folder / 'e'}", f"metrics.bootstrap_draws={draws}"]
             start = run(*evaluation, f"data.files={folder / 'out_1_1.parquet'}")
             seconds = run(*evaluation, f"data.files={out}")

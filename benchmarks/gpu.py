@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model: to try the script, not to measure")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, default=64, help="of the ragged batch")
+    parser.add_argument("--groups", type=int, default=8, help="prompts of the other batch, with 8 responses each")
     parser.add_argument("--micro-batch", type=int, default=32, help="sequences")
     parser.add_argument("--samples", default="64,256", help="responses sampled together")
     parser.add_argument("--tokens", type=int, default=256, help="of a sampled response")
@@ -92,7 +93,11 @@ def updates(path: str, arguments: argparse.Namespace) -> None:
     for name, (kind, way) in WAYS.items():
         engine, model = make_engine({"path": path, "micro": arguments.micro_batch, "device": arguments.device, **way})
         vocabulary = model.config.vocab_size
-        batch = ragged_batch(arguments.sequences, vocabulary) if kind == "ragged" else groups_batch(vocabulary)
+        batch = (
+            ragged_batch(arguments.sequences, vocabulary)
+            if kind == "ragged"
+            else groups_batch(vocabulary, arguments.groups)
+        )
         dtype = way.get("dtype", "bfloat16")
         if dtype not in peaks:
             peaks[dtype] = matrix_peak(model.config, DTYPES[dtype], arguments.device, tokens=8192)

@@ -25,7 +25,6 @@ from typing import Any
 
 PROMPT_TOKENS = 48
 SAMPLES = 8  # per prompt
-TOKENS = 64  # of a response, or their mean where lengths are ragged
 SIGMA = 0.8  # of the logarithm of ragged lengths
 LONGEST = 256
 
@@ -37,6 +36,7 @@ def main() -> None:
     parser.add_argument("--sequences", default="64,256")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64, help="of a response, or their mean where lengths are ragged")
     parser.add_argument("--passes", help="row counts of single passes")
     parser.add_argument("--vllm-python", default=os.environ.get("POSTTRAIN_VLLM_PYTHON", sys.executable))
     parser.add_argument("--spin", help="GOMP_SPINCOUNT of native; default: that of a run")
@@ -48,6 +48,7 @@ def main() -> None:
         return
     from common import median, print_table
 
+    from posttrain.models.loading import load_model_config
     from posttrain.models.smollm2 import smollm2_135m_instruct
 
     path = arguments.model or str(smollm2_135m_instruct())
@@ -57,12 +58,13 @@ def main() -> None:
         print_table(header, [native.ask({"timed": int(rows)})["row"] for rows in arguments.passes.split(",")])
         native.close()
         return
+    vocabulary = min(40_000, load_model_config(path).get_text_config().vocab_size)
     names = arguments.engines.split(",")
     engines = {name: Worker(name, path, arguments) for name in names}
     rows = []
     for sequences in map(int, arguments.sequences.split(",")):
         for ragged in (False, True):
-            work = workload(sequences, ragged)
+            work = workload(sequences, arguments.tokens, vocabulary, ragged)
             tokens = sum(work["lengths"])
             limit = products_alone(engines["native"], work["lengths"]) if "native" in engines else math.nan
             seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -86,7 +88,7 @@ def main() -> None:
                     ]
                 )
     memory = {name: engine.ask({"memory": True})["peak_mib"] for name, engine in engines.items()}
-    gap = gaps(engines, workload(16, False))
+    gap = gaps(engines, workload(16, arguments.tokens, vocabulary, False))
     for engine in engines.values():
         engine.close()
     header = [
@@ -106,13 +108,13 @@ def main() -> None:
     )
 
 
-def workload(sequences: int, ragged: bool) -> dict[str, Any]:
+def workload(sequences: int, tokens: int, vocabulary: int, ragged: bool) -> dict[str, Any]:
     """The same for every engine and round: prompts of random tokens, and how long each response gets."""
     draw = random.Random(sequences)
-    prompts = [[draw.randrange(5, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(sequences // SAMPLES)]
-    lengths = [TOKENS] * sequences
+    prompts = [[draw.randrange(5, vocabulary) for _ in range(PROMPT_TOKENS)] for _ in range(sequences // SAMPLES)]
+    lengths = [tokens] * sequences
     if ragged:
-        center = math.log(TOKENS) - SIGMA**2 / 2  # so that the mean is TOKENS
+        center = math.log(tokens) - SIGMA**2 / 2  # so that the mean is tokens
         lengths = [max(1, min(LONGEST, round(draw.lognormvariate(center, SIGMA)))) for _ in range(sequences)]
     return {"prompts": prompts, "lengths": lengths}
 

@@ -28,6 +28,7 @@ from posttrain.models.loading import DTYPES
 
 HIDDEN, VOCABULARY = 576, 49152  # of SmolLM2-135M
 TEMPERATURE = 0.8
+ENTROPY = ("value", "gradient")
 
 
 def plain(hidden: Tensor, head: Tensor, targets: Tensor, entropy_gradient: bool) -> TokenScores:
@@ -45,6 +46,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument(
+        "--entropy", nargs="+", choices=ENTROPY, default=list(ENTROPY), help="its value, or its gradient too"
+    )
     parser.add_argument("--one", nargs=3, metavar=("WAY", "DTYPE", "ENTROPY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -52,8 +57,8 @@ def main() -> None:
         print(*measure(WAYS[way], DTYPES[dtype], entropy == "gradient", arguments.tokens))
         return
     rows = []
-    for dtype in DTYPES:
-        for entropy in ("value", "gradient"):
+    for dtype in arguments.dtypes:
+        for entropy in arguments.entropy:
             runs: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
             for _ in range(arguments.rounds):
                 for way in WAYS:

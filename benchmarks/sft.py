@@ -128,12 +128,14 @@ def ours(path: str, folder: Path, given: list[Any], micro: int) -> None:
             },
             "policy": {"sequences_per_micro_batch_per_device": micro, "optimizer": {"lr": 1e-6}},
             "checkpoint": {"at_end": False},
+            "tracking": {"trackers": ["turns"]},
         }
     )
     prepare(config)
-    from posttrain.build import runs
     from posttrain.build.sft import sft_run
+    from posttrain.registry import TRACKERS
 
+    @TRACKERS.register("turns")
     class Turns:
         """A tracker that holds the run until it is its turn."""
 
@@ -156,7 +158,6 @@ def ours(path: str, folder: Path, given: list[Any], micro: int) -> None:
 
         phase = advance = message = close = ignore
 
-    runs.tracker = lambda name, folder: Turns()  # type: ignore[assignment,return-value]
     sft_run(config)
 
 

@@ -162,13 +162,14 @@ def ours(path: str, folder: Path, steps: int, micro: int) -> None:
             "policy": {"sequences_per_micro_batch_per_device": micro, "optimizer": {"lr": 1e-6}},
             "checkpoint": {"at_end": False},
             "validation": {"before_training": False},
-            "tracking": {"trackers": ["console"]},
+            "tracking": {"trackers": ["turns"]},
         }
     )
     prepare(config)
-    from posttrain.build import runs
     from posttrain.build.train import train_run
+    from posttrain.registry import TRACKERS
 
+    @TRACKERS.register("turns")
     class Turns:
         """A tracker that holds the run until it is its turn."""
 
@@ -185,7 +186,6 @@ def ours(path: str, folder: Path, steps: int, micro: int) -> None:
 
         phase = advance = message = close = ignore
 
-    runs.tracker = lambda name, folder: Turns()
     train_run(config)
 
 

@@ -24,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", help="model folder; default: the demo's")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--groups", type=int, default=8, help="prompts, with 8 responses each")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     arguments = parser.parse_args()
     keep_memory()
@@ -41,7 +42,7 @@ def main() -> None:
     plan = LossPlan(name="ppo_clip", parameters=clip, aggregation="token_mean", temperature=1.0)
     rows = []
     for prompt, response in ((46, 24), (256, 64)):
-        batch = random_batch(8, 8, prompt, response, model.config.vocab_size)
+        batch = random_batch(arguments.groups, 8, prompt, response, model.config.vocab_size)
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for round_number in range(arguments.rounds + 1):
             for shared in (True, False):
@@ -55,7 +56,7 @@ def main() -> None:
         tokens = int((batch.sequences.prompt_lengths + batch.sequences.response_lengths).sum())
         rows.append(
             [
-                f"8 x 8, prompt {prompt}, response up to {response}",
+                f"{arguments.groups} x 8, prompt {prompt}, response up to {response}",
                 f"{off:.2f}",
                 f"{on:.2f}",
                 f"{off / on:.2f}",

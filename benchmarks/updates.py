@@ -73,9 +73,9 @@ def ragged_batch(sequences: int, vocabulary: int) -> TrainBatch:
     return with_mask(batch, mask)
 
 
-def groups_batch(vocabulary: int) -> TrainBatch:
-    """8 prompts of 256 tokens with 8 responses of 64 tokens each."""
-    batch = random_batch(8, 8, 256, 64, vocabulary)
+def groups_batch(vocabulary: int, groups: int = 8) -> TrainBatch:
+    """Prompts of 256 tokens with 8 responses of 64 tokens each."""
+    batch = random_batch(groups, 8, 256, 64, vocabulary)
     return with_mask(batch, torch.ones_like(batch.loss_mask))
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
@@ -21,7 +26,10 @@ def short(data_source, solution_str, ground_truth, extra_info):
     return -len(solution_str) / 8
 """
 
+EPS = 1e-4  # large, so that AdamW does not blow rounding errors of tiny gradients up to whole steps
+
 Make = Callable[..., RunConfig]
+Loss = Callable[["Row", Tensor, Tensor, Tensor], Tensor]  # of a row's log-probs, old log-probs and advantages, each [T]
 
 
 @pytest.fixture
@@ -33,11 +41,11 @@ def make(tmp_path: Path, tiny_llama: Path) -> Make:
     sections: dict[str, Any] = {
         "model": {"path": str(tiny_llama), "compute_dtype": "float32"},
         "data": {"train_files": [str(tmp_path / "train.jsonl")], "prompts_per_step": 2},
-        "rollout": {"samples_per_prompt": 4, "max_response_tokens": 8},
+        "rollout": {"samples_per_prompt": 4, "max_response_tokens": 8, "stop_token_ids": [*range(0, 256, 12)]},
         "reward": {"terms": [{"name": name, "path": str(tmp_path / "reward.py")} for name in ("score", "short")]},
-        "policy": {"sequences_per_micro_batch_per_device": 4, "optimizer": {"lr": 1e-3}},
+        "policy": {"sequences_per_micro_batch_per_device": 4, "optimizer": {"lr": 1e-3, "eps": EPS}},
         "checkpoint": {"at_end": False},
-        "tracking": {"trackers": []},
+        "tracking": {"trackers": [], "batches_every_steps": 1},
         "placement": {"device": "cpu", "cpu_threads": 1},
     }
 
@@ -78,16 +86,253 @@ RUNS: dict[str, dict[str, Any]] = {
     "correction": {"loss": {"rollout_correction": CORRECTION}},
     "sampler's log-probs, two updates": {
         "loss": {"rollout_correction": {"use_rollout_logprobs": True}},
-        "policy": {"sequences_per_mini_batch": 4, "sequences_per_micro_batch_per_device": 4},
+        "policy": {
+            "sequences_per_mini_batch": 4,
+            "sequences_per_micro_batch_per_device": 4,
+            "optimizer": {"lr": 1e-3, "eps": EPS},
+        },
     },
 }
 
 
-@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
-def test_it_runs_from_a_configuration_to_updates(make: Make, changes: dict[str, Any]) -> None:
-    for line in steps(train_run(make("run", **changes))):
+# ---------------------------------------------------------------------------------------------- the plain calculation
+
+
+@dataclass
+class Row:
+    """A response, with what the calculation starts from."""
+
+    group: int
+    prompt: list[int]
+    response: list[int]
+    reward: float
+    terms: dict[str, float]
+
+
+def rows_of(batch: dict[str, Tensor]) -> list[Row]:
+    rows = []
+    width = batch["sampled.tokens"].shape[1] - batch["sampled.response_mask"].shape[1]
+    for number, tokens in enumerate(batch["sampled.tokens"].tolist()):
+        prompt, response = (
+            int(batch["sampled.prompt_lengths"][number]),
+            int(batch["sampled.response_mask"][number].sum()),
+        )
+        terms = {name: float(batch[f"sampled.reward_terms.{name}"][number]) for name in ("score", "short")}
+        group = int(batch["sampled.group_index"][number])
+        rows.append(
+            Row(group, tokens[width - prompt : width], tokens[width : width + response], sum(terms.values()), terms)
+        )
+    return rows
+
+
+class Plain:
+    """The unmodified model in float64, and the rows that it learns from."""
+
+    def __init__(self, folder: Path, rows: list[Row]):
+        self.rows = rows
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+
+    def distributions(self, row: Row) -> Tensor:
+        """Log-probs of the whole vocabulary before each response token, [T, V]."""
+        logits = self.model(torch.tensor([row.prompt + row.response])).logits[0, len(row.prompt) - 1 : -1]
+        return logits.log_softmax(-1)
+
+    def logprobs(self, row: Row) -> Tensor:
+        return self.distributions(row)[torch.arange(len(row.response)), torch.tensor(row.response)]
+
+    def over_groups(self, values: list[float], compare: Callable[[Tensor], Tensor]) -> list[float]:
+        """Values compared within each prompt's responses."""
+        found = torch.zeros(len(values), dtype=torch.float64)
+        for group in {row.group for row in self.rows}:
+            members = [number for number, row in enumerate(self.rows) if row.group == group]
+            found[members] = compare(torch.tensor([values[number] for number in members], dtype=torch.float64))
+        return found.tolist()
+
+    def on_tokens(self, values: list[float]) -> list[Tensor]:
+        return [
+            torch.full((len(row.response),), value, dtype=torch.float64)
+            for row, value in zip(self.rows, values, strict=True)
+        ]
+
+    def updates(
+        self,
+        advantages: list[Tensor],
+        loss_of: Loss,
+        aggregation: Callable[[list[Row], list[Tensor]], Tensor],
+        size: int,
+    ) -> tuple[list[float], list[float]]:
+        """AdamW over the rows, ``size`` at a time, the gradient cut to norm 1. Returns each update's loss and norm (uncut)."""
+        with torch.no_grad():
+            old = [self.logprobs(row) for row in self.rows]
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.999), eps=EPS, weight_decay=0.01)
+        losses, norms = [], []
+        for start in range(0, len(self.rows), size):
+            part = range(start, start + size)
+            rows = [self.rows[number] for number in part]
+            found = [loss_of(self.rows[n], self.logprobs(self.rows[n]), old[n], advantages[n]) for n in part]
+            loss = aggregation(rows, found)
+            optimizer.zero_grad()
+            loss.backward()
+            norms.append(float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)))
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, norms
+
+
+def standardized(plain: Plain) -> list[Tensor]:
+    """GRPO: (r - mean) / (std + 1e-6), with the sample standard deviation."""
+    rewards = [row.reward for row in plain.rows]
+    return plain.on_tokens(plain.over_groups(rewards, lambda r: (r - r.mean()) / (r.std() + 1e-6)))
+
+
+def over_greedy(plain: Plain) -> list[Tensor]:
+    """ReMax: r - the reward of the greedy response, whose rewards are computed here."""
+    found = []
+    for row in plain.rows:
+        ids = torch.tensor([row.prompt])
+        stops = [plain.tokenizer.eos_token_id, *range(0, 256, 12)]
+        with torch.no_grad():
+            out = plain.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8, eos_token_id=stops
+            )
+        text = plain.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        found.append(row.reward - (sum(text.encode()) % 5 / 4 - len(text) / 8))
+    return plain.on_tokens(found)
+
+
+def whitened(values: list[Tensor]) -> list[Tensor]:
+    """(x - mean) / sqrt(variance + 1e-8) over all tokens, with the sample variance."""
+    every = torch.cat(values)
+    return [(each - every.mean()) / (every.var() + 1e-8).sqrt() for each in values]
+
+
+def terms_apart(plain: Plain) -> list[Tensor]:
+    """GDPO: every term standardized in its group, weighted, summed, whitened."""
+    total = torch.zeros(len(plain.rows), dtype=torch.float64)
+    for name, weight in (("short", 0.5), ("score", 1.0)):
+        values = [row.terms[name] for row in plain.rows]
+        total += weight * torch.tensor(
+            plain.over_groups(values, lambda r: (r - r.mean()) / (r.std() + 1e-6)), dtype=torch.float64
+        )
+    return whitened(plain.on_tokens(total.tolist()))
+
+
+def optimal_baseline(plain: Plain) -> list[Tensor]:
+    """r - sum(r W_t) / sum(W_t) over the group's responses that have a token t, with W_t the sum up to t of 1 - 2 pi + sum pi^2;
+    without a baseline where a response is alone."""
+    found = []
+    with torch.no_grad():
+        paths = []
+        for row in plain.rows:
+            log_p = plain.distributions(row)
+            chosen = log_p[torch.arange(len(row.response)), torch.tensor(row.response)].exp()
+            paths.append((1 - 2 * chosen + log_p.exp().square().sum(-1)).cumsum(0))
+    for row in plain.rows:
+        values = []
+        for t in range(len(row.response)):
+            peers = [
+                (other.reward, float(path[t]))
+                for other, path in zip(plain.rows, paths, strict=True)
+                if other.group == row.group and len(other.response) > t
+            ]
+            baseline = sum(r * w for r, w in peers) / sum(w for _, w in peers) if len(peers) > 1 else 0.0
+            values.append(row.reward - baseline)
+        found.append(torch.tensor(values, dtype=torch.float64))
+    return found
+
+
+def whitened_rewards(plain: Plain) -> list[Tensor]:
+    """REINFORCE over turns (here one), and GAE with values of 0 and no discount: the reward, whitened."""
+    return whitened(plain.on_tokens([row.reward for row in plain.rows]))
+
+
+ADVANTAGES: dict[str, Callable[[Plain], list[Tensor]]] = {
+    "remax": over_greedy,
+    "gdpo": terms_apart,
+    "optimal_token_baseline": optimal_baseline,
+    "tir_optimal_token_baseline": optimal_baseline,
+    "agentic_reinforce": whitened_rewards,
+    "critic's sum over a norm": whitened_rewards,
+}
+
+
+def clipped(row: Row, logprobs: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
+    """PPO's: the larger of -A r and -A clip(r, 0.8, 1.2)."""
+    ratio = (logprobs - old).exp()
+    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))
+
+
+def weighted(row: Row, logprobs: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
+    """TOPR on-policy, and rollout_is with the trainer's own weights: -A log pi, with weights of 1."""
+    return -advantages * logprobs
+
+
+def imitating(row: Row, logprobs: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
+    """PPO's, and 0.1 x -r log pi on the responses whose reward is above 0."""
+    return clipped(row, logprobs, old, advantages) + 0.1 * max(row.reward, 0.0) * -logprobs
+
+
+LOSSES: dict[str, Loss] = {
+    "topr": weighted,
+    "rollout_is": weighted,
+    "sum over a norm": imitating,
+}
+
+
+def token_mean(rows: list[Row], losses: list[Tensor]) -> Tensor:
+    return torch.cat(losses).mean()
+
+
+def mean_of_prompts(rows: list[Row], losses: list[Tensor]) -> Tensor:
+    """The mean over prompts of the mean over their tokens."""
+    groups = [
+        torch.cat([loss for row, loss in zip(rows, losses, strict=True) if row.group == g])
+        for g in {row.group for row in rows}
+    ]
+    return torch.stack([each.mean() for each in groups]).mean()
+
+
+def mean_of_sums_over_8(rows: list[Row], losses: list[Tensor]) -> Tensor:
+    """The mean over responses of the sum over their tokens / rollout.max_response_tokens."""
+    return torch.stack([each.sum() / 8 for each in losses]).mean()
+
+
+AGGREGATIONS: dict[str, Callable[[list[Row], list[Tensor]], Tensor]] = {
+    "prompt mean": mean_of_prompts,
+    "sum over a norm": mean_of_sums_over_8,
+}
+SIZE = {"sampler's log-probs, two updates": 4}  # sequences per update
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_first_step_is_that_of_a_plain_calculation(make: Make, tiny_llama: Path, name: str) -> None:
+    """From the tokens and rewards of the step: advantages, loss and norm of the gradient, in float64 and row by row, with the
+    unmodified model. The second step starts from the updated weights and has to go through."""
+    folder = train_run(make("run", **RUNS[name]))
+    lines = steps(folder)
+    for line in lines:
         assert line["policy/skipped_updates"] == 0 and line["policy/grad_norm"] > 0
         assert line["gap/max"] < 1e-4  # the same weights in the same precision
+    batch = load_file(folder / "batches/step_1.safetensors")
+    rows = rows_of(batch)
+    assert len({len(row.response) for row in rows}) > 2  # else the ways of averaging would not differ
+    assert any(row.reward > 0 for row in rows)  # else nothing would be imitated
+    plain = Plain(tiny_llama, rows)
+    advantages = ADVANTAGES.get(name, standardized)(plain)
+    for row, mine, theirs in zip(rows, advantages, batch["trained.advantages"], strict=True):
+        assert theirs[: len(row.response)].tolist() == pytest.approx(mine.tolist(), abs=2e-5)
+        assert not theirs[len(row.response) :].any()
+    losses, norms = plain.updates(
+        advantages, LOSSES.get(name, clipped), AGGREGATIONS.get(name, token_mean), SIZE.get(name, 8)
+    )
+    assert lines[0]["policy/loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-4, abs=1e-6)
+    assert lines[0]["policy/grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3)
+    if (
+        "critic" in name
+    ):  # values begin at 0, so with lambda 1 the critic's loss is half the squared return, over the norm of 8
+        squares = [0.5 * row.reward**2 * len(row.response) / 8 for row in rows]
+        assert lines[0]["critic/loss"] == pytest.approx(sum(squares) / len(rows), rel=1e-4)
 
 
 def test_the_greedy_baseline_is_taken_from_every_reward(make: Make) -> None:

@@ -75,7 +75,9 @@ def test_a_run_from_another_runs_checkpoint_makes_the_same_steps(
     lines = [[json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (forked, straight)]
     assert [line["step"] for line in lines[0]] == [5, 6]
     assert [line["policy/loss"] for line in lines[0]] == [line["policy/loss"] for line in lines[1][-2:]]
-    again = train_run(tiny_run(straight.parent, tiny_llama, "fork", steps=6, **fork))  # goes on from its own, and is done
+    again = train_run(
+        tiny_run(straight.parent, tiny_llama, "fork", steps=6, **fork)
+    )  # goes on from its own, and is done
     assert [json.loads(line)["step"] for line in (again / "metrics.jsonl").open()] == [5, 6]
 
 

@@ -1,0 +1,67 @@
+"""Every benchmark runs at its smallest size: that it starts and prints its table, not what it measures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+MODEL, CHECKOUT = "MODEL", "CHECKOUT"  # stand for the tiny model's folder, and for one with LAUNCH
+LAUNCH = """
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=x actor_rollout_ref.model.path=y \\
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8
+"""
+# Script -> its arguments, and a word of its table.
+SMALLEST: dict[str, tuple[str, str]] = {
+    "boxes.py": ("--programs 2 --rounds 1", "programs/s"),
+    "checkpoint.py": ("MODEL --rounds 1", "by every process its own part"),
+    "contention.py": ("MODEL --neighbours 0", "GOMP_SPINCOUNT"),
+    "corpus.py": ("CHECKOUT --dialect verl", "1 launches: 1 accepted"),
+    "environments.py": ("2 2", "in flight"),
+    "generate_evaluate.py": ("--rows 8 --samples 2 --tokens 4 --parts 64 --draws 0", "0 bootstrap draws"),
+    "gpu.py": (
+        "--device cpu --tiny --rounds 1 --sequences 4 --groups 1 --micro-batch 4 --samples 8 --tokens 4",
+        "model.generate",
+    ),
+    "overhead.py": ("--tiny --seconds 1", "of a step"),
+    "rollout.py": ("MODEL --sequences 8 --rounds 1 --tokens 4", "gap to the trainer"),
+    "scaling.py": ("", "512"),
+    "scoring.py": ("--tokens 64 --rounds 1 --dtypes float32 --entropy value", "float32, entropy's value"),
+    "scoring_rewards.py": ("--answers 8 --rounds 1", "math_verify"),
+    "sft.py": ("MODEL --rounds 1 --rows 4", "posttrain, micro-batch 8"),
+    "step.py": ("MODEL --rounds 1", "posttrain, micro-batch 32"),
+    "train.py": ("MODEL --rounds 1 --sequences 4 --micro-batch 2 --only packed", "packed, by tokens"),
+    "update.py": ("MODEL --rounds 1 --groups 2", "prompts shared"),
+    "weight_sync.py": ("MODEL --rounds 1 --bucket-mib 1", "shared memory"),
+}
+
+
+def test_every_benchmark_is_here() -> None:
+    scripts = {path.name for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")}
+    assert set(SMALLEST) == scripts
+
+
+@pytest.mark.parametrize("script", SMALLEST)
+def test_it_runs_to_its_table(script: str, tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(LAUNCH)
+    arguments, word = SMALLEST[script]
+    words = [{MODEL: str(tiny_llama), CHECKOUT: str(tmp_path)}.get(each, each) for each in arguments.split()]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, f"benchmarks/{script}", *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert word in done.stdout
