@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.reading.compose import Composed, compose
 from posttrain.config.reading.defaults import read_with_defaults
 from posttrain.config.reading.hydra import UNUSED
@@ -19,7 +20,7 @@ from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
 from posttrain.dialects.value_types import choices, fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import Problem, nearest
-from posttrain.plan.engine import engine_plans
+from posttrain.plan.engine import engine_plan
 
 _NOTHING = object()
 HYDRA_CLASS = "_target_"  # the class that Hydra makes of a section
@@ -33,11 +34,12 @@ SAMPLER_FIELDS = {
 }
 
 
-def _engine_fields() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return SAMPLER_FIELDS and the same of training engines."""
-    plain = tuple(plan.name for plan in engine_plans() if not plan.reads_options)
-    engines = {"policy": "policy.engine", "reference": "policy.engine", "critic": "critic.engine"}
-    return SAMPLER_FIELDS | {f"{role}.engine_options": (field, plain) for role, field in engines.items()}
+# Options of training engines: the field that names the engine.
+TRAINING_FIELDS = {
+    "policy.engine_options": "policy.engine",
+    "reference.engine_options": "policy.engine",
+    "critic.engine_options": "critic.engine",
+}
 
 
 # Sets the fields that several keys decide together; complains through the Reader.
@@ -297,16 +299,27 @@ def _direct(reader: Reader) -> dict[str, Any]:
 def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words, *, here: bool) -> dict[str, Any]:
     """The fields without engine options that the chosen engine does not have; those that were written are told. With
     ``here`` the plain engines are going to be chosen."""
-    kept, engine_fields = {}, _engine_fields()
+    kept = {}
     for name, value in fields.items():
-        section = next((section for section in engine_fields if f"{name}.".startswith(f"{section}.")), None)
-        engine, plain = engine_fields[section] if section else ("", ("",))
-        chosen = plain[0] if here else fields.get(engine, plain[0])
-        if section is None or chosen not in plain:
+        ignored_by = _engine_without(name, fields, here=here)
+        if ignored_by is None:
             kept[name] = value
         elif key := words.key(name):
-            reader.ignore(key, f"the {chosen} engine has no such setting")
+            reader.ignore(key, f"the {ignored_by} engine has no such setting")
     return kept
+
+
+def _engine_without(name: str, fields: Mapping[str, Any], *, here: bool) -> str | None:
+    """Return the chosen engine where a field is in a section that this engine does not read."""
+    for section, (engine, plain) in SAMPLER_FIELDS.items():
+        if f"{name}.".startswith(f"{section}."):
+            chosen: str = plain[0] if here else fields.get(engine, plain[0])
+            return chosen if chosen in plain else None
+    for section, engine in TRAINING_FIELDS.items():
+        if f"{name}.".startswith(f"{section}."):
+            chosen = ONE_DEVICE if here else fields.get(engine, ONE_DEVICE)
+            return None if engine_plan(chosen).reads_options else chosen
+    return None
 
 
 def _new(found: Iterable[Problem], reader: Reader, words: Words) -> list[Problem]:

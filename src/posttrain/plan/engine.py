@@ -185,8 +185,12 @@ def engine_that(can: Callable[[EnginePlan], bool]) -> str:
 
 def engine_called(strategy: str, *, devices: int) -> str:
     """Return the engine for a peer's strategy: the one of its name, or on one device the one that splits nothing."""
+    if devices == 1:
+        return ONE_DEVICE
+    if strategy in engine_plan(strategy).peer_names:  # most are called by our own name; then no other plan is loaded
+        return strategy
     by_peer_name = {peer: plan.name for plan in engine_plans() for peer in plan.peer_names}
-    return ONE_DEVICE if devices == 1 else by_peer_name.get(strategy, strategy)
+    return by_peer_name.get(strategy, strategy)
 
 
 def engine_options(config: TrainingConfig, role: str) -> Mapping[str, Any]:

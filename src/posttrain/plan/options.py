@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import UnionType
 from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from posttrain.config.base import Section
@@ -19,6 +19,12 @@ from posttrain.errors import Problem, did_you_mean
 O = TypeVar("O", bound=Section)  # noqa: E741
 Settings = TypeVar("Settings")
 AUTO = "auto"  # a peer's word for a value that its library works out
+
+
+class Options(Section):
+    """A section of options. Its validator is built when it is first used: a plan loads every engine and uses one."""
+
+    model_config = ConfigDict(defer_build=True)
 
 
 class Reading(NamedTuple, Generic[Settings]):

@@ -17,7 +17,7 @@ from posttrain.config.base import Section
 from posttrain.errors import Problem
 from posttrain.plan.engine import EnginePlan, Learner, Learners, Passes, PlacedModel
 from posttrain.plan.memory import BYTES, RoleMemory
-from posttrain.plan.options import AUTO, Reading, ignored, ignored_options, option, read_options
+from posttrain.plan.options import AUTO, Options, Reading, ignored, ignored_options, option, read_options
 from posttrain.plan.traffic import Traffic, gather
 from posttrain.registry import ENGINE_PLANS
 
@@ -34,7 +34,7 @@ _PRECISION = "use fp32, or bf16"
 _SIZE = "use a whole number, or auto"
 
 
-class Offload(Section):
+class Offload(Options):
     """Place of an offloaded part of the state."""
 
     device: Literal["none", "cpu"] = option("none", fix="use cpu, or none: what leaves the device goes to CPU memory")
@@ -43,7 +43,7 @@ class Offload(Section):
     """Use pinned memory there."""
 
 
-class HandedOn(Section):
+class HandedOn(Options):
     """Settings passed unchanged to DeepSpeed, in zero_optimization."""
 
     allgather_partitions: Switch = None
@@ -93,14 +93,14 @@ class ZeroOptimization(HandedOn):
     """True is accepted: saved weights are whole."""
 
 
-class HalfPrecision(Section):
+class HalfPrecision(Options):
     """DeepSpeed's section bf16."""
 
     enabled: bool | Literal["auto"] | None = None
     """No effect: model.compute_dtype decides."""
 
 
-class Float16(Section):
+class Float16(Options):
     """DeepSpeed's section fp16, whose other names are read only when it is enabled."""
 
     model_config = ConfigDict(extra="allow")
@@ -109,14 +109,14 @@ class Float16(Section):
     """False is accepted."""
 
 
-class DataTypes(Section):
+class DataTypes(Options):
     """DeepSpeed's section data_types."""
 
     grad_accum_dtype: Precision | None = option(None, fix=_PRECISION)
     """Precision in which gradients of micro-batches add up; null: float32."""
 
 
-class DeepspeedOptions(Section):
+class DeepspeedOptions(Options):
     """Options of the training engine deepspeed."""
 
     zero_optimization: ZeroOptimization = ZeroOptimization()

@@ -17,7 +17,7 @@ from posttrain.errors import Problem
 from posttrain.plan.engine import EnginePlan, Learner, Passes, PlacedModel
 from posttrain.plan.memory import ADAM, BYTES, RoleMemory
 from posttrain.plan.model_shape import ModelShape
-from posttrain.plan.options import Reading, ignored, ignored_options, option, read_options
+from posttrain.plan.options import Options, Reading, ignored, ignored_options, option, read_options
 from posttrain.plan.traffic import Traffic, gather
 from posttrain.registry import ENGINE_PLANS
 
@@ -26,7 +26,7 @@ _PRECISION = "use bf16 or fp32"
 _TILES = "model.gradient_checkpointing bounds what an MLP keeps"
 
 
-class OpenSection(Section):
+class OpenSection(Options):
     """A section of a peer whose other names are reported and have no effect."""
 
     model_config = ConfigDict(extra="allow")
@@ -53,7 +53,7 @@ class MixedPrecision(OpenSection):
     buffer_dtype: Any = ignored("buffers keep the precision the model gives them")
 
 
-class FsdpOptions(Section):
+class FsdpOptions(Options):
     """Options of the training engine fsdp."""
 
     fsdp_size: int | None = option(None, fix="use -1 for all")

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Strict
 
-from posttrain.config.base import Section
 from posttrain.errors import Problem
 from posttrain.plan.experts import ExpertLayers
-from posttrain.plan.options import ignored, option
+from posttrain.plan.options import Options, ignored, option
 
 EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")  # Hugging Face's model_type
 DISPATCHERS = ("alltoall", "allgather")
@@ -24,7 +23,7 @@ _WHERE_THEY_GO = "tokens go where the model's own router sends them"
 _NO_KERNELS = "layers are computed by megatron-core's own modules, without the kernels of Transformer Engine"
 
 
-class ExpertOptions(Section):
+class ExpertOptions(Options):
     """Options about experts, in Megatron's words."""
 
     expert_model_parallel_size: Annotated[int, Strict()] | None = option(None, ge=1, fix="use 2")
