@@ -1,4 +1,4 @@
-"""Which dialect a configuration is written in, and for which entry point, seen by its own keys."""
+"""Detection of a configuration's dialect and entry point from its keys."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def read_config(
     """The configuration in the dialect it is written in, or in the one that is named.
 
     Args: ``entry`` is what the user asked for; None takes what the keys show. ``config`` is an ``entry.root``.
-    Raises: ConfigError for a dialect that does not exist or cannot be told, for a configuration of another entry than the
-        one that was asked for, and for what cannot be read at all.
+    Raises: ConfigError for an unknown dialect, one that cannot be detected, a configuration of another entry than the
+        requested one, and a file that cannot be read.
     """
     if path is not None and is_shipped(path) and not Path(path).expanduser().is_file():
         return _read_shipped(path, overrides, dialect, entry=entry, here=here)
@@ -123,7 +123,7 @@ def read_config(
 
 
 def is_shipped(path: str) -> bool:
-    """Whether a path is no more than the name of a file that a peer ships: ppo_megatron_trainer, ppo_trainer.yaml."""
+    """Return True when a path is only the name of a file shipped by a peer: ppo_megatron_trainer, ppo_trainer.yaml."""
     return path.removesuffix(".yaml") in PEER_FILES
 
 

@@ -1,4 +1,4 @@
-"""The things that can be asked for (training, fine-tuning, generating, evaluating, serving), each with its configuration."""
+"""The entry points (training, fine-tuning, generating, evaluating, serving), each with its configuration."""
 
 from __future__ import annotations
 

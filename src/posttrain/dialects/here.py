@@ -1,4 +1,4 @@
-"""--here: a configuration for a cluster, on the one device at hand. Sizes of steps, updates and samples stay as they are."""
+"""--here: run a cluster configuration on a single device. Sizes of steps, updates and samples stay unchanged."""
 
 from __future__ import annotations
 

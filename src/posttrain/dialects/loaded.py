@@ -1,4 +1,4 @@
-"""What every dialect hands over: the configuration, and how to speak about it in the user's own words."""
+"""The result of every dialect: the configuration, and its names in the user's own dialect."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from posttrain.errors import ConfigError, Problem
 C = TypeVar("C", bound=Section)
 
 
-class Words(Protocol):
+class UserWords(Protocol):
     """Speaks about our fields in the keys of a dialect."""
 
     def key(self, field: str) -> str:
-        """Their key for our field; "" where they have none."""
+        """Return the dialect's key of one of our fields; "" without one."""
         ...
 
     def text(self, text: str) -> str:
@@ -56,7 +56,7 @@ class LoadedConfig(Generic[C]):
     ignored: tuple[Ignored, ...] = ()
     unsupported: tuple[Problem, ...] = ()
     changes: tuple[str, ...] = ()  # what --here changed, in sentences
-    words: Words | None = None
+    words: UserWords | None = None
 
     def key(self, field: str) -> str:
         """The user's name for one of our fields; ours where theirs has none."""

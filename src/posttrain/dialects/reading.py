@@ -54,8 +54,9 @@ class Dialect:
     ledger: Ledger
     rules: Mapping[str, Rules]  # by the name of the entry; an entry without rules cannot be read in this dialect
     unknown_keys: Literal["refuse", "warn"] = "refuse"
-    built_in: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # what a defaults list may name
-    refers_to_defaults: bool = True  # whether ${...} may lead to a key that nobody wrote
+    # Files that a defaults list may name.
+    built_in: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
+    refers_to_defaults: bool = True  # True: ${...} may refer to a key that is not written
 
 
 class Reader:
@@ -74,7 +75,7 @@ class Reader:
         self._whole = [f"{key}." for key, place in self.sources.places.items() if place.whole]
 
     def __getitem__(self, key: str) -> Any:
-        """The value of a key, written or default; None for a key without default that nobody wrote."""
+        """Return the value of a key, written or default; None for an unwritten key without default."""
         value = None if key in self.bad else _at(self.values, key)
         if value is _NOTHING or key in self.bad:
             row = self.ledger.find(key)
@@ -101,7 +102,7 @@ class Reader:
         return key in self._named
 
     def in_file(self, key: str) -> bool:
-        """Whether the key stands in a file of the user's, and no override replaces it."""
+        """Return True when the key is written in a user's file, and no override replaces it."""
         place = self.sources.places.get(key)
         return place is not None and not place.text.startswith("override ")
 
@@ -124,7 +125,7 @@ class Reader:
         if self.written(key):
             row = self.ledger.find(key)
             asks = row is None or not any(_same(_at(self.values, key), one) for one in row.asks_nothing)
-            asks = asks and self.named(key)  # what a section holds that is referred to was asked for there
+            asks = asks and self.named(key)  # a section written as a reference is requested there
             self.ignored.append(Ignored(key=key, reason=reason, where=self.sources.where(key), asks=asks))
 
     def warn(self, text: str) -> None:
@@ -297,8 +298,8 @@ def _direct(reader: Reader) -> dict[str, Any]:
 
 
 def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words, *, here: bool) -> dict[str, Any]:
-    """The fields without engine options that the chosen engine does not have; those that were written are told. With
-    ``here`` the plain engines are going to be chosen."""
+    """Drop engine options that the chosen engine does not have; written ones are reported. With ``here`` the plain engines
+    will be chosen."""
     kept = {}
     for name, value in fields.items():
         ignored_by = _engine_without(name, fields, here=here)

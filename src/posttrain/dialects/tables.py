@@ -18,7 +18,7 @@ from posttrain.dialects.converters import converter
 from posttrain.dialects.ledger import ABSENT, Key, Ledger, Status
 from posttrain.dialects.value_types import parse_type, type_text
 
-# The column that says what becomes of a key: our fields where it is mapped, else a reason.
+# The column with the handling of a key: our fields where it is mapped, else a reason.
 STATUSES: dict[str, Status] = {"field": "mapped", "ignored": "ignored", "refused": "refused", "planned": "planned"}
 # Columns that belong to the status: a variant that brings another one leaves them behind.
 HANDLING = frozenset({"rule", "convert", "change", "off", "cluster"})
@@ -77,7 +77,7 @@ def fill_in(use: Row, template: list[Row]) -> Iterator[Row]:
     """The rows of a template for one role.
 
     Args: ``use`` holds ``as``, the role's name in the columns ``only`` and ``in`` of the template; ``with``, columns that all
-        rows get; ``except``, keys that the role has not; ``otherwise``, why a row that does not say what becomes of it is
+        rows get; ``except``, keys that the role has not; ``otherwise``, why a row without a handling of its own is
         ignored; ``ignored``, why every row is that does not name the role in ``in``; ``given``, for all examples; and texts.
     """
     role = use["as"]

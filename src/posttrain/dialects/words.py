@@ -47,7 +47,7 @@ class Words:
         self.sources: SourceMap = _TheirSources(reader.sources.file, reader.sources.places, self)
 
     def key(self, field: str) -> str:
-        """Their key for our field; ours where they have none."""
+        """Return the dialect's key of one of our fields; the field itself without one."""
         while field:
             if self._reader.written(f"{OUR_SECTION}.{field}"):
                 return f"{OUR_SECTION}.{field}"
@@ -75,7 +75,7 @@ class Words:
         return self._field.sub(theirs, text)
 
     def is_written(self, text: str) -> bool:
-        """Whether a warning that begins with one of our fields is about something the user wrote."""
+        """Return True when a warning that begins with one of our fields is about a written key."""
         match = self._field.match(text)
         return match is None or (bool(self._keys.get(match[1])) and self._reader.written(self._keys[match[1]]))
 

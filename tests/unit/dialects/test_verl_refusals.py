@@ -632,7 +632,7 @@ def test_a_reference_that_is_not_there_is_told_key_by_key() -> None:
     overrides = [f"+{name}={value}" for name, value in written.items()]
     told = read(*overrides).ignored
     assert sorted(one.key for one in told) == sorted(written)
-    assert all(one.asks and one.reason == "there is no reference: no KL is asked for" for one in told)
+    assert all(one.asks and one.reason == "there is no reference: no KL is configured" for one in told)
     assert {one.key: one.where for one in told}[f"{F}.model.path"] == f"override +{F}.model.path=other"
     assert not [one for one in read(*overrides, KL).ignored if one.reason.startswith("there is no reference")]
 

@@ -21,7 +21,7 @@ Places = dict[str, Place]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DefaultsEntry:
     """One line of a defaults list."""
 
     name: str  # a file without .yaml, or _self_
@@ -70,7 +70,7 @@ def _read(path: Path, search: _Search, chain: tuple[Path, ...]) -> tuple[Tree, P
     entries = _entries(own.pop("defaults"), own_places)
     own_places = {key: place for key, place in own_places.items() if key.split(".")[0] != "defaults"}
     if not any(entry.name == "_self_" for entry in entries):
-        entries.append(Entry("_self_", "", optional=False))
+        entries.append(DefaultsEntry("_self_", "", optional=False))
     values: Tree = {}
     places: Places = {}
     for entry in entries:
@@ -88,7 +88,9 @@ def _read(path: Path, search: _Search, chain: tuple[Path, ...]) -> tuple[Tree, P
     return values, places
 
 
-def _named(entry: Entry, user: Path, search: _Search, chain: tuple[Path, ...], where: str) -> tuple[Tree, Places]:
+def _named(
+    entry: DefaultsEntry, user: Path, search: _Search, chain: tuple[Path, ...], where: str
+) -> tuple[Tree, Places]:
     candidates = search.candidates(entry.name, user.parent)
     for candidate in candidates:
         if candidate.is_file():
@@ -109,7 +111,7 @@ def _named(entry: Entry, user: Path, search: _Search, chain: tuple[Path, ...], w
     )
 
 
-def _entries(listed: Any, places: Places) -> list[Entry]:
+def _entries(listed: Any, places: Places) -> list[DefaultsEntry]:
     """The entries in order; those about Hydra itself are left out."""
     if not isinstance(listed, list):
         raise ConfigError(Problem("defaults must be a list of file names", where=places["defaults"].text))
@@ -126,22 +128,22 @@ def _entries(listed: Any, places: Places) -> list[Entry]:
     return entries
 
 
-def _entry(item: Any) -> Entry | None:
+def _entry(item: Any) -> DefaultsEntry | None:
     """``name``, ``path/name@package``, ``group: name``, ``optional group: name``."""
     if isinstance(item, str):
         text, package = _split_package(item)
         optional = text.startswith("optional ")
         name = text.removeprefix("optional ").strip()
         group = "" if name.startswith((".", "/")) else name.rpartition("/")[0]
-        return Entry(name, _package(package, group), optional)
+        return DefaultsEntry(name, _package(package, group), optional)
     if isinstance(item, dict) and len(item) == 1:
         [(key, value)] = item.items()
         text, package = _split_package(str(key))
         optional = text.startswith("optional ")
         group = text.removeprefix("optional ").removeprefix("override ").strip()
         if value is None:  # Hydra's way of naming nothing
-            return Entry("_nothing_", "", optional=True)
-        return Entry(f"{group}/{value}", _package(package, group), optional) if isinstance(value, str) else None
+            return DefaultsEntry("_nothing_", "", optional=True)
+        return DefaultsEntry(f"{group}/{value}", _package(package, group), optional) if isinstance(value, str) else None
     return None
 
 

@@ -17,7 +17,7 @@ from posttrain.dialects.loaded import LoadedConfig, expand_home
 def read(
     path: str | None, overrides: Sequence[str] = (), entry: Entry[Any] = TRAIN, *, here: bool = False
 ) -> LoadedConfig[Any]:
-    """What the file and the overrides say, and everything that is wrong with it, in ``problems``. Its ``config`` is an
+    """Load the file and the overrides, with all their problems in ``problems``. Its ``config`` is an
     ``entry.root``.
 
     An override of a key that the file leaves out needs no ``+``: every key of the schema has a value.

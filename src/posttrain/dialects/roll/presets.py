@@ -1,4 +1,4 @@
-"""What ROLL ships in examples/config and its users name in a defaults list."""
+"""The files in ROLL's examples/config that its users name in a defaults list."""
 
 from __future__ import annotations
 

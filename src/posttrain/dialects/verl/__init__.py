@@ -30,7 +30,7 @@ def _evaluation() -> dict[str, Any]:
 
 
 def _ppo_megatron_trainer() -> dict[str, Any]:
-    """What verl's Megatron file says otherwise."""
+    """Return the differences of verl's Megatron file."""
     tree = _ppo_trainer()
     tree["actor_rollout_ref"]["actor"]["strategy"] = MEGATRON
     tree["actor_rollout_ref"]["model"]["enable_gradient_checkpointing"] = False

@@ -22,7 +22,7 @@ from posttrain.backends.runtime.ray.profiling import RayProfiler
 from posttrain.backends.runtime.ray.proxies import RemoteCritic, RemotePolicy, RemoteRewardModel, RemoteScorer
 from posttrain.backends.runtime.ray.role_groups import RoleGroup, groups_of
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
-from posttrain.backends.runtime.ray.started_roles import Assignment
+from posttrain.backends.runtime.ray.started_roles import WorkerAssignment
 from posttrain.backends.runtime.ray.sync import SeparateSync, SharedSync, Way, send_of
 from posttrain.backends.runtime.ray.watch import Member, Watch
 from posttrain.backends.runtime.ray.worker import Worker
@@ -195,7 +195,7 @@ class _Start:
             first = members[0]
             port = self.watch.wait({first: self.cluster.call(first.handle, "free_port")}, "a free port", 60.0)[first]
             meeting = first.process.host, port
-        assignment = Assignment(
+        assignment = WorkerAssignment(
             kind=type(self.config),
             config=self.config.model_dump_json(),
             batches=self.batches,

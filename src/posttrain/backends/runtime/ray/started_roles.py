@@ -39,7 +39,7 @@ from posttrain.registry import TRAIN_ENGINES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class WorkerAssignment:
     """The work of one worker, in plain values."""
 
     kind: type[RunConfig] | type[SftConfig]
@@ -84,7 +84,7 @@ class Starter:
     """Starts the roles of one worker. Raises: RequestError for what is wrong with their models."""
 
     def __init__(
-        self, config: TrainingConfig, assignment: Assignment, tokenizer: PreTrainedTokenizerBase, notices: Notices
+        self, config: TrainingConfig, assignment: WorkerAssignment, tokenizer: PreTrainedTokenizerBase, notices: Notices
     ):
         self.config, self.assignment, self.tokenizer, self.notices = config, assignment, tokenizer, notices
         self.device = torch.device("cuda" if assignment.cuda else "cpu")

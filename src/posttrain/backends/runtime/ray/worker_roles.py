@@ -15,7 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from posttrain.backends.runtime.ray.sending import Sender
-from posttrain.backends.runtime.ray.started_roles import Assignment, Starter
+from posttrain.backends.runtime.ray.started_roles import Starter, WorkerAssignment
 from posttrain.backends.runtime.ray.taking import Taker
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Groups, Outbox
@@ -32,7 +32,7 @@ from posttrain.records.trajectories import SamplingParams, Trajectory, Trajector
 from posttrain.run.profile import Recording
 
 
-def start_worker_roles(outbox: Outbox, assignment: Assignment) -> WorkerRoles:
+def start_worker_roles(outbox: Outbox, assignment: WorkerAssignment) -> WorkerRoles:
     """Load the models of this rank. Raises: RequestError for what is wrong with them; RunStopped."""
     return WorkerRoles(outbox, assignment)
 
@@ -40,7 +40,7 @@ def start_worker_roles(outbox: Outbox, assignment: Assignment) -> WorkerRoles:
 class WorkerRoles:
     """The engines of a worker's roles, and the methods that the driver calls."""
 
-    def __init__(self, outbox: Outbox, assignment: Assignment):
+    def __init__(self, outbox: Outbox, assignment: WorkerAssignment):
         config: TrainingConfig = assignment.kind.model_validate_json(assignment.config)
         self.config, self.outbox, self._rank = config, outbox, assignment.rank
         if assignment.visible:
@@ -175,7 +175,7 @@ class WorkerRoles:
         return to_plain(result)
 
 
-def _enter_folders(assignment: Assignment) -> None:
+def _enter_folders(assignment: WorkerAssignment) -> None:
     """Change to the folder in which relative paths begin.
 
     Raises: RunStopped when this node lacks a folder: checkpoints are read and written by workers.

@@ -22,7 +22,7 @@ T = TypeVar("T")
 _WORDS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-class Passes(nn.Module):
+class PassRunner(nn.Module):
     """The module given to DeepSpeed: its forward pass runs any function, which reads the model's parameters."""
 
     def __init__(self, model: PreTrainedModel):
@@ -76,7 +76,7 @@ def start(
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,  # use torch's fused AdamW, which needs no compiler, on the CPU as well
     }
-    passes = Passes(model)
+    passes = PassRunner(model)
     deepspeed = library(device_type)
     with redirect_stdout(io.StringIO()):  # it prints the memory of the machine regardless of settings
         engine, *_ = deepspeed.initialize(model=passes, optimizer=optimizer, config=config, dist_init_required=False)
@@ -85,7 +85,7 @@ def start(
     return engine
 
 
-def _read_outside_of_their_module(passes: Passes) -> None:
+def _read_outside_of_their_module(passes: PassRunner) -> None:
     """Keep the output layers' weights, which the fused scores read outside of their module, gathered during every pass."""
     from deepspeed import zero
 

@@ -1,4 +1,4 @@
-"""What several keys of ROLL decide together, and what does not go together."""
+"""Rules over several keys of ROLL, and contradictions between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     else:
         keys.ignore("critic", f"there is no critic: adv_estimator is {keys['adv_estimator']}")
     if not has_reference:
-        keys.ignore("reference", "no KL is asked for (add_token_level_kl, use_kl_loss), so no reference is loaded")
+        keys.ignore("reference", "no KL is configured (add_token_level_kl, use_kl_loss), so no reference is loaded")
     if keys["is_pure_opd"] and keys["use_opd"]:
         keys.problem("is_pure_opd and use_opd are both true", key="is_pure_opd", fix="keep one of them")
     if is_agentic(keys):

@@ -10,7 +10,7 @@ from posttrain.dialects.roll.rules.batches import forward_only, trajectory_batch
 from posttrain.dialects.roll.rules.environments import environment, samples_turns
 from posttrain.dialects.roll.rules.look import count, plain, text_none
 from posttrain.dialects.roll.rules.objective import generalised
-from posttrain.dialects.roll.rules.placement import Layout
+from posttrain.dialects.roll.rules.placement import RollLayout
 from posttrain.registry import ADVANTAGES
 
 TRAIN, VAL = "train_env_manager", "val_env_manager"
@@ -43,7 +43,7 @@ _UNREAD = {
 }
 
 
-def agentic(keys: Reader, sizes: Layout, *, has_reference: bool) -> dict[str, Any]:
+def agentic(keys: Reader, sizes: RollLayout, *, has_reference: bool) -> dict[str, Any]:
     """Environments, sizes, lengths, sampling and validation."""
     for key, reason in _UNREAD.items():
         keys.ignore(key, reason)
@@ -149,7 +149,7 @@ def _lengths(keys: Reader, tags: list[str]) -> dict[str, Any]:
     }
 
 
-def _sizes(keys: Reader, sizes: Layout) -> dict[str, Any]:
+def _sizes(keys: Reader, sizes: RollLayout) -> dict[str, Any]:
     """rollout_batch_size counts trajectories."""
     size, step = count(keys, f"{TRAIN}.group_size"), count(keys, "rollout_batch_size")
     if step % size:
@@ -159,7 +159,8 @@ def _sizes(keys: Reader, sizes: Layout) -> dict[str, Any]:
     fields = {
         "data.prompts_per_step": step // size,
         "rollout.samples_per_prompt": size,
-        "environment.train_episodes": step // size * count(keys, "max_steps"),  # none is played twice, as in ROLL
+        # No episode is repeated, as in ROLL.
+        "environment.train_episodes": step // size * count(keys, "max_steps"),
     }
     return fields | trajectory_batches(keys, sizes, step)
 
@@ -219,7 +220,7 @@ def advantage(keys: Reader) -> dict[str, Any]:
 
 
 def _rewards_as_they_are(keys: Reader, name: str) -> None:
-    """What ROLL does to rewards before these estimators, whose rewards here are those of the environments."""
+    """Reproduce ROLL's changes of rewards before these estimators, whose rewards here are those of the environments."""
     for key, off, what in (
         ("reward_clip", (0, None), "rewards that are cut"),
         ("whiten_rewards", (False,), "rewards that are whitened"),

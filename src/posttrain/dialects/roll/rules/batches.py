@@ -7,13 +7,13 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.rules.look import count
-from posttrain.dialects.roll.rules.placement import Copies, Layout
+from posttrain.dialects.roll.rules.placement import Copies, RollLayout
 
 _STEP = "rollout_batch_size"
 _SAMPLES = "num_return_sequences_in_group"
 
 
-def batches(keys: Reader, layout: Layout, *, has_reference: bool) -> dict[str, Any]:
+def batches(keys: Reader, layout: RollLayout, *, has_reference: bool) -> dict[str, Any]:
     """All sizes of a step, its updates and their micro-batches."""
     prompts, samples = count(keys, _STEP), count(keys, _SAMPLES)
     epochs = count(keys, "ppo_epochs")
@@ -30,7 +30,7 @@ def batches(keys: Reader, layout: Layout, *, has_reference: bool) -> dict[str, A
     return fields | forward_only(keys, has_reference=has_reference)
 
 
-def trajectory_batches(keys: Reader, layout: Layout, trajectories: int) -> dict[str, Any]:
+def trajectory_batches(keys: Reader, layout: RollLayout, trajectories: int) -> dict[str, Any]:
     """Updates and micro-batches of an agentic step. ROLL copies trajectories until they divide into updates; here an update has
     fewer of them where they do not."""
     fields: dict[str, Any] = {"policy.epochs_per_step": count(keys, "ppo_epochs")}
@@ -55,8 +55,8 @@ def trajectory_batches(keys: Reader, layout: Layout, trajectories: int) -> dict[
     return fields
 
 
-def _step_splits(keys: Reader, prompts: int, samples: int, layout: Layout) -> bool:
-    """Whether the copies of the policy can share a step evenly. With Megatron ROLL asks it of the prompts already."""
+def _step_splits(keys: Reader, prompts: int, samples: int, layout: RollLayout) -> bool:
+    """Return True when the copies of the policy can share a step evenly. With Megatron ROLL requires it of the prompts."""
     policy = layout.policy
     shared, what = (prompts, f"{prompts} prompts") if layout.megatron else (
         prompts * samples, f"{prompts} prompts x {samples} samples = {prompts * samples} sequences"

@@ -1,4 +1,4 @@
-"""From ROLL's custom_envs to our environments: names, settings, symbols, words."""
+"""Translation of ROLL's custom_envs to our environments: names, settings, symbols, words."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
 
 
 def samples_turns(keys: Reader, tags: list[str]) -> bool:
-    """Whether a training sample is a turn, as all tags must say."""
+    """Return True when a training sample is a turn, which all tags must agree on."""
     managers = {}
     for tag in tags:
         key = f"custom_envs.{tag}.env_manager_cls"
@@ -111,7 +111,8 @@ def _room(keys: Reader, at: str, config: Mapping[str, Any]) -> dict[str, Any]:
         )
     room = config.get("dim_room")
     if room is None:
-        return {} if {"dim_x", "dim_y"} & set(config) else {"rows": 10, "columns": 10}  # ROLL's default
+        # ROLL's default.
+        return {} if {"dim_x", "dim_y"} & set(config) else {"rows": 10, "columns": 10}
     if not isinstance(room, list) or len(room) != 2:
         keys.problem(
             f"{at}.env_config.dim_room is {room!r}", key=f"{at}.env_config", fix="write [rows, columns], such as [6, 6]"

@@ -16,7 +16,7 @@ def uses_critic(keys: Reader) -> bool:
 
 
 def uses_reference(keys: Reader) -> bool:
-    """Whether a KL is asked for. (ROLL also loads a reference whenever init_kl_coef is above 0, and does not use it.)"""
+    """Return True when the run needs a KL. (ROLL also loads a reference whenever init_kl_coef is above 0, without using it.)"""
     in_reward = keys["add_token_level_kl"] and keys["init_kl_coef"] > 0
     return bool(in_reward or (keys["use_kl_loss"] and keys["kl_loss_coef"] > 0))
 
@@ -69,7 +69,7 @@ def _default(keys: Reader, key: str) -> Any:
 
 
 def written_config(keys: Reader, section: str) -> dict[str, Any]:
-    """What was written in a role's strategy_config, by dotted name below it."""
+    """Return the written entries of a role's strategy_config, by dotted name below it."""
     at = f"{section}.{CONFIG}"
     values = dict(leaves(keys.section(at)))
     return {

@@ -42,7 +42,7 @@ def normalization(keys: Reader) -> dict[str, str]:
 
 
 def _asked(keys: Reader, names: tuple[str, ...]) -> list[str]:
-    """Those that were written and ask for something."""
+    """Return the written keys that have an effect."""
     return [name for name in names if keys.written(name) and text_none(keys[name])]
 
 

@@ -70,12 +70,12 @@ def generalised(keys: Reader) -> dict[str, Any]:
 
 
 def _looks_at_tokens(keys: Reader) -> bool:
-    """Whether the tokens of a response can have different advantages, so that grpo is a sum of token rewards as in ROLL."""
+    """Return True when the tokens of a response can have different advantages, so that grpo sums token rewards as in ROLL."""
     return bool(keys["gamma"] != 1 or keys["add_token_level_kl"] or keys["whiten_rewards"])
 
 
 def kl(keys: Reader) -> dict[str, Any]:
-    """In the reward, in the loss, in both, or empty."""
+    """Return the KL settings of the reward, of the loss, of both, or none."""
     fields: dict[str, Any] = {}
     if keys["add_token_level_kl"] and keys["init_kl_coef"]:
         kind = keys["kl_penalty"]

@@ -41,13 +41,13 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class RollLayout:
     policy: Copies
     critic: Copies | None
     megatron: bool  # trains the policy
 
 
-def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Layout, dict[str, Any]]:
+def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[RollLayout, dict[str, Any]]:
     """Complains about devices that cannot be shared out."""
     sections = {"policy": "actor_train", "rollout": "actor_infer"}
     sections |= {"critic": "critic"} if has_critic else {}
@@ -84,7 +84,7 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Layo
         _check_inference_stage(keys)
     fields |= _sampler(keys, devices["rollout"] or [0])
     megatron = keys["actor_train.strategy_args.strategy_name"] == f"{MEGATRON}_train"
-    return Layout(policy=policy, critic=critic, megatron=megatron), fields
+    return RollLayout(policy=policy, critic=critic, megatron=megatron), fields
 
 
 def _text(ids: list[int]) -> str:
@@ -150,7 +150,7 @@ def _their_name(family: str, ours: str) -> str:
 
 
 def _options(keys: Reader, role: str, section: str, strategy: str | None) -> dict[str, Any]:
-    """What was written in strategy_config, for the engine; what its engine does not read is told."""
+    """Return the written strategy_config for the engine; options that its engine does not read are reported."""
     family = (strategy or "").rpartition("_")[0] or strategy or "native"
     fields = {}
     for name, value in written_config(keys, section).items():

@@ -56,7 +56,7 @@ def rewards(keys: Reader) -> dict[str, Any]:
 
 
 def _code(*, alone: bool) -> dict[str, Any]:
-    """Where the tests of programs are, and the time for all of them: one test has 20 s and all have 360 s, 80 % of CODE_S."""
+    """Return the place of a program's tests, and their time limits: 20 s per test and 360 s for all, 80 % of CODE_S."""
     columns = {"data.ground_truth_column": TESTS_COLUMN} if alone else {}
     more = CODE_COLUMNS if alone else [TESTS_COLUMN, *CODE_COLUMNS]
     return {**columns, "data.extra_columns": more, "reward.timeout_s": CODE_S}

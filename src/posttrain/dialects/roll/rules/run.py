@@ -14,7 +14,7 @@ _DATA = "actor_train.data_args"
 
 
 def model(keys: Reader) -> dict[str, Any]:
-    """Which models, in which precision."""
+    """Return the models and their precision."""
     policy_key = "actor_train.model_args.model_name_or_path"
     path = keys[policy_key] or keys["pretrain"]
     if path is None and keys["actor_infer.model_args.model_name_or_path"]:
@@ -40,7 +40,7 @@ def model(keys: Reader) -> dict[str, Any]:
 
 
 def precision(keys: Reader, section: str) -> dict[str, Any]:
-    """Of the passes of what is trained."""
+    """Return the compute precision of a trained model."""
     key = f"{section}.model_args.dtype"
     dtype = keys[key]
     if dtype == "fp16":
@@ -63,7 +63,7 @@ def frozen(keys: Reader, section: str) -> dict[str, Any]:
 
 
 def recomputes(keys: Reader, section: str) -> bool:
-    """Whether activations are recomputed: Megatron says it in its own words."""
+    """Return True when activations are recomputed; Megatron has its own keys for that."""
     off = f"{section}.model_args.disable_gradient_checkpointing"
     if keys[f"{section}.strategy_args.strategy_name"] == "megatron_train":
         keys.ignore(off, "Megatron goes by recompute_granularity, in ROLL too")
@@ -215,7 +215,7 @@ def _check_variables(keys: Reader) -> None:
 
 
 def sampling(keys: Reader) -> dict[str, Any]:
-    """What is left of the sampler's settings."""
+    """Return the remaining settings of the sampler."""
     fields: dict[str, Any] = {}
     penalty = keys["actor_infer.generating_args.repetition_penalty"]
     if penalty != 1:

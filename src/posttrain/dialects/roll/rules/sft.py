@@ -1,4 +1,4 @@
-"""What several keys of ROLL's SFT pipeline decide together."""
+"""Rules over several keys of ROLL's SFT pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several keys of SkyRL decide together."""
+"""Rules over several keys of SkyRL."""
 
 from __future__ import annotations
 

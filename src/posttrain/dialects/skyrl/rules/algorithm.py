@@ -28,7 +28,7 @@ def estimator_name(keys: Reader) -> str:
 
 
 def uses_critic(keys: Reader) -> bool:
-    """Whether the estimator needs values; it must have a critic then."""
+    """Return True when the estimator needs values, and so a critic."""
     needed = "values" in ADVANTAGES.inputs(estimator_name(keys))
     if needed and not keys["trainer.critic.model.path"]:
         key, path = "trainer.critic.model.path", keys["trainer.policy.model.path"]
@@ -95,7 +95,7 @@ def _controller(keys: Reader) -> dict[str, Any]:
 
 
 def _estimator(keys: Reader, *, in_loss: bool) -> str:
-    """Which estimate: by kl_estimator_type, or by the two switches that it took the place of."""
+    """Return the KL estimator: by kl_estimator_type, or by the two switches that it replaced."""
     k3, absolute, kind = (f"{_ALGORITHM}.{name}" for name in ("use_kl_estimator_k3", "use_abs_kl", "kl_estimator_type"))
     switches = [key for key in (k3, absolute) if keys.written(key)]
     of_august = get(keys, kind) is not None
@@ -115,7 +115,7 @@ def _estimator(keys: Reader, *, in_loss: bool) -> str:
 
 
 def dynamic_sampling(keys: Reader) -> dict[str, Any]:
-    """What happens to prompts without a signal; empty when nothing does."""
+    """Return the handling of prompts without a signal; empty for none."""
     section = f"{_ALGORITHM}.dynamic_sampling"
     kind, batches = get(keys, f"{section}.type"), get(keys, f"{section}.max_sample_batches")
     drop = f"{_ALGORITHM}.zero_variance_filter"
@@ -133,7 +133,7 @@ def dynamic_sampling(keys: Reader) -> dict[str, Any]:
 
 
 def _replacing(keys: Reader, key: str) -> dict[str, Any]:
-    """SkyRL goes on with more than a share of the prompts, we with a share or more: the next number of prompts is asked for."""
+    """SkyRL continues with more than a share of the prompts, we with a share or more: the next larger number is required."""
     share, prompts = keys[key], keys["trainer.train_batch_size"]
     if prompts < 1:  # refused as a RunConfig
         return {}

@@ -1,7 +1,7 @@
 """Batch sizes: SkyRL's prompts over all devices, and sequences on one, become our sequences.
 
 The checks are those of its validate_batch_sizes, in its order. It divides with remainders cut off; sizes that leave one are
-refused here, because its updates are then of another size than was asked for.
+refused here, because the size of its updates then differs from the configured one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def batches(keys: Reader, copies: dict[str, int], *, has_critic: bool) -> dict[s
 
 
 def _fits(keys: Reader, key: str, copies: int) -> bool:
-    """Checks 1 to 11 for one model: the first that fails is told."""
+    """Checks 1 to 11 for one model: the first that fails is reported."""
     prompts, samples, mini, micro = keys[_STEP], keys[_SAMPLES], keys[key], keys[_MICRO]
     if samples < 1 or prompts < 1:  # refused as a RunConfig
         return False

@@ -24,15 +24,15 @@ _TURN_KEYS = (
 
 
 def plays(keys: Reader) -> bool:
-    """Whether episodes are played in environments of the package. Conversations of one turn are scored by reward terms, which
-    need no package and box in the code that a model writes."""
+    """Return True when episodes are played in environments of the package. Single-turn conversations are scored by reward terms,
+    which need no package and run model-written code in a sandbox."""
     name = keys[CLASS]
     only_played = name in ("gsm8k_multi_turn", "searchcode") or ":" in name
     return keys["generator.max_turns"] > 1 or only_played or keys.written(_OURS)
 
 
 def environment(keys: Reader) -> dict[str, Any]:
-    """What is played, and how."""
+    """Return the environments and their settings."""
     if not plays(keys):
         for key in (*_TURN_KEYS, f"{SECTION}.search"):
             keys.ignore(key, _ONE_TURN)
@@ -41,8 +41,8 @@ def environment(keys: Reader) -> dict[str, Any]:
     if keys["generator.batched"] and turns > 1:
         written = "" if keys.written("generator.batched") else ", its default of June 2025,"
         keys.warn(
-            f"generator.batched=true{written} makes SkyRL step environments once, whatever generator.max_turns says; here "
-            f"up to {turns} turns are played (generator.batched=false says so in SkyRL)"
+            f"generator.batched=true{written} makes SkyRL step environments once, whatever generator.max_turns is; here "
+            f"up to {turns} turns are played (as with generator.batched=false in SkyRL)"
         )
     messages = get(keys, "generator.use_conversation_multi_turn")
     own_template = get(keys, "generator.chat_template.name_or_path") is not None
@@ -77,7 +77,8 @@ def _package(keys: Reader) -> dict[str, Any]:
     for other, config in keys.section(SECTION).items():
         if isinstance(config, dict):
             for option, value in config.items():
-                if keys.written(f"{SECTION}.{other}.{option}"):  # the adapter of the package knows the defaults
+                # The adapter of the package knows the defaults.
+                if keys.written(f"{SECTION}.{other}.{option}"):
                     fields[f"environment.settings.configs.{other}.{option}"] = value
     return fields
 

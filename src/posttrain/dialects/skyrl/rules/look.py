@@ -1,4 +1,4 @@
-"""How the rules read SkyRL's keys: by either name, and in versions that do not have them yet."""
+"""Access to SkyRL's keys by either name, also in versions that lack them."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _engines(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
 
 
 def _samples_here(keys: Reader) -> bool:
-    """In this program's own processes, a copy per device; where the policy is, from its very weights."""
+    """Return the sampler inside this program's processes, a copy per device; it uses the policy's weights where they are."""
     return get(keys, "generator.backend") in ("native", "hf")
 
 
@@ -173,8 +173,8 @@ def _sampler_devices(keys: Reader) -> tuple[int, str]:
 
 
 def _sampler_copies(keys: Reader) -> int:
-    """Of a sampler with one device per copy: as many as the engines that were asked for would have had devices, where somebody
-    wrote how many share one (SkyRL's 4 is for its own engines)."""
+    """Return the copies of a sampler with one device per copy: the number of devices of the configured engines, where the devices
+    per engine are written (SkyRL's 4 is for its own engines)."""
     tensor = name_of(keys, _TENSOR)
     sizes = [get(keys, _ENGINES), get(keys, _TENSOR) if keys.written(tensor) else 1]
     for name, size in zip((_ENGINES, _TENSOR), sizes, strict=True):

@@ -1,4 +1,4 @@
-"""Policy, critic and reference: weights, optimizers, learning rates, and what their engines are told."""
+"""Policy, critic and reference: weights, optimizers, learning rates, and engine options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OURS = {"policy": "policy", "critic": "critic", "ref": "reference"}
 
 
 def roles(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:
-    """The fields of the models that the run has; what was written about the others is told."""
+    """Return the fields of the run's models; written keys of other models are reported."""
     _check_strategy(keys)
     fields = _trained(keys, "policy")
     fields["model.gradient_checkpointing"] = keys["trainer.gradient_checkpointing"]
@@ -139,7 +139,7 @@ def _warmup(keys: Reader, role: str) -> int:
 
 
 def _engine_options(keys: Reader, role: str) -> dict[str, Any]:
-    """What the role's engine is told in its own words, by dotted name: FSDP's section, DeepSpeed's, or Megatron's."""
+    """Return the role's engine options, by dotted name: FSDP's section, DeepSpeed's, or Megatron's."""
     strategy = keys["trainer.strategy"]
     if strategy == DEEPSPEED:
         return dict(leaves(_deepspeed(keys, role)))

@@ -118,7 +118,7 @@ def _term(keys: Reader) -> dict[str, Any]:
 
 
 def _env_config(keys: Reader, name: str) -> dict[str, Any]:
-    """What is written for the environment called ``name``; what is written for others of the user's is told."""
+    """Return the written settings of the environment ``name``; those of other environments are reported."""
     section = SECTION
     for other in keys.section(section):
         if other != name and not any(row.startswith(f"{section}.{other}") for row in keys.ledger.by_name):
@@ -136,7 +136,7 @@ def _env_config(keys: Reader, name: str) -> dict[str, Any]:
 
 
 def validation(keys: Reader) -> dict[str, Any]:
-    """When held-out prompts are scored; eval_interval <= 0 switches all of it off, and no file is read."""
+    """Return the times of validation; eval_interval <= 0 disables it, and no file is read."""
     every = keys["trainer.eval_interval"]
     if every <= 0:
         off = "trainer.eval_interval is 0 or less: no validation"
@@ -160,7 +160,7 @@ def validation(keys: Reader) -> dict[str, Any]:
 
 
 def checkpoints(keys: Reader) -> dict[str, Any]:
-    """What is saved and kept, and where the run goes on from."""
+    """Return the settings of checkpoints and resuming."""
     every, kept = keys["trainer.ckpt_interval"], keys["trainer.max_ckpts_to_keep"]
     if kept == 0:
         key = "trainer.max_ckpts_to_keep"
@@ -197,7 +197,7 @@ def _resume(keys: Reader) -> dict[str, Any]:
 
 
 def trackers(keys: Reader) -> dict[str, Any]:
-    """Where metrics go."""
+    """Return the trackers."""
     key = "trainer.logger"
     given = keys[key]
     names = []

@@ -9,11 +9,12 @@ from posttrain.dialects.skyrl.rules.look import get, name_of
 
 _LOCAL = "generator.run_engines_locally"
 _URLS = "generator.remote_inference_engine_urls"
-_EXTERNAL = "generator.inference_engine.external_server_urls"  # which counts whatever run_engines_locally says
+# Takes effect for every value of run_engines_locally.
+_EXTERNAL = "generator.inference_engine.external_server_urls"
 
 
 def addresses(keys: Reader) -> list[str]:
-    """Of the samplers that run elsewhere, as they were written; empty where the run starts its own."""
+    """Return the addresses of samplers running elsewhere, as written; empty where the run starts its own."""
     external = keys[_EXTERNAL] if keys.ledger.find(_EXTERNAL) else None
     if external:
         return list(external)

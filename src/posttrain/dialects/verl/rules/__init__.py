@@ -1,4 +1,4 @@
-"""What several keys of verl decide together."""
+"""Rules over several keys of verl."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rules(keys: Reader) -> dict[str, Any]:
 
 
 def _check_version(keys: Reader) -> None:
-    """What verl 0.2 has and does not read, and this program reads."""
+    """Report keys that verl 0.2 has and does not read, but this program does."""
     if keys.ledger.version != "0.2":
         return
     for key, default, does in (

@@ -63,7 +63,7 @@ def terms(keys: Reader, scorer: str) -> dict[str, Any]:
 
 
 def uses_critic(keys: Reader) -> bool:
-    """Whether verl builds a critic: gae needs one, and critic.enable cannot add or take it here."""
+    """Return True when verl builds a critic: gae needs one, and critic.enable cannot add or remove it here."""
     needed = bool(keys["algorithm.adv_estimator"] == "gae")
     asked = get(keys, "critic.enable")
     if asked is not None and asked != needed:
@@ -196,7 +196,7 @@ _RULES = {
 
 
 def _bypasses(keys: Reader) -> bool:
-    """Whether the sampler's log-probs are the old ones."""
+    """Return True when the sampler's log-probs are the old ones."""
     by_mode = get(keys, f"{ACTOR}.policy_loss.loss_mode") == "bypass_mode"
     return bool(get(keys, f"{_CORRECTION}.bypass_mode") or by_mode)
 

@@ -1,4 +1,4 @@
-"""How the rules read verl's keys."""
+"""Access to verl's keys, for the rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def kind_of_device(keys: Reader) -> str:
 
 
 def all_are_counts(*values: int) -> bool:
-    """Whether arithmetic can be done: numbers below 1 are told where RunConfig refuses them."""
+    """Return True when all values are counts; numbers below 1 are reported by RunConfig."""
     return all(value >= 1 for value in values)
 
 

@@ -139,7 +139,7 @@ def _decay(keys: Reader, section: str, ours: str) -> dict[str, Any]:
 
 
 def _ends(keys: Reader, section: str, ours: str) -> dict[str, Any]:
-    """Where Megatron's warm-up starts and its decay ends."""
+    """Return the start of Megatron's warm-up and the end of its decay."""
     optim = f"{section}.optim"
     start, end, lr = keys[f"{optim}.lr_warmup_init"], keys[f"{optim}.lr_decay_steps"], keys[f"{optim}.lr"]
     fields: dict[str, Any] = {}

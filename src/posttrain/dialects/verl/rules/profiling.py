@@ -1,4 +1,4 @@
-"""Which steps and roles are profiled."""
+"""Steps and roles to profile."""
 
 from __future__ import annotations
 

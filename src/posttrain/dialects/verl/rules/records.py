@@ -43,7 +43,7 @@ def data(keys: Reader) -> dict[str, Any]:
 
 
 def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:
-    """How weights are loaded, for all roles."""
+    """Return the loading of weights, for all roles."""
     overrides = dict(keys[f"{MODEL}.override_config"] or {})
     overrides.pop("moe_config", None)
     overrides |= overrides.pop("model_config", None) or {}
@@ -70,7 +70,7 @@ def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
 
 
 def _modules(keys: Reader, *, has_critic: bool) -> list[str]:
-    """Of the actor, the critic and the reward model, each once, in this order."""
+    """Return the modules of the actor, the critic and the reward model, each once, in this order."""
     places = [f"{MODEL}.external_lib"]
     places += ["critic.model.external_lib"] if has_critic else []
     places += ["reward_model.model.external_lib"] if keys["reward_model.enable"] else []
@@ -127,11 +127,11 @@ def without_reference(keys: Reader) -> None:
     names += [f"{REF}.megatron.{name}" for name in dict(leaves(keys.section(f"{REF}.megatron"))) if name]
     for name in names:
         if not _follows(keys, name):
-            keys.ignore(name, "there is no reference: no KL is asked for")
+            keys.ignore(name, "there is no reference: no KL is configured")
 
 
 def _follows(keys: Reader, name: str) -> bool:
-    """Whether a key has the value of the key that it follows by default: copied with verl's own file, it asks for nothing."""
+    """Return True when a key has the value of the key that it follows by default: copied from verl's file, it has no effect."""
     row = keys.ledger.find(name)
     followed = re.fullmatch(r"\$\{([\w.]+)\}", str(row.default)) if row is not None else None
     return followed is not None and bool(keys[name] == keys[followed[1]])
@@ -165,7 +165,7 @@ def trainer(keys: Reader) -> dict[str, Any]:
 
 
 def trackers(keys: Reader) -> dict[str, Any]:
-    """Who is shown the run."""
+    """Return the trackers."""
     given = keys["trainer.logger"]
     names = []
     for name in [given] if isinstance(given, str) else given:
@@ -180,7 +180,7 @@ def trackers(keys: Reader) -> dict[str, Any]:
 
 
 def resume(keys: Reader) -> dict[str, Any]:
-    """Whether and from where the run goes on."""
+    """Return the settings of resuming."""
     mode, path = keys["trainer.resume_mode"], keys["trainer.resume_from_path"]
     key = "trainer.resume_mode"
     if mode in ("auto", "disable"):
@@ -202,7 +202,7 @@ def resume(keys: Reader) -> dict[str, Any]:
 
 
 def contents(keys: Reader, at: str = f"{ACTOR}.checkpoint") -> dict[str, Any]:
-    """What checkpoints hold and what of it is restored."""
+    """Return the contents of checkpoints, and the parts that are restored."""
     both = get(keys, f"{at}.contents")
     if not keys.ledger.find(f"{at}.save_contents"):
         return {}
@@ -213,7 +213,7 @@ def contents(keys: Reader, at: str = f"{ACTOR}.checkpoint") -> dict[str, Any]:
             fix = "choose from model, optimizer, extra, hf_model"
             keys.problem(f"{at}.{name} does not know {unknown[0]}", key=f"{at}.{name}", fix=fix)
         elif not {"model", "hf_model"} & set(listed):
-            what = f"{at}.{name} leaves the model out, and there is no going on without its weights"
+            what = f"{at}.{name} leaves the model out, and a run cannot resume without its weights"
             keys.problem(what, key=f"{at}.{name}", fix="add model")
     return {
         "checkpoint.save_optimizer": "optimizer" in saved,

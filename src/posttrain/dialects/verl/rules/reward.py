@@ -60,7 +60,7 @@ def _manager(keys: Reader) -> str:
 
 
 def _workers(keys: Reader) -> dict[str, Any]:
-    """How many processes score, and how long they may."""
+    """Return the number of scoring processes, and their time limit."""
     names = (f"{_MODEL}.reward_kwargs.num_processes", "reward.num_workers", f"{_MODEL}.num_workers")
     count = next((found for name in names if (found := get(keys, name)) is not None), None)
     limit = get(keys, f"{_MODEL}.reward_kwargs.timeout")

@@ -53,7 +53,7 @@ def _validation(keys: Reader) -> dict[str, Any]:
 
 
 def _engine_kwargs(keys: Reader, engine: str) -> dict[str, Any]:
-    """What stands below engine_kwargs.vllm or .sglang, of the engine that is chosen; nulls are left out."""
+    """Return the entries of engine_kwargs.vllm or .sglang, for the chosen engine; nulls are left out."""
     for other in {"vllm", "sglang"} - {engine}:
         keys.ignore(f"{ROLLOUT}.engine_kwargs.{other}", f"rollout.name is {engine}")
     options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What several keys of sft_trainer.yaml decide together."""
+"""Rules over several keys of sft_trainer.yaml."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sft_rules(keys: Reader) -> dict[str, Any]:
 
 
 def _columns(keys: Reader) -> dict[str, Any]:
-    """Where prompt and response are, or whole conversations."""
+    """Return the columns of prompt and response, or of whole conversations."""
     if get(keys, "data.multiturn.enable", False):
         for name in ("prompt_key", "response_key", "prompt_dict_keys", "response_dict_keys"):
             keys.ignore(f"data.{name}", "data.multiturn.enable reads whole conversations")
@@ -81,7 +81,7 @@ def _precision(keys: Reader) -> dict[str, Any]:
 
 
 def _layout(keys: Reader) -> dict[str, Any]:
-    """Devices and engine. verl 0.2 is told both by torchrun, and its file says nothing about them: one device."""
+    """Return devices and engine. In verl 0.2 torchrun sets both, and its file does not contain them: one device."""
     nodes, per_node = get(keys, "trainer.nnodes", 1), get(keys, "trainer.n_gpus_per_node", 1)
     shared = keys["ulysses_sequence_parallel_size"]
     devices = max(1, nodes * per_node)

@@ -125,7 +125,7 @@ def _played(keys: Reader) -> tuple[str, dict[str, Any]]:
 
 
 def _most_turns(keys: Reader) -> int | None:
-    """Of the model: after so many of the other side, the model has one more."""
+    """Return the model's maximum turns: one more than the other side's."""
     limits = [keys[f"{TURNS}.max_assistant_turns"], keys[f"{TURNS}.max_turns"]]
     if (others := keys[f"{TURNS}.max_user_turns"]) is not None:
         limits.append(others + 1)
@@ -216,7 +216,7 @@ def _listed(keys: Reader, key: str, below: str) -> list[dict[str, Any]]:
 
 
 def _file(keys: Reader, key: str, path: str) -> Any:
-    """What is in a YAML or JSON file; None, reported, when it cannot be read."""
+    """Read a YAML or JSON file; None, reported, when it cannot be read."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
         yaml_text.check(text)
@@ -229,7 +229,7 @@ def _file(keys: Reader, key: str, path: str) -> Any:
 
 
 def _there(keys: Reader, key: str, name: str, built_in: Mapping[str, str]) -> bool:
-    """Whether a class can be there at all: verl's own need verl."""
+    """Return True when a class can exist: verl's own need verl."""
     if not name.startswith("verl.") or is_installed("verl"):
         return True
     what = f"{keys[key]} asks for {name}, and verl is not installed"
