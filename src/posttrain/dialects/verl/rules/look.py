@@ -14,10 +14,10 @@ def get(keys: Reader, name: str, otherwise: Any = None) -> Any:
 
 
 def kind_of_device(keys: Reader) -> str:
-    """Our word for trainer.device; npu becomes the accelerator at hand, with a warning."""
+    """Our word for trainer.device; npu becomes the accelerator available, with a warning."""
     kind: str = keys["trainer.device"]
     if kind == "npu":
-        keys.warn("trainer.device=npu: Ascend devices are not supported, and the run takes the accelerator at hand")
+        keys.warn("trainer.device=npu: Ascend devices are not supported, and the run takes the accelerator available")
         return "auto"
     return kind
 
