@@ -90,14 +90,14 @@ def check_python(text: str, path: str, settings: Settings) -> list[Finding]:
 
 
 def check_document(text: str, path: str, settings: Settings) -> list[Finding]:
-    """Check the paragraphs of a Markdown file, without its code blocks."""
+    """Check the paragraphs of a Markdown file, without its code blocks and code spans."""
     found, paragraph, begin, fenced = [], [], 1, False
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         if line.lstrip().startswith("```"):
             fenced, line = not fenced, ""
         if line.strip() and not fenced:
             begin = begin if paragraph else number
-            paragraph.append(line)
+            paragraph.append(re.sub(r"`[^`]*`", "`code`", line))
         elif paragraph:
             found += _banned("\n".join(paragraph), path, begin, settings.instead)
             paragraph = []

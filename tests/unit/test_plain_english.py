@@ -108,6 +108,7 @@ def test_a_comment_behind_a_long_line_is_found() -> None:
 def test_a_document_is_read_by_paragraphs_without_its_code() -> None:
     assert document("A key.\n\nIt is plainly\nwrong.\n") == [(3, "word")]
     assert document("```\nplainly wrong\n```\n") == []
+    assert document("| `plainly wrong` | right |\n") == []
 
 
 def test_pending_files_are_left_out_unless_named() -> None:
