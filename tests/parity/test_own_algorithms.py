@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from posttrain import registry
 from posttrain.build.train import train_run
 from posttrain.cli.request import check_request
 from posttrain.dialects.native.loader import read
@@ -49,6 +50,18 @@ def above(rewards, valid, group_index, response_mask, *, margin: float = 0.0):
 '''
 
 Run = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def forget_own_names() -> Iterator[None]:
+    """Other tests of this process see the package's own names alone."""
+    registries = [each for each in vars(registry).values() if isinstance(each, registry.Registry)]
+    before = [each.names() for each in registries]
+    yield
+    for each, names in zip(registries, before, strict=True):
+        for held in (each._entries, each._stated, each._plugged):
+            for name in set(held) - set(names):
+                del held[name]
 
 
 @pytest.fixture

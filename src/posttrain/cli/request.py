@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def named_by_hydra(arguments: Sequence[str]) -> list[str]:
 def refuse_dashes(arguments: Sequence[str]) -> None:
     """Raises: ConfigError for unknown options; most are overrides in the form of other trainers."""
     problems = []
-    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+    for argument, following in pairwise([*arguments, "-"]):
         if not argument.startswith("-"):
             continue
         name, equals, value = argument.partition("=")
