@@ -16,12 +16,13 @@ from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.plan.batch import plan_batches
+from posttrain.plan.estimate import estimate, peak
 from posttrain.plan.heads import head_problems
-from posttrain.plan.memory import estimate, peak
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
-from posttrain.plan.traffic import Traffic, step_traffic
+from posttrain.plan.step_traffic import step_traffic
+from posttrain.plan.traffic import Traffic
 
 GIB, GB = 1024**3, 10**9
 DEVICES = (1, 8, 64, 512)

@@ -54,7 +54,7 @@ def main() -> None:
         if batches is None:
             sys.exit("\n".join(map(str, problems)))
         with closing(RUNTIMES.get("ray")().start(config, batches, load_tokenizer(config.model))) as roles:
-            trainers, members = roles.policy.crew, roles.rollout.crew.members
+            trainers, members = roles.policy.workers, roles.rollout.workers.members
             tensors = Manifest.from_json(trainers.call("sender.manifest", 0)).tensors
             single = Way(bucket_bytes=1, folder=Path(folder))
             flat = Way(bucket_bytes=arguments.bucket_mib << 20, folder=Path(folder))
