@@ -54,7 +54,7 @@ def test_a_loss_that_is_added_as_one_file_needs_no_other_edit(tmp_path: Path) ->
     found = "from posttrain.registry import POLICY_LOSSES as r; print(*r.settings('near_policy'))"
     assert _run([sys.executable, "-c", found], tmp_path, environment).split() == ["width", "steep"]
     tests = ["tests/property", "tests/unit/algos/test_choices.py"]
-    said = _run([sys.executable, "-m", "pytest", "-v", *tests], tmp_path, environment)
+    said = _run([sys.executable, "-m", "pytest", "-vv", *tests], tmp_path, environment)
     assert said.count("near_policy") >= 10
 
 
