@@ -65,6 +65,7 @@ class Registry(Generic[F]):
         self._entries: dict[str, Any] = {}
         self._stated: dict[str, F] = {}
         self._plugged: dict[str, _Plugged] = {}
+        self._read: dict[str, Description[F]] = {}
 
     def register(self, name: str, **facts: Any) -> Callable[[T], T]:
         """Decorator: register what it decorates as ``name``, with facts about it (fields of the registry's facts)."""
@@ -170,6 +171,11 @@ class Registry(Generic[F]):
         )
 
     def _describe_file(self, name: str) -> Description[F]:
+        if name not in self._read:
+            self._read[name] = self._read_description(name)
+        return self._read[name]
+
+    def _read_description(self, name: str) -> Description[F]:
         for file in _sources(self.package, name):
             for each in registrations(file):
                 if each.name == name and each.registry == self._variable():

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import Container, DictConfig, ListConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from posttrain.config.base import Reference
 from posttrain.config.reading import hydra
 from posttrain.config.reading.broken_yaml import yaml_problem
+from posttrain.config.reading.interpolations import MISSING, merged, omegaconf_problem, resolve
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
 from posttrain.config.reading.references import find_references
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml
 from posttrain.errors import ConfigError, Problem, nearest
 from posttrain.libraries import json_text
 
-MISSING = "???"
 _ESCAPED = re.compile(r"(?<!\\)(\\*)\1\\\$\{")  # 2n + 1 backslashes stand for n and a plain ${
 _LONGEST = 10_000_000  # characters of a file; a device such as /dev/zero never ends
 
@@ -78,7 +78,7 @@ def compose(
     if base is not None:
         _close(values, base, "", left_open)
         values = merged(copy.deepcopy(dict(base)), values)
-    resolved = _resolve(values, sources)
+    resolved = resolve(values, sources)
     if half := json_text.half_character(resolved):
         key, where = half[0], sources.where(half[0]).encode(errors="replace").decode()
         what = f"{key} holds half a character, {half[1]!r}, or a byte that is not UTF-8"
@@ -94,7 +94,7 @@ def read_saved(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     values, places = read_yaml(path)
     sections: dict[str, Any] = {name: values[name] for name in ("run", "tracking") if name in values}
-    return _unescaped(values), _resolve(sections, SourceMap(path, places))
+    return _unescaped(values), resolve(sections, SourceMap(path, places))
 
 
 def _unescaped(value: Any) -> Any:
@@ -105,14 +105,6 @@ def _unescaped(value: Any) -> Any:
     if isinstance(value, str):
         return _ESCAPED.sub(lambda found: found[1] + "${", value)
     return value
-
-
-def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` laid upon ``under``, which is changed: sections merge, everything else is replaced."""
-    for key, value in over.items():
-        below = under.get(key)
-        under[key] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return under
 
 
 def _close(values: dict[str, Any], base: Any, path: str, found: list[str]) -> None:
@@ -152,7 +144,7 @@ def _parsed(text: str, path: str) -> tuple[dict[str, Any], dict[str, Place]]:
     except yaml.MarkedYAMLError as error:
         raise ConfigError(yaml_problem(error, path)) from None
     except OmegaConfBaseException as error:
-        raise ConfigError(_omegaconf_problem(error, SourceMap(path, places))) from None
+        raise ConfigError(omegaconf_problem(error, SourceMap(path, places))) from None
     assert isinstance(values, dict)  # places_of_yaml has refused everything else
     return values, places  # type: ignore[return-value]  # keys that are not text are for the dialect to refuse
 
@@ -162,59 +154,3 @@ def _nearby(path: str) -> str:
     files = [str(file) for file in sorted(folder.glob("*.y*ml"))] if folder.is_dir() else []
     guess = nearest(path, files)
     return f"did you mean {guess}?" if guess else ""
-
-
-def _resolve(values: dict[str, Any], sources: SourceMap) -> dict[str, Any]:
-    """Follow every ``${...}``. All that lead nowhere are reported together."""
-    hydra.register_resolvers()
-    try:
-        config = OmegaConf.create(values)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_omegaconf_problem(error, sources)) from None
-    try:
-        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:  # the first of them; looking for all takes as long again
-        raise ConfigError(list(_unresolvable(config, "", sources)) or _omegaconf_problem(error, sources)) from None
-    assert isinstance(resolved, dict)
-    return resolved  # type: ignore[return-value]
-
-
-def _unresolvable(node: Container, path: str, sources: SourceMap) -> Iterator[Problem]:
-    keys: Sequence[Any] = list(node.keys()) if isinstance(node, DictConfig) else range(len(node))  # type: ignore[arg-type]
-    for key in keys:
-        name = child(path, key)
-        if OmegaConf.is_interpolation(node, key):
-            try:
-                node[key]
-            except OmegaConfBaseException as error:
-                written = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index]
-                what, fix = _interpolation_error(str(written), error, sources)
-                yield Problem(what, where=sources.where(name), fix=fix)
-        elif OmegaConf.is_missing(node, key):
-            yield Problem(f"{name} must be given: ??? stands in its place", where=sources.where(name))
-        elif isinstance(node[key], DictConfig | ListConfig):
-            yield from _unresolvable(node[key], name, sources)
-
-
-def _interpolation_error(written: str, error: Exception, sources: SourceMap) -> tuple[str, str]:
-    """Describe the problem of an interpolation, and its fix."""
-    reason = str(error).splitlines()[0]
-    if match := re.search(r"Environment variable '(.+?)' not found", reason):
-        name = match[1]
-        return (
-            f"the environment variable {name} is not set ({written})",
-            f"set it, or give a default: ${{oc.env:{name},...}}",
-        )
-    if match := re.search(r"Interpolation key '(.+?)' not found", reason):
-        guess = nearest(match[1], sources.places)
-        fix = f"did you mean ${{{guess}}}?" if guess else "only keys that are written can be referred to, not defaults"
-        return f"{written} refers to {match[1]}, which is not written anywhere", fix
-    if match := re.search(r"Unsupported interpolation type (\S+)", reason):
-        return f"{written} asks for a resolver {match[1]!r} that does not exist", "oc.env, oc.select, now and ${key} do"
-    return f"{written} cannot be resolved: {reason}", ""
-
-
-def _omegaconf_problem(error: OmegaConfBaseException, sources: SourceMap) -> Problem:
-    """Describe an error that OmegaConf raises at once: a ``${`` that is not closed, a value of an unsupported type."""
-    key = re.sub(r"\[(\d+)\]", r".\1", error.full_key or "")
-    return Problem(str(error).splitlines()[0], where=sources.where(key) if key else sources.file or "")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.reading.compose import merged, read_yaml
+from posttrain.config.reading.compose import read_yaml
 from posttrain.config.reading.hydra import search_path
+from posttrain.config.reading.interpolations import merged
 from posttrain.config.reading.sources import Place
 from posttrain.errors import ConfigError, Problem, did_you_mean
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from posttrain.config.reading.hydra import SECTION
@@ -53,16 +54,14 @@ def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
     if not texts:
         return []
     # Imported here: the parser takes longer to load than everything else that reads a configuration.
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser = OverridesParser.create()
     assignments: list[Assignment] = []
     problems: list[Problem] = []
     for text in texts:
         where = f"override {text}"
         try:
-            parsed = parser.parse_overrides([text])[0]
+            parsed = _parse(text)
         except HydraException as error:
             reason = _reason(error) if "=" in text else "there is no ="
             problems.append(Problem(f"{text!r} is not an override ({reason})", fix=QUOTING))
@@ -81,6 +80,13 @@ def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
     if problems:
         raise ConfigError(problems)
     return assignments
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_overrides([text])[0]
 
 
 def _reason(error: Exception) -> str:
