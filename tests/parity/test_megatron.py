@@ -197,17 +197,18 @@ def make_batch(seed: int) -> TrainBatch:
 
 
 def updates(engine: Any, weights: Callable[[], dict[str, Tensor]]) -> tuple[Outcome, Tensor]:
-    """Two updates, and the sums of squared probabilities before them."""
+    """Two updates, and the sums of squared probabilities and the entropies before them."""
     losses, norms, logprobs = [], [], []
     scored = engine.logprobs(make_batch(0).sequences, PLAN.temperature)
     squares = engine.sum_pi_squared(make_batch(0).sequences, PLAN.temperature)
+    entropies = engine.entropies(make_batch(0).sequences, PLAN.temperature)
     for seed in range(2):
         batch = make_batch(seed)
         stats = engine.forward_backward(batch, PLAN, batch.counts())
         losses.append(stats.loss)
         norms.append(engine.optimizer_step().grad_norm)
         logprobs.append(stats.policy_logprobs)
-    return Outcome(losses, norms, logprobs[0], scored, weights()), squares
+    return Outcome(losses, norms, logprobs[0], scored, weights()), torch.cat([squares, entropies])
 
 
 def keep_routers(engine: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posttrain.algos.ratio import log_ratio
 from posttrain.algos.shapes import check_same_shape
 
 
@@ -28,6 +29,20 @@ def token_kl(estimator: str, policy_logprobs: Tensor, ref_logprobs: Tensor, mask
         k2 = _ESTIMATORS["k2"](difference)
         return value.detach() + k2 - k2.detach()
     return value
+
+
+def importance_weighted(kl: Tensor, policy_logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """r x kl per token, with r = exp(policy - old), which carries gradient as well.
+
+    The mean of r x k3 (or r x k1) over tokens that the old policy sampled is the KL of the current one, and the mean of its
+    gradient is the KL's; without r both are biased as soon as the policy has moved, and k3's gradient is biased at once.
+
+    Args: kl [B, T] nats, an estimate of token_kl; log-probs [B, T] nats; mask [B, T] bool. The log-ratio is clamped to
+        [-20, 20] against overflow.
+    Returns: [B, T] nats; 0 where mask is False.
+    Source: DeepSeek-V3.2, arXiv:2512.02556, section 3.1 (TRL: use_bias_correction_kl).
+    """
+    return torch.where(mask, log_ratio(policy_logprobs, old_logprobs, mask).exp() * kl, 0.0)
 
 
 def _k3(difference: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posttrain.algos.kl import token_kl
+from posttrain.algos.kl import importance_weighted, token_kl
+from posttrain.algos.off_policy_mask import off_policy_tokens
 from posttrain.algos.ratio import row_mean
 from posttrain.algos.shapes import check_same_shape
 from posttrain.records.batches import LossCounts, TrainBatch
@@ -26,7 +27,9 @@ def policy_objective(
 
     Without old log-probs (one update per step) the policy's own, detached, take their place: the ratio is 1 and its
     gradient is that of the log-prob. Importance weights multiply the policy loss after its clipping. SFT is
-    -score x log pi on the responses whose score is above 0. The entropy has an aggregation of its own.
+    -score x log pi on the responses whose score is above 0. The entropy has an aggregation of its own. Tokens that
+    off_policy_limit or the batch's high-entropy mask take out of the policy loss still count in its divisor, and stay in the
+    other terms.
 
     Args: policy_logprobs and entropy [B, T] nats, carrying grad; batch: the same B rows; full_kl [B, T] nats, carrying
         grad: the KL over the whole vocabulary, which kl_estimator "full" asks for.
@@ -50,6 +53,19 @@ def policy_objective(
     if batch.logprobs.importance_weights is not None:
         per_response = POLICY_LOSSES.describe(plan.name, plan.path).facts.per_response
         token_loss = token_loss * loss_weights(batch.logprobs.importance_weights, mask, per_response=per_response)
+    if plan.off_policy_limit is not None:
+        stale = off_policy_tokens(
+            policy_logprobs,
+            batch.sequences.rollout_logprobs,
+            batch.advantages,
+            mask,
+            limit=plan.off_policy_limit,
+        )
+        token_loss = torch.where(stale, 0.0, token_loss)
+        report["policy/off_policy_fraction"] = stale.float()
+    if batch.high_entropy is not None:
+        token_loss = torch.where(batch.high_entropy, token_loss, 0.0)
+        report["policy/high_entropy_fraction"] = batch.high_entropy.float()
     loss = aggregated(token_loss)
     report["policy/pg_loss"] = token_loss
     report["policy/entropy"] = entropy
@@ -67,6 +83,8 @@ def policy_objective(
         else:
             assert batch.logprobs.ref is not None, "a KL coefficient without reference log-probs"
             kl = token_kl(plan.kl_estimator, policy_logprobs, batch.logprobs.ref, mask)
+            if plan.kl_importance_weighted:
+                kl = importance_weighted(kl, policy_logprobs, _old_logprobs(policy_logprobs, batch, plan), mask)
         loss = loss + plan.kl_coef * aggregated(kl)
         report["reference/kl"] = kl
     sums = {name: float(torch.where(mask, values.detach(), 0.0).sum()) for name, values in report.items()}
@@ -78,12 +96,10 @@ def _policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The chosen loss per token [B, T], and its report. A loss names what it needs by its positional parameters, among these;
     mini_batch_tokens is the number of loss tokens."""
-    rollout_logprobs = batch.sequences.rollout_logprobs
-    old_logprobs = rollout_logprobs if plan.use_rollout_logprobs else batch.logprobs.old
     available = {
         "policy_logprobs": policy_logprobs,
-        "old_logprobs": policy_logprobs.detach() if old_logprobs is None else old_logprobs,
-        "rollout_logprobs": rollout_logprobs,
+        "old_logprobs": _old_logprobs(policy_logprobs, batch, plan),
+        "rollout_logprobs": batch.sequences.rollout_logprobs,
         "advantages": batch.advantages,
         "mask": batch.loss_mask,
         "scores": scores,
@@ -93,6 +109,13 @@ def _policy_loss(
     inputs = [available[name] for name in POLICY_LOSSES.describe(plan.name, plan.path).inputs]
     token_loss, report = policy_loss(*inputs, **plan.parameters)
     return token_loss, report
+
+
+def _old_logprobs(policy_logprobs: Tensor, batch: TrainBatch, plan: LossPlan) -> Tensor:
+    """Log-probs [B, T] of the policy that the ratio is to: the sampler's, the trainer's before the first update, or, with one
+    update per step, the policy's own."""
+    old = batch.sequences.rollout_logprobs if plan.use_rollout_logprobs else batch.logprobs.old
+    return policy_logprobs.detach() if old is None else old
 
 
 def loss_weights(weights: Tensor, mask: Tensor, *, per_response: bool) -> Tensor:

@@ -53,6 +53,9 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         entropy_coef=config.loss.entropy_coef,
         kl_coef=config.loss.kl_coef,
         kl_estimator=config.loss.kl_estimator,
+        kl_importance_weighted=config.loss.kl_importance_weighted,
+        off_policy_limit=config.loss.off_policy_limit,
+        high_entropy_share=config.loss.high_entropy_share,
     )
     step = StepPlan(
         prompts=batches.prompts_per_step,

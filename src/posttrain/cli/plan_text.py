@@ -199,13 +199,18 @@ def _loss(config: RunConfig) -> str:
         text += f"\n{'':<11}x trainer / sampler, per {correction.weights}, {low} {correction.weight_high:g}"
     if correction.reject:
         text += f"\n{'':<11}without what breaks {', '.join(correction.reject)} ({', '.join(correction.reject_bounds)})"
+    if loss.off_policy_limit is not None:
+        text += f"\n{'':<11}without tokens of negative advantage above {loss.off_policy_limit:g} nats off policy"
+    if loss.high_entropy_share is not None:
+        text += f"\n{'':<11}on the {100 * loss.high_entropy_share:g} % of tokens with the highest entropy"
     if loss.sft_coef:
         text += f"\n{'':<11}+ {loss.sft_coef:g} x SFT on responses with a score above 0"
     if loss.entropy_coef:
         text += f"\n{'':<11}- {loss.entropy_coef:g} x entropy"
     if loss.kl_coef:
         reference = config.reference.path or "the starting weights"
-        text += f"\n{'':<11}+ {loss.kl_coef:g} x KL ({loss.kl_estimator}) to {reference}"
+        weighted = " x ratio" if loss.kl_importance_weighted else ""
+        text += f"\n{'':<11}+ {loss.kl_coef:g} x KL ({loss.kl_estimator}{weighted}) to {reference}"
     return text
 
 

@@ -192,5 +192,14 @@ class LossConfig(AlgorithmSection):
     """Weight of the KL to the reference in the loss; 0 loads no reference model."""
     kl_estimator: KlEstimator = "k3"
     """Estimator of that KL; with + it has the gradient of k2, which is the KL's."""
+    kl_importance_weighted: bool = False
+    """Multiply every token's estimate by the policy's ratio to the one that sampled: unbiased in value and gradient after
+    updates as well (DeepSeek-V3.2; TRL's use_bias_correction_kl)."""
+    off_policy_limit: float | None = Field(default=None, gt=0.0)
+    """Leave tokens with a negative advantage out of the policy loss where the response's mean of sampler's less policy's
+    log-prob is above this, in nats (DeepSeek-V3.2; TRL's off_policy_mask_threshold); null leaves none out."""
+    high_entropy_share: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Only this share of a mini-batch's tokens, those with the highest entropy before the step's first update, enter the policy
+    loss (arXiv:2506.01939; TRL's top_entropy_quantile); the step is scored once more for it. null: all tokens do."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Correction for the gap between sampler and trainer."""

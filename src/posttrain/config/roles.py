@@ -27,6 +27,11 @@ def needs_old_logprobs(config: RunConfig) -> bool:
     return estimator or config.reward.kl.coef > 0 or correction.weights != "none" or bool(correction.reject)
 
 
+def scores_tokens_before(config: RunConfig) -> bool:
+    """Tell whether the policy scores a step before its first update, however many updates follow."""
+    return needs_old_logprobs(config) or config.loss.high_entropy_share is not None
+
+
 def trained_roles(config: TrainingConfig) -> list[tuple[str, LearnerConfig | CriticConfig]]:
     """Return the roles that are trained with their sections, the policy first."""
     found: list[tuple[str, LearnerConfig | CriticConfig]] = [("policy", config.policy)]

@@ -20,6 +20,11 @@ class ScoringEngine(Protocol):
         """Log-probs of the response tokens, [B, T] float32 nats, 0 where response_mask is False. No gradient."""
         ...
 
+    def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        """Entropy of the distribution that every response token was drawn from, [B, T] float32 nats, 0 where response_mask is
+        False. No gradient."""
+        ...
+
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         """Sum of the squared probabilities over the vocabulary at every response token, [B, T] float32 in (0, 1], 0 where
         response_mask is False. No gradient."""

@@ -37,6 +37,8 @@ def step_traffic(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, sha
     found += _update(config, batches, policy, shape, tokens)
     if scored:
         found += _score(config, "old log-probs", policy, batches, shape, tokens)
+    if config.loss.high_entropy_share is not None:
+        found += _score(config, "entropies", policy, batches, shape, tokens)
     if reference is not None and not reference.uses_weights_of:
         found += _score(config, "reference log-probs", reference, batches, shape, tokens)
     if critic is not None and batches.critic is not None:

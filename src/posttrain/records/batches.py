@@ -104,6 +104,7 @@ class TrainerLogprobs:
 
     old: Tensor | None = None  # [B, T] float32 nats; None: on-policy, the first forward pass of the update gives them
     ref: Tensor | None = None  # [B, T] float32 nats; None: there is no KL to a reference
+    entropies: Tensor | None = None  # [B, T] float32 nats, of the policy; None: the loss does not choose tokens by them
     # [B, T] float32, multiply the token losses; None: not corrected by weights
     importance_weights: Tensor | None = None
     rejected: Tensor | None = None  # [B, T] bool, sampled tokens left out of the loss; None: no rule rejects any
@@ -150,6 +151,7 @@ class TrainBatch:
     logprobs: TrainerLogprobs
     advantages: Tensor  # [B, T] float32, reward units; 0 where masked
     loss_mask: Tensor  # [B, T] bool, the token enters the loss
+    high_entropy: Tensor | None = None  # [B, T] bool, the only tokens of the policy loss; None: all loss tokens
     critic: CriticTargets | None = None  # None: there is no critic
 
     def __len__(self) -> int:

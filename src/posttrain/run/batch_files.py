@@ -104,6 +104,7 @@ def _shaped_values(shaped: ShapedBatch, train: TrainBatch) -> dict[str, Any]:
         "ref_logprobs": shaped.logprobs.ref,
         "importance_weights": shaped.logprobs.importance_weights,
         "rejected": shaped.logprobs.rejected,
+        "entropies": shaped.logprobs.entropies,
         "values": train.critic.values if train.critic else None,
     }
 

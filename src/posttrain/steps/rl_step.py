@@ -140,5 +140,6 @@ def trainer_logprobs(
     logprobs = TrainerLogprobs(
         old=None if plan.on_policy else policy.logprobs(batch, temperature),
         ref=reference.logprobs(batch, temperature) if reference else None,
+        entropies=None if plan.loss.high_entropy_share is None else policy.entropies(batch, temperature),
     )
     return correct_rollout(batch, logprobs, plan.correction) if plan.correction else logprobs

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from posttrain.algos.high_entropy import high_entropy_tokens
 from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
 from posttrain.records.batches import TrainBatch
@@ -40,7 +41,8 @@ def update(
     first_logprobs: list[Tensor] = []
 
     def learn(mini_batch: TrainBatch, epoch: int) -> ForwardBackwardStats:
-        stats = policy.forward_backward(mini_batch, plan.loss, mini_batch.counts())
+        chosen = with_high_entropy(mini_batch, plan.loss.high_entropy_share)
+        stats = policy.forward_backward(chosen, plan.loss, mini_batch.counts())
         if epoch == 0:
             first_logprobs.append(stats.policy_logprobs)
         return stats
@@ -48,6 +50,16 @@ def update(
     stats = run_mini_batches(policy, learn, batch, "policy", plan.epochs, plan.sequences_per_update, on_sequences)
     old = batch.logprobs.old
     return replace(stats, trainer_logprobs=old if old is not None else first_logprobs[0])
+
+
+def with_high_entropy(mini_batch: TrainBatch, share: float | None) -> TrainBatch:
+    """The mini-batch with the tokens of the policy loss chosen over all of it, so that micro-batches change nothing; unchanged
+    without a share."""
+    if share is None:
+        return mini_batch
+    entropies = mini_batch.logprobs.entropies
+    assert entropies is not None, "tokens are chosen by the entropies of the step"
+    return replace(mini_batch, high_entropy=high_entropy_tokens(entropies, mini_batch.loss_mask, share=share))
 
 
 def update_critic(

@@ -16,7 +16,7 @@ from posttrain.algos.objective import policy_objective
 from posttrain.cli.algorithms import SECTIONS, settings_rows
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, Aggregation, AlgorithmSection, LossConfig
-from posttrain.config.roles import needs_values
+from posttrain.config.roles import needs_values, scores_tokens_before
 from posttrain.descriptions import describe_object
 from posttrain.dialects.detect import read_config
 from posttrain.errors import RequestError
@@ -64,6 +64,21 @@ def config(**sections: Any) -> RunConfig:
 def test_defaults_are_accepted_without_a_word() -> None:
     assert check(config()) == []
     assert warnings_of(config()) == []
+
+
+def test_weighting_by_the_ratio_is_for_estimates_that_it_makes_unbiased() -> None:
+    loss = {"kl_coef": 0.1, "kl_importance_weighted": True}
+    assert check(config(loss=loss)) == check(config(loss=loss | {"kl_estimator": "k1"})) == []
+    for estimator in ("k2", "abs", "k3+", "full"):
+        [problem] = check(config(loss=loss | {"kl_estimator": estimator}))
+        assert problem.field == "loss.kl_importance_weighted" and problem.what.endswith(f"is {estimator}")
+    said = warnings_of(config(loss={"kl_importance_weighted": True}))
+    assert said == ["loss.kl_importance_weighted has no effect: loss.kl_coef is 0"]
+
+
+def test_a_choice_by_entropy_scores_the_step_before_the_update() -> None:
+    assert scores_tokens_before(config(loss={"high_entropy_share": 0.2}))
+    assert not scores_tokens_before(config())
 
 
 WORLD = {"name": "guess_number"}

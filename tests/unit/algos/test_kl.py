@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from posttrain.algos.kl import token_kl
+from posttrain.algos.kl import importance_weighted, token_kl
 from posttrain.algos.kl_control import next_kl_coef
 from posttrain.algos.kl_full import vocabulary_kl
 from posttrain.algos.kl_reward import penalize_kl
@@ -51,6 +51,58 @@ def test_the_estimates_average_to_the_kl_and_k2_has_its_gradient() -> None:
     (true_gradient,) = torch.autograd.grad(exact, logits, retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(expected["k2"], logits, retain_graph=True)[0], true_gradient)
     torch.testing.assert_close(torch.autograd.grad(expected["k1"], logits)[0], torch.zeros(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "gradient"),
+    [  # d = policy - ref = ln 2, k3 = exp(-d) - 1 + d = 0.193147; r k3, and its gradient r k3' + r k3 = r d
+        (LN2 - 1, 0.193147, LN2),  # r = 1
+        (-1.0, 2 * 0.193147, 2 * LN2),  # r = 2
+    ],
+)
+def test_an_estimate_times_the_ratio(old: float, value: float, gradient: float) -> None:
+    policy = torch.tensor([[LN2 - 1]], dtype=torch.float64, requires_grad=True)
+    k3 = token_kl("k3", policy, torch.tensor([[-1.0]], dtype=torch.float64), YES)
+    weighted = importance_weighted(k3, policy, torch.tensor([[old]], dtype=torch.float64), YES)
+    assert weighted.item() == pytest.approx(value, abs=1e-6)
+    assert torch.autograd.grad(weighted.sum(), policy)[0].item() == pytest.approx(gradient, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_times_the_ratio_an_estimate_has_the_value_and_the_gradient_of_the_kl(estimator: str) -> None:
+    """Averaged over what an old policy sampled, from which the policy has moved away."""
+    logits = torch.tensor([0.5, -1.0, 0.2], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([-0.3, 0.4, 0.9], dtype=torch.float64).log_softmax(0)
+    ref = torch.tensor([0.1, 0.3, -0.7], dtype=torch.float64).log_softmax(0)
+    mask, log_p = torch.ones(1, 3).bool(), logits.log_softmax(0)
+    exact = (log_p.exp() * (log_p - ref)).sum()
+    (true_gradient,) = torch.autograd.grad(exact, logits, retain_graph=True)
+    plain = token_kl(estimator, log_p[None], ref[None], mask)
+    weighted = (old.exp() * importance_weighted(plain, log_p[None], old[None], mask)[0]).sum()
+    assert weighted.item() == pytest.approx(exact.item())
+    torch.testing.assert_close(torch.autograd.grad(weighted, logits, retain_graph=True)[0], true_gradient)
+    unweighted = (old.exp() * plain[0]).sum()
+    assert not torch.allclose(torch.autograd.grad(unweighted, logits)[0], true_gradient, atol=0.05)
+
+
+def test_what_stands_behind_the_mask_has_no_part_in_the_weighted_estimate() -> None:
+    policy = torch.tensor([[-1.0, math.nan]], requires_grad=True)
+    mask = torch.tensor([[True, False]])
+    other = torch.tensor([[-1.0, math.inf]])
+    weighted = importance_weighted(token_kl("k3", policy, other, mask), policy, other, mask)
+    assert weighted.tolist() == [[0, 0]]
+    assert torch.autograd.grad(weighted.sum(), policy)[0].tolist() == [[0, 0]]
+
+
+def test_the_kl_of_the_controller_is_a_mean_over_responses_with_a_sampled_token() -> None:
+    # k1 per row: (0.2 + 0.4) / 2 = 0.3; no token; 0.1. Their mean is 0.2; verl's, with a 0 for the second, 0.1333
+    mask = torch.tensor([[True, True], [False, False], [True, False]])
+    old = torch.tensor([[-1.0, -1.0], [5.0, 5.0], [-1.0, 9.0]])
+    ref = old - torch.tensor([[0.2, 0.4], [7.0, 7.0], [0.1, 7.0]])
+    _, measured = penalize_kl(torch.zeros(3, 2), old, ref, mask, kl_coef=1.0, estimator="k1")
+    assert measured == pytest.approx(0.2)
+    _, measured = penalize_kl(torch.zeros(1, 2), old[1:2], ref[1:2], mask[1:2], kl_coef=1.0, estimator="k1")
+    assert measured == 0.0
 
 
 def test_one_wild_token_is_bounded() -> None:

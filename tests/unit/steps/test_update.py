@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,10 +23,12 @@ class ScriptedEngine:
     def __init__(self, losses: list[float] | None = None, skip: set[int] | None = None) -> None:
         self.losses, self.skip = losses, skip or set()
         self.seen: list[tuple[tuple[str, ...], LossCounts]] = []
+        self.high_entropy: list[list[list[int]] | None] = []
         self.begun = self.steps = self.zeroed = 0
 
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         self.seen.append((batch.sequences.sample_ids, counts))
+        self.high_entropy.append(None if batch.high_entropy is None else batch.high_entropy.int().tolist())
         number = len(self.seen)
         return ForwardBackwardStats(
             loss=self.losses[number - 1] if self.losses else float(number),
@@ -87,6 +90,20 @@ def test_metrics_are_token_means_and_update_means() -> None:
             "policy/skipped_updates": 0.0,
         }
     )
+
+
+def test_tokens_of_high_entropy_are_chosen_over_a_mini_batch() -> None:
+    batch = make_batch([2, 1, 2, 2], old=True)
+    entropies = torch.tensor([[0.9, 0.1, 9, 9], [0.2, 9, 9, 9], [0.3, 0.4, 9, 9], [0.5, 0.6, 9, 9]])
+    batch = replace(batch, logprobs=replace(batch.logprobs, entropies=entropies))
+    chosen, engine = plan(), ScriptedEngine()
+    update(engine, batch, replace(chosen, loss=replace(chosen.loss, high_entropy_share=0.5)))
+    # 0.9 and 0.2 of three loss tokens; 0.5 and 0.6 of four
+    first, second = [[1, 0, 0, 0], [1, 0, 0, 0]], [[0, 0, 0, 0], [1, 1, 0, 0]]
+    assert engine.high_entropy == [first, second]
+    plain = ScriptedEngine()
+    update(plain, batch, chosen)
+    assert plain.high_entropy == [None, None] and plain.seen == engine.seen  # the same counts
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -82,6 +82,11 @@ class LogprobScorer:
         return self._over_batch(batch, lambda packed: self.score(packed, temperature).logprobs)
 
     @torch.no_grad()
+    def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        """See interfaces.train_engine.ScoringEngine."""
+        return self._over_batch(batch, lambda packed: self.score(packed, temperature).entropy)
+
+    @torch.no_grad()
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         """Compute the sum of squared probabilities at every response token (algos.logprobs), [B, T], 0 where response_mask is
         False. No gradient."""

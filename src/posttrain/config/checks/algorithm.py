@@ -18,6 +18,13 @@ _CORRECTION = "loss.rollout_correction"
 def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
     """Report invalid settings."""
     yield from _correction_problems(config)
+    loss = config.loss
+    if loss.kl_importance_weighted and loss.kl_estimator not in ("k1", "k3"):
+        yield Problem(
+            f"loss.kl_importance_weighted makes an estimate of k1 or k3 unbiased; loss.kl_estimator is {loss.kl_estimator}",
+            fix="use loss.kl_estimator=k3, or loss.kl_importance_weighted=false",
+            field="loss.kl_importance_weighted",
+        )
     inputs = config.advantage.about.inputs
     if {"terms", "term_weights"} <= set(config.advantage.settings):
         yield from _term_problems(config)

@@ -8,7 +8,7 @@ from posttrain.config import RunConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ReferenceConfig
 from posttrain.config.policy import PolicyConfig
-from posttrain.config.roles import needs_old_logprobs, needs_values
+from posttrain.config.roles import needs_values, scores_tokens_before
 from posttrain.errors import Problem
 
 
@@ -79,7 +79,7 @@ def _cut_roles(config: RunConfig) -> list[tuple[str, PolicyConfig | ReferenceCon
     bypass = config.loss.rollout_correction.use_rollout_logprobs
     scores_reference = config.reward.kl.coef > 0 or (config.loss.kl_coef > 0 and config.loss.kl_estimator != "full")
     roles: list[tuple[str, PolicyConfig | ReferenceConfig | CriticConfig]] = [("policy", config.policy)]
-    scores_policy = needs_old_logprobs(config) or (several_updates and not bypass)
+    scores_policy = scores_tokens_before(config) or (several_updates and not bypass)
     if scores_policy or scores_reference:
         roles.append(("reference", config.reference))
     if needs_values(config):

@@ -155,6 +155,10 @@ def warnings_of(config: RunConfig) -> list[str]:
             "loss.kl_estimator has no effect: loss.kl_coef is 0",
         ),
         (
+            config.loss.kl_importance_weighted and config.loss.kl_coef == 0,
+            "loss.kl_importance_weighted has no effect: loss.kl_coef is 0",
+        ),
+        (
             config.loss.about.facts.aggregation not in ("", config.loss.aggregation),
             f"{config.loss.name} is defined with loss.aggregation="
             f"{config.loss.about.facts.aggregation}; this run uses "

@@ -188,6 +188,15 @@ def test_loss_gradient_and_order_of_results_do_not_depend_on_the_split(tiny_llam
         assert (mine[name] - gradient).norm() < 2e-6 * gradient.norm(), name
 
 
+def test_entropies_are_those_of_the_tokens_distributions(tiny_llama: Path) -> None:
+    batch = make_batch()
+    _, _, expected = plain_logprobs_and_entropies(tiny_llama, batch)
+    found = make_engine(tiny_llama).entropies(batch.sequences, 1.0)
+    for row, (length, wanted) in enumerate(zip(RESPONSES, expected, strict=True)):
+        torch.testing.assert_close(found[row, :length], wanted.detach(), rtol=0, atol=1e-4)
+        assert not found[row, length:].any()
+
+
 def test_scoring_by_tokens_gives_rows_in_order(tiny_llama: Path) -> None:
     batch = make_batch().sequences
     by_count = make_engine(tiny_llama)

@@ -30,6 +30,9 @@ class RemoteScorer:
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scores("logprobs", batch, temperature)
 
+    def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        return self._scores("entropies", batch, temperature)
+
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scores("sum_pi_squared", batch, temperature)
 

@@ -98,6 +98,9 @@ class MegatronTrainEngine(MegatronLearner):
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.logprobs(batch, temperature)
 
+    def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        return self._scorer.entropies(batch, temperature)
+
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.sum_pi_squared(batch, temperature)
 

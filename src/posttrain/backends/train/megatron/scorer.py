@@ -35,6 +35,10 @@ class MegatronScorer:
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._pipeline.over(batch, policy_scores(self.parts, temperature))
 
+    def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        scores = policy_scores(self.parts, temperature)
+        return self._pipeline.over(batch, lambda hidden, row: scores(hidden, row)[1:])
+
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         scores = policy_scores(self.parts, temperature)
         return self._pipeline.over(batch, lambda hidden, row: scores(hidden, row)[2:])
