@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config.reading.compose import read_yaml
+from posttrain.config.reading.keys import has_key
 from posttrain.config.reading.overrides import parse_overrides
 from posttrain.dialects.entries import ENTRIES, Entry, entry_of
 from posttrain.dialects.ledger import Ledger
@@ -153,12 +154,11 @@ def detect_entry(dialect: str, path: str | None, overrides: Sequence[str], asked
     for name in _defaults_list(path):
         if name in PEER_FILES and PEER_FILES[name][0] == dialect:
             return ENTRIES[PEER_FILES[name][1]]
+    keys = _keys(path, overrides) | _keys(None, overrides)
+    if dialect == "native":
+        return entry_of(lambda entry, key: has_key(key, entry.root), keys, asked)
     tables = {name: _ledger(dialect).of(name) for name in ENTRIES}
-
-    def knows(entry: Entry[Any], key: str) -> bool:
-        return _has(tables[entry.name], key)
-
-    return entry_of(knows, _keys(path, overrides) | _keys(None, overrides), asked)
+    return entry_of(lambda entry, key: _has(tables[entry.name], key), keys, asked)
 
 
 def _has(table: Ledger, key: str) -> bool:

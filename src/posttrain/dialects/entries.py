@@ -90,6 +90,11 @@ def entry_of(knows: Callable[[Entry[Any], str], bool], keys: Iterable[str], aske
     Args: ``knows`` whether an entry has a key; ``asked`` the entry that the user named, which counts unless another one has
         all of its keys and more: a slip of the finger does not make another configuration.
     """
-    known = {name: {key for key in keys if knows(entry, key)} for name, entry in ENTRIES.items()}
+    written = set(keys)
+    known: dict[str, set[str]] = {}
+    for entry in ([asked] if asked is not None else []) + list(ENTRIES.values()):
+        known[entry.name] = {key for key in written if knows(entry, key)}
+        if known[entry.name] == written:  # none has more; reading the keys of all entries takes long
+            return entry
     best = max(ENTRIES, key=lambda name: len(known[name]))
     return ENTRIES[best] if asked is None or known[asked.name] < known[best] else asked

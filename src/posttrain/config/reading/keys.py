@@ -59,6 +59,13 @@ def field_of(key: str, root: type[Section] = RunConfig) -> FieldInfo | None:
     return known_keys(root).get(pattern(key, root))
 
 
+def has_key(key: str, root: type[Section] = RunConfig) -> bool:
+    """Return True for a field, a section, and an option of an engine, whose names are not those of fields."""
+    found = pattern(key, root)
+    section, named, _ = found.partition(".engine_options.")
+    return found in sections(root) or (f"{section}.engine_options" if named else found) in known_keys(root)
+
+
 def suggest(key: str, root: type[Section] = RunConfig, here: Collection[str] = ()) -> str:
     """The fix for an unknown key: the known key most like it, in the same section rather than in another
     (``data.samples_per_prompt`` is ``rollout.samples_per_prompt``); failing that, the keys of the section.
