@@ -62,3 +62,13 @@ def safe_load(text: str) -> Any:
     """Build the plain values of a document that ``check`` passes. Raises: yaml.YAMLError."""
     check(text)
     return yaml.load(text, Loader=yaml.SafeLoader)
+
+
+def compose(text: str) -> yaml.Node | None:
+    """Parse one document to its nodes.
+
+    Raises: yaml.YAMLError in the words of PyYAML's own parser, which other code describes.
+    """
+    with suppress(yaml.YAMLError):
+        return yaml.compose(text, Loader=_LOADER)
+    return yaml.compose(text, Loader=yaml.SafeLoader)

@@ -80,7 +80,7 @@ def places_of_yaml(text: str, file: str) -> dict[str, Place]:
     """
     try:
         yaml_text.check(text)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml_text.compose(text)
     except yaml.MarkedYAMLError as error:
         raise ConfigError(yaml_problem(error, file)) from None
     except yaml.YAMLError as error:  # a character that YAML does not allow; it carries no line
