@@ -1,0 +1,191 @@
+"""The ledger of groups: which prompts may be sampled ahead of training, and which finished groups make up the next step.
+
+A group that was admitted after t steps holds no token of older weights than those. It may be trained in the steps t + 1 to
+t + 1 + S, where S is the bound on staleness, so it is due in the last of these. Two rules keep every group within its bound
+without ever waiting for something that cannot come:
+
+- admission: a group is admitted only while all groups that are admitted and not trained fit into the steps up to its due
+  one: admitted - trained <= (S + 1) x B, with B groups per step;
+- choice: a step takes the oldest finished groups. It is ready when what stays fits into the steps that are left to it: for
+  every due step d, the groups due by d are no more than B for each step from the next one to d. Otherwise it waits.
+
+Time is counted in steps. The ledger reads no clock, so a schedule is a function of the order of its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from posttrain.errors import RunStopped
+
+OnStale = Literal["wait", "drop"]
+Event = Mapping[str, Any]  # a line of schedule.jsonl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The limits of a run's asynchrony."""
+
+    groups_per_step: int  # B
+    staleness: int  # S, steps
+    total_steps: int
+    max_running: int | None = None  # groups that are sampled at a time; None: as many as may be admitted
+    on_stale: OnStale = "wait"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A group that was admitted and is neither trained, filtered nor dropped."""
+
+    serial: int  # its place in the order of admission, from 0
+    prompt_id: str
+    draw: int  # number of the loader's batch that its prompt came with, from 1
+    attempt: int = 0  # 1 where it replaces a group that was dropped
+    started: int  # steps trained when it was admitted
+
+
+class Ledger:
+    """The groups of a run, from admission to training; each is trained, filtered or dropped once.
+
+    Args: record gets every decision, as it is made.
+    """
+
+    def __init__(self, bounds: Bounds, record: Callable[[Event], None] = lambda event: None):
+        self.bounds = bounds
+        self.steps = 0  # trained
+        self.admitted = self.trained = self.filtered = self.dropped = 0  # groups
+        self._record = record
+        self._pending: dict[int, Entry] = {}  # by serial
+        self._finished: set[int] = set()
+        self._missing = bounds.groups_per_step  # groups that the step under way still needs
+
+    @property
+    def pending(self) -> Sequence[Entry]:
+        """Groups that are being sampled or wait to be trained, oldest first."""
+        return list(self._pending.values())
+
+    @property
+    def running(self) -> Sequence[Entry]:
+        """Groups that are being sampled, oldest first."""
+        return [entry for entry in self._pending.values() if entry.serial not in self._finished]
+
+    def entry(self, serial: int) -> Entry:
+        return self._pending[serial]
+
+    def room(self) -> int:
+        """Groups that may be admitted now. The last steps of a run admit no more than they can train."""
+        bounds = self.bounds
+        ahead = min(bounds.staleness, max(bounds.total_steps - self.steps - 1, 0))
+        room = self._missing + ahead * bounds.groups_per_step - len(self._pending)
+        if bounds.max_running is not None:
+            room = min(room, bounds.max_running - (len(self._pending) - len(self._finished)))
+        return max(room, 0)
+
+    def admit(self, prompt_id: str, draw: int, attempt: int = 0) -> Entry:
+        """Admit a group. Raises: ValueError without room for it."""
+        if not self.room():
+            raise ValueError(f"{prompt_id} cannot be trained within {self.bounds.staleness} steps: there is no room for it")
+        entry = Entry(serial=self.admitted, prompt_id=prompt_id, draw=draw, attempt=attempt, started=self.steps)
+        self._pending[entry.serial] = entry
+        self.admitted += 1
+        self._note("admitted", entry, attempt=attempt, draw=draw)
+        return entry
+
+    def finish(self, serial: int) -> None:
+        """All responses of a group have ended."""
+        if serial not in self._pending or serial in self._finished:
+            raise ValueError(f"group {serial} is not being sampled")
+        self._finished.add(serial)
+        self._note("finished", self._pending[serial])
+
+    def choice(self) -> Sequence[Entry] | None:
+        """The groups that the step under way takes next; None while it has to wait for more."""
+        oldest = [self._pending[serial] for serial in sorted(self._finished)][: self._missing]
+        if len(oldest) < self._missing:
+            return None
+        if self.bounds.on_stale == "wait" and self.awaited():
+            return None
+        return oldest
+
+    def awaited(self) -> Sequence[Entry]:
+        """Groups that are being sampled and that the step under way waits for, because they could not be trained in time later;
+        oldest first. Empty with ``drop``, and where finished groups are missing altogether."""
+        if self.bounds.on_stale == "drop" or len(self._finished) < self._missing:
+            return []
+        taken = sorted(self._finished)[: self._missing]
+        for ahead in range(self.bounds.staleness + 1):
+            due = self.steps - self.bounds.staleness + ahead  # a group started then is due after ``ahead`` more steps
+            must = [entry for entry in self._pending.values() if entry.started <= due]
+            within = sum(self._pending[serial].started <= due for serial in taken)
+            if len(must) - within > ahead * self.bounds.groups_per_step:
+                return [entry for entry in must if entry.serial not in self._finished]
+        return []
+
+    def take(self, entries: Sequence[Entry], kept: Sequence[int]) -> None:
+        """Take finished groups out: those in ``kept`` (serials) are trained in the step under way, the others were filtered."""
+        for entry in entries:
+            staleness = self.steps - entry.started
+            if staleness > self.bounds.staleness:
+                raise ValueError(f"group {entry.serial} is {staleness} steps old, and the bound is {self.bounds.staleness}")
+            self._finished.remove(entry.serial)
+            del self._pending[entry.serial]
+            if entry.serial in kept:
+                self.trained += 1
+                self._note("consumed", entry, staleness=staleness)
+            else:
+                self.filtered += 1
+                self._note("filtered", entry, staleness=staleness)
+        self._missing = max(self._missing - len(kept), 0)
+
+    def end_step(self) -> Sequence[Entry]:
+        """The step under way has been trained. Returns: the groups that can no longer be trained within the bound, which are
+        dropped; with ``wait`` there are none."""
+        gone = [entry for entry in self._pending.values() if entry.started + self.bounds.staleness <= self.steps]
+        if gone and self.bounds.on_stale == "wait":
+            raise ValueError(f"group {gone[0].serial} was not trained in time")
+        for entry in gone:
+            del self._pending[entry.serial]
+            self._finished.discard(entry.serial)
+            self._note("dropped", entry)
+        self.dropped += len(gone)
+        self.steps += 1
+        self._missing = self.bounds.groups_per_step
+        return gone
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which ``restore`` resumes; to be called between two steps."""
+        assert self._missing == self.bounds.groups_per_step, "a step is under way"
+        return {
+            "steps": self.steps,
+            "admitted": self.admitted,
+            "trained": self.trained,
+            "filtered": self.filtered,
+            "dropped": self.dropped,
+            "pending": [asdict(entry) for entry in self._pending.values()],
+            "finished": sorted(self._finished),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Raises: RunStopped when the saved groups do not fit into the bounds of this run."""
+        self.steps = int(state["steps"])
+        self.admitted, self.trained = int(state["admitted"]), int(state["trained"])
+        self.filtered, self.dropped = int(state["filtered"]), int(state["dropped"])
+        self._pending = {int(each["serial"]): Entry(**each) for each in state["pending"]}
+        self._finished = set(state["finished"])
+        self._missing = self.bounds.groups_per_step
+        for ahead in range(-1, self.bounds.staleness + 1):
+            due = self.steps - self.bounds.staleness + ahead
+            old = sum(entry.started <= due for entry in self._pending.values())
+            if old > (ahead + 1) * self.bounds.groups_per_step and self.bounds.on_stale == "wait":
+                raise RunStopped(
+                    f"{old} groups in the checkpoint cannot be trained in {ahead + 1} steps of "
+                    f"{self.bounds.groups_per_step} groups, as asynchronous.max_staleness_steps = "
+                    f"{self.bounds.staleness} demands; set it and data.prompts_per_step back to resume"
+                )
+
+    def _note(self, event: str, entry: Entry, **more: Any) -> None:
+        self._record(
+            {"step": self.steps + 1, "event": event, "group": entry.serial, "prompt_id": entry.prompt_id, **more}
+        )

@@ -1,0 +1,299 @@
+"""The ledger of groups by hand, and over random schedules on a simulated clock."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.asynchrony.ledger import Bounds, Entry, Event, Ledger
+from posttrain.errors import RunStopped
+
+
+def admitted(ledger: Ledger, count: int) -> list[int]:
+    return [ledger.admit(f"p{ledger.admitted}", 1).serial for _ in range(count)]
+
+
+def train(ledger: Ledger) -> list[int]:
+    """One step on what the ledger chooses."""
+    chosen = ledger.choice()
+    assert chosen is not None
+    serials = [entry.serial for entry in chosen]
+    ledger.take(chosen, serials)
+    ledger.end_step()
+    return serials
+
+
+def test_no_more_is_admitted_than_can_be_trained_in_time() -> None:
+    """B = 2, S = 1: (1 + 1) x 2 = 4 groups; after a step of 2, two more."""
+    ledger = Ledger(Bounds(groups_per_step=2, staleness=1, total_steps=9))
+    admitted(ledger, 4)
+    assert ledger.room() == 0
+    with pytest.raises(ValueError, match="p4 cannot be trained within 1 steps"):
+        ledger.admit("p4", 1)
+    ledger.finish(3)
+    ledger.finish(1)
+    assert train(ledger) == [1, 3]
+    assert ledger.room() == 2
+
+
+def test_the_last_steps_admit_no_more_than_they_train() -> None:
+    ledger = Ledger(Bounds(groups_per_step=2, staleness=3, total_steps=2))
+    assert ledger.room() == 4
+
+
+def test_groups_sampled_at_a_time_have_a_limit_of_their_own() -> None:
+    ledger = Ledger(Bounds(groups_per_step=2, staleness=3, total_steps=9, max_running=3))
+    admitted(ledger, 3)
+    assert ledger.room() == 0
+    ledger.finish(0)
+    assert ledger.room() == 1
+
+
+def test_a_step_waits_for_the_group_that_is_due() -> None:
+    """S = 1: groups 0 to 3 start with the first weights. Step 1 takes 1 and 2; step 2 must take 0 and 3, although 4 and 5 are
+    finished."""
+    ledger = Ledger(Bounds(groups_per_step=2, staleness=1, total_steps=9))
+    admitted(ledger, 4)
+    ledger.finish(1)
+    assert ledger.choice() is None and ledger.awaited() == []  # too few are finished
+    ledger.finish(2)
+    assert train(ledger) == [1, 2]
+    admitted(ledger, 2)
+    for serial in (3, 4, 5):
+        ledger.finish(serial)
+    assert ledger.choice() is None
+    assert [entry.serial for entry in ledger.awaited()] == [0]
+    ledger.finish(0)
+    assert train(ledger) == [0, 3]
+
+
+def test_a_step_waits_early_where_too_many_would_be_due_at_once() -> None:
+    """S = 1, B = 2, one group of the first weights trained in step 1 beside one of none: three would be due in step 2, which
+    takes two. That cannot happen: room and choice together keep it from coming."""
+    ledger = Ledger(Bounds(groups_per_step=2, staleness=1, total_steps=9))
+    admitted(ledger, 4)
+    ledger.finish(0)
+    ledger.finish(1)
+    train(ledger)
+    admitted(ledger, 2)
+    ledger.finish(4)
+    ledger.finish(2)
+    assert [entry.serial for entry in ledger.awaited()] == [3]
+
+
+def test_drop_takes_what_is_finished_and_drops_what_is_past_its_bound() -> None:
+    events: list[Event] = []
+    ledger = Ledger(Bounds(groups_per_step=1, staleness=0, total_steps=9, on_stale="drop"), events.append)
+    admitted(ledger, 1)
+    ledger.finish(0)
+    assert train(ledger) == [0]
+    wide = Ledger(Bounds(groups_per_step=1, staleness=1, total_steps=9, on_stale="drop"), events.append)
+    admitted(wide, 2)
+    wide.finish(1)
+    assert train(wide) == [1]
+    admitted(wide, 1)
+    wide.finish(2)
+    chosen = wide.choice()
+    assert chosen is not None
+    wide.take(chosen, [2])
+    assert [entry.serial for entry in wide.end_step()] == [0]
+    assert events[-1] == {"step": 2, "event": "dropped", "group": 0, "prompt_id": "p0"}
+    assert (wide.admitted, wide.trained, wide.dropped) == (3, 2, 1)
+
+
+def test_a_group_that_is_filtered_makes_room_within_the_step() -> None:
+    ledger = Ledger(Bounds(groups_per_step=2, staleness=0, total_steps=9))
+    admitted(ledger, 2)
+    ledger.finish(0)
+    ledger.finish(1)
+    chosen = ledger.choice()
+    assert chosen is not None and ledger.room() == 0
+    ledger.take(chosen, [1])
+    assert ledger.room() == 1 and ledger.choice() is None
+    admitted(ledger, 1)
+    ledger.finish(2)
+    assert [entry.serial for entry in ledger.choice() or ()] == [2]
+
+
+def test_a_resumed_ledger_is_the_same_and_refuses_a_bound_it_cannot_meet() -> None:
+    ledger = Ledger(Bounds(groups_per_step=2, staleness=2, total_steps=9))
+    admitted(ledger, 6)
+    for serial in (1, 2):
+        ledger.finish(serial)
+    train(ledger)
+    again = Ledger(ledger.bounds)
+    again.restore(ledger.state())
+    assert again.state() == ledger.state() and again.room() == ledger.room() == 2
+    with pytest.raises(RunStopped, match=r"4 groups in the checkpoint cannot be trained in 1 steps of 2 groups"):
+        Ledger(Bounds(groups_per_step=2, staleness=1, total_steps=9)).restore(ledger.state())
+
+
+def test_a_group_is_trained_once() -> None:
+    ledger = Ledger(Bounds(groups_per_step=1, staleness=1, total_steps=9))
+    admitted(ledger, 2)
+    ledger.finish(0)
+    with pytest.raises(ValueError, match="group 0 is not being sampled"):
+        ledger.finish(0)
+    train(ledger)
+    with pytest.raises(ValueError, match="group 0 is not being sampled"):
+        ledger.finish(0)
+
+
+class Simulation:
+    """A run on a simulated clock: sampling, validation, slow rewards, filters and kills, with a ledger that is checked at every
+    event. Group durations are log-normal, so that a few take many steps."""
+
+    def __init__(self, bounds: Bounds, seed: int, *, passing: float = 1.0, kill_every: float = 0.0):
+        self.bounds = bounds
+        self.log: list[Event] = []
+        self.events = 0
+        self._passing = passing
+        self._kill = kill_every
+        self._random = random.Random(seed)
+        self._now = 0.0
+        self._ends: dict[int, float] = {}  # of groups that are being sampled
+        self._ledger = self._new()
+        self._redraw: list[str] = []
+
+    def _new(self) -> Ledger:
+        return Ledger(self.bounds, self._record)
+
+    def _record(self, event: Event) -> None:
+        self.log.append(event)
+        self.events += 1
+        if event["event"] == "consumed":
+            assert 0 <= event["staleness"] <= self.bounds.staleness  # I1
+
+    def run(self) -> None:
+        while self._ledger.steps < self.bounds.total_steps:
+            saved: tuple[Any, ...] = (self._ledger.state(), dict(self._ends), list(self._redraw), self._now)
+            if self._random.random() < self._kill:
+                self._step(dies_after=self._random.randrange(12))
+                self._ledger = self._new()
+                self._ledger.restore(saved[0])
+                self._ends, self._redraw, self._now = saved[1], saved[2], saved[3]
+                # A resumed run drops the lines of the step that it makes again.
+                self.log = [event for event in self.log if event["step"] <= self._ledger.steps]
+                self._check_no_burst()
+            self._step()
+        ledger = self._ledger
+        assert ledger.admitted == ledger.trained + ledger.filtered + ledger.dropped + len(ledger.pending)
+        self._check_log()
+
+    def _step(self, dies_after: int | None = None) -> None:
+        ledger, kept = self._ledger, 0
+        self._now += self._random.choice([0.0, 0.0, 3.0])  # a validation, or a slow reward
+        while kept < self.bounds.groups_per_step:
+            while ledger.room():
+                entry = self._admit()
+                self._ends[entry.serial] = self._now + self._random.lognormvariate(0, 1.5)
+            self._check_no_burst()
+            chosen = ledger.choice()
+            if chosen is None:
+                assert self._ends, "nothing is being sampled, and the step waits"  # I10
+                serial = min(self._ends, key=lambda each: (self._ends[each], each))
+                self._now = max(self._now, self._ends.pop(serial))
+                ledger.finish(serial)
+                if dies_after is not None:
+                    dies_after -= 1
+                    if dies_after < 0:
+                        return
+                continue
+            passing = [entry.serial for entry in chosen if self._random.random() < self._passing]
+            kept += len(passing)
+            ledger.take(chosen, passing)
+        if dies_after is not None:
+            return
+        for entry in ledger.end_step():
+            self._ends.pop(entry.serial, None)
+            if entry.attempt == 0:
+                self._redraw.append(entry.prompt_id)
+        self._now += 1.0  # training
+
+    def _admit(self) -> Entry:
+        if self._redraw:
+            return self._ledger.admit(self._redraw.pop(0), 0, attempt=1)
+        return self._ledger.admit(f"p{self._ledger.admitted}", 1)
+
+    def _check_no_burst(self) -> None:
+        """I11, and the bound of admission at any time."""
+        assert len(self._ledger.pending) <= (self.bounds.staleness + 1) * self.bounds.groups_per_step
+        if self.bounds.max_running is not None:
+            assert len(self._ledger.running) <= self.bounds.max_running
+
+    def _check_log(self) -> None:
+        """I2: what was admitted was trained, filtered or dropped, each once, or is pending; a run of ``wait`` leaves nothing."""
+        count: Callable[[str], Counter[int]] = lambda *words: Counter(  # noqa: E731
+            event["group"] for event in self.log if event["event"] in words
+        )
+        gone = count("consumed", "filtered", "dropped")
+        pending = Counter(entry.serial for entry in self._ledger.pending)
+        assert gone + pending == count("admitted")
+        assert max(count("admitted").values()) == 1
+        if self.bounds.on_stale == "wait":
+            assert not count("dropped") and not pending
+        consumed = [event for event in self.log if event["event"] == "consumed"]
+        assert Counter(event["step"] for event in consumed) == {
+            step: self.bounds.groups_per_step for step in range(1, self.bounds.total_steps + 1)
+        }
+
+
+BOUNDS = st.builds(
+    Bounds,
+    groups_per_step=st.integers(1, 5),
+    staleness=st.integers(0, 4),
+    total_steps=st.integers(1, 12),
+    max_running=st.none() | st.integers(1, 12),
+    on_stale=st.sampled_from(["wait", "drop"]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(bounds=BOUNDS, seed=st.integers(0, 10**6), passing=st.sampled_from([1.0, 0.5]), kill=st.sampled_from([0.0, 0.4]))
+def test_every_schedule_keeps_the_bound_and_loses_nothing(
+    bounds: Bounds, seed: int, passing: float, kill: float
+) -> None:
+    Simulation(bounds, seed, passing=passing, kill_every=kill).run()
+
+
+def test_no_small_schedule_stands_still() -> None:
+    """All B, S and limits up to 3, and all orders in which up to four groups in flight may end first."""
+    for size, staleness, limit, order in itertools.product(
+        (1, 2, 3), (0, 1, 2), (1, 2, 3, None), itertools.permutations(range(3))
+    ):
+        ledger = Ledger(Bounds(groups_per_step=size, staleness=staleness, total_steps=4, max_running=limit))
+        for _ in range(4):
+            turn = 0
+            while (chosen := ledger.choice()) is None:
+                while ledger.room():
+                    ledger.admit("p", 1)
+                running = [entry.serial for entry in ledger.running]
+                assert running
+                ledger.finish(running[order[turn % 3] % len(running)])
+                turn += 1
+            ledger.take(chosen, [entry.serial for entry in chosen])
+            ledger.end_step()
+        assert not ledger.pending and ledger.trained == 4 * size
+
+
+@pytest.mark.slow
+def test_a_million_events() -> None:
+    events, numbers = 0, random.Random(0)
+    while events < 10**6:
+        bounds = Bounds(
+            groups_per_step=numbers.randint(1, 32),
+            staleness=numbers.randint(0, 8),
+            total_steps=200,
+            max_running=numbers.choice([None, numbers.randint(1, 64)]),
+            on_stale=numbers.choice(["wait", "drop"]),
+        )
+        simulation = Simulation(bounds, numbers.randrange(10**9), passing=numbers.choice([1.0, 0.6]), kill_every=0.2)
+        simulation.run()
+        events += simulation.events
