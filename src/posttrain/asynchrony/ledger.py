@@ -86,7 +86,9 @@ class Ledger:
     def admit(self, prompt_id: str, draw: int, attempt: int = 0) -> Entry:
         """Admit a group. Raises: ValueError without room for it."""
         if not self.room():
-            raise ValueError(f"{prompt_id} cannot be trained within {self.bounds.staleness} steps: there is no room for it")
+            raise ValueError(
+                f"{prompt_id} cannot be trained within {self.bounds.staleness} steps: there is no room for it"
+            )
         entry = Entry(serial=self.admitted, prompt_id=prompt_id, draw=draw, attempt=attempt, started=self.steps)
         self._pending[entry.serial] = entry
         self.admitted += 1
@@ -128,7 +130,9 @@ class Ledger:
         for entry in entries:
             staleness = self.steps - entry.started
             if staleness > self.bounds.staleness:
-                raise ValueError(f"group {entry.serial} is {staleness} steps old, and the bound is {self.bounds.staleness}")
+                raise ValueError(
+                    f"group {entry.serial} is {staleness} steps old, and the bound is {self.bounds.staleness}"
+                )
             self._finished.remove(entry.serial)
             del self._pending[entry.serial]
             if entry.serial in kept:

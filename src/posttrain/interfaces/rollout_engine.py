@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
+from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup, Unfinished
 
 OnTokens = Callable[[int], None]  # called at intervals with the number of tokens sampled since the last call
 OnGroup = Callable[[TrajectoryGroup], None]  # called with each group once all its responses have ended
@@ -24,6 +24,18 @@ class Request:
     max_response_tokens: int
     conversation: str = ""  # requests of one conversation extend each other's tokens; "": independent
     images: PromptImages | None = None  # whose tokens are among token_ids
+    seed: int | None = None  # of its draws; None: the stream's
+    draws_as: str = ""  # the name that its draws depend on; "": sample_id
+    begun: Unfinished | None = None  # tokens sampled before, which the response continues
+
+    @property
+    def draw_name(self) -> str:
+        return self.draws_as or self.sample_id
+
+    @property
+    def all_tokens(self) -> tuple[int, ...]:
+        """The prompt, and the tokens that the response has already."""
+        return self.token_ids if self.begun is None else (*self.token_ids, *self.begun.token_ids)
 
 
 def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> None:
@@ -72,6 +84,19 @@ class RequestStream(Protocol):
 
     def __exit__(self, *exception: object) -> None:
         """Close the stream."""
+        ...
+
+
+class ResumableStream(RequestStream, Protocol):
+    """A stream that hands back unfinished responses and continues them (registered with ``resumes_responses=True``).
+
+    A continued response reads its prompt and the tokens it has, recomputed with the current weights, and draws the next token
+    with the random number of its place: where it was taken back makes no difference but for the weights.
+    """
+
+    def take_back(self) -> list[Unfinished]:
+        """Drop all requests and return their progress, in the order of submission. A request whose ``begun`` is the result
+        continues it, in this stream or another."""
         ...
 
 

@@ -69,6 +69,16 @@ class VersionSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """A response that was taken back while it was sampled, to be continued with newer weights."""
+
+    sample_id: str  # as in its request
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # nats, one per token, of the distribution it was drawn from
+    spans: tuple[VersionSpan, ...]  # the weights of each token; () without tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One response to a prompt: what was sampled, in one turn or in many, and in between what an environment answered.
 

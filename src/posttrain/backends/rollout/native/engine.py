@@ -15,7 +15,7 @@ from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
 
 
-@ROLLOUT_ENGINES.register("native", shares_weights=True)
+@ROLLOUT_ENGINES.register("native", shares_weights=True, resumes_responses=True)
 class NativeEngine:
     """See interfaces.rollout_engine.RolloutEngine."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from posttrain.backends.rollout.native.cache import Past
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.records.images import PromptImages
-from posttrain.records.trajectories import StopReason
+from posttrain.records.trajectories import StopReason, Unfinished, VersionSpan
 
 Item = TypeVar("Item")
 PromptKey = tuple[tuple[int, ...], str]
@@ -41,14 +41,28 @@ class Response:
     request: Request
     prompt: PromptState
     random: np.ndarray  # [max_response_tokens], one number per draw
+    number: int  # in the order of submission
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    begun: int = 0  # leading tokens that were sampled before, and are in its prompt's slot
     stop_reason: StopReason | None = None
 
     @property
     def cached(self) -> int:
-        """Tokens whose keys and values are in its slot: all drawn tokens but the newest."""
-        return max(len(self.token_ids) - 1, 0)
+        """Tokens whose keys and values are in its slot: all that were drawn in this stream but the newest."""
+        return max(len(self.token_ids) - self.begun - 1, 0)
+
+    @property
+    def unfinished(self) -> Unfinished:
+        """Its progress. Weights that no token was drawn with have no span."""
+        count = len(self.token_ids)
+        return Unfinished(
+            sample_id=self.request.sample_id,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            spans=tuple(span for span in self.spans if span.first_token < count),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +71,17 @@ class Kept:
 
     token_ids: tuple[int, ...]
     past: Past  # of these tokens
+
+
+def begin_response(request: Request, prompt: PromptState, random: np.ndarray, *, number: int, version: int) -> Response:
+    """Begin a response, or continue one, with weights of this version."""
+    response = Response(request, prompt, random, number)
+    if request.begun is not None:
+        response.token_ids, response.logprobs = list(request.begun.token_ids), list(request.begun.logprobs)
+        response.spans, response.begun = list(request.begun.spans), len(request.begun.token_ids)
+    if not response.spans or response.spans[-1].version != version:
+        response.spans.append(VersionSpan(response.begun, version))
+    return response
 
 
 def prompt_key(token_ids: tuple[int, ...], images: PromptImages | None) -> PromptKey:

@@ -22,6 +22,7 @@ from posttrain.backends.rollout.native.responses import (
     PromptKey,
     PromptState,
     Response,
+    begin_response,
     close_gaps,
     common,
     prompt_key,
@@ -33,7 +34,7 @@ from posttrain.interfaces.rollout_engine import OnTokens, Request, check_request
 from posttrain.models.packed_attention import continued_layout
 from posttrain.models.vision import model_inputs, position_shift
 from posttrain.records.images import PlacedImages
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
 
 # With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
 # last bits of a response would depend on the number of other rows.
@@ -78,6 +79,7 @@ class NativeStream:
         self._held: list[PromptState] = []  # in the order of their slots
         self._kept: dict[str, Kept] = {}  # by conversation, oldest first
         self._cache = KeyValueCache.of(model, most_slots=slots)
+        self._submitted = 0  # requests
         self._passed_over = 0  # passes in which requests with free slots waited for others
         self._weights = ExitStack()
         self._has_weights = False
@@ -99,11 +101,13 @@ class NativeStream:
         """Submit one request without checks."""
         if self.closed:
             raise RuntimeError("the stream is closed")
-        key = prompt_key(request.token_ids, request.images)
-        prompt = self._prompts.setdefault(key, PromptState(request.token_ids, request.images))
+        key = prompt_key(request.all_tokens, request.images)
+        prompt = self._prompts.setdefault(key, PromptState(request.all_tokens, request.images))
         prompt.users += 1
-        random = uniforms(self.sampling.seed, request.sample_id, request.max_response_tokens)
-        response = Response(request, prompt, random)
+        seed = self.sampling.seed if request.seed is None else request.seed
+        random = uniforms(seed, request.draw_name, request.max_response_tokens)
+        response = begin_response(request, prompt, random, number=self._submitted, version=self.version)
+        self._submitted += 1
         self._waiting.append(response)
         longest = max(request.max_response_tokens, self._cache.longest_response or 0)
         self._cache.longest_response = longest
@@ -123,6 +127,14 @@ class NativeStream:
         gone = [one for one in (*self._waiting, *self._active) if one.request.sample_id in names]
         self._waiting = deque(one for one in self._waiting if one.request.sample_id not in names)
         self._leave(gone)
+
+    @torch.inference_mode()
+    def take_back(self) -> list[Unfinished]:
+        """See interfaces.rollout_engine.ResumableStream."""
+        responses = sorted((*self._active, *self._waiting), key=lambda response: response.number)
+        self._waiting.clear()
+        self._leave(responses)
+        return [response.unfinished for response in responses]
 
     def close(self) -> None:
         if self.closed:
@@ -321,7 +333,7 @@ class NativeStream:
                 continue
             prompt = response.prompt
             past = self._cache.take(slot_of[prompt], len(prompt.token_ids), slot, response.cached)
-            token_ids = (*prompt.token_ids, *response.token_ids[:-1])
+            token_ids = (*prompt.token_ids, *response.token_ids[response.begun : -1])
             self._kept.pop(response.request.conversation, None)
             self._kept[response.request.conversation] = Kept(token_ids, past)
         while len(self._kept) > self.slots:
@@ -358,7 +370,8 @@ class NativeStream:
             logprobs=tuple(response.logprobs),
             text=str(self.tokenizer.decode(response.token_ids, skip_special_tokens=True)),
             stop_reason=response.stop_reason,
-            policy_version=self.version,
+            policy_version=min(span.version for span in response.spans),
+            version_spans=tuple(response.spans) if len(response.spans) > 1 else (),
             prompt_logprobs=response.prompt.logprobs,
         )
 
