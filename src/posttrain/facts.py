@@ -57,4 +57,4 @@ class RolloutEngineFacts:
     shares_weights: bool = False
     """Samples from the trainer's own module: there is no second copy of the weights and, on one device, nothing to send."""
     resumes_responses: bool = False
-    """Its streams hand back unfinished responses and continue them under newer weights (asynchronous.mode colocate)."""
+    """Streams hand back unfinished responses and continue them under newer weights (asynchronous.mode colocate)."""

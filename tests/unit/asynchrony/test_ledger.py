@@ -240,9 +240,9 @@ class Simulation:
         if self.bounds.on_stale == "wait":
             assert not count("dropped") and not pending
         consumed = [event for event in self.log if event["event"] == "consumed"]
-        assert Counter(event["step"] for event in consumed) == {
-            step: self.bounds.groups_per_step for step in range(1, self.bounds.total_steps + 1)
-        }
+        assert Counter(event["step"] for event in consumed) == dict.fromkeys(
+            range(1, self.bounds.total_steps + 1), self.bounds.groups_per_step
+        )
 
 
 BOUNDS = st.builds(

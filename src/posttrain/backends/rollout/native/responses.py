@@ -55,7 +55,7 @@ class Response:
 
     @property
     def unfinished(self) -> Unfinished:
-        """Its progress. Weights that no token was drawn with have no span."""
+        """The progress so far. Weights that no token was drawn with have no span."""
         count = len(self.token_ids)
         return Unfinished(
             sample_id=self.request.sample_id,
