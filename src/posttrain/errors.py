@@ -100,12 +100,15 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, object]) -> str | Non
     return matches[0] if matches else None
 
 
+GUESS = "did you mean"  # a fix that begins so offers the nearest known name
+
+
 def did_you_mean(name: str, known: Sequence[str] | Mapping[str, object], *, listed: bool = False) -> str:
     """Return the fix for a wrong name: the nearest known one, or all known names when they are few and the problem has not
     ``listed`` them."""
     guess = nearest(name, known)
     if guess:
-        return f"did you mean {guess}?"
+        return f"{GUESS} {guess}?"
     if listed:
         return ""
     names = sorted(known)

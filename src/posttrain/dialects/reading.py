@@ -17,12 +17,12 @@ from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.ledger import ABSENT, Key, Ledger, leaves
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
+from posttrain.dialects.trees import NOTHING, nested, parents, value_at
 from posttrain.dialects.value_types import choices, fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
-from posttrain.errors import Problem, nearest
+from posttrain.errors import GUESS, Problem, nearest
 from posttrain.plan.engine import engine_plan
 
-_NOTHING = object()
 HYDRA_CLASS = "_target_"  # the class that Hydra makes of a section
 
 # Sections that only some engines read: the field that names the engine, and the engines that read none of it, the default first.
@@ -70,14 +70,15 @@ class Reader:
         self.unsupported: list[Problem] = []
         self.ignored: list[Ignored] = []
         self.warnings: list[str] = []
+        self.slips: list[Problem] = []  # unknown keys that look like known ones, where unknown keys are no error
         self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
-        self._named = {key for place in self.sources.places for key in (place, *_parents(place))}
+        self._named = {key for place in self.sources.places for key in (place, *parents(place))}
         self._whole = [f"{key}." for key, place in self.sources.places.items() if place.whole]
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a key, written or default; None for an unwritten key without default."""
-        value = None if key in self.bad else _at(self.values, key)
-        if value is _NOTHING or key in self.bad:
+        value = None if key in self.bad else value_at(self.values, key)
+        if value is NOTHING or key in self.bad:
             row = self.ledger.find(key)
             if row is None:
                 raise KeyError(f"{key} has no row in the {self.ledger.dialect} ledger")
@@ -88,13 +89,13 @@ class Reader:
 
     def section(self, key: str) -> dict[str, Any]:
         """The values below a key; empty when there are none."""
-        value = _at(self.values, key)
+        value = value_at(self.values, key)
         return value if isinstance(value, dict) else {}
 
     def written(self, key: str) -> bool:
         """True when the user wrote the key, or something below it; or a reference to a section with such a key."""
         return self.named(key) or (
-            any(key.startswith(whole) for whole in self._whole) and _at(self.values, key) is not _NOTHING
+            any(key.startswith(whole) for whole in self._whole) and value_at(self.values, key) is not NOTHING
         )
 
     def named(self, key: str) -> bool:
@@ -124,7 +125,7 @@ class Reader:
         """A key that has no effect in this configuration. Told only when it was written."""
         if self.written(key):
             row = self.ledger.find(key)
-            asks = row is None or not any(_same(_at(self.values, key), one) for one in row.asks_nothing)
+            asks = row is None or not any(_same(value_at(self.values, key), one) for one in row.asks_nothing)
             asks = asks and self.named(key)  # a section written as a reference is requested there
             self.ignored.append(Ignored(key=key, reason=reason, where=self.sources.where(key), asks=asks))
 
@@ -166,7 +167,7 @@ def read_dialect(
     fields = _direct(reader) | dialect.rules[entry.name](reader)
     words = Words(ledger, reader, entry.root)
     fields = _only_what_engines_read(fields, reader, words, here=here) | dict(leaves(reader.section(OUR_SECTION)))
-    config, found = validate(_nested(fields), words.sources, entry.root)
+    config, found = validate(nested(fields), words.sources, entry.root)
     config = expand_home(config)
     changes: list[str] = []
     if here:
@@ -175,6 +176,8 @@ def read_dialect(
         tuple(("", value, text) for _, value, text in composed.references if len(value) > 3)
     )
     problems = [*reader.problems, *words.translate(_new(found, reader, words))]
+    if problems:  # they may only follow from a misspelt key, whose default stands in
+        problems += reader.slips
     reader.ignored.sort(key=lambda one: reader.order(one.key))
     problems.sort(key=lambda problem: reader.order(problem.field))
     warnings = list(reader.warnings)
@@ -211,7 +214,7 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here:
             continue
         inside = row is None  # a section whose names the user chooses; so are the types of what stands there
         if row is None:
-            row = next((ledger.find(parent) for parent in _parents(key) if _holds_anything(ledger.find(parent))), None)
+            row = next((ledger.find(parent) for parent in parents(key) if _holds_anything(ledger.find(parent))), None)
             if row is None and key.rpartition(".")[2] == HYDRA_CLASS:
                 why = "it names a class of the peer's own program"
                 reader.ignored.append(Ignored(key=key, reason=why, where=reader.sources.where(key), asks=False))
@@ -242,6 +245,8 @@ def _unknown(dialect: Dialect, reader: Reader, known: _Known, key: str) -> None:
             f"{what}, at {where}; {dialect.name} ignores such keys, and so does this run{f' ({fix})' if fix else ''}"
         )
         reader.ignored.append(Ignored(key=key, reason="an unknown key", where=where))
+        if fix.startswith(GUESS):
+            reader.slips.append(Problem(f"{what}, and {dialect.name} ignores it", fix=fix, where=where, field=key))
     else:
         reader.problem(what, key=key, fix=fix)
 
@@ -341,7 +346,7 @@ class _Known:
             return row.default is not ABSENT
         if key.split(".")[0] == OUR_SECTION:
             return True
-        return self.ledger.is_section(key) or any(_holds_anything(self.ledger.find(parent)) for parent in _parents(key))
+        return self.ledger.is_section(key) or any(_holds_anything(self.ledger.find(parent)) for parent in parents(key))
 
     def absent(self, key: str, override: str) -> tuple[str, str]:
         row = self.ledger.find(key)
@@ -355,44 +360,9 @@ class _Known:
     def fix(self, key: str) -> str:
         guesses = self.ledger.nearest(key)
         if guesses:
-            return f"did you mean {guesses[0]}?"
+            return f"{GUESS} {guesses[0]}?"
         parent = key.rpartition(".")[0]
         here = sorted(
             {name[len(parent) + 1 :].split(".")[0] for name in self.ledger.by_name if name.startswith(f"{parent}.")}
         )
         return f"known in {parent}: {', '.join(here[:20])}" if parent and here else ""
-
-
-def _parents(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
-
-
-def _at(values: Any, key: str) -> Any:
-    node = values
-    for part in key.split("."):
-        if isinstance(node, dict) and part in node:
-            node = node[part]
-        elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
-            node = node[int(part)]
-        else:
-            return _NOTHING
-    return node
-
-
-def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"a.b": 1}`` -> ``{"a": {"b": 1}}``; a field that ends below a dict field becomes an entry of it."""
-    tree: dict[str, Any] = {}
-    for name in sorted(fields, key=lambda name: name.count(".")):
-        node = tree
-        *parents, leaf = name.split(".")
-        for part in parents:
-            if not isinstance(
-                node.get(part), dict
-            ):  # not there yet, or a list, whose items cannot be named: refused later
-                node[part] = {}
-            node = node[part]
-        value = fields[name]
-        both = isinstance(value, dict) and isinstance(node.get(leaf), dict)
-        node[leaf] = {**node[leaf], **value} if both else value
-    return tree

@@ -47,14 +47,20 @@ class Words:
         self.sources: SourceMap = _TheirSources(reader.sources.file, reader.sources.places, self)
 
     def key(self, field: str) -> str:
-        """Return the dialect's key of one of our fields; the field itself without one."""
+        """Return the dialect's key of one of our fields, or of the nearest section around it; "" without one."""
+        whole = field
         while field:
             if self._reader.written(f"{OUR_SECTION}.{field}"):
                 return f"{OUR_SECTION}.{field}"
             if field in self._keys:
-                return self._keys[field]
+                return self._inside(self._keys[field], whole[len(field) :])
             field = field.rpartition(".")[0]
         return ""
+
+    def _inside(self, key: str, rest: str) -> str:
+        """Return the written key that an open-ended row (``options.**``) stands for; the row's own name without one."""
+        section = key.removesuffix(".**")
+        return f"{section}{rest}" if section != key and rest and self._reader.written(f"{section}{rest}") else key
 
     def where(self, field: str) -> str:
         key = self.key(field)

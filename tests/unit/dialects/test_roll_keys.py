@@ -205,3 +205,23 @@ def slip(word: str, rng: random.Random) -> str:
         case 2:
             return word[:place] + letter + word[place + 1 :]
     return word[:place] + word[place : place + 2][::-1] + word[place + 2 :]
+
+
+@pytest.mark.parametrize("role", ["policy", "critic"])
+def test_no_mapped_key_of_strategy_config_is_one_that_its_engine_ignores(role: str) -> None:
+    """A key whose option has no effect has a row that says so; mapped means that something happens."""
+    from posttrain.dialects.roll.ledger import LEDGER
+    from posttrain.plan.engines.deepspeed import DeepspeedOptions
+    from posttrain.plan.engines.fsdp import FsdpOptions
+    from posttrain.plan.engines.megatron.options import MegatronOptions
+
+    engines = {"megatron": MegatronOptions, "fsdp2": FsdpOptions, "deepspeed": DeepspeedOptions}
+    looked_at = 0
+    for row in LEDGER.rows:
+        for field in row.fields:
+            name = field.removeprefix(f"{role}.engine_options.").split(".")[0]
+            option = engines[row.engine].model_fields.get(name) if row.engine in engines else None
+            if option is not None and field.startswith(f"{role}.engine_options."):
+                looked_at += 1
+                assert "ignored" not in (option.json_schema_extra or {}), row.name
+    assert looked_at > 20

@@ -174,9 +174,8 @@ BAD = [
     ((VAL, "eval_steps=0"), "eval_steps is 0, and there are validation files (ROLL fails with 0), at override eval_steps=0; use eval_steps=10, or remove validation.data_args"),
     (("max_steps=0",), "max_steps is 0, at override max_steps=0; use at least 1, such as max_steps=500"),
     (("logging_steps=0",), "logging_steps is 0, at override logging_steps=0; use at least 1, such as logging_steps=1"),
-    (("track_with=wanbd",), "track_with must be one of tensorboard, wandb, swanlab, trackio, stdout, , not 'wanbd', at override track_with=wanbd; did you mean wandb?"),
+    (("track_with=wanbd",), "track_with must be one of tensorboard, wandb, swanlab, trackio, ml_tracker, stdout, , not 'wanbd', at override track_with=wanbd; did you mean wandb?"),
     (("model_download_type=HUB",), "model_download_type must be one of MODELSCOPE, HUGGINGFACE_HUB | null, not 'HUB', at override model_download_type=HUB"),
-    (("model_download_type=MODELSCOPE",), "model_download_type is refused: models are read from a folder or from the Hugging Face hub, at override model_download_type=MODELSCOPE"),
     (("profiler_timeline=true", "profiler_memory=true"), "profiler_timeline and profiler_memory are both true, at override profiler_timeline=true; keep one of them"),
     (("system_envs={A: 1}",), "system_envs.A must be text, not 1, at override system_envs={A: 1}; write A: \"1\""),
     (("checkpoint_config={type: s3}",), "checkpoint_config.type must be one of file_system | null, not 's3', at override checkpoint_config={type: s3}"),
@@ -185,8 +184,7 @@ BAD = [
     (("is_pure_opd=true", "use_opd=true"), "is_pure_opd and use_opd are both true, at override is_pure_opd=true; keep one of them"),
     (("add_token_level_kl=true", "kl_penalty=full"), "kl_penalty=full sums over an axis that a step's log-probs do not have; ROLL fails with it, at override kl_penalty=full; use kl_penalty=kl, abs or mse"),
     (("actor_train.data_args.prompt=a", "actor_train.data_args.messages=b"), "prompt and messages are both given, at override actor_train.data_args.prompt=a; keep messages for a column of chat messages, prompt for a column of texts"),
-    (("actor_train.data_args.template=qwn3",), "there is no template 'qwn3' (known: native, qwen2_5, qwen3, chatml, base, empty, longCOT_qwen2.5, longcot_V3), at override actor_train.data_args.template=qwn3; did you mean qwen3?"),
-    (("actor_train.model_args.dtype=fp16",), "training in fp16 is not supported, at override actor_train.model_args.dtype=fp16; use bf16, which needs no loss scale, or fp32"),
+    (("actor_train.data_args.template=qwn3",), "there is no template 'qwn3' (known: native, qwen2_5, qwen3, chatml, empty, base, longCOT_qwen2.5, longcot_V3, qwen2_5_dpo), at override actor_train.data_args.template=qwn3; did you mean qwen3?"),
     (("actor_train.model_args.dtype=float32",), "actor_train.model_args.dtype must be one of bf16, fp32, fp16 | null, not 'float32', at override actor_train.model_args.dtype=float32"),
     (("actor_train.device_mapping='range(x)'",), "actor_train.device_mapping='range(x)' holds x, which is not read: nothing in a device mapping is run, at override actor_train.device_mapping='range(x)'; write it as list(range(0,8)), [0,1,2,3], or list(range(0,4)) + list(range(8,12))"),
     (("actor_infer.device_mapping=[0,1]",), "actor_train has no device_mapping, and actor_infer.device_mapping has one: a CPU worker cannot train beside devices, at actor_train.device_mapping (a default; the command line does not set it); use actor_train.device_mapping='list(range(0,2))'"),
@@ -280,14 +278,13 @@ def test_what_must_be_given_is_asked_for(key) -> None:
         (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
         (("actor_train.model_args.freeze_module_prefix='vision_model, model.layers.0'",), "model.layers.0 is planned"),
         (("critic.model_args.freeze_module_prefix=vision_model",), "training a part of the model"),
-        (("actor_train.data_args.template=chatml",), "templates besides the tokenizer's own"),
+        (("actor_train.data_args.template=longcot_V3",), "a template with texts of its own"),
+        (("track_with=ml_tracker",), "ml_tracker"),
         (("use_topr_loss=true",), "a loss on bad responses beside the policy's"),
         (("rl_loss_coef=0.5",), "a weight on the loss"),
         (("difficulty_loss_weight=true",), "weights of samples"),
         (("rewards.d.tag_included=[d]", "rewards.e={worker_cls: gsm8k, tag_included: [e]}",
           "actor_train.data_args.domain_interleave_probs={d: 0.5, e: 0.5}"), "fixed shares of several tasks"),
-        (("chosen_key=chosen",), "preference tuning (DPO)"),
-        (("student.device_mapping=[0]",), "distillation"),
         (("track_with=trackio",), "trackio"),
     ],
 )  # fmt: skip
@@ -388,3 +385,109 @@ def test_several_domains_are_scored_by_their_tags() -> None:
 def test_the_temperature_is_told_where_it_matters() -> None:
     assert any("at temperature 1" in text for text in load("actor_infer.generating_args.temperature=0.6").warnings)
     assert not load("actor_infer.generating_args.temperature=1.0").warnings
+
+
+@pytest.mark.parametrize(
+    ("override", "pipeline"),
+    [
+        ("chosen_key=chosen", "preference tuning (DPO)"),
+        ("student.device_mapping=[0]", "distillation"),
+        ("student_train.device_mapping=[0]", "on-policy distillation"),
+    ],
+)
+def test_another_pipeline_is_named_once(override: str, pipeline: str) -> None:
+    """Nothing else of it is checked: without data, rewards and devices there is one problem."""
+    [problem] = load(override, "~rewards", "~actor_train", "sequence_length=7").problems
+    assert f"this is a configuration of {pipeline}, which is planned, at override {override}" in str(problem)
+
+
+def test_fp16_trains_in_bf16_and_says_so() -> None:
+    loaded = load("actor_train.model_args.dtype=fp16")
+    assert loaded.problems == () and loaded.config.model.compute_dtype == "bfloat16"
+    assert (
+        "actor_train.model_args.dtype=fp16: trains in bf16, which takes the same memory and needs no loss scale"
+        in loaded.warnings
+    )
+
+
+def test_templates_of_pictures_are_the_models_own() -> None:
+    loaded = load("actor_train.data_args.template=qwen2-vl")
+    assert loaded.problems == () and loaded.config.model.chat_template is None
+    assert any(one.key == "actor_train.data_args.template" for one in loaded.ignored)
+
+
+def test_chatml_replaces_the_tokenizers_template() -> None:
+    """The text that Jinja makes of it, by hand."""
+    from jinja2 import Template
+
+    text = load("actor_train.data_args.template=chatml").config.model.chat_template
+    rendered = Template(text).render(messages=[{"role": "user", "content": "1+1?"}], add_generation_prompt=True)
+    assert rendered == "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
+
+
+MEGATRON_16 = (*SIXTEEN, MEGATRON)
+
+
+def test_words_of_megatron_that_do_nothing_here_are_ignored_with_the_reason() -> None:
+    names = (
+        "bf16=true",
+        "max_grad_norm=2.0",
+        "overlap_grad_reduce=true",
+        "apply_rope_fusion=true",
+        "ckpt_format=torch_dist",
+    )
+    loaded = load(*MEGATRON_16, *(f"actor_train.{CONFIG}.{name}" for name in names))
+    assert loaded.problems == () and loaded.config.policy.engine_options == {}
+    told = {one.key.rpartition(".")[2]: one.reason for one in loaded.ignored}
+    assert set(told) >= {name.partition("=")[0] for name in names}
+    assert told["max_grad_norm"] == "the top-level max_grad_norm goes before it, in ROLL too"
+
+
+def test_modules_to_recompute_may_be_one_text() -> None:
+    loaded = load(*MEGATRON_16, f"actor_train.{CONFIG}.recompute_granularity=selective",
+                  f"actor_train.{CONFIG}.recompute_modules='moe,layernorm'")  # fmt: skip
+    assert loaded.problems == ()
+    assert loaded.config.policy.engine_options["recompute_modules"] == ["moe", "layernorm"]
+    assert any("layernorm is not recomputed alone" in warning for warning in loaded.warnings)
+
+
+def test_an_unknown_word_of_the_engine_is_found_where_it_is_written() -> None:
+    [problem] = load(*MEGATRON_16, f"actor_train.{CONFIG}.tensor_size=2").problems
+    assert "megatron has no option tensor_size" in str(problem)
+    assert problem.field == f"actor_train.{CONFIG}.tensor_size" and "a default" not in str(problem)
+
+
+def test_a_reference_of_another_family_runs_in_the_policys_engine() -> None:
+    loaded = load(*SIXTEEN, "use_kl_loss=true", "kl_loss_coef=0.1", "reference.device_mapping='list(range(0,16))'",
+                  "actor_train.strategy_args.strategy_name=fsdp2_train", "reference.strategy_args.strategy_name=deepspeed_infer",
+                  f"reference.{CONFIG}.zero_optimization.stage=3")  # fmt: skip
+    assert loaded.problems == () and loaded.config.reference.engine_options == {}
+    told = {one.key: one.reason for one in loaded.ignored}
+    assert told[f"reference.{CONFIG}.zero_optimization.stage"] == "the reference runs in the policy's engine, fsdp2"
+
+
+def test_a_slip_is_named_beside_what_follows_from_it() -> None:
+    """Without adv_estimator the default gae asks for a critic; the misspelt key is the cause."""
+    loaded = load("~adv_estimator", "+adv_estimater=grpo", *SIXTEEN)
+    said = [str(problem) for problem in loaded.problems]
+    assert any("critic has no device_mapping" in text for text in said)
+    assert any("there is no key adv_estimater" in text and "did you mean adv_estimator?" in text for text in said)
+    alone = load("+max_stepz=3")
+    assert alone.problems == () and any("did you mean max_steps?" in warning for warning in alone.warnings)
+
+
+def test_deepspeed_splits_sequences_by_ulysses_size() -> None:
+    """16 devices / 2 = 8 copies; 1 sequence x 4 passes x 8 = 32 sequences per update instead of 64."""
+    given = ("actor_train.strategy_args.strategy_name=deepspeed_train", "actor_train.training_args.per_device_train_batch_size=1",
+             "actor_train.training_args.gradient_accumulation_steps=4")  # fmt: skip
+    whole = load(*SIXTEEN, *given).config.policy
+    split = load(*SIXTEEN, *given, "actor_train.model_args.ulysses_size=2").config.policy
+    assert (whole.sequence_parallel, whole.sequences_per_mini_batch) == (1, 64)
+    assert (split.sequence_parallel, split.sequences_per_mini_batch) == (2, 32)
+
+
+def test_a_judges_own_devices_count() -> None:
+    """The policy has devices 0 to 15, the judge 16 to 19: 20 devices, on 3 nodes of 8."""
+    loaded = load(*SIXTEEN, "num_gpus_per_node=8", "rewards.d.device_mapping='list(range(16,20))'")
+    assert (loaded.config.placement.devices, loaded.config.placement.nodes) == (24, 3)
+    assert loaded.config.policy.devices == list(range(16))

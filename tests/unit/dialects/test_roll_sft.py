@@ -76,7 +76,6 @@ validation:
         ((f"{DATA}.file_name=null",), f"{DATA}.file_name", f"use {DATA}.file_name=FILE.jsonl"),
         ((f"{ARGS}.num_train_epochs=1.5",), f"{ARGS}.num_train_epochs", f"use {ARGS}.num_train_epochs=2"),
         ((f"{S}.device_mapping=[2,3]",), f"{S}.device_mapping", f"use {S}.device_mapping='list(range(0,2))'"),
-        ((f"{MODEL}.dtype=fp16",), f"{MODEL}.dtype", "use bf16, which needs no loss scale, or fp32"),
         (DYNAMIC, f"{S}.max_tokens_per_microbatch_in_train",
          f"use {S}.max_tokens_per_microbatch_in_train=512 or more"),
     ],
@@ -93,6 +92,12 @@ def test_what_is_planned_can_be_planned_for(override: str) -> None:
     loaded = read(override)
     assert loaded.problems == ()
     assert [problem.field for problem in loaded.unsupported] == [override.split("=")[0]]
+
+
+def test_fp16_trains_in_bf16_and_says_so() -> None:
+    loaded = read(f"{MODEL}.dtype=fp16")
+    assert loaded.problems == () and loaded.config.model.compute_dtype == "bfloat16"
+    assert any(f"{MODEL}.dtype=fp16: trains in bf16" in warning for warning in loaded.warnings)
 
 
 def test_what_has_no_effect_is_told() -> None:

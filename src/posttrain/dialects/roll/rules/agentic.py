@@ -8,7 +8,7 @@ from posttrain.config.reading.validate import show
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.rules.batches import forward_only, trajectory_batches
 from posttrain.dialects.roll.rules.environments import environment, samples_turns
-from posttrain.dialects.roll.rules.look import count, plain, text_none
+from posttrain.dialects.roll.rules.look import count, plain, samples_only, text_none
 from posttrain.dialects.roll.rules.objective import generalised
 from posttrain.dialects.roll.rules.placement import RollLayout
 from posttrain.registry import ADVANTAGES
@@ -189,7 +189,7 @@ def _without_validation(keys: Reader) -> dict[str, Any]:
 
 def advantage(keys: Reader) -> dict[str, Any]:
     """The estimator. grpo is reinforce on rewards normalised as reward_normalization says, as in ROLL."""
-    name, (mean, std) = keys["adv_estimator"], _normalization(keys)
+    name, (mean, std) = "reinforce" if samples_only(keys) else keys["adv_estimator"], _normalization(keys)
     clip, whiten = keys["reward_clip"] or None, keys["whiten_advantages"]
     fields: dict[str, Any] = {"advantage.clip": keys["advantage_clip"] or None, "advantage.whiten": whiten}
     for estimators, names in ((("gigpo",), ("episode_reward_weight", "step_reward_weight")),

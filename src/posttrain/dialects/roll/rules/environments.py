@@ -15,6 +15,7 @@ ROLLS = (
     "webshop", "sokoban_mcp", "sokoban_tool_call", "sokoban_native_env", "sokoban_sandbox", "roll_math", "roll_qa", "roll_code",
     "deepeyes", "rock_tb_native_env", "openreward_env", "atropos_env", "bandit", "countdown", "metamathqa", "alfworld",
 )  # fmt: skip
+_STAND_IN = "frozen_lake"  # for planned ones, so that sizes, devices and turns are still checked
 # ROLL's numbers, in the order of our names.
 _LAKE_MOVES = ("Left", "Down", "Right", "Up")
 _STORE_MOVES = ("Up", "Down", "Left", "Right")
@@ -28,7 +29,7 @@ _SAID_ELSEWHERE = ("max_steps", "grid_vocab", "action_lookup", "grid_lookup", "d
 
 
 def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
-    """name, settings and max_turns of the environment of a tag; None when it is not there, or planned."""
+    """name, settings and max_turns of the environment of a tag; None when it is not there."""
     at = f"custom_envs.{tag}"
     if not isinstance(keys.section("custom_envs").get(tag), dict):
         known = list(keys.section("custom_envs"))
@@ -40,9 +41,10 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
         keys.problem(f"{at} has no env_type", key=at, fix="give it one, such as env_type: frozen_lake")
         return None
     if kind in ROLLS or str(kind).startswith(("game:", "rg:")):
-        keys.plan_only(f"{at}.env_type={kind} is planned", key=f"{at}.env_type",
+        keys.plan_only(f"{at}.env_type={kind} is planned, and the plan counts episodes of {_STAND_IN} in its place",
+                       key=f"{at}.env_type",
                        fix="use frozen_lake or sokoban, or an environment of your own: file.py:Class")  # fmt: skip
-        return None
+        return {"name": _STAND_IN, "settings": {}, "max_turns": _turns(keys, at)}
     if kind not in ENVS.names() and ":" not in str(kind):
         known = [*ENVS.names(), *ROLLS]
         keys.problem(f"there is no environment {kind} (known: {', '.join(known)})", key=f"{at}.env_type",
@@ -60,9 +62,14 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
     tokens = keys[f"{at}.max_tokens_per_step"] or keys[f"{at}.max_tokens"]
     if tokens is not None and "template" in settings:
         settings["max_response_tokens"] = tokens
+    return {"name": kind, "settings": settings, "max_turns": _turns(keys, at)}
+
+
+def _turns(keys: Reader, at: str) -> int | None:
+    """Return the turns of an episode."""
     turns = keys[f"{at}.max_steps"] or keys[f"{at}.max_steps_per_traj"] or keys[f"{at}.max_actions_per_traj"]
-    turns = turns or config.get("max_steps") or keys["max_steps_per_traj"]
-    return {"name": kind, "settings": settings, "max_turns": turns}
+    found: int | None = turns or (keys[f"{at}.env_config"] or {}).get("max_steps") or keys["max_steps_per_traj"]
+    return found
 
 
 def samples_turns(keys: Reader, tags: list[str]) -> bool:

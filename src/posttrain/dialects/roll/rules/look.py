@@ -12,11 +12,19 @@ CONFIG = "strategy_args.strategy_config"
 
 def uses_critic(keys: Reader) -> bool:
     """gae, and nothing else, has a critic."""
-    return bool(keys["adv_estimator"] == "gae")
+    return bool(keys["adv_estimator"] == "gae") and not samples_only(keys)
+
+
+def samples_only(keys: Reader) -> bool:
+    """Return True for a pipeline that plays episodes and trains nothing: only the sampler has devices."""
+    trained = any(keys.written(f"actor_train.{name}") for name in ("device_mapping", "strategy_args", "training_args"))
+    return is_agentic(keys) and keys.written("actor_infer.device_mapping") and not trained
 
 
 def uses_reference(keys: Reader) -> bool:
     """Return True when the run needs a KL. (ROLL also loads a reference whenever init_kl_coef is above 0, without using it.)"""
+    if samples_only(keys):
+        return False
     in_reward = keys["add_token_level_kl"] and keys["init_kl_coef"] > 0
     return bool(in_reward or (keys["use_kl_loss"] and keys["kl_loss_coef"] > 0))
 

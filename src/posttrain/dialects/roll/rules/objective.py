@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.roll.rules.look import text_none, uses_critic
+from posttrain.dialects.roll.rules.look import uses_critic
 from posttrain.dialects.roll.rules.normalization import normalization
 from posttrain.dialects.value_types import fits
-from posttrain.errors import did_you_mean
 
 AGGREGATIONS = {
     "token-mean": "token_mean",
@@ -257,25 +256,3 @@ def _filter(keys: Reader, key: str, item: Any) -> tuple[str, str] | None:
                      fix="use agg_type token, geometric or sequence, and 0 < ratio_low < ratio_high")  # fmt: skip
         return None
     return (_RULES[kind], f"{1 / high:.6g}_{1 / low:.6g}") if item.get("ratio_enabled", True) else None
-
-
-def template(keys: Reader, section: str = "actor_train") -> dict[str, Any]:
-    """Chat template of the prompts."""
-    own = f"{section}.data_args.template"
-    key = "global_template" if text_none(keys["global_template"]) else own
-    name = keys[key]
-    if key == "global_template":
-        keys.ignore(own, "global_template goes before it")
-    if name in ("native", "qwen2_5"):
-        return {}
-    if name == "qwen3":
-        return {"data.chat_template_options.enable_thinking": True}
-    known = ("chatml", "base", "empty", "longCOT_qwen2.5", "longcot_V3")
-    if name in known:
-        keys.plan_only(f"{key}={name} is planned: templates besides the tokenizer's own", key=key,
-                       fix=f"use {key}=native, with a Jinja file in posttrain.model.chat_template_file if need be")  # fmt: skip
-        return {}
-    every = ("native", "qwen2_5", "qwen3", *known)
-    keys.problem(f"there is no template {name!r} (known: {', '.join(every)})", key=key,
-                 fix=did_you_mean(name, every, listed=True))  # fmt: skip
-    return {}

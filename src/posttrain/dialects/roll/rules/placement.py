@@ -10,7 +10,7 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.devices import EXAMPLE, devices_of
 from posttrain.dialects.roll.ledger import LEDGER
-from posttrain.dialects.roll.rules.look import CONFIG, count, written_config
+from posttrain.dialects.roll.rules.look import CONFIG, count, samples_only, written_config
 from posttrain.dialects.roll.strategies import DEEPSPEED, MEGATRON, ONE_PROCESS, SHARDED
 from posttrain.plan.engine import engine_called
 
@@ -53,7 +53,13 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
     sections |= {"critic": "critic"} if has_critic else {}
     sections |= {"reference": "reference"} if has_reference else {}
     devices = {role: device_ids(keys, section) for role, section in sections.items()}
-    total = max((max(ids) + 1 for ids in devices.values() if ids), default=1)
+    if samples_only(keys):
+        devices["policy"] = devices["rollout"]
+        keys.plan_only("actor_train has no devices: a pipeline that plays episodes and trains nothing is planned",
+                       key="actor_infer.device_mapping",
+                       fix="give actor_train devices, strategy_args and training_args to train")  # fmt: skip
+    judges = [device_ids(keys, section) for section in _judges(keys)]
+    total = max((max(ids) + 1 for ids in (*devices.values(), *judges) if ids), default=1)
     per_node = count(keys, "num_gpus_per_node")
     nodes = -(-total // per_node)
     if total % nodes:  # the last node is there as a whole
@@ -87,6 +93,12 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
     return RollLayout(policy=policy, critic=critic, megatron=megatron), fields
 
 
+def _judges(keys: Reader) -> list[str]:
+    """Return the sections of judges with devices of their own."""
+    domains = [f"rewards.{name}" for name, section in keys.section("rewards").items() if isinstance(section, dict)]
+    return [section for section in ("reward_model", *domains) if keys.written(f"{section}.device_mapping")]
+
+
 def _text(ids: list[int]) -> str:
     return f"list(range(0,{len(ids)}))"
 
@@ -113,14 +125,18 @@ def trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[
     if family == MEGATRON:
         sizes = {ours: count(keys, f"{section}.{CONFIG}.{theirs}") for ours, theirs in _PARALLEL.items()}
         keys.ignore(
-            f"{section}.model_args.ulysses_size", "read by fsdp2_train only; Megatron's is context_parallel_size"
+            f"{section}.model_args.ulysses_size",
+            "read by fsdp2_train and deepspeed_train; Megatron's is context_parallel_size",
         )
         _check_megatron(keys, section)
     elif family == SHARDED:
         sizes = {"sequence_parallel": count(keys, f"{section}.model_args.ulysses_size")}
         _check_fsdp(keys, section, sizes["sequence_parallel"])
-    elif family == DEEPSPEED:
+    elif family == DEEPSPEED:  # ROLL splits sequences with it until 2026-03
+        sizes = {"sequence_parallel": count(keys, f"{section}.model_args.ulysses_size")}
         _check_stage(keys, section)
+    else:
+        keys.ignore(f"{section}.model_args.ulysses_size", f"{strategy} does not split sequences")
     if family == ONE_PROCESS and size > 1:
         keys.problem(f"{section} has {size} devices, and local trains on one", key=f"{section}.strategy_args.strategy_name",
                      fix=f"use {section}.strategy_args.strategy_name=fsdp2_train, or one device")  # fmt: skip
@@ -152,9 +168,16 @@ def _their_name(family: str, ours: str) -> str:
 def _options(keys: Reader, role: str, section: str, strategy: str | None) -> dict[str, Any]:
     """Return the written strategy_config for the engine; options that its engine does not read are reported."""
     family = (strategy or "").rpartition("_")[0] or strategy or "native"
+    policy = keys["actor_train.strategy_args.strategy_name"].removesuffix("_train") if role == "reference" else family
     fields = {}
     for name, value in written_config(keys, section).items():
         key = f"{section}.{CONFIG}.{name}"
+        row = keys.ledger.by_name.get(key)
+        if row is not None and row.status != "mapped":  # reported with every other key
+            continue
+        if family != policy:
+            keys.ignore(key, f"the reference runs in the policy's engine, {policy}")
+            continue
         reader = READERS.get(name, family)
         if name in _SPECIAL and role != "reference":
             if not (name == "tensor_parallel_size" and role == "rollout") and family != MEGATRON:
@@ -172,6 +195,8 @@ def _options(keys: Reader, role: str, section: str, strategy: str | None) -> dic
             keys.warn(f"{key} is handed to {family} as it is, at {keys.sources.where(key)} (did you mean {guess[0]}?)")
         if name == "fsdp_size" and value == 1:  # ROLL's word for all of them
             value = -1
+        if name == "recompute_modules" and isinstance(value, str):
+            value = [module.strip() for module in value.split(",") if module.strip()]
         fields[f"{role}.engine_options.{name}"] = value
     return fields
 

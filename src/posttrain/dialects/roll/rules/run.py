@@ -11,6 +11,7 @@ from posttrain.dialects.roll.rules.look import CONFIG, count, plain, uses_critic
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 VISION_TOWERS = ("vision_model", "visual", "model.visual", "vision_tower", "model.vision_model")
 _DATA = "actor_train.data_args"
+_PLANNED_TRACKERS = ("trackio", "ml_tracker")  # the second is in ROLL's examples and not in its program
 
 
 def model(keys: Reader) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def precision(keys: Reader, section: str) -> dict[str, Any]:
     key = f"{section}.model_args.dtype"
     dtype = keys[key]
     if dtype == "fp16":
-        keys.problem("training in fp16 is not supported", key=key, fix="use bf16, which needs no loss scale, or fp32")
+        keys.warn(f"{key}=fp16: trains in bf16, which takes the same memory and needs no loss scale")
     elif dtype is None:
         keys.warn(f"{key} is null: bf16 is used, whatever the checkpoint holds")
     return {"model.compute_dtype": DTYPES.get(dtype, "bfloat16")}
@@ -174,8 +175,8 @@ def records(keys: Reader) -> dict[str, Any]:
     if keys.written("output_dir"):
         fields["run.folder"] = f"{keys['output_dir'].rstrip('/')}/{keys['exp_name']}"
     tracker = keys["track_with"]
-    if keys.written("track_with") and tracker == "trackio":
-        keys.plan_only("track_with=trackio is planned", key="track_with", fix="use track_with=stdout")
+    if keys.written("track_with") and tracker in _PLANNED_TRACKERS:
+        keys.plan_only(f"track_with={tracker} is planned", key="track_with", fix="use track_with=stdout")
     elif keys.written("track_with") and tracker:
         fields |= tracking(["console", *([] if tracker == "stdout" else [tracker])], "roll")
     if keys["profiler_timeline"] and keys["profiler_memory"]:

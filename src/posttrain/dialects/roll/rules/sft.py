@@ -7,9 +7,9 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.rules.look import count, warmup
 from posttrain.dialects.roll.rules.lora import lora
-from posttrain.dialects.roll.rules.objective import template
 from posttrain.dialects.roll.rules.placement import Copies, device_ids, trained
 from posttrain.dialects.roll.rules.run import frozen, precision, recomputes, records
+from posttrain.dialects.roll.rules.templates import template
 
 SECTION = "sft_train"
 _ARGS = f"{SECTION}.training_args"

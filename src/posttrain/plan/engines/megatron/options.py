@@ -22,6 +22,7 @@ from posttrain.plan.engines.megatron.experts import (
 from posttrain.plan.options import Reading, ignored, ignored_options, option, read_options
 
 RECOMPUTED = ("core_attn", "mlp", "moe")  # modules that can be recomputed one by one
+_KEPT = ("layernorm",)  # small beside these: its activations are kept
 SPLIT = (
     "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
@@ -220,6 +221,11 @@ def _recompute(
             )
         return {"granularity": "full", "method": method, "num_layers": layers}
     modules = given.get("recompute_modules") or ["core_attn"]
+    for module in [module for module in modules if module in _KEPT]:
+        warnings.append(
+            f"{wheres['recompute_modules']}: {module} is not recomputed alone; its activations are kept, which takes memory"
+        )
+    modules = [module for module in modules if module not in _KEPT] or ["core_attn"]
     wrong = [module for module in modules if module not in RECOMPUTED]
     if wrong:
         what = f"recompute_modules names {wrong[0]}, which is not among {', '.join(RECOMPUTED)}"
