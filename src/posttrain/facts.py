@@ -58,3 +58,19 @@ class RolloutEngineFacts:
     """Samples from the trainer's own module: there is no second copy of the weights and, on one device, nothing to send."""
     resumes_responses: bool = False
     """Streams hand back unfinished responses and continue them under newer weights (asynchronous.mode colocate)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFacts:
+    """Facts about a tool of the environment tools."""
+
+    library: str = ""
+    """The optional library that it needs, by its import name."""
+    files: tuple[str, ...] = ()
+    """Options that name a file, which must exist."""
+    programs: tuple[str, ...] = ()
+    """Options that hold a program and its arguments."""
+    variables: tuple[str, ...] = ()
+    """Options that name an environment variable, which must be set."""
+    own_code: tuple[str, ...] = ()
+    """Options that name a class or function of the user's own."""

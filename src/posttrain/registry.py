@@ -26,7 +26,7 @@ from posttrain.descriptions import (
     registrations_in,
 )
 from posttrain.errors import ConfigError, MissingDependency, Problem, RequestError, UnknownName, did_you_mean
-from posttrain.facts import AdvantageFacts, LossFacts, NoFacts, RewardFacts, RolloutEngineFacts
+from posttrain.facts import AdvantageFacts, LossFacts, NoFacts, RewardFacts, RolloutEngineFacts, ToolFacts
 from posttrain.settings import Setting, merged
 from posttrain.user_files import import_path, module_file, parse_file, source_file
 
@@ -81,6 +81,10 @@ class Registry(Generic[F]):
     def names(self) -> list[str]:
         """Every known name, sorted. Imports nothing but the (empty) package itself."""
         return sorted(_files_of(self.package) | set(self._entries) | set(self._plugged))
+
+    def is_built_in(self, name: str) -> bool:
+        """True for a name of this package's own; False for a plug-in's, and for an unknown one."""
+        return name in _files_of(self.package)
 
     def get(self, name: str, path: str | None = None) -> Any:
         """The thing called ``name``, or the function of that name in the user's file at ``path``; its module is imported now.
@@ -301,7 +305,8 @@ ADVANTAGES = Registry("advantage estimator", "posttrain.algos.advantages", Advan
 POLICY_LOSSES = Registry("policy loss", "posttrain.algos.losses", LossFacts)
 REWARDS = Registry("reward", "posttrain.rewards.scorers", RewardFacts)
 ENVS = Registry("environment", "posttrain.envs", NoFacts)
-TOOLS = Registry("tool", "posttrain.envs.tools", NoFacts)
+ENV_CHECKS = Registry("environment", "posttrain.plan.environments", NoFacts)
+TOOLS = Registry("tool", "posttrain.envs.tools", ToolFacts)
 TRAIN_ENGINES = Registry("training engine", "posttrain.backends.train", NoFacts)
 ENGINE_PLANS = Registry("training engine", "posttrain.plan.engines", NoFacts)
 VALUE_ENGINES = Registry("critic engine", "posttrain.backends.train", NoFacts)

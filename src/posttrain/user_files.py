@@ -6,13 +6,14 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import pkgutil
 import sys
 import traceback
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from posttrain.errors import ConfigError, Problem
+from posttrain.errors import ConfigError, Problem, nearest
 
 # How a path says that it is a module's name, or a file's.
 PACKAGE = "pkg://"
@@ -31,6 +32,8 @@ def source_file(path: str, *, holds: str = "your function") -> Path:
         fix = f"name the Python file that holds {holds}"
         if "/" not in path and "." in path and not path.endswith(".py"):
             fix = f"a module is written {PACKAGE}{path}"
+        elif near := nearest(file.name, [each.name for each in file.parent.glob("*.py")]):
+            fix = f"did you mean {file.with_name(near)}?"
         raise ConfigError(Problem(f"there is no file {path}", fix=fix, field="path"))
     return file.resolve()
 
@@ -47,7 +50,10 @@ def module_file(module: str, *, asked: str) -> Path:
         spec = importlib.util.find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
         if spec is None or (spec.origin is None and spec.submodule_search_locations is None):
             what = f"there is no module {name} (asked for: {asked})"
-            fix = "install the package, or put its folder on PYTHONPATH"
+            there = {each.name for each in pkgutil.iter_modules(folders)} - sys.stdlib_module_names
+            near = nearest(parts[count - 1], sorted(there))
+            meant = ".".join([*parts[: count - 1], near or ""])
+            fix = f"did you mean {meant}?" if near else "install the package, or put its folder on PYTHONPATH"
             raise ConfigError(Problem(what, fix=fix, field="path"))
         file, folders = spec.origin, list(spec.submodule_search_locations or [])
     if file is None or not file.endswith(".py"):
@@ -71,6 +77,20 @@ def parse_file(path: str, file: Path) -> ast.Module:
         place = f"{path}:{line}" if line else path
         what = f"{place} is not Python: {getattr(error, 'msg', error)}"
         raise ConfigError(Problem(what, field="path")) from error
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    """Return the names that are imported, assigned or defined anywhere in a file, where a function may be defined without
+    def; ``*`` for ``from x import *``. Only importing the file can decide."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+    return names
 
 
 def import_path(path: str) -> ModuleType:

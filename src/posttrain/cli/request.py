@@ -14,6 +14,7 @@ from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, DataError, Problem, RequestError
 from posttrain.plan.batch import plan_batches
+from posttrain.plan.checks.environments import check_environments
 from posttrain.plan.checks.images import image_problems
 from posttrain.plan.files import check_reads_images, check_run_files
 from posttrain.plan.heads import head_problems
@@ -185,6 +186,7 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
     problems += [
         *check_rewards(loaded.config.reward),
         *check_run_files(loaded.config),
+        *check_environments(loaded.config),
         *check_positions(loaded.config),
     ]
     training, validation = counts

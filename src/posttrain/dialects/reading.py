@@ -71,6 +71,7 @@ class Reader:
         self.ignored: list[Ignored] = []
         self.warnings: list[str] = []
         self.slips: list[Problem] = []  # unknown keys that look like known ones, where unknown keys are no error
+        self.origins: dict[str, str] = {}
         self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
         self._named = {key for place in self.sources.places for key in (place, *parents(place))}
         self._whole = [f"{key}." for key, place in self.sources.places.items() if place.whole]

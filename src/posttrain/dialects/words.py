@@ -21,6 +21,9 @@ class WrittenKeys(Protocol):
 
     ledger: Ledger
     sources: SourceMap
+    origins: dict[
+        str, str
+    ]  # our fields whose names hold the user's own words, such as an environment's tag, by their keys
 
     def written(self, key: str) -> bool:
         """Tell whether the user wrote the key, or something below it."""
@@ -52,6 +55,8 @@ class Words:
         while field:
             if self._reader.written(f"{OUR_SECTION}.{field}"):
                 return f"{OUR_SECTION}.{field}"
+            if field in self._reader.origins:
+                return self._reader.origins[field]
             if field in self._keys:
                 return self._inside(self._keys[field], whole[len(field) :])
             field = field.rpartition(".")[0]

@@ -40,9 +40,9 @@ def frozen_lake(
     """
     if size < 2 or not 0.0 < ice_share <= 1.0:
         what = f"a lake of size {size} with an ice_share of {ice_share:g} has no path from a start to a goal"
-        raise ConfigError(Problem(what, fix="use size=4 and ice_share=0.8"))
+        raise ConfigError(Problem(what, fix="use size=4 and ice_share=0.8", field="size"))
     if unknown := sorted(set(symbols or {}) - set(SYMBOLS)):
-        raise ConfigError(Problem(f"a lake has no {unknown[0]!r} (known: {', '.join(SYMBOLS)})"))
+        raise ConfigError(Problem(f"a lake has no {unknown[0]!r} (known: {', '.join(SYMBOLS)})", field="symbols"))
     game = FrozenLake(size, ice_share, slippery, map_seed, {**SYMBOLS, **(symbols or {})})
     return TextGame(spec, game, usual_turns=20, **wording)
 

@@ -23,7 +23,7 @@ def guess_number(
     Raises: ConfigError.
     """
     if low >= high:
-        raise ConfigError(Problem(f"low is {low} and high is {high}", fix="use a high above low"))
+        raise ConfigError(Problem(f"low is {low} and high is {high}", fix="use a high above low", field="high"))
     usual: TextGameWording = {"action_pattern": r"(\d+)"}
     return TextGame(spec, GuessNumber(low, high, consistent_reward), usual_turns=5, **(usual | wording))
 

@@ -47,11 +47,13 @@ class Gymnasium:
             renders = "ansi" in library.make(known).metadata.get("render_modes", ())
             self._env = library.make(known, **{"render_mode": "ansi"} | options if renders else options)
         except (library.error.Error, TypeError, AttributeError) as error:
-            raise ConfigError(Problem(f"gymnasium cannot make {id}: {error}", fix="check id and options")) from None
+            raise ConfigError(
+                Problem(f"gymnasium cannot make {id}: {error}", fix="check id and options", field="id")
+            ) from None
         count = getattr(self._env.action_space, "n", None)
         if count != len(actions):
             what = f"{id} has the actions {self._env.action_space}, but {len(actions)} names are given for them"
-            raise ConfigError(Problem(what, fix="give a name for each action of a discrete space"))
+            raise ConfigError(Problem(what, fix="give a name for each action of a discrete space", field="actions"))
         self.actions = actions
         self.instruction = (
             f"Each turn choose one of {', '.join(actions)} and answer <answer>{actions[0]}</answer>, with your choice."

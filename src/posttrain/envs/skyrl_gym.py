@@ -13,10 +13,9 @@ from skyrl_gym.envs.sql.env import SQLEnv
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
+from posttrain.libraries.skyrl_names import RUN_CODE
 from posttrain.registry import ENVS
 
-# Execute model-written code in processes without a sandbox. (The queries of text2sql run in sandboxes: skyrl_sql.py.)
-RUN_CODE = ("lcb", "searchcode")
 # Defaults of SkyRL's own configuration.
 USUAL: dict[str, dict[str, Any]] = {
     "search": {"log_requests": False, "search_url": "http://127.0.0.1:8000/retrieve", "topk": 3, "timeout": 30},

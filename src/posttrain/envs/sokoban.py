@@ -56,7 +56,9 @@ def sokoban(
             f"a room of {rows} x {columns} has {cells} cells within its walls, and {boxes} boxes, as many targets and the player "
             f"need {2 * boxes + 2} to move in"
         )
-        raise ConfigError(Problem(what, fix="use a larger room, or fewer boxes (at least 1, and pulls of at least 1)"))
+        raise ConfigError(
+            Problem(what, fix="use a larger room, or fewer boxes (at least 1, and pulls of at least 1)", field="rows")
+        )
     if unknown := sorted(set(symbols or {}) - set(SYMBOLS)):
         raise ConfigError(Problem(f"a room has no {unknown[0]!r} (known: {', '.join(SYMBOLS)})"))
     return TextGame(

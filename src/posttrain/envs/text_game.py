@@ -149,7 +149,9 @@ class TextGame:
             return self._template.format(**fields)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             fix = f"use the fields {', '.join(FIELDS)} in braces, and {{{{ and }}}} where braces are meant"
-            raise ConfigError(Problem(f"the template of a turn cannot be filled: {error}", fix=fix)) from None
+            raise ConfigError(
+                Problem(f"the template of a turn cannot be filled: {error}", fix=fix, field="template")
+            ) from None
 
 
 def _by_word(actions: Sequence[str], words: Mapping[str, str]) -> dict[str, str]:
@@ -160,6 +162,7 @@ def _by_word(actions: Sequence[str], words: Mapping[str, str]) -> dict[str, str]
                 Problem(
                     f"action_words has a word for {action!r}, which is no action (known: {', '.join(actions[:20])})",
                     fix=did_you_mean(action, list(actions), listed=True),
+                    field=f"action_words.{action}",
                 )
             )
     return {words.get(action, action).casefold(): action for action in actions}
@@ -170,9 +173,9 @@ def _pattern(text: str) -> re.Pattern[str]:
         pattern = re.compile(text, re.DOTALL)
     except re.error as error:
         what = f"the action pattern {text!r} is no regular expression: {error}"
-        raise ConfigError(Problem(what, fix=f"use one such as {ANSWER}")) from None
+        raise ConfigError(Problem(what, fix=f"use one such as {ANSWER}", field="action_pattern")) from None
     if pattern.groups not in (1, 2):
         what = f"the action pattern {text!r} has {pattern.groups} groups"
         fix = f"use one group around the action, such as {ANSWER}, or two, of a thought and the action"
-        raise ConfigError(Problem(what, fix=fix))
+        raise ConfigError(Problem(what, fix=fix, field="action_pattern"))
     return pattern

@@ -14,7 +14,7 @@ from typing import Any
 from posttrain.errors import ConfigError, PosttrainError, Problem, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
 from posttrain.records.prompts import Prompt
-from posttrain.user_files import import_path, last_line, parse_file, place_of, source_file
+from posttrain.user_files import bound_names, import_path, last_line, parse_file, place_of, source_file
 
 # Keyword arguments of a function: verl's compute_score.
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -37,7 +37,7 @@ def check_function(path: str, name: str) -> None:
     """
     tree = parse_file(path, source_file(path, holds=REWARD_FUNCTION))
     functions = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    if name not in functions and not {name, "*"} & _other_names(tree):
+    if name not in functions and not {name, "*"} & bound_names(tree):
         what = f"{path} defines no {name!r} (it defines: {', '.join(functions) or 'no function'})"
         raise ConfigError(Problem(what, fix=did_you_mean(name, functions, listed=True)))
 
@@ -165,17 +165,3 @@ def _called(function: Callable[..., Any], positional: Sequence[Any], arguments: 
 
 async def _awaited(result: Awaitable[Any]) -> Any:
     return await result
-
-
-def _other_names(tree: ast.Module) -> set[str]:
-    """Return the names that are imported, assigned or defined anywhere in a file, where a function may be defined without
-    def; ``*`` for ``from x import *``. Only importing the file can decide."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-    return names

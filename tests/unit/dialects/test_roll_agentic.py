@@ -290,3 +290,13 @@ def test_the_native_sampler_reports_that_it_has_no_repetition_penalty(load) -> N
         key = f"{section}.generating_args.repetition_penalty"
         loaded = load("~actor_infer", f"+{key}=1.1", **changes)
         assert any(one.key == key for one in loaded.ignored) or "repetition_penalty" in str(loaded.warnings)
+
+
+def test_a_slip_in_env_config_is_named_with_its_key(load) -> None:
+    slip = {"env_type": "frozen_lake", "max_steps": 3, "env_config": {"siez": 4, "is_random": True}}
+    [problem] = load(custom_envs=BASE["custom_envs"] | {"FrozenLake": slip}).problems
+    assert problem.what == "frozen_lake has no 'siez' in env_config" and problem.fix == "did you mean size?"
+    assert problem.where.endswith("custom_envs.FrozenLake.env_config.siez")
+    lake = slip | {"env_config": {"size": "four"}}
+    [problem] = load(custom_envs=BASE["custom_envs"] | {"FrozenLake": lake}).problems
+    assert problem.where.endswith("custom_envs.FrozenLake.env_config.size"), problem

@@ -1,16 +1,18 @@
-"""Rules about environments: which settings go together, and which have no effect. Nothing here imports an environment."""
+"""Rules about environments: their names and settings, and which go together or have no effect. No environment is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from posttrain.config import RunConfig
 from posttrain.config.base import Section
+from posttrain.config.checks.settings import setting_problems
 from posttrain.config.environment import SINGLE_TURN, EnvironmentConfig, TextGameWording
 from posttrain.config.roles import holds_a_copy
-from posttrain.errors import Problem, did_you_mean
+from posttrain.errors import Problem
 from posttrain.registry import ENVS
+from posttrain.settings import Setting
 
 
 def environment_problems(config: RunConfig) -> Iterator[Problem]:
@@ -19,10 +21,10 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
     for field, name in {"environment.name": environment.name, **named}.items():
         yield from _name_problems(name, field)
     if environment.name in ENVS.names():
-        yield from _setting_problems(environment.name or "", environment.settings, "environment.settings")
+        yield from setting_problems_of(environment.name or "", environment.settings, "environment.settings")
     for tag, each in environment.named.items():
         if each.name in ENVS.names():
-            yield from _setting_problems(each.name, each.settings, f"environment.named.{tag}.settings")
+            yield from setting_problems_of(each.name, each.settings, f"environment.named.{tag}.settings")
     agents = [field for field, name in {"environment.name": environment.name, **named}.items() if name == "agent"]
     if agents and environment.workers == 0:
         what = "an agent runs in a process of its own, and environment.workers is 0"
@@ -84,14 +86,14 @@ def _episode_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _setting_problems(name: str, settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
-    """Settings that a registered environment does not have: every episode would fail by them."""
+def setting_problems_of(name: str, settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
+    """Settings that a registered environment does not take: every episode would fail by them."""
     described = ENVS.known(name)
-    known = [*described.settings, *(TextGameWording.__annotations__ if described.takes_more else ())]
-    for setting in settings:
-        if setting not in known:
-            what = f"the environment {name} has no setting {setting!r} (known: {', '.join(known) or 'none'})"
-            yield Problem(what, fix=did_you_mean(setting, known, listed=True), field=f"{field}.{setting}")
+    known = dict(described.settings)
+    if described.takes_more:
+        wording = get_type_hints(TextGameWording)
+        known |= {each: Setting(each, kind, None, "") for each, kind in wording.items() if each not in known}
+    yield from setting_problems(f"the environment {name}", known, settings, field)
 
 
 def _name_problems(name: str | None, field: str) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ from posttrain.registry import TOOLS
 CLOSE_S = 10.0  # time limit for a server to end; the SDK kills it after some 4 s
 
 
-@TOOLS.register("mcp")
+@TOOLS.register("mcp", library="mcp", programs=("command",), variables=("token_env",))
 def mcp(
     *,
     command: Sequence[str] | None = None,

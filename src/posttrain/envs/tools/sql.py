@@ -17,7 +17,7 @@ from posttrain.sandbox.queries import QueryFailed, first_rows
 from posttrain.sandbox.walls import BoxLimits
 
 
-@TOOLS.register("sql")
+@TOOLS.register("sql", files=("database",))
 def sql(
     *,
     database: str,

@@ -15,7 +15,7 @@ from posttrain.libraries.own_code import Calls, load
 from posttrain.registry import TOOLS
 
 
-@TOOLS.register("verl")
+@TOOLS.register("verl", own_code=("class_name",))
 def verl(
     *, class_name: str, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None
 ) -> Tool:

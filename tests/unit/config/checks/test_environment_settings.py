@@ -39,3 +39,16 @@ def test_a_text_game_takes_the_wording_that_all_text_games_share() -> None:
         assert not [text for text in said(name=name, settings={"system": "x"}) if "no setting" in text]
     [problem] = said(name="single_turn", settings={"system": "x"})
     assert "has no setting 'system'" in problem
+
+
+def test_values_of_another_type_and_missing_settings_are_found() -> None:
+    [problem] = said(name="guess_number", settings={"high": "many"})
+    assert problem.startswith(
+        "the setting high of the environment guess_number is 'many': input should be a valid integer"
+    )
+    [problem] = said(name="frozen_lake", settings={"format_penalty": [1]})
+    assert problem.startswith("the setting format_penalty of the environment frozen_lake is [1]: ")
+    [problem] = said(name="tools", settings={"tools": "calculator"})
+    assert "the setting tools of the environment tools is 'calculator'" in problem
+    [problem] = said(name="tools")
+    assert problem == "the environment tools needs the setting 'tools'; give environment.settings.tools"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.errors import did_you_mean
+from posttrain.errors import did_you_mean, nearest
 from posttrain.registry import ENVS
 
 TRAJECTORIES = "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"
@@ -25,6 +25,8 @@ _STORE_SYMBOLS = ("wall", "floor", "target", "box on target", "box", "player", "
 _GAME = {"format_penalty": "format_penalty", "action_pattern": "action_pattern", "env_instruction": "instruction"}
 _LAKE = {**_GAME, "size": "size", "p": "ice_share", "is_slippery": "slippery", "map_seed": "map_seed"}
 _STORE = {**_GAME, "num_boxes": "boxes", "search_depth": "pulls", "dim_x": "rows", "dim_y": "columns"}
+# Of the environment itself.
+_TEXTS = {"agent_system_template": "system", "agent_template": "template", "env_instruction": "instruction"}
 _SAID_ELSEWHERE = ("max_steps", "grid_vocab", "action_lookup", "grid_lookup", "dim_room", "render_mode", "seed")
 
 
@@ -52,11 +54,8 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
         return None
     config = keys[f"{at}.env_config"] or {}
     settings = _settings(keys, at, kind, config)
-    for name, ours in (
-        ("agent_system_template", "system"),
-        ("agent_template", "template"),
-        ("env_instruction", "instruction"),
-    ):
+    _say_where(keys, tag, kind, config)
+    for name, ours in _TEXTS.items():
         if (text := keys[f"{at}.{name}"]) is not None:
             settings[ours] = text
     tokens = keys[f"{at}.max_tokens_per_step"] or keys[f"{at}.max_tokens"]
@@ -99,7 +98,7 @@ def _settings(keys: Reader, at: str, kind: str, config: Mapping[str, Any]) -> di
             if value is not None:
                 settings[table[name]] = value
         elif name not in _SAID_ELSEWHERE:
-            keys.warn(f"{at}.env_config.{name} is not known to {kind} here, and has no effect")
+            _unknown(keys, f"{at}.env_config", name, kind, [*table, *_SAID_ELSEWHERE])
     if kind == "sokoban":
         settings |= _room(keys, at, config)
     symbols = _LAKE_SYMBOLS if kind == "frozen_lake" else _STORE_SYMBOLS
@@ -108,6 +107,27 @@ def _settings(keys: Reader, at: str, kind: str, config: Mapping[str, Any]) -> di
     if lookup := config.get("action_lookup"):
         settings["action_words"] = _words(keys, f"{at}.env_config.action_lookup", lookup, kind)
     return settings
+
+
+def _unknown(keys: Reader, section: str, name: str, kind: str, known: list[str]) -> None:
+    """A name that resembles a known one is a slip; ROLL hands any other one on to gymnasium."""
+    key = f"{section}.{name}"
+    if near := nearest(name, known):
+        keys.problem(f"{kind} has no {name!r} in env_config", key=key, fix=f"did you mean {near}?")
+    else:
+        keys.warn(f"{key} is not known to {kind} here, and has no effect")
+
+
+def _say_where(keys: Reader, tag: str, kind: str, config: Mapping[str, Any]) -> None:
+    """Record which of the user's keys the settings come from, for messages about them."""
+    at, ours = f"custom_envs.{tag}", f"environment.named.{tag}"
+    keys.origins |= {f"{ours}.name": f"{at}.env_type", f"{ours}.settings": f"{at}.env_config", ours: at}
+    table = {"frozen_lake": _LAKE, "sokoban": _STORE}.get(kind, {})
+    for name in config:
+        keys.origins[f"{ours}.settings.{table.get(name, name)}"] = f"{at}.env_config.{name}"
+    for name, setting in _TEXTS.items():
+        if keys.written(f"{at}.{name}"):
+            keys.origins[f"{ours}.settings.{setting}"] = f"{at}.{name}"
 
 
 def _room(keys: Reader, at: str, config: Mapping[str, Any]) -> dict[str, Any]:

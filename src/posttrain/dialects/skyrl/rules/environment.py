@@ -7,12 +7,10 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
+from posttrain.libraries.skyrl_names import RUN_CODE, SHIPPED
 
 CLASS = "environment.env_class"
 SECTION = "environment.skyrl_gym"
-# What the package skyrl-gym registers.
-SHIPPED = ("aime", "gsm8k", "gsm8k_multi_turn", "lcb", "search", "searchcode", "text2sql")
-RUN_CODE = ("lcb", "searchcode")
 _ONE_TURN = "a conversation of one turn is scored, not played"
 _OURS = "posttrain.environment"
 _TURN_KEYS = (

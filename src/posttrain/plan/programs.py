@@ -1,0 +1,35 @@
+"""Programs that a configuration names: found on this machine, not started."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import Problem, nearest
+
+# Programs whose first argument, unless it is an option, is the file that they run.
+INTERPRETERS = ("python", "python3", "node", "bash", "sh", "ruby", "perl", "Rscript")
+
+
+def program_problems(command: Any, field: str) -> Iterator[Problem]:
+    """Yield the problems of a program and its arguments: neither it nor the file that it runs may be missing."""
+    if not isinstance(command, list) or not command:
+        yield Problem(
+            f"{field} must be a list: a program and its arguments", fix="write [python, agent.py]", field=field
+        )
+        return
+    program, *arguments = map(str, command)
+    if shutil.which(program) is None:
+        yield Problem(f"there is no program {program}", fix="install it, or name it by its path", field=field)
+        return
+    file = Path(arguments[0]) if arguments else Path()
+    if Path(program).name in INTERPRETERS and file.suffix and not file.name.startswith("-") and not file.is_file():
+        beside = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
+        near = nearest(file.name, beside)
+        yield Problem(
+            f"there is no file {file}, which {program} is to run",
+            fix=f"did you mean {file.with_name(near)}?" if near else "name an existing file",
+            field=field,
+        )
