@@ -35,6 +35,10 @@ def open_run(
         yield folder, checkpoints, notes
 
 
+def say_nothing(text: str) -> None:
+    """Drop a message: there is no console."""
+
+
 def run_trackers(config: TrackingConfig, folder: Path) -> Trackers:
     """metrics.jsonl, which a run cannot do without, and the trackers of the config."""
     return Trackers([Jsonl(folder)], [tracker(name, folder) for name in config.trackers])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.build.fits import check_texts_fit
 from posttrain.build.plans import sft_plan
-from posttrain.build.runs import open_run, run_trackers
+from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config.roles import runtime_of
 from posttrain.config.sft import SftConfig
 from posttrain.data.loader import ShuffledLoader
@@ -26,18 +27,22 @@ from posttrain.run.progress import Progress
 from posttrain.run.run_folder import RunFolder
 
 
-def sft_run(config: SftConfig, *, allow_config_change: bool = False) -> Path:
+def sft_run(config: SftConfig, *, allow_config_change: bool = False, say: Callable[[str], None] = say_nothing) -> Path:
     """Run it, from the data to the last checkpoint. Returns the run folder.
 
-    Args: allow_config_change resumes a run although a setting has changed that its numbers depend on.
+    Args: allow_config_change resumes a run although a setting has changed that its numbers depend on; say receives what is
+        being loaded, before the trackers of the run are open.
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
     with open_run(config, allow_config_change=allow_config_change) as (folder, checkpoints, notes):
-        return _train(config, folder, checkpoints, notes)
+        return _train(config, folder, checkpoints, notes, say)
 
 
-def _train(config: SftConfig, folder: RunFolder, checkpoints: Checkpoints, notes: list[str]) -> Path:
+def _train(
+    config: SftConfig, folder: RunFolder, checkpoints: Checkpoints, notes: list[str], say: Callable[[str], None]
+) -> Path:
     import_modules(config.model.external_modules)
+    say("loading tokenizer and data")
     tokenizer = load_tokenizer(config.model)
     training = texts_of(config, tokenizer, "training")
     validation = (
@@ -54,6 +59,7 @@ def _train(config: SftConfig, folder: RunFolder, checkpoints: Checkpoints, notes
     check_texts_fit(config, [*texts, *held_out])
     plan = sft_plan(config, batches, validates=bool(held_out))
     trackers = run_trackers(config.tracking, folder.path)
+    say(f"loading model {config.model.path}")
     runtime = RUNTIMES.get(runtime_of(config.placement))()
     with closing(runtime.start_sft(config, batches, tokenizer)) as learner:
         progress = Progress(policy=learner.policy, loader=loader)

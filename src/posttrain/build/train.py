@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cache, partial
@@ -11,7 +11,7 @@ from pathlib import Path
 from posttrain.backends.environments.start import start_worlds
 from posttrain.build.fits import check_critic_fits, check_prompts_fit
 from posttrain.build.plans import run_plan
-from posttrain.build.runs import open_run, run_trackers
+from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config import RunConfig
 from posttrain.config.roles import runtime_of
 from posttrain.data.episodes import training_episodes, validation_episodes
@@ -38,23 +38,32 @@ from posttrain.steps.reference_answers import reference_warning
 from posttrain.steps.shape_rewards import RewardState
 
 
-def train_run(config: RunConfig, *, allow_config_change: bool = False) -> Path:
+def train_run(
+    config: RunConfig, *, allow_config_change: bool = False, say: Callable[[str], None] = say_nothing
+) -> Path:
     """Run it, from the data to the last checkpoint. Returns the run folder.
 
-    Args: allow_config_change resumes a run although a setting has changed that its numbers depend on.
+    Args: allow_config_change resumes a run although a setting has changed that its numbers depend on; say receives what is
+        being loaded, before the trackers of the run are open.
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
     with (
         open_run(config, allow_config_change=allow_config_change) as (folder, checkpoints, notes),
         closing(run_scorer(config)) as scorer,
     ):
-        return _train(config, folder, checkpoints, notes, scorer)
+        return _train(config, folder, checkpoints, notes, scorer, say)
 
 
 def _train(
-    config: RunConfig, folder: RunFolder, checkpoints: Checkpoints, notes: list[str], scorer: GroupScorer
+    config: RunConfig,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    notes: list[str],
+    scorer: GroupScorer,
+    say: Callable[[str], None],
 ) -> Path:
     import_modules(config.model.external_modules)
+    say("loading tokenizer and data")
     tokenizer = load_tokenizer(config.model)
     processor = load_processor(config.model, tokenizer, config.data)
     if config.environment.train_episodes is not None:
@@ -85,6 +94,7 @@ def _train(
     plan = run_plan(config, batches, validation)
     trackers = run_trackers(config.tracking, folder.path)
 
+    say(f"loading model {config.model.path}")
     with ExitStack() as started:
         roles = started.enter_context(
             closing(RUNTIMES.get(runtime_of(config.placement))().start(config, batches, tokenizer))

@@ -25,9 +25,9 @@ def generate(
 
 
 def _generate(arguments: list[str], dialect: str | None, *, here: bool, overwrite: bool) -> None:
+    from posttrain.cli.beginning import get_ready
     from posttrain.cli.plan_generate import check_request
     from posttrain.cli.plan_plain import remarks
-    from posttrain.cli.process import prepare
     from posttrain.cli.progress import WorkProgress
     from posttrain.cli.request import load_request
     from posttrain.dialects.entries import GENERATE
@@ -37,10 +37,10 @@ def _generate(arguments: list[str], dialect: str | None, *, here: bool, overwrit
     ).loaded
     for line in remarks(loaded):
         typer.echo(line, err=True)
-    prepare(loaded.config)
+    get_ready(loaded)
     from posttrain.build.generate import (
         generate_run,
-    )  # imports torch, which reads the environment that prepare() has set
+    )  # imports torch, which reads the environment that get_ready() has set
 
     with WorkProgress("generate", unit="rows", detail="tokens") as progress:
 

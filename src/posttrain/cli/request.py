@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -84,19 +86,36 @@ def named_by_hydra(arguments: Sequence[str]) -> list[str]:
     return [str(file) if file.expanduser().is_file() or not is_shipped(name) else name, *rest]
 
 
-def refuse_dashes(arguments: Sequence[str]) -> None:
-    """Raises: ConfigError for unknown options; most are overrides in the form of other trainers."""
+def refuse_dashes(arguments: Sequence[str], meant: Callable[[str], str] = str) -> None:
+    """Raises: ConfigError for unknown options; most are overrides in the form of other trainers.
+
+    Args: ``meant`` gives the key that such a name means.
+    """
     problems = []
     for argument, following in pairwise([*arguments, "-"]):
         if not argument.startswith("-"):
             continue
         name, equals, value = argument.partition("=")
         value = value if equals else "" if following.startswith("-") or "=" in following else following
-        override = f"an override has no dashes: {name.lstrip('-')}={value}"
+        override = f"an override has no dashes: {meant(name.lstrip('-'))}={value}"
         fix = f"{override}; --help lists the options" if value else "--help lists the options"
         problems.append(Problem(f"there is no option {name}", fix=fix))
     if problems:
         raise ConfigError(problems)
+
+
+def _key_meant(arguments: Sequence[str], dialect: str | None, name: str) -> str:
+    """The key that the name of an unknown option means in the configuration that the other arguments describe."""
+    first = next((argument for argument in arguments if not argument.startswith("-")), None)
+    path = first if first is not None and Path(first).is_file() else None
+    name = name.replace("-", "_")
+    try:
+        problems = read_config(path, [f"{name}=1"], dialect).problems
+    except RequestError as error:
+        problems = tuple(error.problems)
+    fixes = [problem.fix for problem in problems if problem.where == f"override {name}=1"]
+    found = re.search(r"did you mean ([\w.]+)\?", " ".join(fixes))
+    return found[1] if found else name
 
 
 def load_request(
@@ -107,7 +126,7 @@ def load_request(
     Raises: RequestError for unknown options and for files that cannot be read.
     """
     arguments = named_by_hydra(arguments)
-    refuse_dashes(arguments)
+    refuse_dashes(arguments, partial(_key_meant, arguments, dialect))
     if not arguments and dialect is None:
         raise ConfigError(Problem("there is nothing to read", fix="name a file, or a --dialect and its keys"))
     path, overrides = split_arguments(arguments)

@@ -23,21 +23,22 @@ def sft(
 
 
 def _sft(arguments: list[str], dialect: str | None, *, here: bool, allow_config_change: bool) -> None:
+    from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.plan_plain import remarks
     from posttrain.cli.plan_sft import check_request
-    from posttrain.cli.process import prepare
     from posttrain.cli.request import load_request
     from posttrain.dialects.entries import SFT
 
+    announce_reading(arguments)
     loaded = check_request(load_request(arguments, dialect, SFT, here=here), look_at_files=True, to_run=True).loaded
     for line in remarks(loaded):
         typer.echo(line, err=True)
-    prepare(loaded.config)
-    # Imports torch, which reads the environment that prepare() has set.
+    get_ready(loaded)
+    # Imports torch, which reads the environment that get_ready() has set.
     from posttrain.build.sft import sft_run
 
     try:
-        sft_run(loaded.config, allow_config_change=allow_config_change)
+        sft_run(loaded.config, allow_config_change=allow_config_change, say=announce)
     except RequestError as error:  # found only while reading data and model: add the place in the user's file
         error.locate(loaded.locate)
         raise

@@ -23,20 +23,21 @@ def train(
 
 
 def _train(arguments: list[str], dialect: str | None, *, here: bool, allow_config_change: bool) -> None:
+    from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.box_text import box_text
     from posttrain.cli.plan_plain import remarks
-    from posttrain.cli.process import prepare
     from posttrain.cli.request import read_request
 
+    announce_reading(arguments)
     request = read_request(arguments, dialect, look_at_files=True, here=here, to_run=True)
     for line in [*remarks(request.loaded), *box_text(request.loaded.config)]:
         typer.echo(line, err=True)
-    prepare(request.loaded.config)
-    # Imports torch, which reads the environment that prepare() has set.
+    get_ready(request.loaded)
+    # Imports torch, which reads the environment that get_ready() has set.
     from posttrain.build.train import train_run
 
     try:
-        train_run(request.loaded.config, allow_config_change=allow_config_change)
+        train_run(request.loaded.config, allow_config_change=allow_config_change, say=announce)
     except RequestError as error:  # found only while reading data and model: add the place in the user's file
         error.locate(request.loaded.locate)
         raise

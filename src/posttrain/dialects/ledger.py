@@ -9,6 +9,8 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, Literal
 
+from posttrain.config.reading.familiar import familiar_key
+
 Status = Literal["mapped", "ignored", "refused", "planned"]
 
 
@@ -165,7 +167,13 @@ class Ledger:
             return slips[:limit]
         likeness = _likenesses(key, names)
         best = sorted(likeness, key=lambda name: (-likeness[name], name))
-        return [*slips, *(name for name in best if name not in slips and likeness[name] >= 0.72)][:limit]
+        alike = [*slips, *(name for name in best if name not in slips and likeness[name] >= 0.72)]
+        return (alike or self._meaning(familiar_key(parts[-1])))[:limit]
+
+    def _meaning(self, field: str) -> list[str]:
+        """The keys that set one of our fields; none for ""."""
+        rows = [row for row in self.rows if field and row.status == "mapped" and "*" not in row.name]
+        return sorted((row.name for row in rows if field in row.fields), key=lambda name: (name.count("."), len(name)))
 
     @cached_property
     def _names(self) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.model import ModelConfig
@@ -30,6 +31,15 @@ OF_A_RUN = (
     "timeline.jsonl",
     "validation",
 )
+
+
+class ModelUser(Protocol):
+    """A configuration of a command that loads a model."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -59,7 +69,7 @@ def _among_models(config: TrainingConfig) -> Iterator[Problem]:
     if isinstance(config, RunConfig):
         models += [config.reference.path, config.critic.path]
         models += [config.reward.model.path] if config.reward.model is not None else []
-    read = {Path(path).resolve(): path for path in models if path and Path(path).is_dir()}
+    read = {Path(path).resolve(): path for path in models if path and Path(path).is_dir() and holds_model(Path(path))}
     places = {
         "run.folder": config.folder,
         "checkpoint.folder": config.checkpoint.folder,
@@ -145,9 +155,27 @@ def check_output_folder(path: str, field: str) -> list[Problem]:
     return list(_check_folder(Path(path), field))
 
 
+def holds_model(folder: Path) -> bool:
+    """Return True when a folder has a model's configuration."""
+    return (folder / "config.json").is_file()
+
+
 def is_hub_id(path: str) -> bool:
     """Return True when a model's name means the hub: it has the form ``name`` or ``org/name``, and is no local folder."""
     return HUB_ID.fullmatch(path) is not None and not Path(path).exists()
+
+
+def hub_models(config: ModelUser) -> dict[str, str]:
+    """The models that a command takes from the hub: field -> hub id."""
+    named = {"model.path": config.model.path, "model.tokenizer_path": config.model.tokenizer_path}
+    if isinstance(config, RunConfig):
+        if config.loss.kl_coef > 0 or config.reward.kl.coef > 0:
+            named["reference.path"] = config.reference.path
+        if needs_values(config):
+            named["critic.path"] = config.critic.path
+        if config.reward.model is not None:
+            named["reward.model.path"] = config.reward.model.path
+    return {field: path for field, path in named.items() if path is not None and is_hub_id(path)}
 
 
 def _check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]:
@@ -158,6 +186,12 @@ def _check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]
         what = f"{path} is a file, and a model is a folder" if folder.exists() else f"there is no folder {path}"
         yield Problem(what, fix="name a Hugging Face model folder, or a hub id such as org/name", field=field)
         return
+    if not holds_model(folder):
+        what = f"{folder} holds no config.json, so it is not a Hugging Face model folder"
+        inside = sorted(file.parent for file in folder.glob("*/config.json"))
+        fix = f"did you mean {inside[0]}?" if inside else "name a folder that holds one, or a hub id such as org/name"
+        yield Problem(what, fix=fix, field=field)
+        return
     yield from _check_config(folder, field)
     yield from _check_weights(folder, field)
     if tokenizer:
@@ -166,9 +200,6 @@ def _check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]
 
 def _check_config(folder: Path, field: str) -> Iterator[Problem]:
     file = folder / "config.json"
-    if not file.is_file():
-        yield Problem(f"{folder} holds no config.json, so it is not a Hugging Face model folder", field=field)
-        return
     try:
         json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -94,7 +94,27 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any], root: type[Trainin
     for key, value in before.items():
         if isinstance(value, list) and value and value != after.get(key):
             before[key] = _with_defaults(key, value, now, root)
-    return [Change(key, before.get(key), after.get(key)) for key in after | before if before.get(key) != after.get(key)]
+    added, removed = _sections_only_in(after, before), _sections_only_in(before, after)
+    whole = [Change(name, None, _listed(after, name)) for name in added]
+    whole += [Change(name, _listed(before, name), None) for name in removed]
+    return whole + [
+        Change(key, before.get(key), after.get(key))
+        for key in after | before
+        if before.get(key) != after.get(key)
+        and not any(key == name or key.startswith(f"{name}.") for name in added | removed)
+    ]
+
+
+def _sections_only_in(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, None]:
+    """The optional sections (``policy.lora``) that ``one`` has and ``other`` sets to null: each is one change."""
+    inside, outside = (dict.fromkeys(key.rpartition(".")[0] for key in each) for each in (one, other))
+    return {name: None for name in inside if name not in outside and name in other and other[name] is None}
+
+
+def _listed(values: Mapping[str, Any], section: str) -> str:
+    """The settings of a section in one line: ``rank=8, alpha=16.0``"""
+    inside = {key.removeprefix(f"{section}."): value for key, value in values.items() if key.startswith(f"{section}.")}
+    return ", ".join(f"{key}={value}" for key, value in inside.items())
 
 
 def _with_defaults(key: str, value: list[Any], now: Mapping[str, Any], root: type[TrainingConfig]) -> Any:

@@ -110,9 +110,12 @@ def test_everything_wrong_is_told_at_once(posttrain: Run, job: Path) -> None:
 
 
 def test_a_file_of_another_command_is_told_by_name(posttrain: Run, job: Path) -> None:
-    assert posttrain("train", "run.yaml")[2] == "posttrain: this is an SFT configuration: posttrain sft run.yaml"
+    message = "reading run.yaml ... posttrain: this is an SFT configuration: posttrain sft run.yaml"
+    assert posttrain("train", "run.yaml")[2] == message
     (job / "rl.yaml").write_text("model: {path: model}\ndata: {train_files: a}\nrollout: {samples_per_prompt: 4}\n")
-    message = "posttrain: this is a configuration of reinforcement learning: posttrain train rl.yaml"
+    message = (
+        "reading rl.yaml ... posttrain: this is a configuration of reinforcement learning: posttrain train rl.yaml"
+    )
     assert posttrain("sft", "rl.yaml")[2] == message
 
 

@@ -89,9 +89,21 @@ def test_each_file_that_is_missing(missing: str, message: str, model: Path) -> N
     assert message in found
 
 
-def test_everything_missing_comes_together(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    assert len(problems(tmp_path / "empty")) == 3
+def test_everything_missing_of_a_model_comes_together(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (_, first), (_, second) = problems(tmp_path / "model")
+    assert "holds no weights" in first
+    assert "holds no tokenizer" in second
+
+
+def test_a_folder_that_is_no_model_is_one_problem(tmp_path: Path) -> None:
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    ((_, found),) = problems(tmp_path / "models")
+    assert "holds no config.json" in found and "or a hub id such as org/name" in found
+    (tmp_path / "models/tiny/config.json").write_text("{}")
+    ((_, found),) = problems(tmp_path / "models")
+    assert f"did you mean {tmp_path}/models/tiny?" in found
 
 
 def test_pickled_weights_are_not_weights(model: Path) -> None:

@@ -114,6 +114,25 @@ def test_a_grave_change_is_refused_with_the_difference_and_can_be_allowed(tmp_pa
     RunFolder(other).check(holds_checkpoint=False)  # a start, not a going on
 
 
+def test_a_section_that_comes_or_goes_is_one_change(tmp_path: Path) -> None:
+    """LoRA in a folder of a run without it was five problems, four of them about defaults."""
+
+    def lora(**settings: object) -> RunConfig:
+        values = config(tmp_path).model_dump(mode="json", exclude_unset=True)
+        return RunConfig.model_validate(values | {"policy": {"optimizer": {"lr": 1e-5}, "lora": settings or None}})
+
+    RunFolder(lora()).begin(first_step=1, total_steps=9, device="cpu")
+    with pytest.raises(ConfigError) as caught:
+        RunFolder(lora(rank=8)).check(holds_checkpoint=True)
+    (problem,) = caught.value.problems
+    assert problem.field == "policy.lora" and "had policy.lora None, and this one has rank=8, alpha=" in problem.what
+    RunFolder(lora(rank=8)).begin(first_step=1, total_steps=9, device="cpu")
+    for other, field in ((lora(), "policy.lora"), (lora(rank=4), "policy.lora.rank")):
+        with pytest.raises(ConfigError) as caught:
+            RunFolder(other).check(holds_checkpoint=True)
+        assert [problem.field for problem in caught.value.problems] == [field]
+
+
 def test_harmless_changes_go_on_and_are_told(tmp_path: Path) -> None:
     RunFolder(config(tmp_path)).begin(first_step=1, total_steps=9, device="cpu")
     tree = config(tmp_path).model_dump(mode="json")

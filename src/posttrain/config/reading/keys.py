@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AlgorithmSection
 from posttrain.config.base import Section
+from posttrain.config.reading.familiar import familiar_fix
 from posttrain.config.reading.sources import child
 
 ITEM = "#"  # stands for any list index in a dotted key: reward.terms.#.name
@@ -74,6 +75,8 @@ def suggest(key: str, root: type[Section] = RunConfig, here: Collection[str] = (
         come before those of other algorithms.
     """
     section, _, leaf = key.rpartition(".")
+    if leaf not in here and (fix := familiar_fix(leaf, known_keys(root))):
+        return fix
     own = [child(section, name) for name in here]
     keys = dict.fromkeys([*known_keys(root), *own])
 

@@ -1,11 +1,8 @@
-"""Rules between keys, and names that must be known. Nothing here imports what it names; of all files, only those with an
-estimator or a loss of the user's own are read."""
+"""Rules between keys of a training run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AlgorithmSection
@@ -21,74 +18,21 @@ from posttrain.config.checks.tracking import tracking_problems, tracking_warning
 from posttrain.config.checks.training import training_problems, training_warnings
 from posttrain.config.critic import CriticConfig
 from posttrain.config.roles import needs_values
-from posttrain.errors import Problem, RequestError, did_you_mean
+from posttrain.errors import Problem
 from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, unsupported_cluster
 from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
+from posttrain.plan.checks.names import name_problems
+from posttrain.registry import ADVANTAGES
 
 
 def check(config: RunConfig) -> list[Problem]:
     """Everything wrong with a configuration whose keys are right one by one."""
-    return [*_names(config), *_rules(config)]
+    return [*name_problems(config), *_rules(config)]
 
 
 def unsupported(config: RunConfig) -> list[Problem]:
     """Report valid settings that are planned but not built yet: a plan accepts them, a run rejects them."""
     return [*unsupported_cluster(config), *missing_sampler(config.rollout)]
-
-
-def _names(config: RunConfig) -> Iterator[Problem]:
-    chosen: list[tuple[Registry[Any], str, str]] = [
-        (TRAIN_ENGINES, config.policy.engine, "policy.engine"),
-        (TRAIN_ENGINES, config.critic.engine, "critic.engine"),
-        (ROLLOUT_ENGINES, config.rollout.engine, "rollout.engine"),
-    ]
-    for index, term in enumerate(config.reward.terms):
-        if term.path is None:  # otherwise the name is a function in the user's file
-            chosen.append((REWARDS, term.name, f"reward.terms.{index}.name"))
-    for index, name in enumerate(config.tracking.trackers):
-        chosen.append((TRACKERS, name, f"tracking.trackers.{index}"))
-    algorithms: tuple[tuple[str, AlgorithmSection], ...] = (("advantage", config.advantage), ("loss", config.loss))
-    for section, own in algorithms:
-        if own.path is None:
-            chosen.append((own.registry, own.name, f"{section}.name"))
-        else:
-            yield from _own_problems(section, own)
-    for registry, name, field in chosen:
-        if name not in registry.names():
-            yield _of_the_other_kind(registry, name, field) or registry.problem(name, field)
-
-
-def _of_the_other_kind(registry: Registry[Any], name: str, field: str) -> Problem | None:
-    """An estimator given as the loss, or a loss as the estimator."""
-    if registry is POLICY_LOSSES and name in ADVANTAGES.names():
-        fix = f"use advantage.name={name} loss.name=ppo_clip: {name} trains with that loss"
-        return Problem(f"{name} is an advantage estimator, not a policy loss", fix=fix, field=field)
-    if registry is ADVANTAGES and name in POLICY_LOSSES.names():
-        fix = f"use loss.name={name}, and an estimator such as advantage.name=grpo"
-        return Problem(f"{name} is a policy loss, not an advantage estimator", fix=fix, field=field)
-    return None
-
-
-def _own_problems(section: str, own: AlgorithmSection) -> Iterator[Problem]:
-    """Yield what is wrong with an estimator or loss in the user's own file, which is read and not run."""
-    try:
-        described = own.registry.describe(own.name, own.path)
-    except RequestError as error:
-        yield from (replace(problem, field=f"{section}.{problem.field or 'name'}") for problem in error.problems)
-        return
-    known = own.registry.all_inputs()
-    for name in described.inputs:
-        if name not in known:
-            yield Problem(
-                f"{own.name} in {own.path} takes {name}, which is no input of a {own.registry.kind} "
-                f"(known: {', '.join(known)})",
-                fix=did_you_mean(name, known, listed=True) or "a setting of your own stands behind a *",
-                field=f"{section}.name",
-            )
-    if described.takes_more:
-        what = f"{own.name} in {own.path} takes **keywords, so its settings have no names"
-        yield Problem(what, fix="write each setting as a keyword-only parameter", field=f"{section}.name")
 
 
 def _rules(config: RunConfig) -> Iterator[Problem]:
