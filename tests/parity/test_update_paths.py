@@ -26,8 +26,10 @@ from transformers import AutoTokenizer
 
 from batches import sequence_batch, train_batch
 from posttrain.backends.torch_training.critic import ValueModel
+from posttrain.backends.torch_training.moving_reference import MovingReference
 from posttrain.backends.torch_training.policy import PolicyModel
 from posttrain.backends.torch_training.ranks import RanksSharding
+from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.train.deepspeed import DeepspeedTrainEngine
 from posttrain.backends.train.fsdp import FsdpTrainEngine, FsdpValueEngine
 from posttrain.backends.train.fsdp.sharding import FsdpSharding
@@ -290,8 +292,44 @@ def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
         if ranks == 2:
             together = FsdpSharding("cpu", param_dtype=torch.float32, sequence=2)
             torch.save(full_kl_updates(folder, FsdpTrainEngine, sharding=together), out / f"full-{rank}.pt")
+            for name, way in MOVING.items():
+                if all(find_spec(library) for library in needs(way)):
+                    torch.save(moved_reference(folder, out / f"moving {name}", way), out / f"moved {name}-{rank}.pt")
     finally:
         dist.destroy_process_group()
+
+
+MOVING = {"fsdp": Shared(), "zero 2": Shared(zero={"stage": 2}), "zero 3": Shared(zero={"stage": 3})}
+
+
+def moved_reference(folder: Path, place: Path, way: Shared | None = None) -> list[Tensor]:
+    """Log-probs of a reference: before it moves, a quarter of the way to a policy after an update, and of the reference that a
+    second engine loads from what the first has saved."""
+    batch, found = make_batch(0), []
+
+    def make() -> tuple[PolicyModel, LogprobScorer]:
+        model = load_causal_lm(str(folder), dtype=torch.float32).requires_grad_(False)
+        sharding = way.sharding if way else None
+        reference = PolicyModel.scorer(model, 5, sharding=sharding)
+        if sharding:
+            sharding.wrap(model)
+        how = {"sharding": way.sharding} if way else {}
+        moving = MovingReference(model, reference.sharding)
+        return make_engine(folder, way.kind if way else LocalTrainEngine, moving_reference=moving, **how), reference
+
+    policy, reference = make()
+    found.append(reference.logprobs(batch.sequences, 1.0))
+    policy.forward_backward(batch, PLAN, batch.counts())
+    policy.optimizer_step()
+    policy.move_reference(0.25)
+    found.append(reference.logprobs(batch.sequences, 1.0))
+    if not way or dist.get_rank() == 0:
+        place.mkdir()
+    policy._sharding.wait()
+    policy.save(place)
+    again, reference = make()
+    again.load(place)
+    return [*found, reference.logprobs(batch.sequences, 1.0)]
 
 
 def needs(way: Shared) -> list[str]:
@@ -479,3 +517,19 @@ def test_a_whole_reference_reads_stretches(tiny_qwen: Path, shared_out: Callable
     for rank in range(2):
         found = torch.load(shared_out(2) / f"full-{rank}.pt")
         assert found[0] == pytest.approx(losses, rel=1e-5) and found[1] == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MOVING)
+def test_a_reference_that_follows_the_policy(
+    tiny_qwen: Path, tmp_path: Path, shared_out: Callable[[int], Path], name: str
+) -> None:
+    for library in needs(MOVING[name]):
+        pytest.importorskip(library)
+    before, after, loaded = moved_reference(tiny_qwen, tmp_path / "local")
+    assert (after - before).norm() > 1e-3 * before.norm() and torch.equal(after, loaded)
+    for rank in range(2):
+        found = torch.load(shared_out(2) / f"moved {name}-{rank}.pt")
+        assert torch.equal(found[1], found[2])
+        for mine, wanted in zip(found[:2], (before, after), strict=True):
+            assert (mine - wanted).norm() < 1e-5 * wanted.norm()

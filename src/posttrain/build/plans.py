@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.config import RunConfig
 from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rejection import rejection_rules
-from posttrain.config.roles import needs_old_logprobs
+from posttrain.config.roles import needs_old_logprobs, uses_reference
 from posttrain.config.rollout import SamplingConfig
 from posttrain.config.sft import SftConfig
 from posttrain.loops.rl_plan import RunPlan
@@ -104,6 +104,8 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         batches_every=config.tracking.batches_every_steps,
         validation_logprobs=config.validation.trainer_logprobs,
         critic_warmup_steps=batches.critic.warmup_steps if batches.critic else 0,
+        reference_every=config.reference.update_every if uses_reference(config) else None,
+        reference_mix=config.reference.update_mix,
     )
 
 

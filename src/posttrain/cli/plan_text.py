@@ -209,6 +209,10 @@ def _loss(config: RunConfig) -> str:
         text += f"\n{'':<11}- {loss.entropy_coef:g} x entropy"
     if loss.kl_coef:
         reference = config.reference.path or "the starting weights"
+        every = config.reference.update_every
+        if every is not None:
+            moved = every if every == "epoch" else _count(every, "step")
+            reference += f", moved {config.reference.update_mix:g} of the way to the policy every {moved}"
         weighted = " x ratio" if loss.kl_importance_weighted else ""
         text += f"\n{'':<11}+ {loss.kl_coef:g} x KL ({loss.kl_estimator}{weighted}) to {reference}"
     return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -73,6 +73,11 @@ class ReferenceConfig(Section):
     """Cut those passes by this many tokens per device instead of by count; null cuts by count."""
     offload: bool = False
     """Keep its weights in CPU memory except while it scores a step; for accelerators."""
+    update_every: Annotated[int, Field(ge=1)] | Literal["epoch"] | None = None
+    """Mix the policy's weights into the reference after every so many steps, or after every epoch of the data (TR-DPO); null
+    keeps it frozen."""
+    update_mix: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of the policy in the new reference; 1 replaces it."""
     engine_options: dict[str, Any] = {}
     """Options for the reference's engine, as policy.engine_options."""
     devices: list[int] | None = None

@@ -32,6 +32,11 @@ def scores_tokens_before(config: RunConfig) -> bool:
     return needs_old_logprobs(config) or config.loss.high_entropy_share is not None
 
 
+def uses_reference(config: RunConfig) -> bool:
+    """Tell whether a KL to the reference is part of the loss or of the reward."""
+    return config.loss.kl_coef > 0 or config.reward.kl.coef > 0
+
+
 def trained_roles(config: TrainingConfig) -> list[tuple[str, LearnerConfig | CriticConfig]]:
     """Return the roles that are trained with their sections, the policy first."""
     found: list[tuple[str, LearnerConfig | CriticConfig]] = [("policy", config.policy)]

@@ -84,6 +84,11 @@ class OptimizedEngine(Protocol):
 class TrainEngine(ScoringEngine, OptimizedEngine, Protocol):
     """The policy, with its optimizer."""
 
+    def move_reference(self, mix: float) -> None:
+        """Mix the policy's weights into the reference: reference <- mix x policy + (1 - mix) x reference. In runs whose reference
+        moves (reference.update_every); ``save`` and ``load`` include it."""
+        ...
+
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         """Add the gradient of ``loss`` over these rows, divided by ``counts``, to the accumulated gradients.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from posttrain.loops.training import LoopPlan
 from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, mixed_seed
+from posttrain.run.step_ends import due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,14 @@ class RunPlan:
     batches_every: int | None = None
     validation_logprobs: bool = False  # the trainer scores the validation samples that are shown, token by token
     critic_warmup_steps: int = 0  # steps at the start in which the policy is not updated
+    reference_every: int | Literal["epoch"] | None = None  # steps, or after every epoch; None: the reference is frozen
+    reference_mix: float = 1.0  # share of the policy in the reference when it moves
+
+    def reference_moves(self, step: int, epochs_before: float, epochs_after: float) -> bool:
+        """Tell whether the reference moves after a step, which began and ended with so many passes over the data."""
+        if self.reference_every == "epoch":
+            return int(epochs_after) > int(epochs_before)
+        return due(step, self.reference_every)
 
     def step_plan(self, step: int) -> StepPlan:
         """The plan of one step: its sampling has a seed of its own, so a prompt drawn again gets other random numbers; the

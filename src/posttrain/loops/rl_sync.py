@@ -8,6 +8,7 @@ from pathlib import Path
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.loops.rl_plan import RunPlan
 from posttrain.loops.training import LoopBody, StepReport, run_steps
 from posttrain.loops.validation import validate
@@ -39,7 +40,7 @@ def run(
     """The steps of a run, one after the other, with what lies between them; see loops.training.run_steps."""
 
     def step(number: int, clock: Clock) -> StepReport:
-        version = roles.policy.version
+        version, epochs = roles.policy.version, loader.epochs
         try:
             done = rl_step(roles, scorer, loader, rewards, plan.step_plan(number), clock)
         except TooManyInvalid as error:  # the samples show which part of the reward is broken
@@ -48,6 +49,7 @@ def run(
         write_records(run.folder, number, done, plan, token_texts)
         metrics = step_metrics(done, version, roles, clock, plan.step.update.epochs) | rewards.metrics
         metrics["progress/epoch"] = loader.epochs
+        metrics |= move_reference(roles.policy, plan, number, epochs, loader.epochs, clock)
         return StepReport(
             metrics=metrics,
             updates=done.learned.stats.updates,
@@ -65,6 +67,19 @@ def run(
     )
     roles.weight_sync.publish(roles.policy, roles.rollout)
     run_steps(body, progress, plan.loop, run)
+
+
+def move_reference(
+    policy: TrainEngine, plan: RunPlan, step: int, epochs_before: float, epochs_after: float, clock: Clock
+) -> dict[str, float]:
+    """Mix the policy into the reference where that is due after a step. Returns its metric; none for a frozen reference."""
+    if plan.reference_every is None:
+        return {}
+    moves = plan.reference_moves(step, epochs_before, epochs_after)
+    if moves:
+        with clock.phase("reference_update"):
+            policy.move_reference(plan.reference_mix)
+    return {"reference/moved": float(moves)}
 
 
 def step_metrics(done: StepResult, version: int, roles: Roles, clock: Clock, epochs: int) -> dict[str, float]:

@@ -87,6 +87,7 @@ class EnginePlan:
     drops_out_adapters: ClassVar[bool] = True
     has_full_logits: ClassVar[bool] = True  # in one process, for losses over the whole vocabulary
     saves_parts: ClassVar[bool] = True  # every process can write its own part of a checkpoint
+    moves_reference: ClassVar[bool] = False  # the policy's weights can be mixed into the reference
 
     def sizes(self, section: Learner) -> GroupSizes:
         """Return the sizes of a role's groups, but data and shard, which depend on its devices."""

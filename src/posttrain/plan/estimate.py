@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.roles import learner_of
-from posttrain.plan.engine import PlacedModel, engine_plan
+from posttrain.plan.engine import PlacedModel, engine_plan, even_part
 from posttrain.plan.memory import BYTES, RoleMemory
 from posttrain.plan.model_shape import ModelShape, read_shape
 from posttrain.plan.placement import PHASES, Phase, PlacementPlan, RolePlacement
@@ -85,7 +85,13 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
     if place.role in ("reference", "reward model"):
         if place.uses_weights_of:
             return RoleMemory(role=place.role, weights=0)
-        return engine_plan(place.engine).frozen_memory(PlacedModel(config=config, place=place, shape=shape))
+        model = PlacedModel(config=config, place=place, shape=shape)
+        frozen = engine_plan(place.engine).frozen_memory(model)
+        if place.role == "reference" and config.reference.update_every is not None:
+            # Its weights are kept in float32 besides.
+            exact = even_part(shape.parameters, place) * BYTES["float32"] // place.sizes.shard
+            return replace(frozen, weights=frozen.weights + exact)
+        return frozen
     of_role = batches.critic if place.role == "critic" else batches
     assert of_role is not None
     return _trained(config, of_role, place, shape, config.context_tokens + config.rollout.max_response_tokens)

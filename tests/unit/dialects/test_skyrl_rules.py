@@ -728,7 +728,6 @@ def test_engine_settings_are_told_on_one_device() -> None:
 
 
 PLANNED = [
-    (f"{T}.update_ref_every_epoch=true", f"{T}.update_ref_every_epoch", ()),
     (f"{G}.enable_http_endpoint=true", f"{G}.enable_http_endpoint", ()),
     (f"{T}.fully_async.max_staleness_steps=2", f"{T}.fully_async.max_staleness_steps", ()),
     ("data.train_data=[openai/gsm8k:train]", "data.train_data", ()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -54,6 +55,19 @@ def test_nothing_but_the_seed_differs_between_steps(plan: RunPlan) -> None:
 def test_the_policy_waits_while_the_critic_warms_up(plan: RunPlan) -> None:
     warming = replace(plan, critic_warmup_steps=2)
     assert [warming.step_plan(step).updates_policy for step in (1, 2, 3)] == [False, False, True]
+
+
+def test_the_reference_moves_after_steps_or_epochs(plan: RunPlan) -> None:
+    def moves(every: int | Literal["epoch"] | None, steps_per_epoch: int) -> list[int]:
+        chosen = replace(plan, reference_every=every)
+        epochs = [step / steps_per_epoch for step in range(8)]
+        return [step for step in range(1, 8) if chosen.reference_moves(step, epochs[step - 1], epochs[step])]
+
+    assert moves(None, 3) == []
+    assert moves(3, 5) == [3, 6]
+    assert moves("epoch", 3) == [3, 6]
+    # a step that draws two and a half batches of a short epoch
+    assert replace(plan, reference_every="epoch").reference_moves(4, 1.9, 2.4)
 
 
 def test_message_names_samples_and_their_file() -> None:

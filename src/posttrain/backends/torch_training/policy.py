@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos.objective import policy_objective
+from posttrain.backends.torch_training.moving_reference import MovingReference
 from posttrain.backends.torch_training.optimized_model import Learning, MicroBatch, OptimizedModel
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
@@ -32,6 +34,7 @@ class PolicyModel(OptimizedModel):
         sequences_per_scoring_batch: int,
         max_tokens_per_scoring_batch: int | None = None,  # replaces the number of sequences
         reference: LogprobScorer | None = None,  # for the KL over the whole vocabulary (kl_estimator full) in the loss
+        moving_reference: MovingReference | None = None,  # follows this policy
         **how: Unpack[Learning],
     ):
         # Before the model is sharded: the form of its head is detected by running it.
@@ -48,6 +51,9 @@ class PolicyModel(OptimizedModel):
         if reference:
             _check_same_vocabulary(model, reference.model)
         super().__init__(model, tokenizer, **how)
+        self._moving = moving_reference
+        if moving_reference:
+            moving_reference.check_fits(self._masters.parameters, self._sharding.shape)
 
     @staticmethod
     def sharding_of(
@@ -95,6 +101,31 @@ class PolicyModel(OptimizedModel):
 
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.sum_pi_squared(batch, temperature)
+
+    def move_reference(self, mix: float) -> None:
+        assert self._moving is not None, "a reference that moves is given to the policy's engine"
+        self._moving.move(self._masters.whole(self._sharding), mix)
+
+    def saved_bytes(self) -> int:
+        return super().saved_bytes() + (self._moving.saved_bytes() if self._moving else 0)
+
+    def writer(self, *, optimizer: bool = True, sharded: bool = False) -> Callable[[Path], None]:
+        """Begin a save; with the optimizer, it includes the weights of a reference that moves: both are state of the run."""
+        write = super().writer(optimizer=optimizer, sharded=sharded)
+        if self._moving is None or not optimizer:
+            return write
+        write_reference = self._moving.writer(sharded=sharded)
+
+        def write_both(folder: Path) -> None:
+            write(folder)
+            write_reference(folder)
+
+        return write_both
+
+    def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
+        super().load(folder, optimizer=optimizer, schedule=schedule)
+        if self._moving and optimizer:
+            self._moving.load(folder)
 
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         reference = self._reference if loss.kl_coef and loss.kl_estimator == "full" else None

@@ -45,10 +45,10 @@ class LogprobScorer:
     ):
         self.model = model
         self.padded = padded
-        self._sharding = sharding or Sharding()
+        self.sharding = sharding or Sharding()
         self.cutter = Cutter(
             sequences_per_micro_batch,
-            self._sharding.pooled(max_tokens_per_micro_batch),
+            self.sharding.pooled(max_tokens_per_micro_batch),
             share_prompts=share_prompts and not padded,
             notices=notices,
             what="a scoring batch",
@@ -104,7 +104,7 @@ class LogprobScorer:
         if self._rests:
             self.model.to(self._device)  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
         try:
-            return over_rows(batch, self.cutter, self._sharding, of)
+            return over_rows(batch, self.cutter, self.sharding, of)
         finally:
             self._rest()
 
@@ -125,16 +125,16 @@ class LogprobScorer:
         vocabulary, for which the reference reads the same packed row. Only its hidden states at the scored positions are
         kept until the backward pass."""
 
-        row = self._sharding.row(packed)
+        row = self.sharding.row(packed)
 
         def scores() -> tuple[Tensor | None, ...]:
             found = self._score(row, temperature, entropy_gradient, sum_pi_squared, reference)
             return found.logprobs, found.entropy, found.sum_pi_squared, found.full_kl
 
         with self._weights():
-            found = self._sharding.forward(self.model, scores)
+            found = self.sharding.forward(self.model, scores)
         logprobs, entropy, pi_squared, full_kl = (
-            None if each is None else self._sharding.collected(each, row, packed) for each in found
+            None if each is None else self.sharding.collected(each, row, packed) for each in found
         )
         assert logprobs is not None and entropy is not None
         return TokenScores(logprobs=logprobs, entropy=entropy, sum_pi_squared=pi_squared, full_kl=full_kl)

@@ -119,5 +119,12 @@ class Sharding:
         """Return the shard of a whole tensor that belongs to this process, placed as ``like``."""
         return tensor.to(like.device)
 
+    def assign(self, parameter: Tensor, value: Tensor) -> None:
+        """Set a parameter of a frozen model to a value that ``part`` gave."""
+        parameter.copy_(value)
+
+    def weights_changed(self, model: PreTrainedModel) -> None:
+        """Drop what a frozen model keeps of its weights besides its parameters, after ``assign``."""
+
     def wait(self) -> None:
         """Wait for all processes (a barrier)."""

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos import schedules
 from posttrain.backends.reward_model.local import LocalRewardModel
+from posttrain.backends.torch_training.moving_reference import MovingReference
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
@@ -130,12 +131,20 @@ def start_policy(
         max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
         max_tokens_per_scoring_batch=config.reference.max_tokens_per_micro_batch,
         reference=reference if has_full_kl(config) else None,
+        **_moving(config, reference),
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
         weight_decay=weight_decay_at(config.policy.optimizer, batches.schedule_updates),
         **how(config, notices, sharding, _policy_stored(config, sharding)),
     )
     return policy, reference
+
+
+def _moving(config: RunConfig, reference: LogprobScorer | None) -> dict[str, Any]:
+    """Return the argument of engines whose policy the reference follows."""
+    if config.reference.update_every is None or reference is None:
+        return {}
+    return {"moving_reference": MovingReference(reference.model, reference.sharding)}
 
 
 def start_sft_policy(

@@ -35,6 +35,10 @@ def cluster_problems(config: RunConfig) -> Iterator[Problem]:
             "loss.kl_estimator=full compares whole vocabularies, and the reference is on other devices than the policy"
         )
         yield Problem(what, fix="use the policy's devices (reference.devices)", field="reference.devices")
+    moves = config.reference.update_every is not None
+    if moves and policy and reference and policy.devices != reference.devices:
+        what = "reference.update_every mixes the policy's weights into the reference, which is on other devices"
+        yield Problem(what, fix="use the policy's devices (reference.devices)", field="reference.devices")
 
 
 def unsupported_cluster(config: TrainingConfig) -> list[Problem]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from posttrain.config import RunConfig, TrainingConfig
-from posttrain.config.roles import trained_roles
+from posttrain.config.roles import trained_roles, uses_reference
 from posttrain.errors import Problem
 from posttrain.plan.engine import EnginePlan, Learners, engine_options, engine_plan, engine_that
 from posttrain.registry import is_installed, missing_library
@@ -43,10 +43,33 @@ def sharded_saving_problems(config: TrainingConfig) -> Iterator[Problem]:
                 yield Problem(what, fix=fix, field="checkpoint.sharded")
 
 
+def reference_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield why the reference cannot follow the policy."""
+    if config.reference.update_every is None or not uses_reference(config):
+        return
+    field, frozen = "reference.update_every", "reference.update_every=null"
+    if config.policy.lora is not None:
+        what = f"{field}: the policy is an adapter, and the reference the model below it, which stays as it is"
+        yield Problem(what, fix=f"train all weights (policy.lora=null), or use {frozen}", field=field)
+    elif not engine_plan(config.policy.engine).moves_reference:
+        what = f"{field}: policy.engine={config.policy.engine} cannot mix its weights into the reference"
+        other = engine_that(lambda engine: engine.shares_out and engine.moves_reference)
+        yield Problem(what, fix=f"use policy.engine={other}, or {frozen}", field=field)
+
+
+def reference_warnings(config: RunConfig) -> Iterator[str]:
+    """Yield settings of a reference that moves which have no effect."""
+    reference = config.reference
+    if reference.update_every is not None and not uses_reference(config):
+        yield "reference.update_every has no effect: loss.kl_coef and reward.kl.coef are 0, so no reference model is loaded"
+    if reference.update_every is None and reference.update_mix != 1.0:
+        yield "reference.update_mix has no effect: reference.update_every is null"
+
+
 def engine_warnings(config: TrainingConfig) -> Iterator[str]:
     """Yield options of engines, and settings with these engines, that have no effect."""
     engines = {role: section.engine for role, section in trained_roles(config)}
-    if isinstance(config, RunConfig) and (config.loss.kl_coef or config.reward.kl.coef):
+    if isinstance(config, RunConfig) and uses_reference(config):
         engines["reference"] = config.policy.engine
     for role, engine in engines.items():
         options, devices = engine_options(config, role), config.placement.devices

@@ -20,7 +20,13 @@ from posttrain.config.critic import CriticConfig
 from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
 from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, unsupported_cluster
-from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
+from posttrain.plan.checks.engines import (
+    engine_problems,
+    engine_warnings,
+    reference_problems,
+    reference_warnings,
+    sharded_saving_problems,
+)
 from posttrain.plan.checks.names import name_problems
 from posttrain.registry import ADVANTAGES
 
@@ -53,6 +59,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from cluster_problems(config)
     yield from environment_problems(config)
     yield from engine_problems(config)
+    yield from reference_problems(config)
     yield from training_problems(config)
     yield from reward_problems(config)
     yield from tracking_problems(config.tracking)
@@ -115,6 +122,7 @@ def warnings_of(config: RunConfig) -> list[str]:
         *saving_warnings(config),
         *cluster_warnings(config.placement),
         *algorithm_warnings(config),
+        *reference_warnings(config),
         *batch_warnings(config),
         *training_sampler_warnings(config),
         *environment_warnings(config),

@@ -290,6 +290,7 @@ class DeepspeedPlan(EnginePlan):
     library: ClassVar[str | None] = "deepspeed"
     peer_names: ClassVar[tuple[str, ...]] = ("deepspeed",)
     shares_out: ClassVar[bool] = True
+    moves_reference: ClassVar[bool] = True
     splits_sequences: ClassVar[bool] = True
     saves_parts: ClassVar[bool] = False  # a process has stretches of all weights in a row, no parts of tensors
 

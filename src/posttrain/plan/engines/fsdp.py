@@ -205,6 +205,7 @@ class FsdpPlan(EnginePlan):
     options: ClassVar[type[Section] | None] = FsdpOptions
     peer_names: ClassVar[tuple[str, ...]] = ("fsdp", "fsdp2")
     shares_out: ClassVar[bool] = True
+    moves_reference: ClassVar[bool] = True
     splits_sequences: ClassVar[bool] = True
 
     def shard(self, options: Mapping[str, Any], ranks: int) -> int:

@@ -19,6 +19,7 @@ class LocalPlan(EnginePlan):
     reads_options: ClassVar[bool] = False
     keeps_whole: ClassVar[bool] = True
     reads_images: ClassVar[bool] = True
+    moves_reference: ClassVar[bool] = True
 
     def problems(self, config: TrainingConfig, learners: Learners) -> Iterator[Problem]:
         for role, section in learners:

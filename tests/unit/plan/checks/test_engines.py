@@ -80,3 +80,28 @@ def test_a_cluster_on_the_device_at_hand() -> None:
     assert here.policy.engine == "local" and here.policy.devices is None and here.policy.sequence_parallel == 1
     assert here.reward.model is not None and here.reward.model.devices is None
     assert "reward.model.devices: all instead of [3]" in changes and "placement.nodes: 1 instead of 2" in changes
+
+
+def test_references_that_cannot_follow_the_policy() -> None:
+    def said(**sections: Any) -> list[str]:
+        moving = {"reference": {"update_every": 2}, "loss": {"kl_coef": 0.1}}
+        return [problem.what for problem in check(config(**(moving | sections)))]
+
+    two = {"placement": {"devices": 2}}
+    assert said() == said(**two, policy={"engine": "fsdp"}) == said(**two, policy={"engine": "deepspeed"}) == []
+    assert said(policy={"lora": {}}) == [
+        "reference.update_every: the policy is an adapter, and the reference the model below it, which stays as it is"
+    ]
+    assert said(**two, policy={"engine": "megatron"}) == [
+        "reference.update_every: policy.engine=megatron cannot mix its weights into the reference"
+    ]
+    apart = {"reference": {"update_every": "epoch", "devices": [1]}}
+    assert said(**two, policy={"devices": [0]}, **apart) == [
+        "reference.update_every mixes the policy's weights into the reference, which is on other devices"
+    ]
+    assert warnings_of(config(reference={"update_every": 2})) == [
+        "reference.update_every has no effect: loss.kl_coef and reward.kl.coef are 0, so no reference model is loaded"
+    ]
+    assert warnings_of(config(reference={"update_mix": 0.5})) == [
+        "reference.update_mix has no effect: reference.update_every is null"
+    ]

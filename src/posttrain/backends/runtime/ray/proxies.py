@@ -108,6 +108,9 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
     def __init__(self, workers: WorkerGroup):
         RemoteScorer.__init__(self, workers, "policy")
 
+    def move_reference(self, mix: float) -> None:
+        self.workers.call("move_reference", mix, what="mixing the policy into the reference")
+
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         stats = self._learn(batch, loss, counts)
         assert isinstance(stats, ForwardBackwardStats)

@@ -92,6 +92,10 @@ class WorkerRoles:
         self._started.take_turn(role)
         return self._reported(self.roles[role].forward_backward(from_plain(batch), loss, counts))
 
+    def move_reference(self, mix: float) -> None:
+        self._started.take_turn("policy", "reference")
+        self.roles["policy"].move_reference(mix)
+
     def save(self, role: str, folder: Path, optimizer: bool) -> None:
         self._started.take_turn(role)
         self.roles[role].save(folder, optimizer=optimizer)

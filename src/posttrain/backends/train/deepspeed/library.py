@@ -105,3 +105,11 @@ def gathered(parameter: Tensor) -> Tensor:
 
     with zero.GatheredParameters([parameter]):
         return parameter.detach().clone()
+
+
+def replace_spread(parameter: Tensor, value: Tensor) -> None:
+    """Set a sharded parameter to a whole value. A collective call of all processes."""
+    from deepspeed import zero
+
+    with zero.GatheredParameters([parameter], modifier_rank=0):
+        parameter.data.copy_(value)

@@ -76,5 +76,11 @@ class DeepspeedSharding(RanksSharding):
     def whole(self, tensor: Tensor) -> Tensor:
         return super().whole(library.gathered(tensor) if library.is_spread(tensor) else tensor)
 
+    def assign(self, parameter: Tensor, value: Tensor) -> None:
+        if library.is_spread(parameter):
+            library.replace_spread(parameter, value)
+        else:
+            super().assign(parameter, value)
+
     def shape(self, tensor: Tensor) -> torch.Size:
         return tensor.ds_shape if library.is_spread(tensor) else tensor.shape  # type: ignore[attr-defined]

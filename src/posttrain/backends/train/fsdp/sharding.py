@@ -117,6 +117,13 @@ class FsdpSharding(RanksSharding):
         here = tensor.to(like.to_local().device)
         return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
 
+    def weights_changed(self, model: PreTrainedModel) -> None:
+        """Free the gathered weights: after a forward pass the outermost unit keeps its own for a backward pass, which a frozen
+        model never has."""
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def chunks(self, tensors: Mapping[str, Tensor]) -> list[Chunk]:
         plain = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
         found = super().chunks(plain)

@@ -50,13 +50,18 @@ def roles(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
     if has_reference:
         fields |= _reference(keys)
     else:
-        ignore_all(keys, ("trainer.ref",), "no reference: neither use_kl_loss nor use_kl_in_reward")
+        ignore_all(
+            keys,
+            ("trainer.ref", "trainer.update_ref_every_epoch"),
+            "no reference: neither use_kl_loss nor use_kl_in_reward",
+        )
     _tell_unread_sections(keys, [role for role in _OURS if role != "critic" or has_critic])
     return fields
 
 
 def _reference(keys: Reader) -> dict[str, Any]:
-    fields = {f"reference.engine_options.{name}": value for name, value in _engine_options(keys, "ref").items()}
+    fields: dict[str, Any] = {"reference.update_every": "epoch"} if keys["trainer.update_ref_every_epoch"] else {}
+    fields |= {f"reference.engine_options.{name}": value for name, value in _engine_options(keys, "ref").items()}
     shared = keys["trainer.ref.sequence_parallel_size"]
     if shared != 1:
         fields["reference.engine_options.sequence_parallel_size"] = shared
