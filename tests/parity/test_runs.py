@@ -224,7 +224,7 @@ def test_signal_during_the_save_of_a_step_is_heeded_in_the_next(
     with pytest.raises(RunInterrupted, match=r"in step 4, which is made again .* before is saved as global_step_3"):
         train_run(make("run", checkpoint={"every_steps": 3}))
     folder = Path(make("run").folder)
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["global_step_3", "latest"]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["global_step_3", "latest", "owner.json"]
     monkeypatch.undo()
     assert_same_result(train_run(make("run")), straight)
 
@@ -389,7 +389,7 @@ def test_other_data_order_is_refused_when_resuming(make: Make) -> None:
 def test_only_the_newest_checkpoints_are_kept(make: Make) -> None:
     folder = train_run(make("run", checkpoint={"every_steps": 1, "keep_last": 2}))
     names = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert names == ["global_step_5", "global_step_6", "latest"]
+    assert names == ["global_step_5", "global_step_6", "latest", "owner.json"]
     assert (folder / "checkpoints/latest").read_text() == "global_step_6\n"
 
 

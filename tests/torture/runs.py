@@ -59,5 +59,6 @@ def result(folder: Path) -> dict[str, bytes]:
     found = {"metrics": "\n".join(json.dumps(line, sort_keys=True) for line in kept).encode()}
     for part in ("samples", "validation", "checkpoints"):
         paths = sorted(path for path in (folder / part).rglob("*") if path.is_file())
-        found |= {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        # owner.json says who the run is, not what it computed
+        found |= {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.name != "owner.json"}
     return found

@@ -21,7 +21,7 @@ from posttrain.run.trackers import Trackers
 
 @contextmanager
 def open_run(
-    config: TrainingConfig, *, allow_config_change: bool
+    config: TrainingConfig, *, allow_config_change: bool, start_over: bool
 ) -> Iterator[tuple[RunFolder, Checkpoints, list[str]]]:
     """The run's folder and checkpoints, locked against every other process, and notes for the user.
 
@@ -29,10 +29,19 @@ def open_run(
     """
     folder = RunFolder(config)
     rules = config.checkpoint
-    checkpoints = Checkpoints(folder.checkpoints, retention(rules), folder.origin, contents(rules))
-    with only_trainer(folder.path, *([folder.checkpoints] if rules.folder else [])) as notes:
-        folder.check(holds_checkpoint=checkpoints.exist(), allow_config_change=allow_config_change)
-        yield folder, checkpoints, notes
+    checkpoints = Checkpoints(
+        folder.checkpoints,
+        retention(rules),
+        folder.origin,
+        contents(rules),
+        start_over=start_over,
+        on_saved=folder.saved,
+    )
+    with only_trainer(folder.path, folder.checkpoints, named_by=["run.folder", folder.checkpoints_setting]) as notes:
+        found = folder.check(
+            holds_checkpoint=checkpoints.exist(), allow_config_change=allow_config_change, start_over=start_over
+        )
+        yield folder, checkpoints, [*notes, *found]
 
 
 def say_nothing(text: str) -> None:

@@ -39,18 +39,21 @@ from posttrain.steps.shape_rewards import RewardState
 
 
 def train_run(
-    config: RunConfig, *, allow_config_change: bool = False, say: Callable[[str], None] = say_nothing
+    config: RunConfig,
+    *,
+    allow_config_change: bool = False,
+    start_over: bool = False,
+    say: Callable[[str], None] = say_nothing,
 ) -> Path:
     """Run it, from the data to the last checkpoint. Returns the run folder.
 
-    Args: allow_config_change resumes a run although a setting has changed that its numbers depend on; say receives what is
-        being loaded, before the trackers of the run are open.
+    Args: allow_config_change resumes a run although a setting has changed that its numbers depend on; start_over begins at the
+        first step where all checkpoints of a run are damaged or gone; say receives what is being loaded, before the trackers
+        of the run are open.
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
-    with (
-        open_run(config, allow_config_change=allow_config_change) as (folder, checkpoints, notes),
-        closing(run_scorer(config)) as scorer,
-    ):
+    opened = open_run(config, allow_config_change=allow_config_change, start_over=start_over)
+    with opened as (folder, checkpoints, notes), closing(run_scorer(config)) as scorer:
         return _train(config, folder, checkpoints, notes, scorer, say)
 
 

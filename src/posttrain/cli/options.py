@@ -26,3 +26,10 @@ AllowConfigChange = Annotated[
     bool,
     typer.Option("--allow-config-change", help="Resume the run in run.folder although its settings have changed."),
 ]
+StartOver = Annotated[
+    bool,
+    typer.Option(
+        "--start-over",
+        help="Begin at the first step where all checkpoints of the run are damaged or gone; its records are kept.",
+    ),
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, Here
+from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, Here, StartOver
 from posttrain.errors import RequestError
 
 
@@ -13,16 +13,17 @@ def sft(
     dialect: Dialect = None,
     here: Here = False,
     allow_config_change: AllowConfigChange = False,
+    start_over: StartOver = False,
 ) -> None:
     """Train a model on the responses in a file (supervised fine-tuning)."""
     try:
-        _sft(arguments or [], dialect, here=here, allow_config_change=allow_config_change)
+        _sft(arguments or [], dialect, here=here, allow_config_change=allow_config_change, start_over=start_over)
     except KeyboardInterrupt:  # a second signal, or one before the first step
         typer.echo("posttrain: stopped at once", err=True)
         raise typer.Exit(130) from None
 
 
-def _sft(arguments: list[str], dialect: str | None, *, here: bool, allow_config_change: bool) -> None:
+def _sft(arguments: list[str], dialect: str | None, *, here: bool, allow_config_change: bool, start_over: bool) -> None:
     from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.plan_plain import remarks
     from posttrain.cli.plan_sft import check_request
@@ -38,7 +39,7 @@ def _sft(arguments: list[str], dialect: str | None, *, here: bool, allow_config_
     from posttrain.build.sft import sft_run
 
     try:
-        sft_run(loaded.config, allow_config_change=allow_config_change, say=announce)
+        sft_run(loaded.config, allow_config_change=allow_config_change, start_over=start_over, say=announce)
     except RequestError as error:  # found only while reading data and model: add the place in the user's file
         error.locate(loaded.locate)
         raise

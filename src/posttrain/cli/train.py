@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, Here
+from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, Here, StartOver
 from posttrain.errors import RequestError
 
 
@@ -13,16 +13,19 @@ def train(
     dialect: Dialect = None,
     here: Here = False,
     allow_config_change: AllowConfigChange = False,
+    start_over: StartOver = False,
 ) -> None:
     """Train a model with reinforcement learning."""
     try:
-        _train(arguments or [], dialect, here=here, allow_config_change=allow_config_change)
+        _train(arguments or [], dialect, here=here, allow_config_change=allow_config_change, start_over=start_over)
     except KeyboardInterrupt:  # a second signal, or one before the first step
         typer.echo("posttrain: stopped at once", err=True)
         raise typer.Exit(130) from None
 
 
-def _train(arguments: list[str], dialect: str | None, *, here: bool, allow_config_change: bool) -> None:
+def _train(
+    arguments: list[str], dialect: str | None, *, here: bool, allow_config_change: bool, start_over: bool
+) -> None:
     from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.box_text import box_text
     from posttrain.cli.plan_plain import remarks
@@ -37,7 +40,7 @@ def _train(arguments: list[str], dialect: str | None, *, here: bool, allow_confi
     from posttrain.build.train import train_run
 
     try:
-        train_run(request.loaded.config, allow_config_change=allow_config_change, say=announce)
+        train_run(request.loaded.config, allow_config_change=allow_config_change, start_over=start_over, say=announce)
     except RequestError as error:  # found only while reading data and model: add the place in the user's file
         error.locate(request.loaded.locate)
         raise

@@ -11,7 +11,7 @@ from posttrain.config.base import Section
 
 class CheckpointConfig(Section):
     folder: str | None = None
-    """Folder of the checkpoints; null means checkpoints in the run folder."""
+    """Folder of the checkpoints of this run alone; null means checkpoints in the run folder."""
     every_steps: int | None = Field(default=None, ge=1)
     """Save after every so many steps; null means only at the end."""
     at_end: bool = True

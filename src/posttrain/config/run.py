@@ -21,7 +21,7 @@ class RunSection(Section):
     total_epochs: int = Field(default=1, ge=1)
     """Passes over the training data, used when total_steps is null."""
     resume: Literal["auto", "never"] = "auto"
-    """auto: go on from the newest checkpoint in the run folder; never: refuse a folder that already holds a run."""
+    """auto: go on from the newest checkpoint in the run folder; never: refuse folders that hold a run or checkpoints."""
     resume_path: str | None = None
     """A global_step_N folder, or a run folder (its newest checkpoint), to resume from; null means the run's own folder.
     Started again, the run resumes from its own later checkpoints."""

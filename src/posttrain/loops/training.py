@@ -67,7 +67,7 @@ def run_steps(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> N
     Raises: RunStopped when steps in a row bring no update; RunInterrupted after saving, when a signal asked to stop.
     """
     checkpoints, trackers, stop = run.checkpoints, run.trackers, run.stop
-    timeline = Timeline(run.folder, run.first_step, trackers.message)
+    timeline = Timeline(run.folder, run.first_step, trackers.message, checkpoints.written_s(run.first_step - 1))
     profiler = Profiler(plan.profile, run.folder, trackers.message, body.workers_profiler)
     health = Health(body.watched)
     metrics: dict[str, float] = {}

@@ -31,11 +31,12 @@ from posttrain.run.checkpoint_folders import (
     read_state,
     refuse_to_start_over,
     resolve_checkpoint,
+    set_all_aside,
     set_aside,
     steps_in,
     tidy,
 )
-from posttrain.run.durable import is_of_the_disk, sync, write_durably, write_manifest
+from posttrain.run.durable import MANIFEST, is_of_the_disk, sync, write_durably, write_manifest
 from posttrain.run.progress import Progress
 from posttrain.run.remote import download
 from posttrain.run.retention import Retention, ranked, surplus
@@ -66,8 +67,13 @@ class Checkpoints:
         retention: Retention | None = None,
         origin: Path | str | None = None,
         contents: Contents | None = None,
+        *,
+        start_over: bool = False,
+        on_saved: Callable[[str], None] | None = None,
     ):
         self.folder = folder
+        self._start_over = start_over
+        self._on_saved = on_saved
         self.contents = contents or Contents()
         self.retention = retention or Retention()
         self.origin = origin
@@ -155,6 +161,8 @@ class Checkpoints:
             sync(self.folder)
         try:
             write_durably(self.folder / POINTER, name + "\n")
+            if self._on_saved:
+                self._on_saved(name)
             self._drop_surplus(step)
         except OSError as error:
             what = f"the checkpoint of step {step} is whole, but older ones and {self.folder / POINTER} could not be changed"
@@ -205,6 +213,8 @@ class Checkpoints:
             when this run has a critic and the checkpoint has none.
         """
         tidy(self.folder, say)
+        if self._start_over:
+            self._leave_damaged(say)
         folder = self._newest(say) if self.origin is None else self._newest_from_origin(say)
         if folder is None:
             refuse_to_start_over(self.folder)
@@ -232,6 +242,16 @@ class Checkpoints:
             self._drop_surplus(int(state["step"]))  # which a save that was cut off has left
         return int(state["step"])
 
+    def _leave_damaged(self, say: Callable[[str], None]) -> None:
+        """Set aside what is here when none of it is valid; otherwise report that the run does not start over."""
+        valid = next((step for step in reversed(steps_in(self.folder)) if self.holds(step)), None)
+        if valid is None:
+            set_all_aside(self.folder, say)
+        else:
+            say(
+                f"--start-over has no effect: {self.folder} holds {PREFIX}{valid}. Name another run.folder to start over"
+            )
+
     def exist(self) -> bool:
         """True if there is any checkpoint, valid or not."""
         return bool(steps_in(self.folder))
@@ -239,6 +259,11 @@ class Checkpoints:
     def holds(self, step: int) -> bool:
         """True if the checkpoint of this step is there and not damaged."""
         return damage_of(self.folder / f"{PREFIX}{step}") is None
+
+    def written_s(self, step: int) -> float | None:
+        """The time at which the checkpoint of a step was whole, in seconds of Unix time; None when there is none here."""
+        manifest = self.folder / f"{PREFIX}{step}" / MANIFEST
+        return manifest.stat().st_mtime if manifest.is_file() else None
 
     def last_good_name(self) -> str | None:
         """Folder name of the newest checkpoint that is not damaged and was saved after a step that made an update."""

@@ -6,6 +6,7 @@
                                                    steps in a row without an update
                                      /manifest.json   size and SHA-256 of every file
     RUN_DIR/checkpoints/latest                    the name of the newest one
+                       /owner.json                the run that saves here (run.ownership)
 
 The newest one is found by the folders that match their manifest, not by the pointer; the pointer is for people and other
 tools.
@@ -121,10 +122,7 @@ def set_aside(folder: Path, step: int, origin: str | None, say: Callable[[str], 
         checkpoint = folder / f"{PREFIX}{later}"
         if _said(checkpoint, "origin") == origin:
             continue  # damaged ones of this course are passed over, as everywhere
-        taken = len(list(folder.glob(f"{checkpoint.name}{ASIDE}*")))
-        aside = checkpoint.with_name(f"{checkpoint.name}{ASIDE}{taken + 1}")
-        os.replace(checkpoint, aside)
-        say(f"the run goes back to step {step}: checkpoint {checkpoint.name} is kept as {aside.name}")
+        say(f"the run goes back to step {step}: checkpoint {checkpoint.name} is kept as {_rename_aside(checkpoint)}")
 
 
 def put_pointer_right(folder: Path, newest: str, say: Callable[[str], None]) -> None:
@@ -136,9 +134,29 @@ def put_pointer_right(folder: Path, newest: str, say: Callable[[str], None]) -> 
         write_durably(pointer, newest + "\n")
 
 
+def is_used(folder: Path) -> bool:
+    """True if something was saved into a folder of checkpoints, be it damaged or deleted since."""
+    return bool(steps_in(folder)) or (folder / POINTER).exists()
+
+
+def set_all_aside(folder: Path, say: Callable[[str], None]) -> None:
+    """Rename all checkpoints, none of which is valid, for a run that starts over."""
+    for step in steps_in(folder):
+        say(f"the run starts over: checkpoint {PREFIX}{step} is kept as {_rename_aside(folder / f'{PREFIX}{step}')}")
+    for pointer in (POINTER, BEST):
+        (folder / pointer).unlink(missing_ok=True)
+
+
+def _rename_aside(checkpoint: Path) -> str:
+    taken = len(list(checkpoint.parent.glob(f"{checkpoint.name}{ASIDE}*")))
+    aside = checkpoint.with_name(f"{checkpoint.name}{ASIDE}{taken + 1}")
+    os.replace(checkpoint, aside)
+    return aside.name
+
+
 def refuse_to_start_over(folder: Path) -> None:
     """Raises: RequestError where a folder without a valid checkpoint had one: starting over takes another folder."""
-    fix = "put back a copy, or name another run.folder to start over"
+    fix = "put back a copy, or name another run.folder to start over (or add --start-over, which keeps what is there)"
     if steps_in(folder):
         raise RequestError(Problem(f"every checkpoint in {folder} is damaged", fix=fix, field="run.folder"))
     if said := _text(folder / POINTER):

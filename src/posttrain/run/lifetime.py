@@ -68,13 +68,14 @@ def begin_run(
     changes = folder.begin(
         first_step=first_step, total_steps=total_steps, device=device, passed_over=checkpoints.passed_over
     )
+    folder.claim_checkpoints()
     trackers.begin(config, total_steps, first_step)
     if first_step > total_steps:
         done = f"step {first_step - 1} is done and {total_steps} are requested"
         trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to continue")
     elif first_step > 1:
         trackers.message(f"resuming after step {first_step - 1}")
-    for text in [*(f"changed since this run was started: {change}" for change in changes), *notes]:
+    for text in [*(f"changed since this run was started: {change}" for change in changes), *folder.notes, *notes]:
         trackers.message(text)
 
 

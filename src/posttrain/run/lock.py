@@ -7,9 +7,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import chain, repeat
 from pathlib import Path
 
 from posttrain.errors import Problem, RequestError
@@ -24,17 +25,24 @@ class InUse(RequestError):
 
 
 @contextmanager
-def only_trainer(*folders: Path) -> Iterator[list[str]]:
+def only_trainer(*folders: Path, named_by: Sequence[str] = ()) -> Iterator[list[str]]:
     """Hold the lock of every folder, each once. Yields what a person should know (locks left by processes that died).
 
+    Args: named_by, the setting that names each folder, for messages; run.folder where it is left out.
     Folders are made, and removed at the end if nothing was put into them: a refused request leaves no trace.
     Raises: InUse when another process trains in one of them; RequestError when one cannot be written into.
     """
     with ExitStack() as stack:
         notes: list[str] = []
-        for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        held: set[tuple[int, int]] = set()
+        for folder, field in zip(folders, chain(named_by, repeat("run.folder")), strict=False):
+            folder = folder.resolve()
             stack.enter_context(_made(folder))
-            stack.enter_context(_locked(folder, notes))
+            about = folder.stat()
+            # By device and number: a folder that is mounted twice has two paths
+            if (about.st_dev, about.st_ino) not in held:
+                held.add((about.st_dev, about.st_ino))
+                stack.enter_context(_locked(folder, field, notes))
         yield notes
 
 
@@ -51,11 +59,12 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(folder: Path, notes: list[str]) -> Iterator[None]:
+def _locked(folder: Path, field: str, notes: list[str]) -> Iterator[None]:
     path = folder / LOCK
-    descriptor = _open_locked(path)
+    descriptor = _open_locked(path, field)
     try:
-        if left := _holder(path):
+        # A run has the lock of its folder and of its checkpoints; one note will do
+        if (left := _holder(path)) and not any(f"({left})" in note for note in notes):
             notes.append(f"the lock of a run that died was left in {folder} ({left}); it is taken over")
         os.truncate(descriptor, 0)
         about = {
@@ -70,7 +79,7 @@ def _locked(folder: Path, notes: list[str]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _open_locked(path: Path) -> int:
+def _open_locked(path: Path, field: str) -> int:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -84,8 +93,8 @@ def _open_locked(path: Path) -> int:
                 time.sleep(0.05)
                 continue
             what = f"another run is training in {path.parent} ({_holder(path) or 'it has just begun'})"
-            fix = "wait for it, stop it, or name another run.folder"
-            raise InUse(Problem(what, fix=fix, field="run.folder")) from None
+            fix = f"wait for it, stop it, or name another {field}"
+            raise InUse(Problem(what, fix=fix, field=field)) from None
         except BaseException:
             os.close(descriptor)
             raise

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -21,12 +21,14 @@ from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.roles import needs_values
 from posttrain.dialects.native.write import to_yaml
 from posttrain.errors import ConfigError, Problem
-from posttrain.libraries import yaml_text
 from posttrain.libraries.remote import is_url
-from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.checkpoint_folders import is_used, steps_in
 from posttrain.run.config_change import Change, changes, flat
 from posttrain.run.durable import write_durably
+from posttrain.run.last_run import ABOUT, CONFIG, LastRun, last_run, read_about, run_of_origin
 from posttrain.run.own_files import changed_files, keep, own_files
+from posttrain.run.ownership import Owner, check_owner, claim, ids_of, owner_id, owner_of
+from posttrain.run.record import METRICS, keep_aside, lost_rows, read_metrics, steps_on_record
 
 # What the last digits of a run depend on besides its configuration, by its names in run.json.
 ROUND = ("device", "cpu_threads", "versions.torch", "versions.transformers", "versions.posttrain")
@@ -40,6 +42,9 @@ class RunFolder:
         self._config = config
         self._about: dict[str, Any] = {}
         self._id: str | None = None
+        self._starts_over = False
+        self._writing = Lock()  # a checkpoint is put on record by the thread that has written it
+        self.notes: list[str] = []  # for the user, of ``begin``
 
     @property
     def checkpoints(self) -> Path:
@@ -52,51 +57,96 @@ class RunFolder:
         path = self._config.run.resume_path
         return path if path is None or is_url(path) else Path(path).expanduser()
 
-    def check(self, *, holds_checkpoint: bool, allow_config_change: bool = False) -> None:
-        """Raises ConfigError when this run must not go on from what the folder (or run.resume_path) holds."""
-        if self._config.run.resume == "never" and (self.path / "metrics.jsonl").exists():
-            fix = "name another run.folder, or set run.resume=auto"
-            raise ConfigError(Problem(f"{self.path} already holds a run", fix=fix, field="run.folder"))
+    @property
+    def checkpoints_setting(self) -> str:
+        """The setting that names the folder of the checkpoints."""
+        return "checkpoint.folder" if self._config.checkpoint.folder else "run.folder"
+
+    def check(
+        self, *, holds_checkpoint: bool, allow_config_change: bool = False, start_over: bool = False
+    ) -> list[str]:
+        """Check that this run may resume from what the folder (or run.resume_path) holds, or start in it.
+
+        Returns: notes for the user. Raises: ConfigError when it may not.
+        """
+        notes = check_owner(self.checkpoints, self.path, self._about_before(), named_by=self.checkpoints_setting)
+        if self._config.run.resume == "never":
+            self._check_unused()
         if isinstance(self.origin, Path) and not self.origin.is_dir():
             raise ConfigError(Problem(f"there is no folder {self.origin}", field="run.resume_path"))
-        if not holds_checkpoint and self.origin is None:
-            self._check_start()
-            return
-        base = self.path if holds_checkpoint else self._run_of_origin()
-        if base is not None:
-            self._check_kind(base)
-            self._check_weights(base)
-            self._check_changes(base, allow_config_change)
+        before = None
+        if holds_checkpoint:
+            before = last_run(self.path, self.checkpoints)
+        else:
+            notes += self._check_start(start_over)
+            if isinstance(self.origin, Path):
+                before = run_of_origin(self.origin)
+        if before is not None:
+            notes += before.notes
+            self._check_kind(before)
+            self._check_weights(before)
+            self._check_changes(before, allow_config_change)
+        return notes
 
-    def _check_start(self) -> None:
-        """Refuse to start at the first step where that would delete the record of a run."""
-        if self._about_before().get("status") == "done":
-            fix = "name another run.folder, or delete this one"
-            what = f"{self.path} holds a finished run without a checkpoint to resume from"
-            raise ConfigError(Problem(what, fix=fix, field="run.folder"))
-        elsewhere = self._about_before().get("checkpoints")
-        if elsewhere and Path(elsewhere) != self.checkpoints.resolve() and Checkpoints(Path(elsewhere)).exist():
+    def _check_unused(self) -> None:
+        """Refuse folders that hold a run or checkpoints, as run.resume=never requests."""
+        used = f"{self.path} already holds a run" if (self.path / METRICS).exists() else None
+        field = "run.folder"
+        if used is None and is_used(self.checkpoints):
+            used, field = f"{self.checkpoints} already holds checkpoints", self.checkpoints_setting
+        if used:
+            fix = f"name another {field}, or set run.resume=auto"
+            raise ConfigError(Problem(used, fix=fix, field=field))
+
+    def _check_start(self, start_over: bool) -> list[str]:
+        """Refuse to start where steps are on record and the checkpoint that they led to is gone. A run that was cut off before it
+        saved anything is made again."""
+        about = self._about_before()
+        elsewhere = about.get("checkpoints")
+        if elsewhere and Path(elsewhere) != self.checkpoints.resolve() and steps_in(Path(elsewhere)):
             what = f"{self.path} holds a run whose checkpoints are in {elsewhere}, not in {self.checkpoints}"
             fix = "set checkpoint.folder to where they are, or name another run.folder"
             raise ConfigError(Problem(what, fix=fix, field="checkpoint.folder"))
+        steps = steps_on_record(self.path, about)
+        over = "or add --start-over, which begins at the first step and keeps the records aside"
+        if about.get("status") == "done" and not start_over:
+            fix = f"name another run.folder, {over}"
+            what = f"{self.path} holds a finished run without a checkpoint to resume from"
+            raise ConfigError(Problem(what, fix=fix, field="run.folder"))
+        if not steps:
+            return []
+        lost = last_run(self.path, self.checkpoints).config
+        if self.origin is not None and not start_over and lost.get("run.resume_path") != self._config.run.resume_path:
+            return []  # the user names a checkpoint in place of the lost one
+        self._starts_over = True
+        if start_over:
+            return []
+        if about.get("last_checkpoint", "") is None and owner_of(self.checkpoints) is not None:
+            return [f"the run was cut off before its first checkpoint; its {_steps(steps)} are made again"]
+        saved = about.get("last_checkpoint") or "its last checkpoint"
+        what = f"{self.path} holds a run of {_steps(steps)}, and {self.checkpoints}, where it saved {saved}, holds none any more"
+        fix = f"mount that disk or put back a copy, name another run.folder, {over}"
+        raise ConfigError(Problem(what, fix=fix, field=self.checkpoints_setting))
 
-    def _check_kind(self, base: Path) -> None:
+    def _check_kind(self, before: LastRun) -> None:
         """A run of another kind has other steps, and another configuration altogether."""
-        saved = _saved(base)
+        saved = before.config
         kinds = {"reinforcement learning": "data.prompts_per_step", "SFT": "data.sequences_per_step"}
         own = "SFT" if isinstance(self._config, SftConfig) else "reinforcement learning"
         for kind, mark in kinds.items():
             if mark in saved and kind != own:
-                what = f"{base} holds a run of {kind}, and this is one of {own}"
+                what = f"{before.folder} holds a run of {kind}, and this is one of {own}"
                 fix = "name another run.folder; weights of the other run are named with model.path"
                 raise ConfigError(Problem(what, fix=fix, field="run.folder"))
 
-    def _check_weights(self, base: Path) -> None:
+    def _check_weights(self, before: LastRun) -> None:
         """Weights come from the checkpoint, so another model.path would be ignored in silence."""
-        saved = _saved(base)
+        saved = before.config
         started_from = saved.get("model.path")
         if started_from not in (None, self._config.model.path):
-            what = f"{base} holds a run that started from {started_from}, and would go on with that run's weights"
+            what = (
+                f"{before.folder} holds a run that started from {started_from}, and would go on with that run's weights"
+            )
             fix = "name another run.folder, or the same model.path"
             raise ConfigError(Problem(what, fix=fix, field="model.path"))
         if not isinstance(self._config, RunConfig):
@@ -105,18 +155,18 @@ class RunFolder:
         critic_from, wanted = saved.get("critic.path"), self._config.critic.path
         if same_estimator and needs_values(self._config) and critic_from != wanted:
             origin = critic_from or "the policy"
-            what = f"{base} holds a run whose critic started from {origin}, and would go on with its weights"
+            what = f"{before.folder} holds a run whose critic started from {origin}, and would go on with its weights"
             fix = "name another run.folder, or the same critic.path"
             raise ConfigError(Problem(what, fix=fix, field="critic.path"))
 
-    def _check_changes(self, base: Path, allow: bool) -> None:
-        grave = [change for change in self._changes(base) if not change.harmless]
+    def _check_changes(self, before: LastRun, allow: bool) -> None:
+        grave = [change for change in self._changes(before) if not change.harmless]
         if grave and not allow:
             fix = "set it back, name another run.folder, or go on all the same with --allow-config-change"
             raise ConfigError(
                 [
                     Problem(
-                        f"the run in {base} had {change.field} {_short(change.before)}, and this one has "
+                        f"the run in {before.folder} had {change.field} {_short(change.before)}, and this one has "
                         f"{_short(change.now)}",
                         fix=fix,
                         field=change.field,
@@ -131,8 +181,11 @@ class RunFolder:
         are checkpoints that were damaged."""
         self.path.mkdir(parents=True, exist_ok=True)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        before, changed, moved = self._about_before(), [], []
-        resumes = list(before.get("resumes", []))
+        about = self._about_before()
+        if (first_step == 1 or self._starts_over) and steps_on_record(self.path, about):
+            self.notes.append(f"the records of the steps until now are kept in {keep_aside(self.path)}")
+            about = {"earlier_ids": ids_of(about)}
+        resumes = list(about.get("resumes", []))
         machine = {
             "device": device,
             "cpu_threads": torch.get_num_threads(),
@@ -143,35 +196,71 @@ class RunFolder:
                 "transformers": version("transformers"),
             },
         }
+        changed, moved = [], []
+        before = last_run(self.path, self.checkpoints)
         if first_step > 1:
-            changed = [str(change) for change in self._changes(self.path)]
-            moved = machine_changes(before, machine)
+            changed = [str(change) for change in self._changes(before)]
+            moved = machine_changes(about, machine)
             resumes.append(
                 {"time": now, "first_step": first_step, "damaged": list(passed_over), "changed": [*changed, *moved]}
             )
-        if changed:
-            shutil.copy(self.path / "config.yaml", self.path / f"config.until_step_{first_step - 1}.yaml")
-        write_durably(self.path / "config.yaml", to_yaml(self._config))
+        began = self._began(about, first_step)
+        lost = lost_rows(self.path, began, first_step - 1)
+        self.notes += lost
+        if changed and before.text:
+            write_durably(self.path / f"config.until_step_{first_step - 1}.yaml", before.text)
         files = own_files(self._config)
         keep(files, self.path)
+        earlier = [one for one in ids_of(about) if one != self.id_from(first_step)]
         self._about = {
             "name": self._config.run.name,
             "id": self.id_from(first_step),
-            "started": before.get("started") or now,
+            **({"earlier_ids": earlier} if earlier else {}),
+            "started": about.get("started") or now,
+            "first_step": began,
             "resumes": resumes,
+            "lost": [*about.get("lost", []), *lost],
             "checkpoints": str(self.checkpoints.resolve()),
+            "last_checkpoint": about.get("last_checkpoint"),
             "total_steps": total_steps,
             "own_files": files,
             **machine,
         }
         self._write("running")
+        write_durably(self.path / CONFIG, to_yaml(self._config))
         return [*changed, *moved]
+
+    def _began(self, about: Mapping[str, Any], first_step: int) -> int:
+        """The first step made in this folder: of a run that starts from another one's checkpoint, not step 1."""
+        if steps_on_record(self.path, about) and "first_step" in about:
+            return int(about["first_step"])
+        rows = [step for step, _ in read_metrics(self.path / METRICS).rows if step > 0]
+        return 1 if self.origin is None else min([*rows, first_step])
+
+    def claim_checkpoints(self) -> None:
+        """Put on record that the folder of the checkpoints is this run's. To be called after ``begin``: killed in between, the
+        next start finds the owner's id among the earlier ones in run.json."""
+        owner = Owner(
+            id=self._about["id"],
+            name=self._config.run.name,
+            run_folder=str(self.path.resolve()),
+            config=to_yaml(self._config),
+            own_files=self._about["own_files"],
+        )
+        claim(self.checkpoints, owner)
+
+    def saved(self, checkpoint: str) -> None:
+        """Put on record that a checkpoint is whole."""
+        self._about["last_checkpoint"] = checkpoint
+        self._write("running")
 
     def id_from(self, first_step: int) -> str:
         """The id by which trackers and upload folders know the run: the same after a resume, another one where the first step is
         made again."""
         if self._id is None:
-            self._id = (self._about_before().get("id") if first_step > 1 else None) or uuid.uuid4().hex
+            known = self._about_before().get("id") or owner_id(self.checkpoints, self.path)
+            same = first_step > 1 and not self._starts_over
+            self._id = known if same and known else uuid.uuid4().hex
         return self._id
 
     def end(self, status: str) -> None:
@@ -181,23 +270,17 @@ class RunFolder:
             self._write(status)
 
     def _write(self, status: str) -> None:
-        write_durably(self.path / "run.json", json.dumps(self._about | {"status": status}, indent=1))
+        with self._writing:
+            write_durably(self.path / ABOUT, json.dumps(self._about | {"status": status}, indent=1))
 
     def _about_before(self) -> dict[str, Any]:
-        return _about(self.path)
+        return read_about(self.path)
 
-    def _run_of_origin(self) -> Path | None:
-        """The run folder that run.resume_path belongs to; None for a checkpoint that was moved away from its run."""
-        if not isinstance(self.origin, Path):
-            return None
-        near = (self.origin, *self.origin.resolve().parents[:2])
-        return next((path for path in near if (path / "config.yaml").is_file()), None)
-
-    def _changes(self, base: Path) -> list[Change]:
-        """Settings that differ from those of the run folder ``base``; none when that has no configuration."""
-        saved = _saved(base)
-        configured = changes(saved, yaml.safe_load(to_yaml(self._config)), type(self._config)) if saved else []
-        return [*configured, *changed_files(_about(base).get("own_files", {}), own_files(self._config))]
+    def _changes(self, before: LastRun) -> list[Change]:
+        """Settings that differ from those of a run, and files of the user's own; none when it is not known what it had."""
+        now = yaml.safe_load(to_yaml(self._config))
+        configured = changes(before.config, now, type(self._config)) if before.config else []
+        return [*configured, *changed_files(before.own_files, own_files(self._config))]
 
 
 def machine_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -211,20 +294,8 @@ def machine_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     ]
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """run.json of a run folder; empty when there is none that can be read."""
-    with suppress(OSError, ValueError):
-        about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        return about if isinstance(about, dict) else {}
-    return {}
-
-
-def _saved(folder: Path) -> dict[str, Any]:
-    """The configuration in a run folder by dotted key; empty when there is none that can be read."""
-    with suppress(OSError, ValueError, yaml.YAMLError):
-        tree = yaml_text.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        return flat(tree) if isinstance(tree, dict) else {}
-    return {}
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _short(value: Any) -> str:

@@ -18,20 +18,45 @@ class Timeline:
 
     A resumed run drops the lines of the steps that it makes again, as metrics.jsonl does. A disk that takes no more lines is
     reported to ``say`` once, and ends the file, not the run.
+
+    Args: saved_s, the time at which the checkpoint that a run resumes from was whole, if it was saved here. A run that was killed
+        right then has not written its line, and it is added.
     """
 
-    def __init__(self, folder: Path, first_step: int, say: Callable[[str], None]):
+    def __init__(self, folder: Path, first_step: int, say: Callable[[str], None], saved_s: float | None = None):
         self._path = folder / "timeline.jsonl"
         self._say = say
         self._open = True
-        before = _lines_before(self._path, first_step) if first_step > 1 else ""
-        self._write(before, anew=True)
+        rows = self._rows_before(first_step) if first_step > 1 else []
+        if saved_s is not None and not any(
+            row["step"] == first_step - 1 and row["phase"] == "checkpoint" for row in rows
+        ):
+            ends = [float(row["end_s"]) for row in rows if row["step"] == first_step - 1]
+            start_s = min([saved_s, max(ends, default=saved_s)])
+            rows.append(_row(first_step - 1, "checkpoint", start_s, saved_s))
+        self._write("".join(json.dumps(row) + "\n" for row in rows), anew=True)
 
     def add(self, step: int, phase: str, start_s: float, end_s: float, *, lane: str | None = None) -> None:
-        line: dict[str, Any] = {"step": step, "phase": phase, "start_s": round(start_s, 4), "end_s": round(end_s, 4)}
-        if lane is not None:
-            line["lane"] = lane
+        line = _row(step, phase, start_s, end_s) | ({} if lane is None else {"lane": lane})
         self._write(json.dumps(line) + "\n")
+
+    def _rows_before(self, first_step: int) -> list[dict[str, Any]]:
+        """The rows of steps below ``first_step``; one that was half-written when a run was killed is dropped."""
+        kept = []
+        try:
+            text = self._path.read_text(encoding="utf-8", errors="replace") if self._path.exists() else ""
+        except OSError as error:
+            self._say(f"timeline.jsonl begins again, because it cannot be read: {error.strerror}")
+            return []
+        for line in text.splitlines():
+            try:
+                row = json.loads(line)
+                whole = row["step"] < first_step and isinstance(row["phase"], str) and row["start_s"] <= row["end_s"]
+            except (ValueError, TypeError, KeyError):
+                continue
+            if whole:
+                kept.append(row)
+        return kept
 
     def _write(self, text: str, *, anew: bool = False) -> None:
         if not self._open:
@@ -49,14 +74,5 @@ class Timeline:
             self._say(f"timeline.jsonl ends here, because it cannot be written: {error.strerror}")
 
 
-def _lines_before(path: Path, first_step: int) -> str:
-    """The lines of steps below ``first_step``; one that was half-written when a run was killed is dropped."""
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] < first_step:
-            kept.append(line + "\n")
-    return "".join(kept)
+def _row(step: int, phase: str, start_s: float, end_s: float) -> dict[str, Any]:
+    return {"step": step, "phase": phase, "start_s": round(start_s, 4), "end_s": round(end_s, 4)}

@@ -85,3 +85,14 @@ def test_a_save_is_in_the_timeline(tmp_path: Path) -> None:
     end_step(2, save, save_due=True, **rest)
     [line] = lines(tmp_path)
     assert (line["step"], line["phase"]) == (2, "checkpoint") and line["end_s"] - line["start_s"] >= 0.009
+
+
+def test_the_line_of_a_save_that_a_kill_has_left_out_is_added(tmp_path: Path) -> None:
+    Timeline(tmp_path, 1, print).add(4, "update", 40.0, 41.0)  # then it saved, and was killed
+    save = {"step": 4, "phase": "checkpoint", "start_s": 41.0, "end_s": 41.5}
+    for _ in range(2):  # once
+        Timeline(tmp_path, 5, print, saved_s=41.5)
+        assert lines(tmp_path) == [{"step": 4, "phase": "update", "start_s": 40.0, "end_s": 41.0}, save]
+    (tmp_path / "timeline.jsonl").unlink()
+    Timeline(tmp_path, 5, print, saved_s=41.5)
+    assert lines(tmp_path) == [save | {"start_s": 41.5}]

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from posttrain.config import TrainingConfig
 from posttrain.registry import TRACKERS
+from posttrain.run.record import read_metrics
 
 
 @TRACKERS.register("jsonl")
@@ -28,7 +29,7 @@ class Jsonl:
         """Open the file. A run that resumes at ``first_step`` > 1 keeps the lines of earlier steps and drops the others, which it
         will write again; a run that starts at 1 starts a new file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = _lines_before(self.path, first_step) if first_step > 1 else []
+        lines = [line for step, line in read_metrics(self.path).rows if step < first_step] if first_step > 1 else []
         # Written to a temporary file and renamed: a killed process leaves either the old file or the new one.
         beside = self.path.with_name(self.path.name + ".new")
         with beside.open("w", encoding="utf-8") as file:
@@ -69,18 +70,3 @@ def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
     if nonfinite:
         line |= dict.fromkeys(nonfinite) | {"nonfinite": nonfinite}
     return json.dumps(line, sort_keys=True, allow_nan=False) + "\n"
-
-
-def _lines_before(path: Path, first_step: int) -> list[str]:
-    """Return the lines of steps below ``first_step``. An invalid line was left incomplete by a killed run, and is dropped."""
-    if not path.exists():
-        return []
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] < first_step:
-            kept.append(line + "\n")
-    return kept
