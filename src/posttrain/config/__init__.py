@@ -1,8 +1,21 @@
-"""RunConfig and its sections: frozen, validated, free of torch and of I/O."""
+"""RunConfig and its sections: frozen, validated, free of torch and of I/O.
 
-from posttrain.config.schema import RunConfig
-from posttrain.config.sft import SftConfig
+The classes named here are loaded when they are used: a worker that needs one section does not pay for the schema of a run.
+"""
 
-TrainingConfig = RunConfig | SftConfig  # what trains a model, step by step, in a run folder
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posttrain.config.schema import RunConfig, TrainingConfig
+    from posttrain.config.sft import SftConfig
 
 __all__ = ["RunConfig", "SftConfig", "TrainingConfig"]
+
+_MODULES = {"RunConfig": "schema", "SftConfig": "sft", "TrainingConfig": "schema"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -21,6 +21,7 @@ from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.reward import RewardConfig
 from posttrain.config.rollout import RolloutConfig, ValidationConfig
 from posttrain.config.run import RunSection
+from posttrain.config.sft import SftConfig
 from posttrain.config.tracking import TrackingConfig
 
 
@@ -92,3 +93,6 @@ class RunConfig(Section):
     def folder(self) -> str:
         """The run folder."""
         return self.run.folder or f"runs/{self.run.name}"
+
+
+TrainingConfig = RunConfig | SftConfig  # what trains a model, step by step, in a run folder
