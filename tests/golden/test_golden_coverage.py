@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ HERE = Path(__file__).parent
 FILES = sorted(path.name for path in (HERE / "data").glob("*.json"))
 
 
-def calls(name: str) -> Iterator[list[str]]:
+@cache
+def calls(name: str) -> list[list[str]]:
     """The arguments of every call of ``name`` in this folder's tests, where they are texts."""
-    for path in HERE.glob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
-                yield [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+    nodes = [node for path in HERE.glob("test_*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    found = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
+    return [[one.value for one in node.args if isinstance(one, ast.Constant)] for node in found]
 
 
 def is_run(file: str, case: dict[str, Any]) -> bool:
