@@ -42,7 +42,10 @@ def make(tmp_path: Path, tiny_llama: Path) -> Make:
         "model": {"path": str(tiny_llama), "compute_dtype": "float32"},
         "data": {"train_files": [str(tmp_path / "train.jsonl")], "prompts_per_step": 2},
         "rollout": {"samples_per_prompt": 4, "max_response_tokens": 8, "stop_token_ids": [*range(0, 256, 12)]},
-        "reward": {"terms": [{"name": name, "path": str(tmp_path / "reward.py")} for name in ("score", "short")]},
+        "reward": {
+            "workers": 1,
+            "terms": [{"name": name, "path": str(tmp_path / "reward.py")} for name in ("score", "short")],
+        },
         "policy": {"sequences_per_micro_batch_per_device": 4, "optimizer": {"lr": 1e-3, "eps": EPS}},
         "checkpoint": {"at_end": False},
         "tracking": {"trackers": [], "batches_every_steps": 1},

@@ -117,6 +117,7 @@ def run(example: str, place: Path, model: Path, monkeypatch: pytest.MonkeyPatch)
     return [{name: value for name, value in line.items() if not name.startswith(("time/", "speed/"))} for line in lines]
 
 
+@pytest.mark.slow
 def test_grpo_in_every_language_has_the_same_losses(
     place: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_a_setting_that_must_be_given_is_asked_for(overrides: list[str], tmp_pat
     assert problems(overrides, *own, "loss.scale=1") == []
 
 
+@pytest.mark.slow
 def test_the_run_keeps_the_file_and_notices_another_content(overrides: list[str], tmp_path: Path) -> None:
     own = (f"loss.path={tmp_path}/mine.py", "loss.name=scaled_gradient")
     folder = train_run(planned(overrides, *own, "run.total_steps=1"))

@@ -119,7 +119,9 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature", [name if name == "replace" else pytest.param(name, marks=pytest.mark.slow) for name in FEATURES]
+)
 def test_run_that_died_goes_on_exactly(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str
 ) -> None:

@@ -258,6 +258,7 @@ PPO: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_run_with_a_critic_that_died_goes_on_from_its_last_checkpoint(
     make: Make, monkeypatch: pytest.MonkeyPatch, dtype: str

@@ -53,6 +53,7 @@ def samples(folder: Path, step: int) -> str:
     return (folder / "samples" / f"step_{step}.jsonl").read_text()
 
 
+@pytest.mark.slow
 @NEEDS_PEFT
 def test_a_run_with_an_adapter(tiny_qwen: Path, tmp_path: Path) -> None:
     run = train_run(make(tmp_path, tiny_qwen, "run"))

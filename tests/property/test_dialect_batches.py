@@ -172,6 +172,7 @@ def read(language: Language, sizes: Sizes, roll_file: str, *changes: str) -> tup
     return loaded, plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", [VERL, SKYRL, ROLL], ids=lambda language: language.name)
 @settings(max_examples=40, deadline=None)
 @given(sizes=sizes)
@@ -188,6 +189,7 @@ def test_planned_with_the_peers_counts_or_refused(language: Language, roll_file:
     assert plan.sequences_per_micro_batch_per_device == sizes["micro"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", [VERL, SKYRL, ROLL], ids=lambda language: language.name)
 @settings(max_examples=25, deadline=None)
 @given(sizes=sizes)

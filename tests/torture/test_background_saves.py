@@ -157,6 +157,7 @@ def test_a_stop_while_it_is_written_waits_for_it(
     assert result(train_run(config)) == straight
 
 
+@pytest.mark.slow
 def test_a_second_signal_leaves_it_unfinished(
     tmp_path: Path,
     tiny_llama: Path,

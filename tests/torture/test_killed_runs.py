@@ -59,6 +59,7 @@ def test_resuming_from_every_step_of_two_epochs(
         assert result(train_run(config)) == expected, f"from step {step}"
 
 
+@pytest.mark.slow
 def test_a_run_from_another_runs_checkpoint_makes_the_same_steps(
     tmp_path: Path, tiny_llama: Path, straight: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_stop_in_any_phase_is_as_if_it_had_not_been(
         assert ours == theirs, name
 
 
+@pytest.mark.slow
 def test_the_grace_time_ends_a_phase_that_does_not(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +164,7 @@ def test_the_grace_time_ends_a_phase_that_does_not(
     assert result(train_run(config)) == result(straight)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_elsewhere_from_what_was_uploaded(tmp_path: Path, tiny_llama: Path) -> None:
     """Six steps, uploaded; another folder goes on after step 4, from there, and both end with the same weights. Plain folders
     of the models are written on the way."""

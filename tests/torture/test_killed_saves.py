@@ -20,6 +20,7 @@ def work(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, request: py
     return Work(tiny_llama, tmp_path_factory.mktemp("work"), background=request.param)
 
 
+@pytest.mark.slow
 def test_saves_killed_at_a_random_instant(work: Work) -> None:
     tally = killing.random_kills(work, 10)
     assert tally.killed == 10

@@ -34,6 +34,7 @@ def test_ctrl_c_in_a_finalizer_comes_a_moment_later(capfd: pytest.CaptureFixture
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_callback_of_the_collector_comes_a_moment_later() -> None:
     calls: list[str] = []
 

@@ -228,6 +228,7 @@ WRONG: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 def test_no_value_of_any_key_gets_past_the_words() -> None:
     """Whatever is written at whatever key: it is accepted, or refused in our own words (none of pydantic's)."""
     refused = 0

@@ -114,6 +114,7 @@ def of_sizes(problems: object) -> list[str]:
     return [str(problem) for problem in problems if "do not split" in str(problem)]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(1, 40), st.integers(2, 9), st.integers(1, 12), st.integers(1, 7), st.integers(1, 9), st.sampled_from([1, 2, 3]),

@@ -27,6 +27,7 @@ def tasks() -> dict[str, tuple[object, dict]]:
     return made
 
 
+@pytest.mark.slow
 def test_every_entry_survives_as_text_and_scores_the_same(tasks):
     assert len(tasks) >= 100
     for task, (generator, entry) in tasks.items():

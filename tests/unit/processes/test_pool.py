@@ -189,6 +189,7 @@ def test_a_second_answer_to_one_call_is_not_the_answer_to_the_next(make: Make) -
     assert [value(pool.submit(call)) for call in ("a", "b", "c")] == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_a_keeper_that_was_stopped_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when more is to be written to it than a pipe holds."""
     monkeypatch.setattr(pool_module, "GRACE_S", 0.3)

@@ -488,6 +488,7 @@ def test_tests_and_the_function_in_columns_of_their_own(name: str | None, source
         reward(prompt("x"), fenced(source))
 
 
+@pytest.mark.slow
 @linux
 def test_a_program_that_computes_on_all_cores_is_wrong_and_not_without_a_score() -> None:
     """Three tests take up to 1 s of processor time each, within 1.3 s, and scoring a response may take 2 s of it."""

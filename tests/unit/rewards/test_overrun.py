@@ -84,6 +84,7 @@ def test_a_reference_that_cannot_be_compared_is_nobodys_wrong_answer(start: Any)
     assert isinstance(outcome, Invalid) and outcome.reason == TIMEOUT
 
 
+@pytest.mark.slow
 def test_a_users_function_that_hangs_is_invalid(start: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SLEEPS)
     mine = {"name": "hang", "path": str(tmp_path / "mine.py")}

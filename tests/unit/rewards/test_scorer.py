@@ -270,6 +270,7 @@ def test_memory_of_a_function_in_this_process(path: str, tmp_path: Path) -> None
     assert isinstance(outcome, Invalid) and outcome.reason == "memory" and "large.py:1: MemoryError" in outcome.detail
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(), reason="this kernel does not say how long a process waits"
 )

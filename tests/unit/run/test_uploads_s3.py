@@ -67,6 +67,7 @@ def objects() -> list[str]:
     return sorted(one["Key"] for one in boto3.client("s3").list_objects_v2(Bucket="bucket").get("Contents", []))
 
 
+@pytest.mark.slow
 def test_upload_listing_and_resume(tmp_path: Path, server: Server) -> None:
     checkpoints, said = uploading(tmp_path / "first", URL, keep=2)
     save(checkpoints, 1, 2, 3)

@@ -614,6 +614,7 @@ def test_what_is_in_a_box_ends_with_the_trainer() -> None:
     assert left_over() == []
 
 
+@pytest.mark.slow
 def test_many_at_once_give_what_one_after_the_other_gives() -> None:
     programs = [
         "print(sum(range(1000)))",

@@ -275,6 +275,7 @@ def test_a_long_prompt_is_refused_unread_and_a_slow_one_blocks_nobody(tiny_llama
         assert asyncio.run(both()) == (200, 200)
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_are_closed(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_S", 0.5)
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 6)

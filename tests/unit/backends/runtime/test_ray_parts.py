@@ -260,6 +260,7 @@ def test_workers_of_a_plan() -> None:
     assert [name for name, *_ in groups()] == ["trainer", "critic"]
 
 
+@pytest.mark.slow
 class TestServerBesideAWorker:
     """A worker ends with its server, so that it is found lost and replaced."""
 

@@ -152,6 +152,7 @@ def test_ten_thousand_samples_open_within_a_second(folder: Path) -> None:
     drive(Viewer(folder), play)
 
 
+@pytest.mark.slow
 def test_filter_and_order(folder: Path) -> None:
     async def play(pilot: Pilot[None]) -> None:
         await press(pilot, "s", "S")
