@@ -16,6 +16,7 @@ Sections = dict[str, dict[str, Any]]
 STATES: dict[str, Sections] = {
     "a reference that moves": {"reference": {"update_every": 2, "update_mix": 0.3}},
     "a reference replaced after each epoch": {"reference": {"update_every": "epoch"}},
+    "drawn mini-batches": {"policy": {"shuffle": True, "epochs_per_step": 2}},
 }
 
 

@@ -75,6 +75,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             loss=loss,
             epochs=batches.epochs_per_step,
             sequences_per_update=batches.sequences_per_update,
+            shuffle_seed=shuffle_seed(config, "policy"),
             on_policy=(batches.on_policy or correction.use_rollout_logprobs) and not needs_old_logprobs(config),
             correction=RolloutCorrectionPlan(
                 weights=correction.weights,
@@ -171,7 +172,20 @@ def critic_update_plan(config: RunConfig, batches: CriticBatchPlan) -> CriticUpd
         ),
         epochs=batches.epochs_per_step,
         sequences_per_update=batches.sequences_per_update,
+        shuffle_seed=shuffle_seed(config, "critic"),
     )
+
+
+def shuffle_seed(config: RunConfig, role: str) -> int | None:
+    """Return the seed of the draws of a role's mini-batches; None where they are taken in order."""
+    policy, critic = config.policy, config.critic
+    draws, seed = policy.shuffle, policy.shuffle_seed
+    if role == "critic":
+        draws = draws if critic.shuffle is None else critic.shuffle
+        seed = seed if critic.shuffle_seed is None else critic.shuffle_seed
+    if not draws:
+        return None
+    return config.run.seed if seed is None else seed
 
 
 def _advantage_parameters(config: RunConfig) -> dict[str, Any]:

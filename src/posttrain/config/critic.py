@@ -24,6 +24,10 @@ class CriticConfig(Section):
     """Passes over a step's sequences; null means policy.epochs_per_step."""
     sequences_per_mini_batch: int | None = Field(default=None, ge=1)
     """Sequences per update; null means policy.sequences_per_mini_batch."""
+    shuffle: bool | None = None
+    """Draw mini-batches at random; null means policy.shuffle."""
+    shuffle_seed: int | None = Field(default=None, ge=0)
+    """Seed of these draws; null means policy.shuffle_seed."""
     sequences_per_micro_batch_per_device: int = Field(default=8, ge=1)
     """Sequences per forward and backward pass. Changes memory and speed, never the result."""
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)

@@ -95,3 +95,8 @@ class PolicyConfig(LearnerConfig):
     """Sequences per update (optimizer step); null means all of the step's."""
     share_prompts: bool = True
     """Compute the prompt of a group once for all its responses. Changes speed and memory, never the result."""
+    shuffle: bool = False
+    """Draw the sequences of every mini-batch at random in each pass, instead of taking them in order; the rows of an episode stay
+    together."""
+    shuffle_seed: int | None = Field(default=None, ge=0)
+    """Seed of these draws; null means run.seed."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from posttrain.loops.training import LoopPlan
-from posttrain.records.plans import StepPlan
+from posttrain.records.plans import CriticUpdatePlan, StepPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, mixed_seed
 from posttrain.run.step_ends import due
+
+P = TypeVar("P", UpdatePlan, CriticUpdatePlan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +40,18 @@ class RunPlan:
     def step_plan(self, step: int) -> StepPlan:
         """The plan of one step: its sampling has a seed of its own, so a prompt drawn again gets other random numbers; the
         policy stays as it is while the critic warms up."""
+        critic = self.step.critic_update
         return replace(
             self.step,
             sampling=replace(self.step.sampling, seed=mixed_seed(self.seed, step)),
+            update=_drawn_for(self.step.update, step),
+            critic_update=critic and _drawn_for(critic, step),
             updates_policy=step > self.critic_warmup_steps,
         )
+
+
+def _drawn_for(plan: P, step: int) -> P:
+    """The updates of a step: where mini-batches are drawn, every step has draws of its own."""
+    if plan.shuffle_seed is None:
+        return plan
+    return replace(plan, shuffle_seed=mixed_seed(plan.shuffle_seed, step))

@@ -181,6 +181,7 @@ class UpdatePlan:
     loss: LossPlan
     epochs: int
     sequences_per_update: int
+    shuffle_seed: int | None = None  # of this step; None: mini-batches are cut in the order of the batch
     on_policy: bool  # nothing needs old log-probs before the update, such as one update per step
     correction: RolloutCorrectionPlan = RolloutCorrectionPlan()
 
@@ -192,6 +193,7 @@ class CriticUpdatePlan:
     loss: ValueLossPlan
     epochs: int
     sequences_per_update: int
+    shuffle_seed: int | None = None  # as the policy's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

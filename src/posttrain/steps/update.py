@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 from torch import Tensor
 
 from posttrain.algos.high_entropy import high_entropy_tokens
@@ -47,9 +48,11 @@ def update(
             first_logprobs.append(stats.policy_logprobs)
         return stats
 
-    stats = run_mini_batches(policy, learn, batch, "policy", plan.epochs, plan.sequences_per_update, on_sequences)
+    stats = run_mini_batches(policy, learn, batch, "policy", plan, on_sequences)
     old = batch.logprobs.old
-    return replace(stats, trainer_logprobs=old if old is not None else first_logprobs[0])
+    if old is not None or is_drawn(batch, plan):
+        return replace(stats, trainer_logprobs=old)
+    return replace(stats, trainer_logprobs=first_logprobs[0])
 
 
 def with_high_entropy(mini_batch: TrainBatch, share: float | None) -> TrainBatch:
@@ -70,7 +73,7 @@ def update_critic(
     def learn(mini_batch: TrainBatch, epoch: int) -> LossStats:
         return critic.forward_backward(mini_batch, plan.loss, mini_batch.counts())
 
-    return run_mini_batches(critic, learn, batch, "critic", plan.epochs, plan.sequences_per_update, on_sequences)
+    return run_mini_batches(critic, learn, batch, "critic", plan, on_sequences)
 
 
 def merged(batch: TrainBatch, policy: UpdateStats | None, critic: UpdateStats | None) -> UpdateStats:
@@ -93,11 +96,10 @@ def run_mini_batches(
     learn: Callable[[TrainBatch, int], LossStats],
     batch: TrainBatch,
     role: str,
-    epochs: int,
-    sequences_per_update: int,
+    plan: UpdatePlan | CriticUpdatePlan,
     on_sequences: OnSequences | None = None,
 ) -> UpdateStats:
-    """``epochs`` passes over the batch. ``learn(mini_batch, epoch)`` adds the gradient, then comes the optimizer step.
+    """The plan's passes over the batch. ``learn(mini_batch, epoch)`` adds the gradient, then comes the optimizer step.
 
     A mini-batch whose loss or gradient is not finite, or that holds no token to learn from, changes nothing and is counted.
 
@@ -107,8 +109,8 @@ def run_mini_batches(
     engine.begin_step()
     sums, norms, rates, losses = Counter[str](), [], [], []
     tokens = skipped = 0
-    for epoch in range(epochs):
-        for rows in rows_per_update(batch, sequences_per_update):
+    for epoch in range(plan.epochs):
+        for rows in rows_per_update(batch, plan, epoch):
             stats = learn(batch.rows(rows), epoch)
             if on_sequences:
                 on_sequences(len(rows))
@@ -132,14 +134,27 @@ def run_mini_batches(
     return UpdateStats(metrics=metrics, trainer_logprobs=None, updates=len(losses), skipped_updates=skipped)
 
 
-def rows_per_update(batch: TrainBatch, sequences_per_update: int) -> list[list[int]]:
+def rows_per_update(batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan, epoch: int = 0) -> list[list[int]]:
     """The rows of each mini-batch. Trajectories are counted, so that a step has as many updates as its plan says, into however
-    many rows its episodes were cut; all rows of a trajectory are in one mini-batch."""
+    many rows its episodes were cut; all rows of a trajectory are in one mini-batch, in the order of the batch.
+
+    With a seed to shuffle by, each pass draws which trajectories a mini-batch has; seed and number of the pass alone decide.
+    """
     _, number = batch.sequences.trajectory_index.unique_consecutive(return_inverse=True)
+    places = number.tolist()
+    if plan.shuffle_seed is not None and is_drawn(batch, plan):
+        drawn = np.random.Generator(np.random.PCG64([plan.shuffle_seed, epoch])).permutation(places[-1] + 1)
+        places = [int(drawn[place]) for place in places]
     found: dict[int, list[int]] = {}
-    for row, mini_batch in enumerate((number // sequences_per_update).tolist()):
-        found.setdefault(mini_batch, []).append(row)
-    return list(found.values())
+    for row, place in enumerate(places):
+        found.setdefault(place // plan.sequences_per_update, []).append(row)
+    return [found[mini_batch] for mini_batch in sorted(found)]
+
+
+def is_drawn(batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan) -> bool:
+    """Tell whether the mini-batches are drawn at random: one that holds the whole step is not."""
+    trajectories = len(batch.sequences.trajectory_index.unique_consecutive())
+    return plan.shuffle_seed is not None and trajectories > plan.sequences_per_update
 
 
 def _mean(values: list[float]) -> float:

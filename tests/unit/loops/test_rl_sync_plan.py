@@ -52,6 +52,12 @@ def test_nothing_but_the_seed_differs_between_steps(plan: RunPlan) -> None:
     assert replace(step, sampling=replace(step.sampling, seed=1)) == plan.step
 
 
+def test_drawn_mini_batches_differ_from_step_to_step(plan: RunPlan) -> None:
+    drawn = replace(plan, step=replace(plan.step, update=replace(plan.step.update, shuffle_seed=3)))
+    seeds = [drawn.step_plan(step).update.shuffle_seed for step in (1, 2, 1)]
+    assert seeds[0] == seeds[2] != seeds[1] and plan.step_plan(1).update.shuffle_seed is None
+
+
 def test_the_policy_waits_while_the_critic_warms_up(plan: RunPlan) -> None:
     warming = replace(plan, critic_warmup_steps=2)
     assert [warming.step_plan(step).updates_policy for step in (1, 2, 3)] == [False, False, True]

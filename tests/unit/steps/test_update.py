@@ -130,6 +130,12 @@ def test_step_without_any_update_has_no_numbers_about_updates() -> None:
     assert (stats.updates, stats.skipped_updates) == (0, 2)
 
 
+def test_first_log_probs_of_drawn_mini_batches_are_of_no_leading_rows() -> None:
+    drawn = replace(plan(), shuffle_seed=1)
+    assert update(ScriptedEngine(), make_batch([1, 1, 1]), drawn).trainer_logprobs is None
+    assert update(ScriptedEngine(), make_batch([1, 1]), drawn).trainer_logprobs is not None  # one mini-batch
+
+
 def test_trainer_logprobs_are_the_old_ones_or_those_of_the_first_epoch() -> None:
     assert update(ScriptedEngine(), make_batch([1, 1], old=True), plan()).trainer_logprobs.unique().tolist() == [-0.5]
     stats = update(ScriptedEngine(), make_batch([1, 1, 1]), plan(epochs=2, sequences=3))

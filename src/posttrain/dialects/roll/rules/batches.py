@@ -87,6 +87,8 @@ def _updates(keys: Reader, role: str, section: str, at: Copies, sequences: int, 
     by_tokens = keys[f"{section}.use_dynamic_batching_in_train"]
     budget = f"{section}.max_tokens_per_microbatch_in_train"
     fields: dict[str, Any] = {f"{role}.sequences_per_mini_batch": micro * steps * at.copies}
+    if not by_tokens:  # with them ROLL deals a step out in order
+        fields[f"{role}.shuffle"] = True
     if by_tokens:
         if keys[budget] < 1:
             keys.problem("use_dynamic_batching_in_train needs a number of tokens", key=budget,

@@ -11,7 +11,7 @@ from posttrain.dialects.verl.rules.layout import layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL
-from posttrain.dialects.verl.rules.optimizer import optimizers
+from posttrain.dialects.verl.rules.optimizer import optimizers, shuffles
 from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward
 from posttrain.dialects.verl.rules.sampling import sampling
@@ -34,6 +34,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= algorithm.rollout_correction(keys)
     fields |= batches(keys, places, has_critic=has_critic, has_reference=has_reference)
     fields |= optimizers(keys, has_critic=has_critic)
+    fields |= shuffles(keys, has_critic=has_critic)
     fields |= lora(keys, MODEL, "policy")
     if has_critic:
         fields |= lora(keys, "critic.model", "critic")

@@ -41,6 +41,34 @@ def optimizers(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
     return fields
 
 
+def shuffles(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
+    """Mini-batches that are drawn. FSDP's actor takes them in order unless a file writes otherwise, whatever the default says."""
+    draws, seed = _shuffle(keys, ACTOR)
+    fields: dict[str, Any] = {"policy.shuffle": True} if draws else {}
+    if seed is not None:
+        fields["policy.shuffle_seed"] = seed
+    if has_critic:
+        if keys.written("critic.shuffle"):
+            theirs, its_seed = _shuffle(keys, "critic")
+        else:
+            theirs, its_seed = draws, get(keys, "critic.data_loader_seed") if draws else None
+        if theirs != draws:
+            fields["critic.shuffle"] = theirs
+        if its_seed not in (None, seed):
+            fields["critic.shuffle_seed"] = its_seed
+    return fields
+
+
+def _shuffle(keys: Reader, section: str) -> tuple[bool, int | None]:
+    """Return True for a section that asks for drawn mini-batches, and their seed."""
+    name, seed = f"{section}.shuffle", f"{section}.data_loader_seed"
+    reads = keys.written(name) or keys[f"{section}.strategy"] == MEGATRON
+    if reads and keys[name]:
+        return True, get(keys, seed)
+    keys.ignore(seed, f"{name} is false: mini-batches are taken in order")
+    return False, None
+
+
 def _clipping(keys: Reader, section: str, role: str) -> dict[str, Any]:
     """Megatron clips by optim.clip_grad, FSDP by grad_clip."""
     megatron = keys[f"{section}.strategy"] == MEGATRON and keys.ledger.find(f"{section}.optim.clip_grad")
