@@ -583,7 +583,8 @@ def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, 
             validation={"samples_per_prompt": 2, "temperature": 1.0},
         )
     )
-    greedy = train_run(make("greedy", run={"total_steps": 1}, advantage={"name": "remax"}))
+    domains = {"sums": {"sources": ["sums"], "prompts_per_step": 2}}
+    greedy = train_run(make("greedy", run={"total_steps": 1}, advantage={"name": "remax"}, data={"domains": domains}))
     logged = {name for line in metrics_of(folder) + metrics_of(greedy) for name in line} - {"step", "nonfinite"}
     documented = re.findall(
         r"^\| `([^`]+)` \|",

@@ -45,7 +45,14 @@ class RunningMoments:
 
 
 def normalize_rewards(
-    rewards: Tensor, valid: Tensor, group_index: Tensor, moments: RunningMoments, *, mean: str, std: str
+    rewards: Tensor,
+    valid: Tensor,
+    group_index: Tensor,
+    moments: RunningMoments,
+    *,
+    mean: str,
+    std: str,
+    part_index: Tensor | None = None,
 ) -> Tensor:
     """(r - mean) / (std + 1e-6), each taken over the group, the batch (a step) or the run, or not taken (none).
 
@@ -54,14 +61,15 @@ def normalize_rewards(
     rounded mean of equal floats need not be that float.
 
     Args: rewards [B]; valid [B] bool, the others are in no statistic; group_index [B] int64; moments of the run, this batch
-        included; mean and std, each none, group, batch or running.
+        included; mean and std, each none, group, batch or running; part_index [B] int64, equal for responses that make up a
+        batch, None: all of them.
     Returns: [B] in the dtype of rewards; 0 where not valid, even if the rewards there are not finite.
     Source: ROLL's reward normalisation. There a group's std with another mean, groups of one and the running form fail.
     """
     values = torch.where(valid, rewards, 0.0).double()
     parts = {
         "group": list(groups_of(group_index, valid)),
-        "batch": list(groups_of(torch.zeros_like(group_index), valid)),
+        "batch": list(groups_of(torch.zeros_like(group_index) if part_index is None else part_index, valid)),
     }
     distances = values - moments.mean if mean == "running" else values.clone()
     for rows in parts.get(mean, ()):

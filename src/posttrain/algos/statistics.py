@@ -51,6 +51,21 @@ def whiten(values: Tensor, mask: Tensor, *, keep_mean: bool = False) -> Tensor:
     return torch.where(mask, whitened + mean if keep_mean else whitened, 0.0)
 
 
+def whiten_parts(values: Tensor, mask: Tensor, part_index: Tensor | None) -> Tensor:
+    """``whiten`` over the rows of each part by itself.
+
+    Args: values and mask [B, T], as there; part_index [B] int64, equal for rows of a part, None: all rows together.
+    Returns: [B, T]; 0 where mask is False.
+    """
+    if part_index is None:
+        return whiten(values, mask)
+    whitened = torch.zeros_like(values)
+    for part in part_index.unique():
+        rows = part_index == part
+        whitened[rows] = whiten(values[rows], mask[rows])
+    return whitened
+
+
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
     """1 - variance(returns - values) / variance(returns) over the masked-in entries: 1 is a perfect critic, 0 one that knows
     no more than the mean, below 0 one that is worse. A constant error does not lower it.

@@ -19,6 +19,7 @@ from posttrain.records.plans import (
     BatchPlan,
     CriticBatchPlan,
     CriticUpdatePlan,
+    DomainPlan,
     GroupFilterPlan,
     KlRewardPlan,
     LossPlan,
@@ -69,6 +70,16 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             clip=config.advantage.clip,
         ),
         group_filter=GroupFilterPlan(**config.group_filter.model_dump()),
+        domains=tuple(
+            DomainPlan(
+                name=name,
+                sources=tuple(domain.sources),
+                prompts=domain.prompts_per_step,
+                group_filter=GroupFilterPlan(**(domain.group_filter or config.group_filter).model_dump()),
+            )
+            for name, domain in config.data.domains.items()
+        ),
+        domain_statistics=config.data.domain_statistics,
         reward=reward_plan(config),
         mask_truncated=config.loss.mask_truncated,
         update=UpdatePlan(

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.plans import reward_plan, run_plan
-from posttrain.build.train import run_scorer
+from posttrain.build.train import prompt_loader, run_scorer
 from posttrain.config import RunConfig
 from posttrain.config.roles import runtime_of
-from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import What, load_prompts
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.roles import Roles
@@ -97,7 +96,7 @@ def replay_rollout(folder: Path, config: RunConfig, step: int) -> list[Differenc
     training = load_prompts(config.data.train_files, config.data, tokenizer, what="training", processor=processor)
     prompts = training.prompts[: config.data.max_prompts]
     seed = config.run.seed if config.data.seed is None else config.data.seed
-    loader = ShuffledLoader(prompts, config.data.prompts_per_step, seed=seed, shuffle=config.data.shuffle)
+    loader = prompt_loader(config.data, prompts, seed)
     with _started(config, training_prompts=len(prompts)) as (roles, plan):
         if start:
             loader.restore(_load(start, roles, RewardState(plan.step.reward.kl))["loader"])

@@ -13,12 +13,15 @@ from posttrain.build.fits import check_critic_fits, check_prompts_fit
 from posttrain.build.plans import run_plan
 from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config import RunConfig
+from posttrain.config.data import DataConfig
 from posttrain.config.roles import runtime_of
+from posttrain.data.domains import DomainLoader
 from posttrain.data.episodes import training_episodes, validation_episodes
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.prompts import PromptSet, load_prompts, unread_image_settings
 from posttrain.data.token_texts import token_texts_of
 from posttrain.errors import ConfigError
+from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.loops import rl_sync
 from posttrain.models.loading import import_modules, load_tokenizer
@@ -85,9 +88,7 @@ def _train(
     if batches is None:
         raise ConfigError(problems)
     order_seed = config.run.seed if config.data.seed is None else config.data.seed
-    loader = ShuffledLoader(
-        training_prompts, config.data.prompts_per_step, seed=order_seed, shuffle=config.data.shuffle
-    )
+    loader = prompt_loader(config.data, training_prompts, order_seed)
     if any(prompt.images for prompt in (*training_prompts, *validation)) and (problems := [*image_problems(config)]):
         raise ConfigError(problems)
     unread = unread_image_settings(config.data, [*training_prompts, *validation])
@@ -127,6 +128,13 @@ def _train(
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
             rl_sync.run(roles, scorer, loader, rewards, progress, plan, run, token_texts_of(tokenizer))
     return folder.path
+
+
+def prompt_loader(data: DataConfig, prompts: Sequence[Prompt], seed: int) -> PromptLoader:
+    """Return the loader of a run: of all rows as they come, or of domains with their parts of every step."""
+    if data.domains:
+        return DomainLoader(prompts, data.domains, seed=seed, shuffle=data.shuffle)
+    return ShuffledLoader(prompts, data.prompts_per_step, seed=seed, shuffle=data.shuffle)
 
 
 def checks_references(config: RunConfig) -> bool:

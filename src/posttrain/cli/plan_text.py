@@ -13,6 +13,7 @@ from posttrain.cli.plan_worlds import episodes_text, worlds_text
 from posttrain.cli.request import TrainRequest, check_request
 from posttrain.config import RunConfig
 from posttrain.config.environment import SINGLE_TURN
+from posttrain.config.group_filter import GroupFilterConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
@@ -77,7 +78,8 @@ def _settings_text(request: TrainRequest) -> str:
         ("rollout", f"{config.rollout.engine}, {_sampling(config.rollout)}"),
         *([("worlds", worlds)] if (worlds := worlds_text(config)) else []),
         ("reward", _reward(config)),
-        *([("groups", _groups(config))] if config.group_filter.strategy != "none" else []),
+        *([("domains", _domains(config))] if config.data.domains else []),
+        *([("groups", _groups(config.group_filter))] if config.group_filter.strategy != "none" else []),
         ("advantage", _advantage(config)),
         ("loss", _loss(config)),
         *([("adapter", lora_text(config.policy.lora))] if config.policy.lora else []),
@@ -166,9 +168,18 @@ def _of(part: str) -> str:
     return {"group": "group", "batch": "step", "running": "run so far"}[part]
 
 
-def _groups(config: RunConfig) -> str:
+def _domains(config: RunConfig) -> str:
+    """Describe the parts of a step, and the domains' own filters."""
+    lines = []
+    for name, domain in config.data.domains.items():
+        own = domain.group_filter
+        kept = f"; {_groups(own)}" if own is not None and own.strategy != "none" else ""
+        lines.append(f"{name} {domain.prompts_per_step} prompts ({', '.join(domain.sources)}){kept}")
+    return f"\n{'':<11}".join(lines)
+
+
+def _groups(chosen: GroupFilterConfig) -> str:
     """Describe the selection of groups for a step."""
-    chosen = config.group_filter
     bounds = {
         "standard deviation above": chosen.above_std,
         "mean above": chosen.above_mean,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from posttrain.config.domains import DomainConfig
 from posttrain.config.images import ImageSettings
 
 
@@ -16,6 +17,11 @@ class DataConfig(ImageSettings):
     """Files of held-out prompts in the same format."""
     prompts_per_step: int = Field(default=8, ge=1)
     """Prompts drawn for each step."""
+    domains: dict[str, DomainConfig] = {}
+    """Kinds of rows with a fixed number of prompts in every step, by name; empty draws from all rows as they come."""
+    domain_statistics: bool = False
+    """Normalise rewards by the batch, and whiten rewards and advantages, over each domain's part of a step instead of the
+    whole step."""
     prompt_column: str | None = None
     """Column with the prompt: a list of chat messages, or a string (taken as one user message); null means the first of
     prompt and messages that the file has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -51,8 +51,8 @@ class ShuffledLoader(Generic[T]):
         """Return the number of passes over the data, a fraction; left-out prompts of an epoch count as drawn."""
         return (self._epoch * self.steps_per_epoch + self._step) / self.steps_per_epoch
 
-    def next(self) -> list[T]:
-        """Return the items of the next step; a new epoch begins automatically."""
+    def next(self, domains: Collection[str] | None = None) -> list[T]:
+        """Return the items of the next step; a new epoch begins automatically. There are no domains to choose from."""
         if self._step == self.steps_per_epoch:
             self._epoch += 1
             self._step = 0

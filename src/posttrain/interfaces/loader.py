@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol, TypeVar
 
 from posttrain.records.prompts import Prompt
@@ -34,4 +34,7 @@ class StepLoader(Position, Protocol[T]):
         ...
 
 
-PromptLoader = StepLoader[Prompt]
+class PromptLoader(StepLoader[Prompt], Protocol):
+    def next(self, domains: Collection[str] | None = None) -> list[Prompt]:
+        """Return the prompts of the next step, or those of some of its domains. Args: domains, their names; None: all."""
+        ...

@@ -93,6 +93,7 @@ class ScoredBatch:
     # [B] float32 unweighted, NaN without this term
     reward_terms: Mapping[str, Tensor] = field(default_factory=dict)
     turn_rewards: Tensor | None = None  # [B, T] float32, each turn's on its last token; None: no environment gives any
+    part_index: Tensor | None = None  # [B] int64, equal where batch statistics are taken together; None: over all rows
     # Inputs of single estimators, computed where the chosen one names them: greedy_rewards [B] float32, NaN if invalid;
     # sum_pi_squared [B, T] float32; state_index [B] int64, equal where the row's turn began in the same state.
     extras: Mapping[str, Tensor] = field(default_factory=dict)

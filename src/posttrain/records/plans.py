@@ -148,6 +148,16 @@ class GroupFilterPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DomainPlan:
+    """A kind of rows with a fixed part of every step."""
+
+    name: str
+    sources: tuple[str, ...]
+    prompts: int  # groups of a step
+    group_filter: GroupFilterPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantagePlan:
     """A name in ADVANTAGES with its keyword arguments, and the whitening and clipping around it."""
 
@@ -203,6 +213,8 @@ class StepPlan:
     prompts: int  # groups that make up a step
     sampling: SamplingParams
     group_filter: GroupFilterPlan = field(default_factory=GroupFilterPlan)
+    domains: tuple[DomainPlan, ...] = ()  # empty: the step is of all rows as they come
+    domain_statistics: bool = False  # batch statistics of rewards and advantages are over a domain's part of the step
     reward: RewardPlan = field(default_factory=RewardPlan)
     mask_truncated: bool = False  # responses cut at the token limit have no part in the loss
     advantage: AdvantagePlan
@@ -210,6 +222,12 @@ class StepPlan:
     critic_update: CriticUpdatePlan | None = None  # None: there is no critic
     updates_policy: bool = True  # False in the steps in which only the critic warms up
     max_invalid_share: float
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the number of the domain of every data source, where statistics are over domains; empty where over the step."""
+        domains = enumerate(self.domains) if self.domain_statistics else ()
+        return {source: number for number, domain in domains for source in domain.sources}
 
     def sampling_of(self, batch: int) -> SamplingParams:
         """The sampling of the step's batch of prompts of this number, from 0. A small dataset may bring a prompt again: in later

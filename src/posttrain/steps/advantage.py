@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posttrain.algos.statistics import whiten
+from posttrain.algos.statistics import whiten_parts
 from posttrain.errors import Problem, RequestError
 from posttrain.records.batches import CriticTargets, SequenceBatch, ShapedBatch, TrainBatch
 from posttrain.records.joined import joined
@@ -27,7 +27,7 @@ def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: Advant
     advantages, returns = _run_estimator(plan, batch, estimator_inputs(shaped, values, plan))
     loss_mask = shaped.logprobs.kept(batch.response_mask) & scored.valid[:, None] & scored.trained[:, None]
     if plan.whiten:
-        advantages = whiten(advantages, loss_mask)
+        advantages = whiten_parts(advantages, loss_mask, scored.part_index)
     if plan.clip is not None:
         advantages = advantages.clamp(-plan.clip, plan.clip)
     return TrainBatch(
@@ -49,7 +49,7 @@ def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: Advantage
     mask = shaped.logprobs.kept(batch.response_mask)
     token_rewards = rewards_on_kept_tokens(shaped)
     if plan.whiten_rewards:  # most tokens have reward 0, and get the same small offset
-        token_rewards = whiten(token_rewards, mask & scored.valid[:, None])
+        token_rewards = whiten_parts(token_rewards, mask & scored.valid[:, None], scored.part_index)
     return {
         "rewards": shaped.rewards,  # [B], normalised and clipped, less the KL
         "token_rewards": token_rewards,  # [B, T], the same on tokens

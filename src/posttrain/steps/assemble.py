@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,11 +13,14 @@ from posttrain.records.trajectories import Outcome, Reward, ScoredGroup
 from posttrain.steps.turns import state_index, turn_rewards
 
 
-def assemble(groups: Sequence[ScoredGroup], *, mask_truncated: bool = False) -> ScoredBatch:
+def assemble(
+    groups: Sequence[ScoredGroup], *, mask_truncated: bool = False, parts: Mapping[str, int] | None = None
+) -> ScoredBatch:
     """All samples of all responses of all groups, in order: prompts right-aligned to the longest, responses left-aligned to the
     longest.
 
-    ``mask_truncated`` leaves responses that were cut at the token limit out of the loss; their rewards stay.
+    ``mask_truncated`` leaves responses that were cut at the token limit out of the loss; their rewards stay. ``parts`` numbers
+    the domains of data sources, where statistics are over domains.
     """
     rows = sample_rows(groups)
     sequences = pad(rows)
@@ -29,6 +32,7 @@ def assemble(groups: Sequence[ScoredGroup], *, mask_truncated: bool = False) -> 
         trained=torch.tensor([row.kept and not (mask_truncated and row.truncated) for row in rows]),
         reward_terms=reward_terms([row.outcome for row in rows]),
         turn_rewards=turn_rewards(rows, width=sequences.response_mask.shape[1]),
+        part_index=torch.tensor([parts[groups[row.group].group.prompt.data_source] for row in rows]) if parts else None,
         extras={} if states is None else {"state_index": states},
     )
 

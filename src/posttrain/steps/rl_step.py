@@ -20,12 +20,15 @@ from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
 from posttrain.steps.correction import correct_rollout
+from posttrain.steps.domains import DomainSelection
 from posttrain.steps.extras import add_greedy_rewards, add_sum_pi_squared
 from posttrain.steps.play import play
 from posttrain.steps.score import score
 from posttrain.steps.select import Selection
 from posttrain.steps.shape_rewards import RewardState, shape_outcomes, shape_rewards
 from posttrain.steps.update import update_models
+
+AnySelection = Selection | DomainSelection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,7 @@ class Learned:
 class StepResult:
     """Everything that a step has sampled and learned, for metrics and records."""
 
-    selection: Selection  # groups, as sampled and scored
+    selection: AnySelection  # groups, as sampled and scored
     scored: ScoredBatch  # the same, as a batch
     learned: Learned
 
@@ -53,7 +56,7 @@ def rl_step(
     # G responses per prompt, and r_i for each
     selection = sample_groups(roles, scorer, loader, plan, clock)
     # Pad to [batch, response_len]
-    scored = assemble(selection.groups, mask_truncated=plan.mask_truncated)
+    scored = assemble(selection.groups, mask_truncated=plan.mask_truncated, parts=plan.parts)
     # For ReMax alone
     scored = add_greedy_rewards(scored, selection.groups, roles, scorer, plan, clock, collect)
     learned = learn(roles, scored, rewards, plan, clock)
@@ -62,15 +65,15 @@ def rl_step(
 
 def sample_groups(
     roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan: StepPlan, clock: PhaseClock
-) -> Selection:
+) -> AnySelection:
     """The groups of a step, sampled by the policy and scored: those of one batch of prompts, or with a filter that refills, of
     as many as it takes (DAPO, arXiv:2503.14476, algorithm 1).
 
     Raises: RunStopped when the filter's limit of batches is reached.
     """
-    selection = Selection(plan.group_filter, plan.prompts)
+    selection = DomainSelection(plan.domains) if plan.domains else Selection(plan.group_filter, plan.prompts)
     while not selection.complete:
-        prompts, sampling = loader.next(), plan.sampling_of(selection.batches)
+        prompts, sampling = loader.next(selection.wanting), plan.sampling_of(selection.batches)
         with clock.phase("rollout", total=roles.most_tokens(len(prompts), sampling)):
             # Scored while others are sampled
             groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)

@@ -30,6 +30,11 @@ class Selection:
         self.sampled_tokens = 0
         self._sampled = self._passed = 0  # groups
 
+    @property
+    def wanting(self) -> None:
+        """Return the domains that need prompts: None, all rows."""
+        return None
+
     def add(self, batch: Sequence[ScoredGroup]) -> None:
         """Take in a batch of groups that were sampled for this step.
 

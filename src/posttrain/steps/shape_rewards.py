@@ -73,7 +73,8 @@ def shape_rewards(scored: ScoredBatch, logprobs: TrainerLogprobs, plan: RewardPl
     last = scored.sequences.last_rows  # a trajectory counts once, however many rows it has
     rewards, valid = scored.rewards[last], scored.valid[last]
     groups = scored.sequences.group_index[last]
-    per_trajectory = _clipped(_normalized(rewards, valid, groups, plan, state), valid, plan, state)
+    parts = None if scored.part_index is None else scored.part_index[last]
+    per_trajectory = _clipped(_normalized(rewards, valid, groups, parts, plan, state), valid, plan, state)
     shaped = _with_rewards(scored, logprobs, per_trajectory[last.long().cumsum(0) - last.long()])
     return _less_divergence(shaped, plan.kl, state) if plan.kl.coef else shaped
 
@@ -88,7 +89,9 @@ def _with_rewards(scored: ScoredBatch, logprobs: TrainerLogprobs, rewards: Tenso
     return ShapedBatch(scored=scored, logprobs=logprobs, rewards=rewards, token_rewards=placed)
 
 
-def _normalized(rewards: Tensor, valid: Tensor, groups: Tensor, plan: RewardPlan, state: RewardState) -> Tensor:
+def _normalized(
+    rewards: Tensor, valid: Tensor, groups: Tensor, parts: Tensor | None, plan: RewardPlan, state: RewardState
+) -> Tensor:
     """The run's moments take the step's rewards in first, so that the first step has something to be measured by."""
     if plan.normalize_mean == plan.normalize_std == "none":
         return rewards
@@ -96,7 +99,9 @@ def _normalized(rewards: Tensor, valid: Tensor, groups: Tensor, plan: RewardPlan
         state.moments = state.moments.with_rewards(rewards[valid])
         state.metrics["reward/running_mean"] = state.moments.mean
         state.metrics["reward/running_std"] = state.moments.std
-    return normalize_rewards(rewards, valid, groups, state.moments, mean=plan.normalize_mean, std=plan.normalize_std)
+    return normalize_rewards(
+        rewards, valid, groups, state.moments, mean=plan.normalize_mean, std=plan.normalize_std, part_index=parts
+    )
 
 
 def _clipped(rewards: Tensor, valid: Tensor, plan: RewardPlan, state: RewardState) -> Tensor:

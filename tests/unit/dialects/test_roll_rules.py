@@ -284,8 +284,6 @@ def test_what_must_be_given_is_asked_for(key) -> None:
         (("use_topr_loss=true",), "a loss on bad responses beside the policy's"),
         (("rl_loss_coef=0.5",), "a weight on the loss"),
         (("difficulty_loss_weight=true",), "weights of samples"),
-        (("rewards.d.tag_included=[d]", "rewards.e={worker_cls: gsm8k, tag_included: [e]}",
-          "actor_train.data_args.domain_interleave_probs={d: 0.5, e: 0.5}"), "fixed shares of several tasks"),
         (("track_with=trackio",), "trackio"),
     ],
 )  # fmt: skip
@@ -492,3 +490,33 @@ def test_a_judges_own_devices_count() -> None:
     loaded = load(*SIXTEEN, "num_gpus_per_node=8", "rewards.d.device_mapping='list(range(16,20))'")
     assert (loaded.config.placement.devices, loaded.config.placement.nodes) == (24, 3)
     assert loaded.config.policy.devices == list(range(16))
+
+
+TWO_DOMAINS = ("rewards.d.tag_included=[x]", "rewards.e={worker_cls: gsm8k, tag_included: [y, z]}", "rollout_batch_size=10",
+               "actor_train.training_args.gradient_accumulation_steps=10")  # fmt: skip
+
+
+def test_domains_have_exact_parts_of_a_step() -> None:
+    """int(0.37 x 10) = 3 prompts; the last domain gets the other 7, whatever its share."""
+    loaded = load(*TWO_DOMAINS, "actor_train.data_args.domain_interleave_probs={d: 0.37, e: 0.1}")
+    assert loaded.problems == loaded.unsupported == ()
+    data = loaded.config.data
+    assert {name: (each.sources, each.prompts_per_step) for name, each in data.domains.items()} == {
+        "d": (["x"], 3), "e": (["y", "z"], 7)}  # fmt: skip
+    assert data.domain_statistics
+
+
+def test_domains_have_their_own_filters() -> None:
+    loaded = load(*TWO_DOMAINS, "rewards.e.query_filter_config.type=std_filter",
+                  "rewards.e.query_filter_config.filter_args.std_threshold=0.1",
+                  "actor_train.data_args.domain_interleave_probs={d: 0.5, e: 0.5}")  # fmt: skip
+    assert loaded.problems == loaded.unsupported == ()
+    domains = loaded.config.data.domains
+    assert domains["d"].group_filter is None and loaded.config.group_filter.strategy == "none"
+    assert (domains["e"].group_filter.strategy, domains["e"].group_filter.above_std) == ("refill", 0.1)
+
+
+def test_a_domain_without_a_share_is_not_drawn_from() -> None:
+    loaded = load(*TWO_DOMAINS, "actor_train.data_args.domain_interleave_probs={e: 1.0}")
+    [(name, domain)] = loaded.config.data.domains.items()
+    assert (name, domain.sources, domain.prompts_per_step) == ("e", ["y", "z"], 10)

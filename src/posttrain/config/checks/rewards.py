@@ -59,17 +59,24 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
             fix="use reward.kl.estimator=k1 or k3, or the KL in the loss: loss.kl_coef with loss.kl_estimator=full",
             field="reward.kl.estimator",
         )
-    if config.group_filter.strategy != "none":
-        yield from _filter_problems(config)
+    for at, chosen in _filters(config).items():
+        if chosen.strategy != "none":
+            yield from _filter_problems(config, chosen, at)
 
 
-def _filter_problems(config: RunConfig) -> Iterator[Problem]:
-    chosen = config.group_filter
+def _filters(config: RunConfig) -> dict[str, GroupFilterConfig]:
+    """Return the run's filter and those of domains, by their fields."""
+    domains = config.data.domains.items()
+    own = {f"data.domains.{name}.group_filter": each.group_filter for name, each in domains if each.group_filter}
+    return {"group_filter": config.group_filter} | own
+
+
+def _filter_problems(config: RunConfig, chosen: GroupFilterConfig, at: str) -> Iterator[Problem]:
     if chosen.above_mean is not None and chosen.below_mean is not None and chosen.above_mean >= chosen.below_mean:
         yield Problem(
             f"no group has a mean above {chosen.above_mean:g} and below {chosen.below_mean:g}",
-            fix="set group_filter.above_mean lower than group_filter.below_mean",
-            field="group_filter.above_mean",
+            fix=f"set {at}.above_mean lower than {at}.below_mean",
+            field=f"{at}.above_mean",
         )
     known = ["reward", *(term.name for term in config.reward.terms), *(["model"] if config.reward.model else [])]
     looked_at = chosen.metric.split("/")[0]  # a term may give further numbers, as name/key
@@ -78,7 +85,7 @@ def _filter_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             f"the group filter looks at {chosen.metric}, which is no term of the reward (known: {', '.join(known)})",
             fix=did_you_mean(chosen.metric, known, listed=True),
-            field="group_filter.metric",
+            field=f"{at}.metric",
         )
 
 
@@ -120,11 +127,12 @@ def reward_warnings(config: RunConfig) -> Iterator[str]:
     if reward.allow_unboxed_code and not runs_code(reward):
         may = ", ".join(REWARDS.stating("runs_code"))
         yield f"reward.allow_unboxed_code has no effect: no term runs code ({may} may)"
-    yield from _filter_warnings(config)
+    for at, each in _filters(config).items():
+        yield from _filter_warnings(config, each, at)
 
 
-def _filter_warnings(config: RunConfig) -> Iterator[str]:
-    chosen, default = config.group_filter, GroupFilterConfig()
+def _filter_warnings(config: RunConfig, chosen: GroupFilterConfig, at: str) -> Iterator[str]:
+    default = GroupFilterConfig()
     changed = {name for name in GroupFilterConfig.model_fields if getattr(chosen, name) != getattr(default, name)}
     readers = {
         "none": set[str](),
@@ -134,13 +142,11 @@ def _filter_warnings(config: RunConfig) -> Iterator[str]:
         "replace": {"metric", *BOUNDS, "max_batches", "min_kept_share"},
     }[chosen.strategy]
     for name in sorted(changed - readers - {"strategy"}):
-        yield f"group_filter.{name} has no effect: group_filter.strategy is {chosen.strategy}"
+        yield f"{at}.{name} has no effect: {at}.strategy is {chosen.strategy}"
     if chosen.strategy == "none":
         return
     means = chosen.above_mean is not None or chosen.below_mean is not None
     if chosen.above_std is None and not means:
-        yield (
-            f"group_filter.strategy={chosen.strategy} asks nothing of a group but one valid reward: no bound is given"
-        )
+        yield (f"{at}.strategy={chosen.strategy} asks nothing of a group but one valid reward: no bound is given")
     if chosen.above_std is not None and config.rollout.samples_per_prompt == 1:
-        yield "group_filter.above_std has no effect: with 1 sample per prompt a group has no standard deviation"
+        yield f"{at}.above_std has no effect: with 1 sample per prompt a group has no standard deviation"

@@ -9,6 +9,7 @@ from posttrain.config.algorithm import AlgorithmSection
 from posttrain.config.base import Section
 from posttrain.config.checks.algorithm import algorithm_problems, algorithm_warnings
 from posttrain.config.checks.batches import batch_problems, batch_warnings
+from posttrain.config.checks.domains import domain_problems, domain_warnings
 from posttrain.config.checks.environment import environment_problems, environment_warnings
 from posttrain.config.checks.profiling import profiling_warnings
 from posttrain.config.checks.rewards import reward_problems, reward_warnings
@@ -56,6 +57,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from _algorithm_rules(config)
     yield from algorithm_problems(config)
     yield from batch_problems(config)
+    yield from domain_problems(config)
     yield from cluster_problems(config)
     yield from environment_problems(config)
     yield from engine_problems(config)
@@ -124,6 +126,7 @@ def warnings_of(config: RunConfig) -> list[str]:
         *algorithm_warnings(config),
         *reference_warnings(config),
         *batch_warnings(config),
+        *domain_warnings(config),
         *training_sampler_warnings(config),
         *environment_warnings(config),
         *engine_warnings(config),

@@ -44,7 +44,7 @@ def rewards(keys: Reader) -> dict[str, Any]:
             "roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker}}",
         )  # fmt: skip
         return {}
-    trained = _trained_domains(keys, domains)
+    parts = _parts(keys, domains)
     terms = [term for name in domains for term in _terms(keys, name, alone=len(domains) == 1)]
     fields: dict[str, Any] = {"reward.terms": terms} if terms else {}
     if any(term["name"] == "math_rule" and "path" not in term for term in terms):
@@ -52,7 +52,7 @@ def rewards(keys: Reader) -> dict[str, Any]:
     workers = [str(keys[f"rewards.{name}.worker_cls"]).rpartition(".")[2] for name in domains]
     if CODE in workers:
         fields |= _code(alone=len(domains) == 1)
-    return fields | _group_filter(keys, trained)
+    return fields | _group_filter(keys, list(parts) or domains, parts)
 
 
 def _code(*, alone: bool) -> dict[str, Any]:
@@ -62,14 +62,14 @@ def _code(*, alone: bool) -> dict[str, Any]:
     return {**columns, "data.extra_columns": more, "reward.timeout_s": CODE_S}
 
 
-def _trained_domains(keys: Reader, domains: list[str]) -> list[str]:
-    """The domains that a step draws from."""
+def _parts(keys: Reader, domains: list[str]) -> dict[str, int]:
+    """Prompts of a step from each domain; empty where the step is of all rows as they come."""
     shares = keys[_PROBS]
     if not shares:
         if len(domains) > 1:
             keys.warn(f"without {_PROBS} a step draws from all rows as they come, and each is scored by its own domain's "
                       "reward; ROLL refuses that")  # fmt: skip
-        return domains
+        return {}
     unknown = [name for name in shares if name not in domains]
     for name in unknown:
         keys.problem(f"the domain {name} has no reward", key=f"{_PROBS}.{name}",
@@ -80,7 +80,7 @@ def _trained_domains(keys: Reader, domains: list[str]) -> list[str]:
             f"the share of {name} must be a number, not {shares[name]!r}", key=f"{_PROBS}.{name}", fix="such as 0.5"
         )
     if unknown or strange:
-        return domains
+        return {}
     step = keys["rollout_batch_size"]
     counts = prompts_by_domain(shares, step)
     empty = [name for name, count in counts.items() if count < 1]
@@ -90,13 +90,19 @@ def _trained_domains(keys: Reader, domains: list[str]) -> list[str]:
             f"{step} prompts are shared out as {told}: shares are of the step, and the last domain gets what is left",
             key=_PROBS, fix="use shares that add up to 1 and give every domain a prompt",
         )  # fmt: skip
-    elif len(shares) > 1:
-        keys.plan_only(f"{_PROBS} with {len(shares)} domains is planned: fixed shares of several tasks in a step", key=_PROBS,
-                       fix="remove it to draw from all rows as they come")  # fmt: skip
-    elif len(domains) > 1:
-        keys.warn(f"{_PROBS} names one of {len(domains)} domains: rows of the others in the training files are drawn too "
-                  "(ROLL leaves them out)")  # fmt: skip
-    return list(shares)
+        return {}
+    return counts if len(domains) > 1 else {}
+
+
+def _domains(keys: Reader, parts: dict[str, int], filters: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Each domain's rows by their tags, prompts and filter; statistics are over domains, as in ROLL."""
+    found: dict[str, Any] = {}
+    for name, prompts in parts.items():
+        chosen = {key.partition(".")[2]: value for key, value in filters[name].items()}
+        found[name] = {"sources": keys[f"rewards.{name}.tag_included"], "prompts_per_step": prompts}
+        if chosen:
+            found[name]["group_filter"] = chosen
+    return {"data.domains": found, "data.domain_statistics": len(parts) > 1}
 
 
 def prompts_by_domain(shares: dict[str, float], prompts: int) -> dict[str, int]:
@@ -183,29 +189,33 @@ def _unknown_worker(keys: Reader, key: str, worker: str, name: str) -> list[dict
     return []
 
 
-def _group_filter(keys: Reader, domains: list[str]) -> dict[str, Any]:
-    """Dynamic sampling by query_filter_config, or leaving groups out by difficulty_mask."""
+def _group_filter(keys: Reader, domains: list[str], parts: dict[str, int]) -> dict[str, Any]:
+    """Dynamic sampling by query_filter_config, of each domain, or leaving groups out by difficulty_mask."""
     filters = {name: _query_filter(keys, name) for name in domains}
-    chosen = next(iter(filters.values()))
-    if any(other != chosen for other in filters.values()):
+    shared = (
+        _domains(keys, parts, filters) if parts and all(keys[f"rewards.{name}.tag_included"] for name in parts) else {}
+    )
+    chosen = next((each for each in filters.values() if each), {}) if shared else next(iter(filters.values()))
+    if not shared and any(other != chosen for other in filters.values()):
         name = next(name for name, other in filters.items() if other != chosen)
-        keys.plan_only("different filters for different domains are planned", key=f"rewards.{name}.query_filter_config.type",
-                       fix="give all domains the same filter")  # fmt: skip
+        keys.plan_only("different filters for different domains are planned without shares of a step",
+                       key=f"rewards.{name}.query_filter_config.type",
+                       fix=f"give all domains the same filter, or each its share in {_PROBS}")  # fmt: skip
     mask = keys["difficulty_mask"]
     for key in ("difficulty_low_threshold", "difficulty_high_threshold"):
         if not mask:
             keys.ignore(key, "difficulty_mask is false")
     if not mask:
-        return chosen
+        return shared or chosen
     if chosen:
         keys.plan_only(
             "difficulty_mask beside a query filter is planned", key="difficulty_mask", fix="keep one of the two"
         )
-        return chosen
+        return shared or chosen
     if keys["num_return_sequences_in_group"] == 1:
         keys.ignore("difficulty_mask", "with 1 response per prompt it masks nothing, in ROLL too")
-        return {}
-    return {
+        return shared
+    return shared | {
         "group_filter.strategy": "mask",
         "group_filter.above_std": None,
         "group_filter.above_mean": keys["difficulty_low_threshold"],
