@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posttrain.cli.options import Arguments, Dialect
+from posttrain.cli.options import Arguments, Dialect, DropUnknown
 from posttrain.errors import RequestError, RunStopped
 
 if TYPE_CHECKING:
@@ -18,17 +18,18 @@ WIDTH = 80  # columns of the table
 def evaluate(
     arguments: Arguments = None,
     dialect: Dialect = None,
+    drop_unknown: DropUnknown = False,
     json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
 ) -> None:
     """Score the responses of a file."""
     try:
-        _evaluate(arguments or [], dialect, as_json=json)
+        _evaluate(arguments or [], dialect, drop_unknown=drop_unknown, as_json=json)
     except KeyboardInterrupt:
         typer.echo("posttrain: stopped at once; nothing was written", err=True)
         raise typer.Exit(130) from None
 
 
-def _evaluate(arguments: list[str], dialect: str | None, *, as_json: bool) -> None:
+def _evaluate(arguments: list[str], dialect: str | None, *, drop_unknown: bool, as_json: bool) -> None:
     import sys
     from pathlib import Path
 
@@ -39,7 +40,9 @@ def _evaluate(arguments: list[str], dialect: str | None, *, as_json: bool) -> No
     from posttrain.cli.request import load_request
     from posttrain.dialects.entries import EVALUATE
 
-    loaded = check_request(load_request(arguments, dialect, EVALUATE), look_at_files=True, to_run=True).loaded
+    loaded = check_request(
+        load_request(arguments, dialect, EVALUATE, drop_unknown=drop_unknown), look_at_files=True, to_run=True
+    ).loaded
     config = loaded.config
     for line in [*remarks(loaded), *box_text(config)]:
         typer.echo(line, err=True)

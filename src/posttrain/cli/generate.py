@@ -6,25 +6,26 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.options import Arguments, Dialect, Here
+from posttrain.cli.options import Arguments, Dialect, DropUnknown, Here
 from posttrain.errors import RequestError
 
 
 def generate(
     arguments: Arguments = None,
     dialect: Dialect = None,
+    drop_unknown: DropUnknown = False,
     here: Here = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again, replacing existing output.")] = False,
 ) -> None:
     """Sample responses to the prompts of a file."""
     try:
-        _generate(arguments or [], dialect, here=here, overwrite=overwrite)
+        _generate(arguments or [], dialect, here=here, drop_unknown=drop_unknown, overwrite=overwrite)
     except KeyboardInterrupt:
         typer.echo("posttrain: stopped at once; finished rows are kept", err=True)
         raise typer.Exit(130) from None
 
 
-def _generate(arguments: list[str], dialect: str | None, *, here: bool, overwrite: bool) -> None:
+def _generate(arguments: list[str], dialect: str | None, *, here: bool, drop_unknown: bool, overwrite: bool) -> None:
     from posttrain.cli.beginning import get_ready
     from posttrain.cli.plan_generate import check_request
     from posttrain.cli.plan_plain import remarks
@@ -33,7 +34,9 @@ def _generate(arguments: list[str], dialect: str | None, *, here: bool, overwrit
     from posttrain.dialects.entries import GENERATE
 
     loaded = check_request(
-        load_request(arguments, dialect, GENERATE, here=here), look_at_files=True, to_run=True
+        load_request(arguments, dialect, GENERATE, here=here, drop_unknown=drop_unknown),
+        look_at_files=True,
+        to_run=True,
     ).loaded
     for line in remarks(loaded):
         typer.echo(line, err=True)

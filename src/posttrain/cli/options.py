@@ -22,6 +22,10 @@ Here = Annotated[
         "--here", help="Run a cluster configuration on the single device of this machine; prints every change."
     ),
 ]
+DropUnknown = Annotated[
+    bool,
+    typer.Option("--drop-unknown", help="Leave out keys that no version of the file's dialect has; prints every one."),
+]
 AllowConfigChange = Annotated[
     bool,
     typer.Option("--allow-config-change", help="Resume the run in run.folder although its settings have changed."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.options import Arguments, Dialect, Here
+from posttrain.cli.options import Arguments, Dialect, DropUnknown, Here
 
 # Module of each entry, which has check_request, plan_text and plan_json.
 PLANS = {
@@ -26,12 +26,13 @@ def plan(
         bool, typer.Option("--skip-files", help="Check the configuration only; data and model need not exist.")
     ] = False,
     dialect: Dialect = None,
+    drop_unknown: DropUnknown = False,
     here: Here = False,
 ) -> None:
     """Explain a run without starting it."""
     from posttrain.cli.request import load_request
 
-    loaded = load_request(arguments or [], dialect, here=here)
+    loaded = load_request(arguments or [], dialect, here=here, drop_unknown=drop_unknown)
     module = import_module(PLANS[loaded.entry])
     request = module.check_request(loaded, look_at_files=not skip_files)
     typer.echo(module.plan_json(request) if json else module.plan_text(request))

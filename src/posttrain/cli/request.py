@@ -119,9 +119,16 @@ def _key_meant(arguments: Sequence[str], dialect: str | None, name: str) -> str:
 
 
 def load_request(
-    arguments: Sequence[str], dialect: str | None, entry: Entry[Any] | None = None, *, here: bool = False
+    arguments: Sequence[str],
+    dialect: str | None,
+    entry: Entry[Any] | None = None,
+    *,
+    here: bool = False,
+    drop_unknown: bool = False,
 ) -> LoadedConfig[Any]:
     """Load the configuration that a command's arguments describe; ``entry`` is the expected entry, None for any.
+
+    Args: ``here`` moves a cluster configuration to one device; ``drop_unknown`` leaves out keys of the user's own.
 
     Raises: RequestError for unknown options and for files that cannot be read.
     """
@@ -130,17 +137,23 @@ def load_request(
     if not arguments and dialect is None:
         raise ConfigError(Problem("there is nothing to read", fix="name a file, or a --dialect and its keys"))
     path, overrides = split_arguments(arguments)
-    return read_config(path, overrides, dialect, entry=entry, here=here)
+    return read_config(path, overrides, dialect, entry=entry, here=here, drop_unknown=drop_unknown)
 
 
 def read_request(
-    arguments: Sequence[str], dialect: str | None, *, look_at_files: bool, here: bool = False, to_run: bool = False
+    arguments: Sequence[str],
+    dialect: str | None,
+    *,
+    look_at_files: bool,
+    here: bool = False,
+    drop_unknown: bool = False,
+    to_run: bool = False,
 ) -> TrainRequest:
     """Read and check a training request: the configuration, the files it names and its sizes. See ``check_request``.
 
-    Args: ``here`` moves a cluster configuration to one device.
+    Args: ``here`` and ``drop_unknown`` as in ``load_request``.
     """
-    loaded = load_request(arguments, dialect, TRAIN, here=here)
+    loaded = load_request(arguments, dialect, TRAIN, here=here, drop_unknown=drop_unknown)
     return check_request(loaded, look_at_files=look_at_files, to_run=to_run)
 
 

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import typer
 
-from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, Here, StartOver
+from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, DropUnknown, Here, StartOver
 from posttrain.errors import RequestError
 
 
 def sft(
     arguments: Arguments = None,
     dialect: Dialect = None,
+    drop_unknown: DropUnknown = False,
     here: Here = False,
     allow_config_change: AllowConfigChange = False,
     start_over: StartOver = False,
 ) -> None:
     """Train a model on the responses in a file (supervised fine-tuning)."""
     try:
-        _sft(arguments or [], dialect, here=here, allow_config_change=allow_config_change, start_over=start_over)
+        changes = {"allow_config_change": allow_config_change, "start_over": start_over}
+        _sft(arguments or [], dialect, here=here, drop_unknown=drop_unknown, **changes)
     except KeyboardInterrupt:  # a second signal, or one before the first step
         typer.echo("posttrain: stopped at once", err=True)
         raise typer.Exit(130) from None
 
 
-def _sft(arguments: list[str], dialect: str | None, *, here: bool, allow_config_change: bool, start_over: bool) -> None:
+def _sft(
+    arguments: list[str],
+    dialect: str | None,
+    *,
+    here: bool,
+    drop_unknown: bool,
+    allow_config_change: bool,
+    start_over: bool,
+) -> None:
     from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.plan_plain import remarks
     from posttrain.cli.plan_sft import check_request
@@ -31,7 +41,8 @@ def _sft(arguments: list[str], dialect: str | None, *, here: bool, allow_config_
     from posttrain.dialects.entries import SFT
 
     announce_reading(arguments)
-    loaded = check_request(load_request(arguments, dialect, SFT, here=here), look_at_files=True, to_run=True).loaded
+    loaded = load_request(arguments, dialect, SFT, here=here, drop_unknown=drop_unknown)
+    loaded = check_request(loaded, look_at_files=True, to_run=True).loaded
     for line in remarks(loaded):
         typer.echo(line, err=True)
     get_ready(loaded)

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import typer
 
-from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, Here, StartOver
+from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, DropUnknown, Here, StartOver
 from posttrain.errors import RequestError
 
 
 def train(
     arguments: Arguments = None,
     dialect: Dialect = None,
+    drop_unknown: DropUnknown = False,
     here: Here = False,
     allow_config_change: AllowConfigChange = False,
     start_over: StartOver = False,
 ) -> None:
     """Train a model with reinforcement learning."""
     try:
-        _train(arguments or [], dialect, here=here, allow_config_change=allow_config_change, start_over=start_over)
+        changes = {"allow_config_change": allow_config_change, "start_over": start_over}
+        _train(arguments or [], dialect, here=here, drop_unknown=drop_unknown, **changes)
     except KeyboardInterrupt:  # a second signal, or one before the first step
         typer.echo("posttrain: stopped at once", err=True)
         raise typer.Exit(130) from None
 
 
 def _train(
-    arguments: list[str], dialect: str | None, *, here: bool, allow_config_change: bool, start_over: bool
+    arguments: list[str],
+    dialect: str | None,
+    *,
+    here: bool,
+    drop_unknown: bool,
+    allow_config_change: bool,
+    start_over: bool,
 ) -> None:
     from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.box_text import box_text
@@ -32,7 +40,7 @@ def _train(
     from posttrain.cli.request import read_request
 
     announce_reading(arguments)
-    request = read_request(arguments, dialect, look_at_files=True, here=here, to_run=True)
+    request = read_request(arguments, dialect, look_at_files=True, here=here, drop_unknown=drop_unknown, to_run=True)
     for line in [*remarks(request.loaded), *box_text(request.loaded.config)]:
         typer.echo(line, err=True)
     get_ready(request.loaded)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.options import Arguments, Dialect, Here
+from posttrain.cli.options import Arguments, Dialect, DropUnknown, Here
 from posttrain.cli.plan import PLANS
 from posttrain.errors import ConfigError, Problem
 
@@ -16,6 +16,7 @@ def translate(
     arguments: Arguments = None,
     to: Annotated[str, typer.Option("--to", help="The dialect to write: native.")] = "native",
     dialect: Dialect = None,
+    drop_unknown: DropUnknown = False,
     here: Here = False,
 ) -> None:
     """Print a configuration as a complete native YAML file. Ignored keys are reported on the error stream."""
@@ -25,7 +26,7 @@ def translate(
 
     if to != "native":
         raise ConfigError(Problem(f"a configuration cannot be written in {to!r}", fix="use --to native"))
-    loaded = load_request(arguments or [], dialect, here=here)
+    loaded = load_request(arguments or [], dialect, here=here, drop_unknown=drop_unknown)
     import_module(PLANS[loaded.entry]).check_request(loaded, look_at_files=False)
     for line in remarks(loaded):
         typer.echo(line, err=True)

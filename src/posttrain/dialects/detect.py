@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -12,11 +13,12 @@ from posttrain.config.reading.compose import read_yaml
 from posttrain.config.reading.keys import has_key
 from posttrain.config.reading.overrides import parse_overrides
 from posttrain.dialects.entries import ENTRIES, Entry, entry_of
-from posttrain.dialects.ledger import Ledger
+from posttrain.dialects.ledger import Ledger, leaves
 from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.versions import find_version
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
-NAMES = ("native", "verl", "verl@0.1", "verl@0.2", "skyrl", "skyrl@2025-06", "skyrl@2025-08", "roll")
+NAMES = ("native", "verl", "verl@0.1", "verl@0.2", "verl@0.4", "skyrl", "skyrl@2025-06", "skyrl@2025-08", "roll")
 
 # Keys that only one dialect has, dotted where the first name alone is shared.
 MARKS: dict[str, tuple[str, ...]] = {
@@ -92,15 +94,17 @@ def read_config(
     *,
     entry: Entry[Any] | None = None,
     here: bool = False,
+    drop_unknown: bool = False,
 ) -> LoadedConfig[Any]:
     """The configuration in the dialect it is written in, or in the one that is named.
 
     Args: ``entry`` is what the user asked for; None takes what the keys show. ``config`` is an ``entry.root``.
+        ``drop_unknown`` leaves out keys that no version of the dialect has.
     Raises: ConfigError for an unknown dialect, one that cannot be detected, a configuration of another entry than the
         requested one, and a file that cannot be read.
     """
     if path is not None and is_shipped(path) and not Path(path).expanduser().is_file():
-        return _read_shipped(path, overrides, dialect, entry=entry, here=here)
+        return _read_shipped(path, overrides, dialect, entry=entry, here=here, drop_unknown=drop_unknown)
     if dialect is not None and dialect not in NAMES:
         raise ConfigError(
             Problem(f"there is no dialect {dialect!r} (known: {', '.join(NAMES)})", fix=did_you_mean(dialect, NAMES))
@@ -113,6 +117,9 @@ def read_config(
     if name == "native":
         from posttrain.dialects import native
 
+        if drop_unknown:
+            what = "--drop-unknown is for other trainers' files: every key of a native one is read"
+            raise ConfigError(Problem(what, where=path or "the command line", fix="remove the option"))
         return native.read(path, overrides, found, here=here)
     from posttrain.dialects.reading import read_dialect
 
@@ -120,7 +127,14 @@ def read_config(
     if found.name not in spoken.rules:
         what = f"{name} has no configuration for posttrain {found.name} that could be read"
         raise ConfigError(Problem(what, fix="write a native one", where=path or "the command line"))
-    return read_dialect(spoken, path, overrides, entry=found, version=version, here=here)
+    warnings: tuple[str, ...] = ()
+    if not version and spoken.unknown_keys == "refuse":
+        written = dict(leaves(read_yaml(path)[0])) if path is not None else {}
+        better = find_version(spoken.ledger.of(found.name), written, parse_overrides(overrides))
+        if better is not None:
+            version, warnings = better.version, (better.said(name, spoken.ledger.version),)
+    loaded = read_dialect(spoken, path, overrides, entry=found, version=version, here=here, drop_unknown=drop_unknown)
+    return replace(loaded, warnings=(*warnings, *loaded.warnings))
 
 
 def is_shipped(path: str) -> bool:
@@ -129,7 +143,13 @@ def is_shipped(path: str) -> bool:
 
 
 def _read_shipped(
-    path: str, overrides: Sequence[str], dialect: str | None, *, entry: Entry[Any] | None, here: bool
+    path: str,
+    overrides: Sequence[str],
+    dialect: str | None,
+    *,
+    entry: Entry[Any] | None,
+    here: bool,
+    drop_unknown: bool,
 ) -> LoadedConfig[Any]:
     """The configuration that starts from a peer's own file, known by its name."""
     peer, kind = PEER_FILES[path.removesuffix(".yaml")]
@@ -141,7 +161,9 @@ def _read_shipped(
         raise ConfigError(Problem(f"this is {found.title}: posttrain {found.name} {path}"))
     from posttrain.dialects.reading import read_dialect
 
-    return read_dialect(load_dialect(peer), path, overrides, entry=found, version=version, here=here)
+    return read_dialect(
+        load_dialect(peer), path, overrides, entry=found, version=version, here=here, drop_unknown=drop_unknown
+    )
 
 
 def load_dialect(name: str):  # type: ignore[no-untyped-def]

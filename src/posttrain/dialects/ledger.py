@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, Literal
 
 from posttrain.config.reading.familiar import familiar_key
+from posttrain.dialects.likeness import nearest_keys
 
 Status = Literal["mapped", "ignored", "refused", "planned"]
 
@@ -91,7 +91,10 @@ class Ledger:
             one."""
             between = self.versions[place : self.versions.index(self.version)] if self.version in self.versions else ()
             found = next((each for each in (version, *between) if each in row.earlier), None)
-            return row if found is None else replace(row, default=row.earlier[found])
+            if found is None:
+                return row
+            off = row.off if row.default is ABSENT else (*row.off, row.default)
+            return replace(row, default=row.earlier[found], off=off)
 
         rows = [as_then(row) for row in self.rows if there(row)]
         return replace(self, version=version, rows=tuple(rows))
@@ -125,6 +128,10 @@ class Ledger:
             row if row is not None else next((row for pattern, row in self._patterns if pattern.fullmatch(key)), None)
         )
 
+    def finds(self, key: str) -> list[Key]:
+        """The rows of a key in every entry point, in the table's order."""
+        return [row for row in self.rows if row.name == key or ("*" in row.name and _pattern(row.name).fullmatch(key))]
+
     def is_section(self, key: str) -> bool:
         """True when known keys lie below this one."""
         if key in self.sections:
@@ -154,21 +161,11 @@ class Ledger:
         return tree
 
     def nearest(self, key: str, limit: int = 1) -> list[str]:
-        """Known keys most like one that is not known; empty when nothing is alike.
-
-        First those that are one slip of the finger away. Then the last name counts most, then the whole key: people misspell
-        the name far more often than the path, and they remember the name where they forget the path. What the user chose
-        for a ``*`` stands in its place.
-        """
+        """Known keys most like one that is not known (``likeness.nearest_keys``). What the user chose for a ``*`` stands in its
+        place."""
         parts = key.split(".")
         names = [_filled_in(name, parts) for name in self._names]
-        slips = [name for name in names if _one_slip(key, name)]
-        if len(slips) >= limit:
-            return slips[:limit]
-        likeness = _likenesses(key, names)
-        best = sorted(likeness, key=lambda name: (-likeness[name], name))
-        alike = [*slips, *(name for name in best if name not in slips and likeness[name] >= 0.72)]
-        return (alike or self._meaning(familiar_key(parts[-1])))[:limit]
+        return nearest_keys(key, names, limit) or self._meaning(familiar_key(parts[-1]))[:limit]
 
     def _meaning(self, field: str) -> list[str]:
         """The keys that set one of our fields; none for ""."""
@@ -189,41 +186,6 @@ def _filled_in(name: str, parts: Sequence[str]) -> str:
     if len(pattern) != len(parts):
         return name
     return ".".join(part if own == "*" else own for own, part in zip(pattern, parts, strict=True))
-
-
-def _one_slip(key: str, name: str) -> bool:
-    """True when one letter was left out, added, replaced, or swapped with its neighbour."""
-    if abs(len(key) - len(name)) > 1:
-        return False
-    shorter = min(len(key), len(name))
-    start = next((place for place in range(shorter) if key[place] != name[place]), shorter)
-    end = next((back for back in range(shorter - start) if key[-1 - back] != name[-1 - back]), shorter - start)
-    left, right = key[start : len(key) - end], name[start : len(name) - end]
-    return max(len(left), len(right)) == 1 or (len(left) == 2 and left == right[::-1])
-
-
-def _likenesses(key: str, names: Sequence[str]) -> dict[str, float]:
-    """Half the likeness of the last names, half that of the whole keys, 0 to 1; names whose last part is unlike are left out."""
-    leaf = key.rpartition(".")[2]
-    last = _ratios(leaf, {name.rpartition(".")[2] for name in names}, at_least=0.5)
-    worth = max(last.values(), default=0.0) - 0.3
-    alike = {name: ratio for name in names if (ratio := last.get(name.rpartition(".")[2], 0.0)) > worth}
-    whole = _ratios(key, alike, at_least=0.3)
-    found = {name: 0.5 * ratio + 0.5 * whole.get(name, 0.0) for name, ratio in alike.items()}
-    if leaf == key:  # a name without its path: where it is right, the path tells nothing
-        found |= {name: 0.9 for name, ratio in alike.items() if ratio == 1}
-    return found
-
-
-def _ratios(word: str, others: Iterable[str], *, at_least: float) -> dict[str, float]:
-    """difflib's likeness of a word to others, for those where it reaches a floor."""
-    matcher = SequenceMatcher(None, b=word, autojunk=False)  # b is what difflib prepares once
-    ratios = {}
-    for other in others:
-        matcher.set_seq1(other)
-        if matcher.real_quick_ratio() >= at_least and matcher.quick_ratio() >= at_least:
-            ratios[other] = matcher.ratio()
-    return ratios
 
 
 def _pattern(name: str) -> re.Pattern[str]:

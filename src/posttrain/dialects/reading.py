@@ -15,8 +15,18 @@ from posttrain.config.reading.validate import show, validate
 from posttrain.config.shown import secret_warnings
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
+from posttrain.dialects.known import Known
 from posttrain.dialects.ledger import ABSENT, Key, Ledger, leaves
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
+from posttrain.dialects.own_keys import (
+    OWN_KEYS,
+    Own,
+    Settled,
+    alone_in_its_group,
+    is_named,
+    own_keys_of,
+    settle,
+)
 from posttrain.dialects.trees import NOTHING, nested, parents, value_at
 from posttrain.dialects.value_types import choices, fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
@@ -73,6 +83,10 @@ class Reader:
         self.slips: list[Problem] = []  # unknown keys that look like known ones, where unknown keys are no error
         self.origins: dict[str, str] = {}
         self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
+        self.referred = composed.referred
+        self.own: list[Own] = []  # keys that the peer does not have
+        self.own_keys, problems = own_keys_of(self.section(OUR_SECTION), self.sources)
+        self.problems += problems
         self._named = {key for place in self.sources.places for key in (place, *parents(place))}
         self._whole = [f"{key}." for key, place in self.sources.places.items() if place.whole]
 
@@ -142,14 +156,16 @@ def read_dialect(
     entry: Entry[Any] = TRAIN,
     version: str = "",
     here: bool = False,
+    drop_unknown: bool = False,
 ) -> LoadedConfig[Any]:
     """The configuration of an entry, and everything there is to say about it.
 
-    Args: ``version`` of the peer, "" for the ledger's own; ``here`` does without what only a cluster can give.
+    Args: ``version`` of the peer, "" for the ledger's own; ``here`` does without what only a cluster can give;
+        ``drop_unknown`` without keys of the user's own.
     Raises: ConfigError when there is nothing to speak of: an unreadable file, broken YAML, a broken override.
     """
     ledger = (dialect.ledger.at(version) if version else dialect.ledger).of(entry.name)
-    known = _Known(ledger)
+    known = Known(ledger, dialect.ledger)
     composed = compose(
         path,
         overrides,
@@ -160,6 +176,7 @@ def read_dialect(
     )
     reader = Reader(ledger, composed)
     _look_at_every_key(dialect, reader, known, here=here)
+    settled = _settle_own_keys(reader, known, drop=drop_unknown)
     reader.ignored += [
         Ignored(key=key, reason=UNUSED, where=where, asks=False) for key, where in composed.hydra.items()
     ]
@@ -167,7 +184,7 @@ def read_dialect(
         reader.warn(f"{key} is left open (???) and takes {show(reader[key])}, the default of {dialect.name}")
     fields = _direct(reader) | dialect.rules[entry.name](reader)
     words = Words(ledger, reader, entry.root)
-    fields = _only_what_engines_read(fields, reader, words, here=here) | dict(leaves(reader.section(OUR_SECTION)))
+    fields = _only_what_engines_read(fields, reader, words, here=here) | _our_fields(reader)
     config, found = validate(nested(fields), words.sources, entry.root)
     config = expand_home(config)
     changes: list[str] = []
@@ -185,7 +202,7 @@ def read_dialect(
     if not problems:
         warnings += [words.text(text) for text in entry.warnings_of(config) if words.is_written(text)]
         warnings += [words.text(text) for text in secret_warnings(config)]
-        problems += words.translate(entry.check(config))
+        problems += words.translate([*entry.check(config), *alone_in_its_group(settled, config)])
         reader.unsupported += [
             replace(problem, fix="--here runs without it") for problem in words.translate(entry.unsupported(config))
         ]
@@ -204,7 +221,7 @@ def read_dialect(
     )
 
 
-def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here: bool) -> None:
+def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: bool) -> None:
     """Every key that was written is known, has the right type, and is mapped, or reported as ignored, planned or refused."""
     ledger = reader.ledger
     for key, value in leaves(reader.values):
@@ -215,7 +232,7 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here:
             continue
         inside = row is None  # a section whose names the user chooses; so are the types of what stands there
         if row is None:
-            row = next((ledger.find(parent) for parent in parents(key) if _holds_anything(ledger.find(parent))), None)
+            row = known.holds_anything_above(key)
             if row is None and key.rpartition(".")[2] == HYDRA_CLASS:
                 why = "it names a class of the peer's own program"
                 reader.ignored.append(Ignored(key=key, reason=why, where=reader.sources.where(key), asks=False))
@@ -230,26 +247,43 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: _Known, *, here:
         _by_status(reader, key, value, row, here=here)
 
 
-def _holds_anything(row: Key | None) -> bool:
-    """True when a key's value is a section whose names the user chooses."""
-    return row is not None and "section" in type_text(row.type).split(" | ")
-
-
-def _unknown(dialect: Dialect, reader: Reader, known: _Known, key: str) -> None:
-    what, fix = known.absent(key, "")
+def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
+    where = reader.sources.where(key)
     if not reader.named(key):  # it came with the section that another one refers to, which has its own look at it
         why = "the section that is referred to has it, and nothing reads it here"
-        reader.ignored.append(Ignored(key=key, reason=why, where=reader.sources.where(key), asks=False))
-    elif dialect.unknown_keys == "warn":
-        where = reader.sources.where(key)
-        reader.warn(
-            f"{what}, at {where}; {dialect.name} ignores such keys, and so does this run{f' ({fix})' if fix else ''}"
-        )
-        reader.ignored.append(Ignored(key=key, reason="an unknown key", where=where))
-        if fix.startswith(GUESS):
-            reader.slips.append(Problem(f"{what}, and {dialect.name} ignores it", fix=fix, where=where, field=key))
-    else:
-        reader.problem(what, key=key, fix=fix)
+        reader.ignored.append(Ignored(key=key, reason=why, where=where, asks=False))
+        return
+    if any(f"{key}.".startswith(f"{other}.") for other in reader.referred):
+        reader.ignored.append(Ignored(key=key, reason="a helper: other keys refer to it", where=where, asks=False))
+        return
+    own = Own(key=key, value=value_at(reader.values, key), where=where)
+    if dialect.unknown_keys == "refuse" or is_named(key, reader.own_keys):
+        reader.own.append(own)
+        return
+    what, fix = known.absent(key, "")
+    reader.warn(
+        f"{what}, at {where}; {dialect.name} ignores such keys, and so does this run{f' ({fix})' if fix else ''}"
+    )
+    reader.ignored.append(Ignored(key=key, reason="an unknown key", where=where))
+    if fix.startswith(GUESS):
+        reader.slips.append(Problem(f"{what}, and {dialect.name} ignores it", fix=fix, where=where, field=key))
+
+
+def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
+    """Handle all keys of the user's own together."""
+    own = sorted(reader.own, key=lambda one: reader.order(one.key))
+    settled = settle(own, known, reader.own_keys, drop=drop)
+    reader.ignored += settled.ignored
+    reader.problems += settled.problems
+    reader.unsupported += settled.unsupported
+    for key in reader.own_keys:
+        if reader.ledger.find(key) is not None:
+            reader.problem(
+                f"{OWN_KEYS} names {key}, which is {reader.ledger.dialect}'s and is read",
+                key=OWN_KEYS,
+                fix="take it out of the list",
+            )
+    return settled
 
 
 def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
@@ -303,6 +337,12 @@ def _direct(reader: Reader) -> dict[str, Any]:
     return fields
 
 
+def _our_fields(reader: Reader) -> dict[str, Any]:
+    """The fields that are written by our own names."""
+    fields = dict(leaves(reader.section(OUR_SECTION)))
+    return {name: value for name, value in fields.items() if f"{OUR_SECTION}.{name}" != OWN_KEYS}
+
+
 def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words, *, here: bool) -> dict[str, Any]:
     """Drop engine options that the chosen engine does not have; written ones are reported. With ``here`` the plain engines
     will be chosen."""
@@ -333,37 +373,3 @@ def _new(found: Iterable[Problem], reader: Reader, words: Words) -> list[Problem
     """Problems of the configuration that are not about a key that is reported already."""
     reported = {problem.field for problem in reader.problems}
     return [problem for problem in found if words.key(problem.field) not in reported]
-
-
-class _Known:
-    """See overrides.KnownKeys: what a ledger's own files hold."""
-
-    def __init__(self, ledger: Ledger):
-        self.ledger = ledger
-
-    def has(self, key: str) -> bool:
-        row = self.ledger.find(key)
-        if row is not None:
-            return row.default is not ABSENT
-        if key.split(".")[0] == OUR_SECTION:
-            return True
-        return self.ledger.is_section(key) or any(_holds_anything(self.ledger.find(parent)) for parent in parents(key))
-
-    def absent(self, key: str, override: str) -> tuple[str, str]:
-        row = self.ledger.find(key)
-        peer = f"{self.ledger.dialect} {self.ledger.version}".strip()
-        if row is not None and row.status == "refused":
-            return f"{key} is refused: {row.reason}", ""
-        if row is not None:
-            return f"{key} is not in {peer}'s own file", f"a key that is not there yet needs a +: +{override}"
-        return f"there is no key {key} in {peer}", self.fix(key)
-
-    def fix(self, key: str) -> str:
-        guesses = self.ledger.nearest(key)
-        if guesses:
-            return f"{GUESS} {guesses[0]}?"
-        parent = key.rpartition(".")[0]
-        here = sorted(
-            {name[len(parent) + 1 :].split(".")[0] for name in self.ledger.by_name if name.startswith(f"{parent}.")}
-        )
-        return f"known in {parent}: {', '.join(here[:20])}" if parent and here else ""

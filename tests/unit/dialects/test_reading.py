@@ -187,7 +187,7 @@ def test_a_lenient_dialect_warns_of_unknown_keys(load) -> None:
 def test_an_earlier_version_has_its_defaults_and_lacks_later_keys(load, tmp_path) -> None:
     assert load("", "opt.lr=1", version="1").config.rollout.engine == "vllm"
     assert said(load("opt: {seed: 1}\n", version="1"), tmp_path) == [
-        "there is no key opt.seed in toy 1, at run.yaml:1 opt.seed; known in opt: copies, lr, mini"
+        "there is no key opt.seed in toy 1: it came with toy 2, at run.yaml:1 opt.seed; --dialect toy@2"
     ]
     assert load("opt: {seed: 7}\n").config.run.seed == 7
 

@@ -23,7 +23,7 @@ from posttrain.config.reading import hydra
 from posttrain.config.reading.broken_yaml import yaml_problem
 from posttrain.config.reading.interpolations import MISSING, merged, omegaconf_problem, resolve
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
-from posttrain.config.reading.references import find_references
+from posttrain.config.reading.references import find_references, referred_keys
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml
 from posttrain.errors import ConfigError, Problem, nearest
 from posttrain.libraries import json_text
@@ -46,6 +46,8 @@ class Composed:
     open: tuple[str, ...] = ()
     # Texts that were read from environment variables: key, value, and the text with ${oc.env:…}.
     references: tuple[Reference, ...] = ()
+    # Keys that others refer to with ${...}.
+    referred: frozenset[str] = frozenset()
 
 
 def compose(
@@ -75,6 +77,7 @@ def compose(
     hydra_keys = hydra.set_aside(values, places) | {one.key: one.where for one in assignments if one.of_hydra}
     sources = SourceMap(path, places)
     left_open: list[str] = []
+    referred = frozenset(referred_keys(values))
     if base is not None:
         _close(values, base, "", left_open)
         values = merged(copy.deepcopy(dict(base)), values)
@@ -83,7 +86,8 @@ def compose(
         key, where = half[0], sources.where(half[0]).encode(errors="replace").decode()
         what = f"{key} holds half a character, {half[1]!r}, or a byte that is not UTF-8"
         raise ConfigError(Problem(what, where=where, fix="write the whole character"))
-    return Composed(resolved, sources, tuple(problems), hydra_keys, tuple(left_open), find_references(values, resolved))
+    found = find_references(values, resolved)
+    return Composed(resolved, sources, tuple(problems), hydra_keys, tuple(left_open), found, referred)
 
 
 def read_saved(path: str) -> tuple[dict[str, Any], dict[str, Any]]:

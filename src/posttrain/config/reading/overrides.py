@@ -22,6 +22,10 @@ class KnownKeys(Protocol):
 
     def has(self, key: str) -> bool: ...
 
+    def reports_later(self, key: str) -> bool:
+        """Return True for a key that may be set although it is not there, because the dialect reports it by itself."""
+        ...
+
     def absent(self, key: str, override: str) -> tuple[str, str]:
         """Describe the problem of an override of a missing key, and its fix."""
         ...
@@ -130,7 +134,8 @@ def _apply(
     values: dict[str, Any], places: dict[str, Place], this: Assignment, struct: bool, known: KnownKeys | None
 ) -> Problem | None:
     by_default = known is not None and known.has(this.key)
-    needed = not by_default and (this.action == "delete" or (struct and this.action == "set"))
+    later = known is not None and known.reports_later(this.key)
+    needed = not by_default and (this.action == "delete" or (struct and this.action == "set" and not later))
     *parents, last = this.key.split(".")
     node: Any = values
     path = ""
@@ -171,7 +176,7 @@ def _apply(
         return None
     if not exists and needed:
         return _absent(this, places, known)
-    if this.action == "add" and exists and not isinstance(this.value, dict | list):
+    if this.action == "add" and exists and node[step] is not None and not isinstance(this.value, dict | list):
         fix = f"without the + it is replaced: {this.text.lstrip('+')}"
         return Problem(f"{this.key} is there already", where=this.where, fix=fix)
     if exists and isinstance(node[step], dict) and isinstance(this.value, dict):

@@ -1,4 +1,4 @@
-"""Texts of a configuration that come from environment variables, with the reference of each."""
+"""References in a configuration: texts that come from environment variables, and keys that other keys refer to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from posttrain.config.base import Reference
 from posttrain.config.reading.sources import child
 
 _ENVIRONMENT = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:")
+_KEY = re.compile(r"\$\{\s*(?:oc\.select\s*:\s*)?(\.*)([^\s{}:,.][^\s{}:,]*)\s*[,}]")
 
 
 def find_references(written: Any, resolved: Any) -> tuple[Reference, ...]:
@@ -45,3 +46,17 @@ def _indirect(written: Any, resolved: Any, key: str, found: Sequence[Reference])
         for name, inner in items:
             there = isinstance(written, type(resolved))
             yield from _indirect(written[name] if there else None, inner, child(key, name), found)
+
+
+def referred_keys(values: Any, key: str = "") -> Iterator[str]:
+    """Find the keys that ``${key}``, ``${..key}`` and ``${oc.select:key,…}`` in a configuration refer to.
+
+    Args: ``values`` with no reference resolved; ``key`` is their own dotted key.
+    """
+    if isinstance(values, str):
+        for dots, name in _KEY.findall(values) if "${" in values else ():
+            above = key.split(".")[: -len(dots)] if dots else []
+            yield ".".join([*above, re.sub(r"\[(\w+)\]", r".\1", name)])
+    elif isinstance(values, dict | list):
+        for name, inner in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from referred_keys(inner, child(key, name))

@@ -108,7 +108,7 @@ def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int 
     prompts, samples, mini = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"], keys[key]
     if not all_are_counts(prompts, samples, mini):
         return int(mini)  # refused as a RunConfig
-    if mini > prompts and keys[f"{ACTOR}.use_dynamic_bsz"]:
+    if mini > prompts and (keys.ledger.version in ("0.1", "0.2") or keys[f"{ACTOR}.use_dynamic_bsz"]):
         keys.warn(f"{key}={mini} is more than the {prompts} prompts of an iteration, which are one mini-batch then")
         mini = prompts
     if mini > prompts:

@@ -150,7 +150,7 @@ def trainer(keys: Reader) -> dict[str, Any]:
         fields["run.total_epochs"] = keys["trainer.total_epochs"]
     else:
         keys.ignore("trainer.total_epochs", "trainer.total_training_steps is given")
-    kept = get(keys, "trainer.max_actor_ckpt_to_keep")
+    kept = get(keys, "trainer.max_actor_ckpt_to_keep") or None  # 0 keeps all, as null does
     if keys["trainer.remove_previous_ckpt_in_save"]:
         key = "trainer.remove_previous_ckpt_in_save"
         if kept not in (None, 1):

@@ -1,0 +1,97 @@
+"""The keys that a peer's own files hold, and messages about keys that they do not hold."""
+
+from __future__ import annotations
+
+from posttrain.dialects.ledger import ABSENT, Key, Ledger
+from posttrain.dialects.likeness import nearest_keys
+from posttrain.dialects.trees import parents
+from posttrain.dialects.value_types import type_text
+from posttrain.dialects.words import OUR_SECTION
+from posttrain.errors import GUESS
+
+
+class Known:
+    """See overrides.KnownKeys.
+
+    Args: ``ledger`` is that of the version and entry point that are read, ``every`` that of all versions and entry points.
+    """
+
+    def __init__(self, ledger: Ledger, every: Ledger):
+        self.ledger = ledger
+        self.every = every
+
+    @property
+    def peer(self) -> str:
+        return f"{self.ledger.dialect} {self.ledger.version}".strip()
+
+    def has(self, key: str) -> bool:
+        row = self.ledger.find(key)
+        if row is not None:
+            return row.default is not ABSENT
+        if key.split(".")[0] == OUR_SECTION:
+            return True
+        return self.ledger.is_section(key) or self.holds_anything_above(key) is not None
+
+    def reports_later(self, key: str) -> bool:
+        """Return True for a key that is no key of this version: it is set, and then reported with all others like it."""
+        return self.ledger.find(key) is None and not self.ledger.is_section(key)
+
+    def holds_anything_above(self, key: str) -> Key | None:
+        """The row above a key whose section takes names that the user chooses."""
+        rows = (self.ledger.find(parent) for parent in parents(key))
+        return next((row for row in rows if row is not None and "section" in type_text(row.type).split(" | ")), None)
+
+    def absent(self, key: str, override: str) -> tuple[str, str]:
+        row = self.ledger.find(key)
+        if row is not None and row.status == "refused":
+            return f"{key} is refused: {row.reason}", ""
+        if row is not None:
+            fix = f"a key that is not there yet needs a +: +{override}"
+            guess = self._sibling(key) if row.name.endswith(".**") else ""
+            return f"{key} is not in {self.peer}'s own file", f"{GUESS} {guess}? If not, {fix}" if guess else fix
+        what, fix = f"there is no key {key} in {self.peer}", self.guess(key)
+        return (what, f"{GUESS} {fix}?") if fix else (f"{what}{self.belongs(key)}", self.elsewhere(key))
+
+    def _sibling(self, key: str) -> str:
+        """The known key of the same section that this one may be a misspelling of; "" without one."""
+        section = key.rpartition(".")[0]
+        names = [name for name in self.ledger.by_name if name.rpartition(".")[0] == section and "*" not in name]
+        return next(iter(nearest_keys(key, names)), "")
+
+    def guess(self, key: str) -> str:
+        """The known key that this one may be a misspelling of; "" for one that means something else."""
+        if self._rows(key):
+            return ""
+        return next(iter(self.ledger.nearest(key)), "")
+
+    def is_own(self, key: str) -> bool:
+        """Return True when no version of the peer, and none of its entry points, has the key."""
+        return not self._rows(key)
+
+    def belongs(self, key: str) -> str:
+        """End a sentence about a key that is not there: whose it is."""
+        dialect = self.ledger.dialect
+        rows = self._rows(key)
+        if not rows:
+            return f": it is yours, not {dialect}'s"
+        there = next((row for row in rows if row.entry == self._entry), None)
+        if there is None:
+            return f": it is one of posttrain {rows[0].entry}"
+        return f": it came {'after it' if there.since in ('', 'later') else f'with {dialect} {there.since}'}"
+
+    def elsewhere(self, key: str) -> str:
+        """The fix for a key of another version or entry point."""
+        rows = self._rows(key)
+        if not rows:
+            return ""
+        if not any(row.entry == self._entry for row in rows):
+            return "remove it"
+        version = next((row.since for row in rows if row.since in self.every.versions), self.every.versions[-1])
+        return f"--dialect {self.ledger.dialect}@{version}"
+
+    def _rows(self, key: str) -> list[Key]:
+        return [row for row in self.every.finds(key) if row.name not in self.ledger.by_name]
+
+    @property
+    def _entry(self) -> str:
+        return self.ledger.rows[0].entry

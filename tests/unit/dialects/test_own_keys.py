@@ -1,0 +1,193 @@
+"""Keys of the user's own: listed together, dropped on request, and never where they look like a misspelling or a count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posttrain.dialects.detect import read_config
+from posttrain.dialects.verl.ledger import LEDGER
+from posttrain.errors import ConfigError
+
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+SIZES = (
+    f"{A}.ppo_micro_batch_size_per_gpu=8",
+    f"{R}.log_prob_micro_batch_size_per_gpu=8",
+    "critic.ppo_micro_batch_size_per_gpu=8",
+)
+
+
+def read(*overrides: str, drop: bool = False, dialect: str = "verl"):
+    return read_config(None, [*SIZES, *overrides], dialect, here=True, drop_unknown=drop)
+
+
+def test_all_own_keys_are_listed_with_the_way_on() -> None:
+    loaded = read("do_search=true", f"{A}.state_masking=true", "+retriever.url=http://localhost")
+    assert [problem.what for problem in loaded.problems] == [
+        f"there is no key {key} in verl 0.4: it is yours, not verl's"
+        for key in ("do_search", f"{A}.state_masking", "retriever.url")
+    ]
+    assert [problem.fix for problem in loaded.problems] == [
+        "",
+        "",
+        f"without these 3 keys: --drop-unknown, or +posttrain.own_keys=[do_search,{A}.state_masking,retriever.url]",
+    ]
+
+
+def test_drop_unknown_goes_on_and_names_each_in_the_notes() -> None:
+    loaded = read("do_search=true", "+retriever.url=x", drop=True)
+    assert not loaded.problems and not loaded.unsupported
+    reason = "it is yours, not verl's, and is dropped (--drop-unknown)"
+    assert [(one.key, one.reason) for one in loaded.ignored if "yours" in one.reason] == [
+        ("do_search", reason),
+        ("retriever.url", reason),
+    ]
+
+
+def test_the_list_of_own_keys_drops_what_it_names_sections_too() -> None:
+    loaded = read("do_search=true", "+retriever.url=x", "+posttrain.own_keys=[retriever]")
+    assert [problem.field for problem in loaded.problems] == ["do_search"]
+    assert not read("do_search=true", "+retriever.url=x", "+posttrain.own_keys=[retriever,do_search]").problems
+
+
+def test_the_list_names_only_own_keys() -> None:
+    [problem] = read(f"+posttrain.own_keys=[{A}.optim.lr]").problems
+    assert problem.what == f"posttrain.own_keys names {A}.optim.lr, which is verl's and is read"
+    [problem] = read("+posttrain.own_keys=do_search").problems
+    assert problem.what == "posttrain.own_keys must be a list of keys"
+
+
+@pytest.mark.parametrize(
+    ("override", "confirms"),
+    [
+        ("+algorithm.format_coef=0.1", True),
+        ("+data.buffer_size=64", True),
+        (f"+{A}.second_lr=1e-5", True),
+        ("+env.num_envs=4", True),
+        ("+algorithm.format_coef=0", False),  # off
+        ("+algorithm.format_coef=null", False),
+        ("+algorithm.format_style=0.1", False),  # no word of a count, size or factor
+        ("+env.use_batch=true", False),
+        ("+env.size_name=large", False),
+    ],
+)
+def test_a_dropped_word_about_a_number_is_confirmed_by_name(override: str, confirms: bool) -> None:
+    loaded = read(override, drop=True)
+    key = override.lstrip("+").partition("=")[0]
+    assert not loaded.problems
+    assert [problem.field for problem in loaded.unsupported] == [key] * confirms
+    for problem in loaded.unsupported:
+        assert problem.fix == f"confirm that by name: +posttrain.own_keys=[{key}]"
+    assert not read(override, f"+posttrain.own_keys=[{key}]", drop=True).unsupported
+
+
+def test_the_confirmation_names_the_number_beside() -> None:
+    [problem] = read(f"+{R}.n_agent=5", drop=True).unsupported
+    assert problem.what.startswith(f"{R}.n_agent=5, which stands beside {R}.n")
+
+
+def test_a_group_of_one_is_refused_beside_a_dropped_count() -> None:
+    grpo = ("algorithm.adv_estimator=grpo", f"+{R}.n_agent=5")
+    for more in ((), (f"+posttrain.own_keys=[{R}.n_agent]",)):  # naming it does not make a baseline
+        [problem] = read(*grpo, *more, drop=True).problems
+        assert problem.what.startswith("a group of one has no baseline: grpo compares the responses to a prompt")
+        assert problem.fix == f"say how many responses a prompt gets, such as {R}.n=5"
+    assert not read(*grpo, f"{R}.n=5", drop=True).problems
+    assert not read(f"+{R}.n_agent=5", drop=True).problems  # PPO has a critic
+
+
+def test_what_looks_misspelt_is_not_dropped_unless_it_is_named() -> None:
+    wrong = f"{A}.ppo_mini_bach_sise=4"
+    [problem] = read(wrong, drop=True).problems
+    assert problem.fix.startswith(f"did you mean {A}.ppo_mini_batch_size? If it is yours, name it:")
+    assert not read(wrong, f"+posttrain.own_keys=[{A}.ppo_mini_bach_sise]").problems
+
+
+@pytest.mark.parametrize(
+    ("key", "dialect", "others"),
+    [
+        (f"{A}.clip_ratio_high", "verl@0.2", "it came with verl 0.4"),
+        ("data.partial_pretrain", "verl", "it is yours"),
+        ("optim.lr_scheduler", "verl", "it is one of posttrain sft"),
+    ],
+)
+def test_a_key_of_another_version_or_entry_point_says_so(key: str, dialect: str, others: str) -> None:
+    loaded = read_config(None, [*SIZES, "data.val_batch_size=8", f"{key}=1"], dialect)
+    [problem] = [one for one in loaded.problems if one.field == key or key in one.what]
+    assert others in problem.what and "did you mean" not in problem.fix
+
+
+def test_a_suggestion_never_means_something_else() -> None:
+    table = LEDGER.at("0.2").of("train")
+    for key in (f"{A}.clip_ratio_high", f"{A}.clip_ratio_low", "retrieval.path", "data.max_start_length"):
+        assert table.nearest(key) == []
+    assert table.nearest(f"{A}.clip_ratoi") == [f"{A}.clip_ratio"]
+    assert LEDGER.of("train").nearest("custom_reward_functions.path") == ["custom_reward_function.path"]
+
+
+def test_helpers_that_other_keys_refer_to_are_no_unknown_keys(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "samples: 4\nsizes: {mini: 64, other: 3}\n"
+        "actor_rollout_ref:\n  rollout: {n: '${samples}'}\n  actor: {ppo_mini_batch_size: '${sizes.mini}'}\n"
+    )
+    loaded = read_config(str(file), SIZES, "verl", here=True)
+    assert [problem.field for problem in loaded.problems] == ["sizes.other"]
+    assert loaded.config.rollout.samples_per_prompt == 4
+
+
+def test_free_sections_suggest_the_key_that_was_meant() -> None:
+    [problem] = read_config(None, ["generator.sampling_params.tom_p=0.9"], "skyrl", here=True).problems
+    assert problem.fix.startswith("did you mean generator.sampling_params.top_p?")
+
+
+def test_a_native_file_has_no_keys_to_drop() -> None:
+    with pytest.raises(ConfigError, match="every key of a native one is read"):
+        read_config(None, ["model.path=m"], "native", drop_unknown=True)
+
+
+class TestVersions:
+    def test_a_plus_that_the_own_version_does_not_take_shows_an_earlier_one(self) -> None:
+        loaded = read("+trainer.val_before_train=False", "data.val_batch_size=8")
+        assert loaded.dialect == "verl@0.2"
+        assert loaded.warnings[0] == (
+            "read as verl 0.2: trainer.val_before_train does not fit verl 0.4; --dialect verl@0.4 reads it as that"
+        )
+
+    def test_keys_of_both_leave_the_usual_one(self) -> None:
+        loaded = read("+trainer.val_before_train=False", f"{A}.clip_ratio_high=0.3")
+        assert loaded.dialect == "verl"
+
+    def test_a_file_of_the_first_version_is_told_by_its_values(self, tmp_path: Path) -> None:
+        file = tmp_path / "run.yaml"
+        for micro, version in ((64, "verl@0.1"), ("null", "verl@0.2")):
+            file.write_text(
+                "actor_rollout_ref:\n  actor:\n    fsdp_config: {grad_offload: False}\n"
+                f"    ppo_micro_batch_size: {micro}\n"
+            )
+            assert read_config(str(file), [], None).dialect == version
+
+    def test_keys_of_skyrl_of_august_take_its_defaults(self) -> None:
+        loaded = read_config(None, ["trainer.algorithm.use_tis=true", "trainer.algorithm.tis_imp_ratio_cap=2"], "skyrl")
+        assert loaded.dialect == "skyrl@2025-08"
+        assert loaded.config.validation.temperature == 0
+
+    @pytest.mark.parametrize("version", ["0.1", "0.2"])
+    def test_checks_that_came_later_are_not_made(self, version: str) -> None:
+        loaded = read_config(
+            None,
+            [
+                *("data.train_batch_size=16", f"{R}.max_num_batched_tokens=256", "+trainer.val_only=False"),
+                *(f"{A}.ppo_mini_batch_size=64", f"{A}.ppo_micro_batch_size=8", "critic.ppo_micro_batch_size=8"),
+                *(f"{R}.log_prob_micro_batch_size=8", "actor_rollout_ref.ref.log_prob_micro_batch_size=8"),
+            ],
+            f"verl@{version}",
+            here=True,
+        )
+        assert not loaded.problems and not [one for one in loaded.unsupported if "val_only" in one.field]
+        assert loaded.config.policy.sequences_per_mini_batch == 16  # all prompts of an iteration
+
+
+def test_zero_checkpoints_to_keep_are_all_of_them() -> None:
+    assert read("trainer.max_actor_ckpt_to_keep=0").config.checkpoint.keep_last is None
