@@ -186,6 +186,7 @@ def from_training_episodes(rows: list[Row], tokens: list[Row]) -> dict[str, floa
         "episode/turns_max": max(len(row["turns"]) for row in rows),
         "episode/observation_tokens_mean": sum(given) / len(rows),
         "episode/samples_mean": len(tokens) / len(rows),
+        "episode/close_failed": sum("close_failure" in row["environment"] for row in rows),
     }
 
 

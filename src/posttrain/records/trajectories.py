@@ -106,6 +106,9 @@ class Trajectory:
     env_reward: float | None = None  # sum of the rewards of all turns; None: the environment gives none
     env_stop: str = ""  # why the environment ended the episode, in its own word
     env_metrics: tuple[tuple[str, float], ...] = ()  # of the episode, by name
+    close_failure: str = (
+        ""  # the error of closing the environment after the complete episode, whose metrics are lost by it
+    )
 
     def __post_init__(self) -> None:
         if self.response_mask and len(self.response_mask) != len(self.token_ids):

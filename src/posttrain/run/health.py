@@ -97,6 +97,8 @@ WATCHED = (
     Watched("prompt/distinct_share", _below(0, always=0.5), "different prompts read the same",
             "a chat template that leaves the message out, a column with the same text in every row, a cut that takes away the "
             "question"),
+    Watched("episode/close_failed", _above(0, 0, always=0), "environments fail when they are closed; their episodes are kept",
+            "an error in close(), which is close_failure of their samples; their own metrics are lost"),
 )  # fmt: skip
 
 # Supervised fine-tuning.

@@ -118,6 +118,7 @@ def _environment(trajectory: Trajectory) -> dict[str, object]:
         "reward": trajectory.env_reward,
         "stop": trajectory.env_stop,
         "metrics": {name: as_json(value) for name, value in trajectory.env_metrics},
+        **({"close_failure": trajectory.close_failure} if trajectory.close_failure else {}),
     }
 
 

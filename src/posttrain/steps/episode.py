@@ -149,10 +149,16 @@ class Episode:
         if self.rules.sample_per_turn:
             self._new_sample((*self.prompt_ids, *self.ids))
 
-    def trajectory(self, metrics: Mapping[str, float] | None = None, lost: EpisodeLost | None = None) -> Trajectory:
+    def trajectory(
+        self,
+        metrics: Mapping[str, float] | None = None,
+        lost: EpisodeLost | None = None,
+        close_failure: str = "",
+    ) -> Trajectory:
         """The samples to train on, as one trajectory; with ``lost``, a failed one.
 
-        Args: metrics that the environment gave when it was closed; they come before sums over steps of the same name.
+        Args: metrics that the environment gave when it was closed; they come before sums over steps of the same name;
+            close_failure, the error that closing it raised instead.
         """
         for name, value in (metrics or {}).items():
             self.metrics[name] = value
@@ -174,6 +180,7 @@ class Episode:
             env_reward=sum(rewards) if rewards else None,
             env_stop=self.env_stop,
             env_metrics=tuple(sorted(self.metrics.items())),
+            close_failure=close_failure,
         )
 
     def _ask(self, wanted: int | None) -> Request | None:

@@ -115,6 +115,7 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "episode/turns_max": float(max(turns)),
         "episode/observation_tokens_mean": sum(read) / len(read),
         "episode/samples_mean": sum(len(episode.samples) for episode in episodes) / len(episodes),
+        "episode/close_failed": float(sum(bool(episode.close_failure) for episode in episodes)),
         **{f"episode/stop/{word}": count / len(episodes) for word, count in sorted(ends.items())},
         **{f"environment/{name}": value for name, value in environment_means(episodes).items()},
     }

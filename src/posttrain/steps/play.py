@@ -13,7 +13,6 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
 
-CLOSE_FAILED = "close_failed"  # metric of a complete episode whose environment failed when it was closed
 SAMPLE_S = 0.02  # of sampling, before environments are polled again
 WAIT_S = 0.5  # of waiting for environments while nothing is sampled, before the caller may leave
 
@@ -87,10 +86,8 @@ class _Playing:
         """An environment has answered."""
         episode = self._episodes[name]
         try:
-            if (
-                isinstance(event, EnvFailed) and name in self._closing
-            ):  # the episode is complete without what close says
-                self._end(name, episode.trajectory({CLOSE_FAILED: 1.0}))
+            if isinstance(event, EnvFailed) and name in self._closing:  # the episode is complete without its metrics
+                self._end(name, episode.trajectory(close_failure=f"{event.reason}: {event.detail}"))
             elif isinstance(event, EnvFailed):
                 self._end(name, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)))
             elif isinstance(event, Mapping):

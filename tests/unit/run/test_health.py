@@ -46,6 +46,7 @@ FAULTS = {
     "template without the question": ({"prompt/distinct_share": 0.25}, "different prompts read the same"),
     "reward lost": ({"reward/mean": 0.0}, "the reward has fallen: reward/mean is 0, and was about 0."),
     "end token lost": ({"response/truncated_share": 1.0}, "more responses are cut at the token limit"),
+    "close raises": ({"episode/close_failed": 1.0}, "environments fail when they are closed; their episodes are kept"),
     "gradient": ({"policy/grad_norm": 60.0}, "the gradient has jumped: policy/grad_norm is 60, and was about 2."),
 }
 

@@ -172,10 +172,13 @@ def test_metrics_of_episodes() -> None:
         "episode/turns_max": 2.0,
         "episode/observation_tokens_mean": 1.5,  # 0 and 3
         "episode/samples_mean": 1.5,
+        "episode/close_failed": 0.0,
         "episode/stop/solved": 0.5,
         "environment/moves": 3.0,
         "environment/wins": 1.0,
     }
+    unclosed = replace(ended, close_failure="env_crashed: no")
+    assert episode_metrics([scored((unclosed, Reward(1.5)), (ended, Reward(1.5)))])["episode/close_failed"] == 1.0
     found = validation_metrics([group])
     assert found["validation/maze/turns_mean"] == 2.0 and found["validation/maze/environment/moves"] == 3.0
     plain = replace(ended, turns=(), env_metrics=())
