@@ -107,6 +107,11 @@ EnvEvent = EnvStart | EnvStep | Mapping[str, float] | EnvFailed
 class EnvHost(Protocol):
     """Runs many environments concurrently. Used by one thread. An episode that failed is closed."""
 
+    def load(self, names: Sequence[str]) -> dict[str, str]:
+        """Import environments, and code of the user's own (``path/to/file.py:Name``), before the first episode. Returns: the
+        errors of those that cannot be imported, by name."""
+        ...
+
     def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
         """Create an environment and reset it, as soon as there is room; episodes start in the order of the calls."""
         ...

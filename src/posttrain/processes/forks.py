@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from posttrain.errors import RunStopped
 from posttrain.processes import fork_server, proc, start
@@ -35,9 +36,9 @@ class _NotLoaded(Exception):
 class ForkServer:
     """Starts with the first worker.
 
-    Args: name, for messages; module, of fork_server.py's setup, with the ``names`` and ``own`` to load before the first fork;
-        memory_bytes, of a worker with all that it starts; variables, the environment of it all. Should loading ``own`` fail, or
-        start threads, each worker loads them itself.
+    Args: name, for messages; module, of fork_server.py's setup, with the ``names``, ``own`` and ``modules`` to load before
+        the first fork; memory_bytes, of a worker with all that it starts; variables, the environment of it all. Should
+        loading ``own`` fail, or start threads, each worker loads them itself.
     """
 
     def __init__(
@@ -47,11 +48,18 @@ class ForkServer:
         *,
         names: Sequence[str],
         own: Sequence[str],
+        modules: Sequence[str] = (),
         memory_bytes: int,
         variables: Mapping[str, str],
     ):
         self._name = name
-        self._setup = {"module": module, "names": list(names), "own": list(own), "memory_bytes": memory_bytes}
+        self._setup: dict[str, Any] = {
+            "module": module,
+            "names": list(names),
+            "own": list(own),
+            "modules": list(modules),
+        }
+        self._setup["memory_bytes"] = memory_bytes
         self._variables = variables
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None

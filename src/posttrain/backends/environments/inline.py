@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from posttrain.backends.environments.make import HostedEpisode, closed_of, failure_of, start_of, step_of
+from posttrain.backends.environments.make import (
+    HostedEpisode,
+    closed_of,
+    failure_of,
+    loading_failures,
+    start_of,
+    step_of,
+)
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec
 
 
@@ -15,6 +22,9 @@ class InlineHost:
     def __init__(self) -> None:
         self._episodes: dict[str, HostedEpisode] = {}
         self._events: list[tuple[str, EnvEvent]] = []
+
+    def load(self, names: Sequence[str]) -> dict[str, str]:
+        return loading_failures(names)
 
     def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
         def begin() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 import random
 import sys
 import traceback
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
@@ -78,6 +78,17 @@ def builder_of(name: str) -> EnvBuilder:
         return builder
     own: EnvBuilder = load(name)
     return own
+
+
+def loading_failures(names: Sequence[str]) -> dict[str, str]:
+    """Import environments and the user's own code. Returns: the errors of those that cannot be imported, by name."""
+    failures = {}
+    for name in names:
+        try:
+            load(name) if ":" in name else ENVS.get(name)
+        except BaseException as error:  # noqa: BLE001 - someone's file, which may also call sys.exit
+            failures[name] = failure_of(error)[1]
+    return failures
 
 
 def failure_of(error: BaseException) -> tuple[str, str]:

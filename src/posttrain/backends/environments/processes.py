@@ -49,8 +49,9 @@ class ProcessHost:
     """An EnvHost with up to ``workers`` living environments; further episodes wait for one to be over.
 
     Args: timeout_s, for every answer of an environment; names, environments of the registry that will be played; own, classes
-        and functions of the user's own that they need (``path/to/file.py:Name``), which are imported once; memory_gib, of one
-        environment with all that it starts; variables, further environment variables that it may see.
+        and functions of the user's own that they need (``path/to/file.py:Name``), which are imported once; modules, plug-ins
+        that register environments; memory_gib, of one environment with all that it starts; variables, further environment
+        variables that it may see.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ProcessHost:
         names: Sequence[str] = (),
         *,
         own: Sequence[str] = (),
+        modules: Sequence[str] = (),
         memory_gib: float = 4.0,
         variables: Sequence[str] = (),
     ) -> None:
@@ -71,6 +73,7 @@ class ProcessHost:
             "posttrain.backends.environments.worker",
             names=names,
             own=own,
+            modules=modules,
             memory_bytes=int(memory_gib * 2**30),
             variables=variables_for(Kind.USER_CODE, named=variables),
         )
@@ -78,6 +81,20 @@ class ProcessHost:
         self._by_episode: dict[str, _Worker] = {}
         self._queue: deque[tuple[str, EnvSpec, int]] = deque()
         self._events: list[tuple[str, EnvEvent]] = []
+
+    def load(self, names: Sequence[str]) -> dict[str, str]:
+        worker = self._fork()
+        try:
+            fd = worker.socket.fileno()
+            frames.write_frame(fd, wire.to_bytes({"do": "load", "names": list(names)}), LOAD_S)
+            failures: dict[str, str] = wire.from_bytes(frames.read_frame(fd, MOST_BYTES, LOAD_S))["ok"]
+        except (frames.PipeClosed, OSError) as error:
+            late = isinstance(error, TimeoutError)
+            end = f"took longer than {LOAD_S:g} s" if late else f"ended its process: {self._reap(worker)}"
+            if late:
+                self._kill(worker)
+            return {", ".join(names): f"importing {end}"}
+        return failures
 
     def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
         self._queue.append((episode, spec, seed))

@@ -49,22 +49,8 @@ def start_worlds(
         raise ConfigError(Problem(what, fix=fix, field="environment.max_context_tokens"))
     if longest is None:
         longest = int(min(positions, 2**31)) - turn if whole is None else whole - 1
-    host: EnvHost
-    if environment.workers:
-        known = {environment.name, *(each.name for each in environment.named.values())}
-        names = sorted(name for name in known if name is not None and ":" not in name)
-        own = {name for name in known if name is not None and ":" in name}
-        settings = [environment.settings, *(each.settings for each in environment.named.values())]
-        host = ProcessHost(
-            environment.workers,
-            environment.timeout_s,
-            names,
-            own=sorted({*own, *(name for each in settings for name in own_code_in(each))}),
-            memory_gib=environment.memory_gib,
-            variables=[*environment.environment_variables, *names_in(settings)],
-        )
-    else:
-        host = InlineHost()
+    host = _host(environment, config.model.external_modules)
+    check_loading(environment, host)
     return Worlds(
         host=host,
         writer=writer_of(config, tokenizer),
@@ -79,6 +65,45 @@ def start_worlds(
         ),
         spec_of=partial(spec_of, environment),
     )
+
+
+def _host(environment: EnvironmentConfig, modules: Sequence[str]) -> EnvHost:
+    if not environment.workers:
+        return InlineHost()
+    code = own_code(environment)
+    settings = [environment.settings, *(each.settings for each in environment.named.values())]
+    return ProcessHost(
+        environment.workers,
+        environment.timeout_s,
+        sorted(name for name in code if ":" not in name),
+        own=sorted(name for name in code if ":" in name),
+        modules=modules,
+        memory_gib=environment.memory_gib,
+        variables=[*environment.environment_variables, *names_in(settings)],
+    )
+
+
+def own_code(environment: EnvironmentConfig) -> dict[str, str]:
+    """Return the environments of a run, and the code of the user's own that their settings name, each with its field."""
+    code = {} if environment.name is None else {environment.name: "environment.name"}
+    code |= dict.fromkeys(own_code_in(environment.settings), "environment.settings")
+    for tag, each in environment.named.items():
+        field = f"environment.named.{tag}"
+        code |= {each.name: f"{field}.name"} | dict.fromkeys(own_code_in(each.settings), f"{field}.settings")
+    return code
+
+
+def check_loading(environment: EnvironmentConfig, host: EnvHost) -> None:
+    """Import all code that episodes need. Raises: ConfigError, with the host closed, when some of it cannot be imported."""
+    code = own_code(environment)
+    if failures := host.load(list(code)):
+        host.close()
+        raise ConfigError(
+            [
+                Problem(f"{name} cannot be loaded: {why}", field=code.get(name, "environment"))
+                for name, why in failures.items()
+            ]
+        )
 
 
 def writer_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TurnWriter:

@@ -161,6 +161,39 @@ def test_a_world_that_cannot_be_made(host: EnvHost, spec: EnvSpec) -> None:
     assert isinstance(event, EnvFailed) and "this world cannot be made" in event.detail
 
 
+def test_code_that_cannot_be_imported_is_known_before_the_first_episode(
+    host: EnvHost, spec: EnvSpec, tmp_path: Path
+) -> None:
+    broken, leaving = tmp_path / "broken.py", tmp_path / "leaving.py"
+    broken.write_text("x = 1\nimport no_such_library\n")
+    leaving.write_text("raise SystemExit(3)\n")
+    failures = host.load([spec.name, "single_turn", f"{broken}:World", f"{leaving}:World"])
+    assert list(failures) == [f"{broken}:World", f"{leaving}:World"]
+    assert "No module named 'no_such_library'" in failures[f"{broken}:World"] and "broken.py:2" in str(failures)
+    assert failures[f"{leaving}:World"].startswith("SystemExit: 3")
+    assert begun(host, spec).messages
+
+
+def test_code_that_ends_the_process_that_imports_it(processes: ProcessHost, tmp_path: Path) -> None:
+    file = tmp_path / "ending.py"
+    file.write_text("import os\nos._exit(7)\n")
+    assert processes.load([f"{file}:World"]) == {f"{file}:World": "importing ended its process: exit code 7"}
+
+
+def test_the_environments_of_plug_ins_are_known_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = "from posttrain.interfaces.env import EnvStart\nfrom posttrain.registry import ENVS\n"
+    world += "@ENVS.register('plugged_world')\nclass Plugged:\n    def __init__(self, spec): ...\n"
+    world += "    def reset(self, seed): return EnvStart(messages=[{'role': 'user', 'content': 'here'}])\n"
+    (tmp_path / "plugged_worlds.py").write_text(world)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    host = ProcessHost(1, timeout_s=20.0, names=["plugged_world"], modules=["plugged_worlds"])
+    try:
+        assert host.load(["plugged_world"]) == {}
+        assert begun(host, EnvSpec(name="plugged_world")).messages == [{"role": "user", "content": "here"}]
+    finally:
+        host.close()
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def test_rules_and_parts() -> None:
     config = a_run(name="single_turn", max_turns=4, workers=2, max_trajectory_tokens=300, sample_per_turn=True)
     worlds = start_worlds(config, tiny_tokenizer(), 1000.0, [a_prompt()])
     assert isinstance(worlds.host, ProcessHost) and isinstance(worlds.writer, TemplateTurns)
+    worlds.host.close()
     rules = worlds.rules
     assert rules.max_context_tokens == 1000 - 150  # the longest turn fits behind it
     assert (rules.max_turns, rules.max_trajectory_tokens, rules.sample_per_turn) == (4, 300, True)
@@ -70,8 +72,11 @@ def test_rows_that_name_none() -> None:
         start_worlds(a_run(named=NAMED), tiny_tokenizer(), 1000.0, [a_prompt()])
 
 
-def test_the_users_own_code_and_keys_are_found_in_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_code_and_keys_are_found_in_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are imported once, and their keys passed on; a built-in tool is neither."""
+    monkeypatch.chdir(tmp_path)
+    for module, name in (("agent", "play"), ("maze", "Maze"), ("my_tools", "weather"), ("talks", "Quiz")):
+        (tmp_path / f"{module}.py").write_text(f"class {name}: ...\n")
     monkeypatch.setenv("MCP_KEY", "secret")
     monkeypatch.setenv("OTHER_KEY", "secret")
     tools = ["calculator", {"name": "my_tools.py:weather"}, {"name": "mcp", "url": "u", "token_env": "MCP_KEY"}]
@@ -84,7 +89,17 @@ def test_the_users_own_code_and_keys_are_found_in_the_settings(monkeypatch: pyte
     config = a_run(name="agent", settings={"function": "agent.py:play"}, named=named, workers=2)
     host = start_worlds(config, tiny_tokenizer(), 1000.0, []).host
     assert isinstance(host, ProcessHost)
+    host.close()
     server = host._server
     assert server._setup["own"] == ["agent.py:play", "maze.py:Maze", "my_tools.py:weather", "talks.py:Quiz"]
     assert server._setup["names"] == ["agent", "interaction", "tools"]
     assert server._variables["MCP_KEY"] == "secret" and "OTHER_KEY" not in server._variables
+
+
+def test_an_environment_that_cannot_be_imported_ends_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "worlds.py"
+    file.write_text("import no_such_library\n")
+    config = a_run(named={"maze": {"name": f"{file}:Maze"}}, workers=0)
+    with pytest.raises(ConfigError, match="cannot be loaded: ModuleNotFoundError: No module named 'no_such") as raised:
+        start_worlds(config, tiny_tokenizer(), 1000.0, [a_prompt(env_class="maze")])
+    assert raised.value.problems[0].field == "environment.named.maze.name"
