@@ -86,7 +86,8 @@ class _Playing:
         """An environment has answered."""
         episode = self._episodes[name]
         try:
-            if isinstance(event, EnvFailed) and name in self._closing:  # the episode is complete without its metrics
+            # The episode is complete without the metrics that close returns.
+            if isinstance(event, EnvFailed) and name in self._closing:
                 self._end(name, episode.trajectory(close_failure=f"{event.reason}: {event.detail}"))
             elif isinstance(event, EnvFailed):
                 self._end(name, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)))
