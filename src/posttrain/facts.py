@@ -56,6 +56,12 @@ class RolloutEngineFacts:
 
     shares_weights: bool = False
     """Samples from the trainer's own module: there is no second copy of the weights and, on one device, nothing to send."""
+    reads_images: bool = False
+    """Samples from prompts that hold images."""
+    reads_options: bool = True
+    """Reads options of its own: rollout.engine_options."""
+    reads_sampling: bool = True
+    """Reads sampling parameters of its own: rollout.engine_sampling."""
     resumes_responses: bool = False
     """Streams hand back unfinished responses and continue them under newer weights (asynchronous.mode colocate)."""
 

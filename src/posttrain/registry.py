@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -259,9 +260,12 @@ def _files_of(package: str) -> frozenset[str]:
     spec = find_spec(package)
     folders = spec.submodule_search_locations if spec else None
     modules = list(pkgutil.iter_modules(folders or []))
-    return frozenset(
-        name for _, name, folder in modules if folder or f'.register("{name}"' in _source(f"{package}.{name}")
-    )
+    return frozenset(name for _, name, folder in modules if folder or _registers(name, _source(f"{package}.{name}")))
+
+
+def _registers(name: str, source: str) -> bool:
+    """Return True when a decorator registers ``name``; the formatter may have broken its line behind the bracket."""
+    return re.search(rf'\.register\(\s*"{re.escape(name)}"', source) is not None
 
 
 @cache
@@ -277,7 +281,7 @@ def _sources(package: str, name: str) -> Iterator[Path]:
     for folder in (spec.submodule_search_locations if spec else None) or []:
         file = Path(folder) / f"{name}.py"
         files = [file] if file.is_file() else sorted((Path(folder) / name).glob("*.py"))
-        yield from (file for file in files if f'.register("{name}"' in file.read_text(encoding="utf-8"))
+        yield from (file for file in files if _registers(name, file.read_text(encoding="utf-8")))
 
 
 def is_installed(library: str) -> bool:

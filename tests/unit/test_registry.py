@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from posttrain.config import RunConfig
 from posttrain.errors import UnknownName
 from posttrain.plan.checks.train import check
-from posttrain.registry import ADVANTAGES, ENVS, POLICY_LOSSES
+from posttrain.registry import ADVANTAGES, ENVS, POLICY_LOSSES, ROLLOUT_ENGINES
 
 
 @pytest.fixture
@@ -90,3 +90,9 @@ def test_names_of_a_plug_in_are_known_before_it_is_imported(tmp_path: Path, monk
         POLICY_LOSSES._plugged.clear()
     [problem] = check(RunConfig.model_validate(needed | {"loss": {"name": "plugged_los"}, "model": {"path": "m"}}))
     assert problem.field == "loss.name"
+
+
+def test_facts_on_several_lines_are_read() -> None:
+    """The formatter breaks a long registration behind its bracket."""
+    native = ROLLOUT_ENGINES.facts("native")
+    assert native.shares_weights and native.reads_images and not native.reads_options

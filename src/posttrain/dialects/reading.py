@@ -12,6 +12,7 @@ from posttrain.config.reading.compose import Composed, compose
 from posttrain.config.reading.defaults import read_with_defaults
 from posttrain.config.reading.hydra import UNUSED
 from posttrain.config.reading.validate import show, validate
+from posttrain.config.rollout import RolloutConfig
 from posttrain.config.shown import secret_warnings
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
@@ -31,18 +32,19 @@ from posttrain.dialects.trees import NOTHING, nested, parents, value_at
 from posttrain.dialects.value_types import choices, fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import GUESS, Problem, nearest
+from posttrain.facts import RolloutEngineFacts
 from posttrain.plan.engine import engine_plan
+from posttrain.registry import ROLLOUT_ENGINES
 
 HYDRA_CLASS = "_target_"  # the class that Hydra makes of a section
 
-# Sections that only some engines read: the field that names the engine, and the engines that read none of it, the default first.
-SAMPLER_FIELDS = {
-    "rollout.engine_options": ("rollout.engine", ("native", "hf")),
-    "rollout.engine_sampling": ("rollout.engine", ("native",)),
-    "rollout.weight_bucket_mib": ("rollout.engine", ("native", "hf")),
-    "validation.engine_sampling": ("rollout.engine", ("native",)),
+# Sections that only some rollout engines read.
+SAMPLER_FIELDS: Mapping[str, Callable[[RolloutEngineFacts], bool]] = {
+    "rollout.engine_options": lambda engine: engine.reads_options,
+    "rollout.engine_sampling": lambda engine: engine.reads_sampling,
+    "rollout.weight_bucket_mib": lambda engine: not engine.shares_weights,
+    "validation.engine_sampling": lambda engine: engine.reads_sampling,
 }
-
 
 # Options of training engines: the field that names the engine.
 TRAINING_FIELDS = {
@@ -358,10 +360,11 @@ def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words
 
 def _engine_without(name: str, fields: Mapping[str, Any], *, here: bool) -> str | None:
     """Return the chosen engine where a field is in a section that this engine does not read."""
-    for section, (engine, plain) in SAMPLER_FIELDS.items():
+    for section, reads in SAMPLER_FIELDS.items():
         if f"{name}.".startswith(f"{section}."):
-            chosen: str = plain[0] if here else fields.get(engine, plain[0])
-            return chosen if chosen in plain else None
+            default = RolloutConfig.model_fields["engine"].default
+            chosen: str = default if here else fields.get("rollout.engine", default)
+            return None if reads(ROLLOUT_ENGINES.facts(chosen)) else chosen
     for section, engine in TRAINING_FIELDS.items():
         if f"{name}.".startswith(f"{section}."):
             chosen = ONE_DEVICE if here else fields.get(engine, ONE_DEVICE)

@@ -8,8 +8,7 @@ from posttrain.config import RunConfig
 from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
 from posttrain.plan.engine import engine_plan, engine_that
-
-ROLLOUT_ENGINES = ("native", "hf")
+from posttrain.registry import ROLLOUT_ENGINES
 
 
 def image_problems(config: RunConfig) -> Iterator[Problem]:
@@ -49,9 +48,10 @@ def image_problems(config: RunConfig) -> Iterator[Problem]:
 
 def sampler_problems(engine: str) -> Iterator[Problem]:
     """Samplers that read text only."""
-    if engine not in ROLLOUT_ENGINES:
+    readers = sorted(ROLLOUT_ENGINES.stating("reads_images"), reverse=True)
+    if engine not in readers:
         yield Problem(
             f"the data hold images, which rollout.engine={engine} does not read",
-            fix=f"use rollout.engine={' or '.join(ROLLOUT_ENGINES)}",
+            fix=f"use rollout.engine={' or '.join(readers)}",
             field="rollout.engine",
         )

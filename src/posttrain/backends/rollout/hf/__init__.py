@@ -54,7 +54,7 @@ class _ResponseRow:
     stop_reason: StopReason | None = None
 
 
-@ROLLOUT_ENGINES.register("hf", shares_weights=True)
+@ROLLOUT_ENGINES.register("hf", shares_weights=True, reads_images=True, reads_options=False)
 class HuggingFaceEngine:
     """See interfaces.rollout_engine.RolloutEngine. Responses are sampled in batches of ``max_concurrent_sequences`` rows; a batch
     lasts until its longest response ends."""

@@ -15,7 +15,14 @@ from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
 
 
-@ROLLOUT_ENGINES.register("native", shares_weights=True, resumes_responses=True)
+@ROLLOUT_ENGINES.register(
+    "native",
+    shares_weights=True,
+    reads_images=True,
+    reads_options=False,
+    reads_sampling=False,
+    resumes_responses=True,
+)
 class NativeEngine:
     """See interfaces.rollout_engine.RolloutEngine."""
 
