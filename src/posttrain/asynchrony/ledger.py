@@ -56,7 +56,7 @@ class Ledger:
         self.bounds = bounds
         self.steps = 0  # trained
         self.admitted = self.trained = self.filtered = self.dropped = 0  # groups
-        self._record = record
+        self.record = record
         self._pending: dict[int, Entry] = {}  # by serial
         self._finished: set[int] = set()
         self._missing = bounds.groups_per_step  # groups that the step under way still needs
@@ -189,7 +189,11 @@ class Ledger:
                     f"{self.bounds.staleness} demands; set it and data.prompts_per_step back to resume"
                 )
 
+    def start_after(self, step: int) -> None:
+        """Start with no group, after the steps of a synchronous run."""
+        self.steps = step
+
     def _note(self, event: str, entry: Entry, **more: Any) -> None:
-        self._record(
+        self.record(
             {"step": self.steps + 1, "event": event, "group": entry.serial, "prompt_id": entry.prompt_id, **more}
         )

@@ -9,10 +9,10 @@ from typing import Any
 from posttrain.config import RunConfig
 from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rejection import rejection_rules
-from posttrain.config.roles import needs_old_logprobs, uses_reference
+from posttrain.config.roles import holds_a_copy, needs_old_logprobs, runtime_of, uses_reference
 from posttrain.config.rollout import SamplingConfig
 from posttrain.config.sft import SftConfig
-from posttrain.loops.rl_plan import RunPlan
+from posttrain.loops.rl_plan import AsyncPlan, RunPlan
 from posttrain.loops.training import LoopPlan
 from posttrain.records.plans import (
     AdvantagePlan,
@@ -118,6 +118,25 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         critic_warmup_steps=batches.critic.warmup_steps if batches.critic else 0,
         reference_every=config.reference.update_every if uses_reference(config) else None,
         reference_mix=config.reference.update_mix,
+        asynchronous=async_plan(config, batches),
+    )
+
+
+def async_plan(config: RunConfig, batches: BatchPlan) -> AsyncPlan | None:
+    """Build the plan of sampling ahead; None for a synchronous run. A thread samples where that disturbs no training: in the
+    same process, with weights of the sampler's own."""
+    section = config.asynchronous
+    if section.mode not in ("one_step", "colocate"):
+        return None
+    in_process = runtime_of(config.placement) == "inprocess"
+    return AsyncPlan(
+        mode=section.mode,
+        staleness_steps=section.max_staleness_steps,
+        on_stale=section.on_stale,
+        max_running_groups=section.max_running_groups,
+        in_thread=in_process and holds_a_copy(config.rollout.engine),
+        updates_per_step=batches.updates_per_step,
+        wait_timeout_s=section.wait_timeout_s,
     )
 
 

@@ -23,7 +23,7 @@ from posttrain.data.token_texts import token_texts_of
 from posttrain.errors import ConfigError
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
-from posttrain.loops import rl_sync
+from posttrain.loops import rl_async, rl_sync
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.processors import load_processor
 from posttrain.plan.batch import plan_batches
@@ -108,7 +108,11 @@ def _train(
             started.callback(worlds.host.close)
             roles = replace(roles, worlds=worlds)
         rewards = RewardState(plan.step.reward.kl)
-        progress = Progress(policy=roles.policy, critic=roles.critic, loader=loader, rewards=rewards)
+        sampler = None
+        if plan.asynchronous:
+            by_id = {prompt.prompt_id: prompt for prompt in training_prompts}
+            sampler = rl_async.sampler_of(roles, scorer, loader, by_id, plan, plan.asynchronous)
+        progress = Progress(policy=roles.policy, critic=roles.critic, loader=loader, rewards=rewards, ahead=sampler)
         first_step = checkpoints.restore(progress, trackers.message) + 1
         scorer.keep_in(folder.path)
         begin_run(
@@ -126,7 +130,11 @@ def _train(
             if warning := reference_warning(scorer, training_prompts, encode):
                 trackers.message(f"warning: {warning}")
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
-            rl_sync.run(roles, scorer, loader, rewards, progress, plan, run, token_texts_of(tokenizer))
+            texts = token_texts_of(tokenizer)
+            if sampler:
+                rl_async.run(roles, scorer, loader, rewards, progress, plan, run, texts, sampler)
+            else:
+                rl_sync.run(roles, scorer, loader, rewards, progress, plan, run, texts)
     return folder.path
 
 

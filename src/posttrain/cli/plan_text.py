@@ -7,6 +7,7 @@ import textwrap
 from dataclasses import asdict
 
 from posttrain.cli.box_text import box_text
+from posttrain.cli.plan_async import asynchronous_text
 from posttrain.cli.plan_devices import devices_text, memory_text, traffic_text
 from posttrain.cli.plan_plain import closing, document
 from posttrain.cli.plan_worlds import episodes_text, worlds_text
@@ -76,6 +77,7 @@ def _settings_text(request: TrainRequest) -> str:
         *([("images", f"{request.images}; each counts in max_prompt_tokens")] if request.images else []),
         ("validation", _validation(request)),
         ("rollout", f"{config.rollout.engine}, {_sampling(config.rollout)}"),
+        *([("ahead", ahead)] if (ahead := asynchronous_text(config)) else []),
         *([("worlds", worlds)] if (worlds := worlds_text(config)) else []),
         ("reward", _reward(config)),
         *([("domains", _domains(config))] if config.data.domains else []),

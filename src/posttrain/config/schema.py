@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
+from posttrain.config.asynchronous import AsynchronousConfig
 from posttrain.config.base import Section
 from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.config.critic import CriticConfig
@@ -36,6 +37,8 @@ class RunConfig(Section):
     """Name, folder, seed, length."""
     rollout: RolloutConfig = RolloutConfig()
     """Sampling of the responses."""
+    asynchronous: AsynchronousConfig = AsynchronousConfig()
+    """Sampling ahead of training."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """The worlds that the policy acts in, turn by turn."""
     reward: RewardConfig = RewardConfig()

@@ -14,6 +14,10 @@ class PhaseClock(Protocol):
         weights yet."""
         ...
 
+    def in_lane(self, lane: str) -> PhaseClock:
+        """The same clock for another thread, whose phases may overlap with those of this one."""
+        ...
+
     def advance(self, units: int) -> None:
         """Report units of work that are done (tokens of a rollout, sequences of an update). May raise, as ``phase``."""
         ...

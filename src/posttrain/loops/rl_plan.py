@@ -16,6 +16,19 @@ P = TypeVar("P", UpdatePlan, CriticUpdatePlan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncPlan:
+    """Sampling ahead of training."""
+
+    mode: Literal["one_step", "colocate"]
+    staleness_steps: int
+    on_stale: Literal["wait", "drop"] = "wait"
+    max_running_groups: int | None = None  # None: as many as may be admitted
+    in_thread: bool = False  # one_step: the sampler has its own copy of the weights, and works while the trainer does
+    updates_per_step: int = 1
+    wait_timeout_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """The steps of a run, and what happens besides them. Cadences in steps; None is never."""
 
@@ -27,6 +40,7 @@ class RunPlan:
     samples_every: int | None
     batches_every: int | None = None
     validation_logprobs: bool = False  # the trainer scores the validation samples that are shown, token by token
+    asynchronous: AsyncPlan | None = None  # None: a step samples what it trains on
     critic_warmup_steps: int = 0  # steps at the start in which the policy is not updated
     reference_every: int | Literal["epoch"] | None = None  # steps, or after every epoch; None: the reference is frozen
     reference_mix: float = 1.0  # share of the policy in the reference when it moves

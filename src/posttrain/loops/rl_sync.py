@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.interfaces.loader import PromptLoader
@@ -12,6 +13,7 @@ from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.loops.rl_plan import RunPlan
 from posttrain.loops.training import LoopBody, StepReport, run_steps
 from posttrain.loops.validation import validate
+from posttrain.records.plans import StepPlan
 from posttrain.records.trajectories import ScoredGroup
 from posttrain.run.batch_files import batch_path, save_step
 from posttrain.run.clock import Clock
@@ -22,7 +24,7 @@ from posttrain.run.samples import write_samples
 from posttrain.run.step_ends import due
 from posttrain.run.token_values import TokenTexts
 from posttrain.steps.measure import measure, staleness_metrics
-from posttrain.steps.rl_step import StepResult, rl_step
+from posttrain.steps.rl_step import AnySelection, StepResult, sample_groups, train_on
 from posttrain.steps.score import TooManyInvalid
 from posttrain.steps.shape_rewards import RewardState
 
@@ -39,10 +41,41 @@ def run(
 ) -> None:
     """The steps of a run, one after the other, with what lies between them; see loops.training.run_steps."""
 
+    def sample(number: int, step_plan: StepPlan, clock: Clock) -> AnySelection:
+        return sample_groups(roles, scorer, loader, step_plan, clock)
+
+    run_rl(roles, scorer, loader, rewards, progress, plan, run, token_texts, GroupSource(sample=sample))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSource:
+    """The source of a step's groups: the only part in which synchronous and asynchronous loops differ."""
+
+    sample: Callable[[int, StepPlan, Clock], AnySelection]
+    before_sync: Callable[[], None] = lambda: None  # called before the sampler gets new weights
+    # Called after the updates of a step; returns its metrics. The number is the version that the step began with.
+    end_step: Callable[[StepResult, int], dict[str, float]] = lambda done, version: {}
+
+
+def run_rl(
+    roles: Roles,
+    scorer: GroupScorer,
+    loader: PromptLoader,
+    rewards: RewardState,
+    progress: Progress,
+    plan: RunPlan,
+    run: Run,
+    token_texts: TokenTexts,
+    source: GroupSource,
+) -> None:
+    """The steps of a run whose groups come from ``source``."""
+
     def step(number: int, clock: Clock) -> StepReport:
         version, epochs = roles.policy.version, loader.epochs
         try:
-            done = rl_step(roles, scorer, loader, rewards, plan.step_plan(number), clock)
+            step_plan = plan.step_plan(number)
+            selection = source.sample(number, step_plan, clock)
+            done = train_on(selection, roles, scorer, rewards, step_plan, clock, source.before_sync)
         except TooManyInvalid as error:  # the samples show which part of the reward is broken
             write_samples(samples_path(run.folder, number), number, error.scored)
             raise
@@ -50,6 +83,7 @@ def run(
         metrics = step_metrics(done, version, roles, clock, plan.step.update.epochs) | rewards.metrics
         metrics["progress/epoch"] = loader.epochs
         metrics |= move_reference(roles.policy, plan, number, epochs, loader.epochs, clock)
+        metrics |= source.end_step(done, version)
         return StepReport(
             metrics=metrics,
             updates=done.learned.stats.updates,

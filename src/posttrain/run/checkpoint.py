@@ -17,6 +17,7 @@ from pathlib import Path
 
 from posttrain.errors import Problem, RequestError, RunStopped
 from posttrain.run.checkpoint_folders import (
+    AHEAD,
     BESIDE,
     BEST,
     DOWNLOADED,
@@ -123,6 +124,8 @@ class Checkpoints:
                 else:
                     engine.save(beside / role, optimizer=kept)
             (beside / RUN_STATE).write_text(json.dumps(state))
+            if progress.ahead:
+                (beside / AHEAD).write_text(json.dumps(progress.ahead.state()))
         if not background:
             return self._finish(step, unfinished, lambda: None)
         self._background.begin(partial(self._finish, step, unfinished))
@@ -233,6 +236,13 @@ class Checkpoints:
         progress.loader.restore(state["loader"])
         if progress.rewards and state.get("rewards"):
             progress.rewards.restore(state["rewards"])
+        saved = json.loads((folder / AHEAD).read_text()) if (folder / AHEAD).is_file() else None
+        if progress.ahead and saved:
+            progress.ahead.restore(saved)
+        elif progress.ahead:
+            progress.ahead.start_after(int(state["step"]))
+        elif saved:
+            say(f"{folder.name} was saved by an asynchronous run: the groups that it had sampled ahead are left out")
         progress.idle_steps = int(state.get("idle_steps", 0))  # an earlier version did not save it
         shutil.rmtree(self.folder / DOWNLOADED, ignore_errors=True)
         if folder.parent.resolve() == self.folder.resolve():

@@ -27,6 +27,7 @@ from posttrain.run.durable import MANIFEST, sync, write_durably
 
 PREFIX = "global_step_"
 RUN_STATE = "run.json"
+AHEAD = "ahead.json"  # groups that an asynchronous run has sampled for later steps
 POINTER = "latest"
 BEST = "best"
 BESIDE = ".tmp"  # being written

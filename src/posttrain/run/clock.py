@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from posttrain.records.batches import TrainBatch
@@ -57,14 +57,16 @@ class Clock:
     def phase(self, name: str, total: int | None = None, *, lane: str = MAIN) -> Iterator[None]:
         """Time everything inside; ``total`` is its amount of work, when known. Phases may overlap in different lanes, each of
         which is one thread's."""
-        self._leave_if_asked()
+        self.leave_if_asked()
         if name in UPDATES and self._before_updates:
             self._before_updates(self)
-            self._leave_if_asked()
+            self.leave_if_asked()
         if name in UPDATES:
             self._stop = None
-        self._trackers.phase(name, self._step, total)
-        recorded = self._profiler.phase(self._step, name) if self._profiler else nullcontext()
+        if lane == MAIN:
+            self._trackers.phase(name, self._step, total)
+        profiled = self._profiler if lane == MAIN else None
+        recorded = profiled.phase(self._step, name) if profiled else nullcontext()
         start, began = time.perf_counter(), time.time()
         try:
             with recorded:
@@ -75,11 +77,16 @@ class Clock:
             if self._timeline:
                 self._timeline.add(self._step, name, began, began + seconds, lane=None if lane == MAIN else lane)
 
+    def in_lane(self, lane: str) -> LaneClock:
+        """The same clock for another thread."""
+        return LaneClock(self, lane)
+
     def advance(self, units: int) -> None:
-        self._leave_if_asked()
+        self.leave_if_asked()
         self._trackers.advance(units)
 
-    def _leave_if_asked(self) -> None:
+    def leave_if_asked(self) -> None:
+        """Raises: StepAbandoned, where the step can still be left and a stop was requested."""
         if self._stop:
             self._stop.check()
 
@@ -109,7 +116,9 @@ class Clock:
         """Response tokens sampled per second, tokens (prompts included) per second of the other phases that the step had, and
         what share of the device's arithmetic the policy's update used, where ``work`` is known; ``epochs`` are its passes."""
         seconds = self.seconds()
-        speeds = {"speed/rollout_tokens_per_s": sampled_tokens / seconds["rollout"]}
+        speeds = {}
+        if "rollout" in seconds:  # where sampling is ahead, a step may have none
+            speeds["speed/rollout_tokens_per_s"] = sampled_tokens / seconds["rollout"]
         tokens = int(batch.sequences.prompt_lengths.sum() + batch.sequences.response_lengths.sum())
         scored = batch.logprobs.old is not None or batch.logprobs.ref is not None
         for phase in ("logprobs", "values", "critic_update", "update"):
@@ -120,3 +129,20 @@ class Clock:
             flops_per_s = epochs * work.update_flops(batch.sequences) / seconds["update"]
             speeds["speed/update_peak_share"] = flops_per_s / work.flops_per_s
         return speeds
+
+
+class LaneClock:
+    """A step's clock in another thread. It times phases in a lane of its own; progress is shown of the loop's own phases."""
+
+    def __init__(self, clock: Clock, lane: str):
+        self._clock = clock
+        self._lane = lane
+
+    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
+        return self._clock.phase(name, total, lane=self._lane)
+
+    def in_lane(self, lane: str) -> LaneClock:
+        return LaneClock(self._clock, lane)
+
+    def advance(self, units: int) -> None:
+        self._clock.leave_if_asked()

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from posttrain.interfaces.loader import Position
 from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
 
-Positions = tuple[Mapping[str, Any], Mapping[str, Any] | None]
+
+class AheadOfTraining(Position, Protocol):
+    """Groups that are sampled ahead. ``state`` and ``restore`` are for checkpoints, the others for a step that is left."""
+
+    def snapshot(self) -> Any:
+        """Return the state between two steps, cheaper than ``state``, for ``go_back``."""
+        ...
+
+    def go_back(self, snapshot: Any) -> None: ...
+
+    def start_after(self, step: int) -> None:
+        """Start with nothing sampled, after the steps of a synchronous run."""
+        ...
+
+
+Positions = tuple[Mapping[str, Any], Mapping[str, Any] | None, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,6 +35,7 @@ class Progress:
     loader: Position
     critic: ValueEngine | None = None
     rewards: Position | None = None
+    ahead: AheadOfTraining | None = None  # what an asynchronous loop has sampled for later steps
     idle_steps: int = 0  # in a row until now, without an update
 
     @property
@@ -29,11 +45,14 @@ class Progress:
 
     def positions(self) -> Positions:
         """The positions in data and statistics, for ``go_back``."""
-        return self.loader.state(), self.rewards.state() if self.rewards else None
+        rewards = self.rewards.state() if self.rewards else None
+        return self.loader.state(), rewards, self.ahead.snapshot() if self.ahead else None
 
     def go_back(self, positions: Positions) -> None:
         """Undo a step that drew data and changed no weights."""
-        loader, rewards = positions
+        loader, rewards, ahead = positions
+        if self.ahead:  # first: it may be drawing data
+            self.ahead.go_back(ahead)
         self.loader.restore(loader)
         if self.rewards and rewards is not None:
             self.rewards.restore(rewards)

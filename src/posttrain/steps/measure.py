@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algos.statistics import explained_variance, masked_mean
+from posttrain.asynchrony.ledger import Entry
 from posttrain.records.batches import TrainBatch, TrainerLogprobs
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
@@ -67,6 +68,56 @@ def staleness_metrics(groups: Sequence[ScoredGroup], version: int) -> dict[str, 
     """Updates that the policy, at ``version`` when it began to learn from these samples, was ahead of their oldest tokens."""
     ages = [version - each.oldest_version for group in groups for each in group.group.trajectories]
     return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}
+
+
+def asynchrony_metrics(
+    groups: Sequence[ScoredGroup],
+    train: TrainBatch,
+    update: UpdateStats,
+    *,
+    consumed: Sequence[Entry],
+    steps: int,
+    version: int,
+) -> dict[str, float]:
+    """Staleness of the groups that a step trained, and the distance between the policies that sampled and the one that learned.
+
+    Args: consumed, the same groups in the ledger; steps that were trained before; version of the weights at the step's start.
+    """
+    ages = Counter(steps - entry.started for entry in consumed)
+    tokens: Counter[int] = Counter()
+    for group in groups:
+        for trajectory in group.group.trajectories:
+            for sample in trajectory.samples:
+                ends = [*(span.first_token for span in sample.spans[1:]), len(sample.token_ids)]
+                for span, end in zip(sample.spans, ends, strict=True):
+                    tokens[version - span.version] += sum(sample.sampled_mask[span.first_token : end])
+    count = max(sum(ages.values()), 1)
+    return {
+        "async/staleness_steps_mean": sum(age * each for age, each in ages.items()) / count,
+        "async/staleness_steps_max": float(max(ages, default=0)),
+        **{f"async/staleness_share/{age}": each / count for age, each in sorted(ages.items())},
+        **{f"async/token_share/{age}": each / max(tokens.total(), 1) for age, each in sorted(tokens.items())},
+        **off_policy_metrics(train.sequences.rollout_logprobs, update.trainer_logprobs, train.sequences.response_mask),
+    }
+
+
+def off_policy_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask: Tensor) -> dict[str, float]:
+    """Effective sample size and chi-squared divergence of the tokens, by w = pi_trainer / pi_sampler.
+
+    Share of effective tokens: (sum w)^2 / (n x sum w^2), 1 where both policies agree. chi2: mean of w^2, less 1.
+
+    Args: rollout_logprobs [B, T] nats; trainer_logprobs [n, T] nats, of the first n rows, None when the trainer computed
+        none; mask [B, T] bool.
+    """
+    if trainer_logprobs is None or not mask[: len(trainer_logprobs)].any():
+        return {}
+    rows = slice(len(trainer_logprobs))
+    weights = (trainer_logprobs - rollout_logprobs[rows])[mask[rows]].double().clamp(-20.0, 20.0).exp()
+    square = weights.square().mean()
+    return {
+        "async/effective_token_share": (weights.mean().square() / square).item(),
+        "async/chi2": square.item() - 1.0,
+    }
 
 
 def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

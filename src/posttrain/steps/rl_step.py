@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from posttrain.errors import RunStopped
@@ -55,16 +55,35 @@ def rl_step(
     """One step of GRPO (arXiv:2402.03300, algorithm 1); with a critic, of PPO (arXiv:1707.06347, algorithm 1)."""
     # G responses per prompt, and r_i for each
     selection = sample_groups(roles, scorer, loader, plan, clock)
+    return train_on(selection, roles, scorer, rewards, plan, clock)
+
+
+def train_on(
+    selection: AnySelection,
+    roles: Roles,
+    scorer: GroupScorer,
+    rewards: RewardState,
+    plan: StepPlan,
+    clock: PhaseClock,
+    before_sync: Callable[[], None] = lambda: None,
+) -> StepResult:
+    """The part of a step after sampling and scoring; see ``learn`` for before_sync."""
     # Pad to [batch, response_len]
     scored = assemble(selection.groups, mask_truncated=plan.mask_truncated, parts=plan.parts)
     # For ReMax alone
     scored = add_greedy_rewards(scored, selection.groups, roles, scorer, plan, clock, collect)
-    learned = learn(roles, scored, rewards, plan, clock)
+    learned = learn(roles, scored, rewards, plan, clock, before_sync)
     return StepResult(selection=selection, scored=scored, learned=learned)
 
 
 def sample_groups(
-    roles: Roles, scorer: GroupScorer, loader: PromptLoader, plan: StepPlan, clock: PhaseClock
+    roles: Roles,
+    scorer: GroupScorer,
+    loader: PromptLoader,
+    plan: StepPlan,
+    clock: PhaseClock,
+    *,
+    staleness_updates: int = 0,
 ) -> AnySelection:
     """The groups of a step, sampled by the policy and scored: those of one batch of prompts, or with a filter that refills, of
     as many as it takes (DAPO, arXiv:2503.14476, algorithm 1).
@@ -76,7 +95,7 @@ def sample_groups(
         prompts, sampling = loader.next(selection.wanting), plan.sampling_of(selection.batches)
         with clock.phase("rollout", total=roles.most_tokens(len(prompts), sampling)):
             # Scored while others are sampled
-            groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)
+            groups = collect(roles, prompts, sampling, clock.advance, scorer.begin, staleness_updates=staleness_updates)
         with clock.phase("reward"):
             scored = score(
                 groups,
@@ -113,8 +132,16 @@ def collect(
     return roles.rollout.generate(prompts, sampling, on_tokens, on_group)
 
 
-def learn(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPlan, clock: PhaseClock) -> Learned:
-    """The part of a step after sampling and scoring: update the models on a batch, and hand the sampler the weights."""
+def learn(
+    roles: Roles,
+    scored: ScoredBatch,
+    rewards: RewardState,
+    plan: StepPlan,
+    clock: PhaseClock,
+    before_sync: Callable[[], None] = lambda: None,
+) -> Learned:
+    """Update the models on a batch, and hand the sampler the weights. ``before_sync`` is called in between: a sampler that is
+    at work has to come to an end first."""
     with clock.phase("logprobs"):
         # log pi_old, log pi_ref
         logprobs = trainer_logprobs(scored.sequences, roles.policy, roles.reference, plan.update)
@@ -129,6 +156,7 @@ def learn(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPla
     train = estimate_advantages(shaped, values, plan.advantage)
     # K epochs of clipped mini-batch updates
     stats = update_models(roles.policy, roles.critic, train, plan, clock)
+    before_sync()
     with clock.phase("weight_sync"):
         roles.weight_sync.publish(roles.policy, roles.rollout)  # sampler <- policy
     return Learned(shaped=shaped, train=train, stats=stats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from posttrain.algos.group_filter import passes
@@ -68,6 +68,24 @@ class Selection:
             self.complete = True
         if not self.complete and self.batches == self._plan.max_batches:
             raise RunStopped(self._message())
+
+    def counts(self) -> dict[str, int]:
+        """The numbers besides the groups, for ``of``."""
+        return {
+            "batches": self.batches,
+            "sampled_tokens": self.sampled_tokens,
+            "sampled": self._sampled,
+            "passed": self._passed,
+        }
+
+    @classmethod
+    def of(cls, groups: list[ScoredGroup], counts: Mapping[str, int], plan: GroupFilterPlan, wanted: int) -> Selection:
+        """A selection that was complete when it was saved."""
+        found = cls(plan, wanted)
+        found.groups, found.complete = groups, True
+        found.batches, found.sampled_tokens = counts["batches"], counts["sampled_tokens"]
+        found._sampled, found._passed = counts["sampled"], counts["passed"]
+        return found
 
     def metrics(self) -> dict[str, float]:
         """Empty without a filter."""

@@ -8,6 +8,11 @@ from posttrain.config import RunConfig
 from posttrain.config.algorithm import AlgorithmSection
 from posttrain.config.base import Section
 from posttrain.config.checks.algorithm import algorithm_problems, algorithm_warnings
+from posttrain.config.checks.asynchronous import (
+    asynchronous_problems,
+    asynchronous_warnings,
+    unsupported_asynchronous,
+)
 from posttrain.config.checks.batches import batch_problems, batch_warnings
 from posttrain.config.checks.domains import domain_problems, domain_warnings
 from posttrain.config.checks.environment import environment_problems, environment_warnings
@@ -39,7 +44,11 @@ def check(config: RunConfig) -> list[Problem]:
 
 def unsupported(config: RunConfig) -> list[Problem]:
     """Report valid settings that are planned but not built yet: a plan accepts them, a run rejects them."""
-    return [*unsupported_cluster(config), *missing_sampler(config.rollout)]
+    return [
+        *unsupported_cluster(config),
+        *missing_sampler(config.rollout),
+        *unsupported_asynchronous(config.asynchronous),
+    ]
 
 
 def _rules(config: RunConfig) -> Iterator[Problem]:
@@ -58,6 +67,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from algorithm_problems(config)
     yield from batch_problems(config)
     yield from domain_problems(config)
+    yield from asynchronous_problems(config)
     yield from cluster_problems(config)
     yield from environment_problems(config)
     yield from engine_problems(config)
@@ -127,6 +137,7 @@ def warnings_of(config: RunConfig) -> list[str]:
         *reference_warnings(config),
         *batch_warnings(config),
         *domain_warnings(config),
+        *asynchronous_warnings(config),
         *training_sampler_warnings(config),
         *environment_warnings(config),
         *engine_warnings(config),

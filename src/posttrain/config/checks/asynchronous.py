@@ -1,0 +1,132 @@
+"""Rules of asynchronous runs: bounds that can be met, engines that can do it, losses that know that their data is older."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from posttrain.config import RunConfig
+from posttrain.config.asynchronous import AsynchronousConfig
+from posttrain.config.roles import runtime_of
+from posttrain.errors import Problem
+from posttrain.registry import ROLLOUT_ENGINES
+
+_SECTION = "asynchronous"
+_MODE = f"{_SECTION}.mode"
+
+
+def asynchronous_problems(config: RunConfig) -> Iterator[Problem]:
+    """Report settings that contradict each other, and parts of a run that asynchronous sampling cannot have."""
+    section = config.asynchronous
+    if not section.is_on:
+        return
+    yield from _bound_problems(section, config.data.prompts_per_step)
+    yield from _engine_problems(config)
+    if config.data.domains:
+        yield Problem(
+            "data.domains fixes the share of each domain in a step, and sampling ahead takes the groups that are complete first",
+            fix="remove data.domains, or use asynchronous.mode=off",
+            field="data.domains",
+        )
+    if "greedy_rewards" in config.advantage.about.inputs:
+        yield Problem(
+            f"{config.advantage.name} compares rewards with that of a greedy response, which newer weights would give than "
+            "those that sampled",
+            fix="use another estimator, such as advantage.name=grpo or rloo, or asynchronous.mode=off",
+            field="advantage.name",
+        )
+    if section.max_staleness_steps > 0 and not corrects_staleness(config):
+        yield Problem(
+            f"{config.loss.name} takes responses as if the weights at the start of the step had sampled them, and they may be "
+            f"{section.max_staleness_steps} {'steps' if section.max_staleness_steps > 1 else 'step'} older",
+            fix=_correction(config),
+            field="loss.name",
+        )
+
+
+def corrects_staleness(config: RunConfig) -> bool:
+    """Tell whether the loss compares the policy with the one that sampled each token."""
+    loss, correction = config.loss, config.loss.rollout_correction
+    to_sampler = correction.use_rollout_logprobs and loss.about.facts.has_ratio and "old_logprobs" in loss.about.inputs
+    return correction.weights != "none" or to_sampler or "rollout_logprobs" in loss.about.inputs
+
+
+def _correction(config: RunConfig) -> str:
+    weights = "loss.rollout_correction.weights=token (the ratio stays that to the start of the step: decoupled PPO)"
+    if config.loss.about.facts.has_ratio and "old_logprobs" in config.loss.about.inputs:
+        return f"use {weights}, or loss.rollout_correction.use_rollout_logprobs=true (the ratio is to the sampler)"
+    return f"use {weights}"
+
+
+def _bound_problems(section: AsynchronousConfig, prompts: int) -> Iterator[Problem]:
+    staleness, running = section.max_staleness_steps, section.max_running_groups
+    if section.mode == "one_step":
+        if staleness != 1:
+            yield Problem(
+                f"one_step trains on what the weights of one step before have sampled, and {_SECTION}.max_staleness_steps is "
+                f"{staleness}",
+                fix=f"use {_SECTION}.max_staleness_steps=1, or {_MODE}={'colocate' if staleness else 'off'}",
+                field=f"{_SECTION}.max_staleness_steps",
+            )
+        for name, value, off in (("on_stale", section.on_stale, "wait"), ("max_running_groups", running, None)):
+            if value != off:
+                yield Problem(
+                    f"{_SECTION}.{name} = {value} has no meaning in one_step, which samples whole batches and waits for them",
+                    fix=f"use {_SECTION}.{name}={off or 'null'}, or {_MODE}=colocate",
+                    field=f"{_SECTION}.{name}",
+                )
+    elif running is not None and not prompts <= running <= prompts * (staleness + 1):
+        yield Problem(
+            f"{_SECTION}.max_running_groups = {running} is outside of {prompts} to {prompts * (staleness + 1)}: a step trains on "
+            f"{prompts} groups, and no more than {prompts} x ({staleness} + 1) can be trained within the bound",
+            fix=f"use {_SECTION}.max_running_groups={min(max(running, prompts), prompts * (staleness + 1))}, or another "
+            f"{_SECTION}.max_staleness_steps",
+            field=f"{_SECTION}.max_running_groups",
+        )
+
+
+def _engine_problems(config: RunConfig) -> Iterator[Problem]:
+    if config.asynchronous.mode != "colocate":
+        return
+    engine = config.rollout.engine
+    if engine in ROLLOUT_ENGINES.names() and not ROLLOUT_ENGINES.facts(engine).resumes_responses:
+        able = " or ".join(ROLLOUT_ENGINES.stating("resumes_responses"))
+        yield Problem(
+            f"colocate hands unfinished responses back to the sampler under newer weights, which {engine} cannot continue",
+            fix=f"use rollout.engine={able}, or {_MODE}=one_step",
+            field="rollout.engine",
+        )
+    if runtime_of(config.placement) == "ray":
+        yield Problem(
+            "colocate runs in one process, and this run has workers of Ray",
+            fix=f"use {_MODE}=one_step, or placement.devices=1 placement.runtime=inprocess",
+            field=_MODE,
+        )
+    if config.environment.used:
+        yield Problem(
+            "colocate cannot interrupt episodes in environments between two steps yet",
+            fix=f"use {_MODE}=one_step",
+            field=_MODE,
+        )
+
+
+def unsupported_asynchronous(section: AsynchronousConfig) -> Iterator[Problem]:
+    """Report modes that are planned: a plan accepts them, a run rejects them."""
+    if section.mode == "separate":
+        yield Problem(
+            "asynchronous.mode=separate (samplers with devices of their own) is planned and not built yet",
+            fix="use asynchronous.mode=colocate on one device, or one_step",
+            field=_MODE,
+        )
+
+
+def asynchronous_warnings(config: RunConfig) -> Iterator[str]:
+    """Report settings that have no effect, in sentences."""
+    section, default = config.asynchronous, AsynchronousConfig()
+    if not section.is_on:
+        changed = [name for name in AsynchronousConfig.model_fields if getattr(section, name) != getattr(default, name)]
+        if changed:
+            have = "have" if len(changed) > 1 else "has"
+            names = ", ".join(f"{_SECTION}.{name}" for name in changed)
+            yield f"{names} {have} no effect: {_MODE} is off"
+    elif section.on_stale == "drop" and section.max_staleness_steps == 0:
+        yield f"{_SECTION}.on_stale has no effect: with {_SECTION}.max_staleness_steps=0 a step takes all that was started"

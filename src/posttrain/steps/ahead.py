@@ -1,0 +1,302 @@
+"""Sample ahead of training: a step takes the groups that are complete, and unfinished responses continue under newer weights.
+
+Responses are sampled until the ledger has a step's groups. Then the sampler stops between two tokens: what is unfinished is kept
+as token ids, and continues in the next step from there, its keys and values computed with the new weights. Between two steps
+everything is therefore a plain value, which a checkpoint holds and from which a resumed run continues bit for bit. Decisions
+depend on the order in which responses end, counted in passes of the sampler, and not on seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from posttrain.asynchrony.ledger import Bounds, Entry, Ledger
+from posttrain.errors import RunStopped
+from posttrain.interfaces.loader import PromptLoader
+from posttrain.interfaces.phase_clock import PhaseClock
+from posttrain.interfaces.reward import GroupScorer
+from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.rollout_engine import Request, ResumableStream
+from posttrain.records.plans import StepPlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.saved_groups import (
+    trajectory_from_plain,
+    trajectory_to_plain,
+    unfinished_from_plain,
+    unfinished_to_plain,
+)
+from posttrain.records.trajectories import (
+    SamplingParams,
+    ScoredGroup,
+    Trajectory,
+    TrajectoryGroup,
+    Unfinished,
+    mixed_seed,
+)
+from posttrain.steps.score import score
+from posttrain.steps.select import Selection
+from posttrain.steps.shape_rewards import shape_outcomes
+
+WAIT_S = 0.5  # of sampling, before deadlines are looked at
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """A group from its admission until it is trained."""
+
+    prompt: Prompt
+    samples: int
+    ended: dict[int, Trajectory] = field(default_factory=dict)  # by number of the sample
+    begun: dict[int, Unfinished] = field(default_factory=dict)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(each.sampled_tokens for each in self.ended.values()) + sum(
+            len(each.token_ids) for each in self.begun.values()
+        )
+
+    def complete(self) -> TrajectoryGroup:
+        return TrajectoryGroup(
+            prompt=self.prompt, trajectories=tuple(self.ended[number] for number in range(self.samples))
+        )
+
+    def copy(self) -> OpenGroup:
+        return OpenGroup(self.prompt, self.samples, dict(self.ended), dict(self.begun))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A prompt that waits for its admission."""
+
+    prompt: Prompt
+    draw: int  # number of the loader's batch, from 1
+    attempt: int = 0  # 1 where it replaces a dropped group
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state between two steps, in this process."""
+
+    ledger: Mapping[str, Any]
+    draws: int
+    waiting: tuple[Drawn, ...]
+    groups: Mapping[int, OpenGroup]
+
+
+class Ahead:
+    """The groups of a run whose sampling runs ahead of training; ``sample`` gives those of a step.
+
+    Args: prompts of the run, by id; sampling_of(draw), the sampling of the loader's batch of this number, from 1.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        scorer: GroupScorer,
+        loader: PromptLoader,
+        prompts: Mapping[str, Prompt],
+        bounds: Bounds,
+        sampling_of: Callable[[int], SamplingParams],
+        *,
+        wait_timeout_s: float,
+    ):
+        self.ledger = Ledger(bounds)
+        self.sampled_tokens = 0  # in the step under way
+        self.dropped = 0  # groups that the last step dropped
+        self.dropped_tokens = 0  # sampled for them
+        self.consumed: list[Entry] = []  # by the step under way
+        self._roles, self._scorer, self._loader = roles, scorer, loader
+        self._prompts, self._sampling_of = prompts, sampling_of
+        self._wait_timeout_s = wait_timeout_s
+        self._draws = 0
+        self._waiting: deque[Drawn] = deque()
+        self._groups: dict[int, OpenGroup] = {}  # pending ones, by serial
+        self._heard = 0.0  # when a token was sampled last
+
+    def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> Selection:
+        """The groups of step ``number``, scored; with a filter that refills, sampled until enough pass.
+
+        Raises: RunStopped when the filter's limit of batches is reached, or nothing is sampled within the time for it.
+        """
+        self.sampled_tokens, self.consumed = 0, []
+        selection = Selection(plan.group_filter, plan.prompts)
+        while not selection.complete:
+            with clock.phase("rollout"):
+                chosen = self._sample_until_ready(number, clock)
+            with clock.phase("reward"):
+                scored = score(
+                    [self._groups[entry.serial].complete() for entry in chosen],
+                    self._scorer,
+                    plan.max_invalid_share,
+                    reward_model=self._roles.reward_model,
+                    model_weight=plan.reward.model_weight,
+                )
+                shaped = shape_outcomes(scored, plan.reward)
+                selection.add(shaped)
+            self._take(chosen, shaped, selection)
+        return selection
+
+    def before_sync(self) -> None:
+        """No-op: nothing is being sampled while the weights change."""
+
+    def end_step(self) -> None:
+        """The step has been trained: groups that are past the bound are dropped, with ``drop``."""
+        self.dropped = self.dropped_tokens = 0
+        again = []
+        for entry in self.ledger.end_step():
+            group = self._groups.pop(entry.serial)
+            self.dropped += 1
+            self.dropped_tokens += group.sampled_tokens
+            if entry.attempt == 0:
+                again.append(Drawn(group.prompt, entry.draw, attempt=1))
+        self._waiting.extendleft(reversed(again))
+
+    # --------------------------------------------------------------------------------------------------- one step
+
+    def _sample_until_ready(self, number: int, clock: PhaseClock) -> Sequence[Entry]:
+        if (chosen := self.ledger.choice()) is not None and not self.ledger.room():
+            return chosen
+
+        def on_tokens(tokens: int) -> None:
+            self.sampled_tokens += tokens
+            self._heard = time.monotonic()
+            clock.advance(tokens)
+
+        self._heard = time.monotonic()
+        sampling = self._sampling_of(1)  # each request has the seed of its own draw
+        with self._roles.rollout.open_stream(sampling, on_tokens) as opened:
+            stream = cast(ResumableStream, opened)
+            for entry in self.ledger.running:
+                self._submit(entry, stream)
+            while (chosen := self.ledger.choice()) is None:
+                while self.ledger.room():
+                    self._submit(self._admit(), stream)
+                for response in stream.wait(WAIT_S):
+                    self._end(response)
+                if time.monotonic() - self._heard > self._wait_timeout_s:
+                    raise RunStopped(self._silence(number))
+            self._keep(stream.take_back())
+        return chosen
+
+    def _admit(self) -> Entry:
+        if not self._waiting:
+            self._draws += 1
+            self._waiting += [Drawn(prompt, self._draws) for prompt in self._loader.next()]
+        drawn = self._waiting.popleft()
+        entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt)
+        self._groups[entry.serial] = OpenGroup(drawn.prompt, self._sampling_of(drawn.draw).samples_per_prompt)
+        return entry
+
+    def _submit(self, entry: Entry, stream: ResumableStream) -> None:
+        """Submit the responses of a group that have not ended, each to continue where it is."""
+        group, sampling = self._groups[entry.serial], self._sampling_of(entry.draw)
+        seed = mixed_seed(sampling.seed, entry.attempt) if entry.attempt else sampling.seed
+        prompt = group.prompt
+        stream.submit(
+            [
+                Request(
+                    f"{entry.serial}/{number}",
+                    prompt.token_ids,
+                    sampling.max_response_tokens,
+                    images=prompt.images,
+                    seed=seed,
+                    draws_as=f"{prompt.prompt_id}/{number}",
+                    begun=group.begun.get(number),
+                )
+                for number in range(group.samples)
+                if number not in group.ended
+            ]
+        )
+
+    def _end(self, response: Trajectory) -> None:
+        serial, number = map(int, response.sample_id.split("/"))
+        group = self._groups[serial]
+        group.ended[number] = replace(response, sample_id=f"{group.prompt.prompt_id}/{number}")
+        group.begun.pop(number, None)
+        if len(group.ended) == group.samples:
+            self.ledger.finish(serial)
+            self._scorer.begin(group.complete())  # while others are sampled
+
+    def _keep(self, unfinished: Sequence[Unfinished]) -> None:
+        """Keep the tokens of responses that the step does not wait for."""
+        for each in unfinished:
+            serial, number = map(int, each.sample_id.split("/"))
+            if each.token_ids:
+                self._groups[serial].begun[number] = each
+            self.ledger.record(
+                {
+                    "step": self.ledger.steps + 1,
+                    "event": "cut",
+                    "group": serial,
+                    "sample": number,
+                    "token": len(each.token_ids),
+                    "version": self._roles.rollout.version,
+                }
+            )
+
+    def _take(self, chosen: Sequence[Entry], scored: Sequence[ScoredGroup], selection: Selection) -> None:
+        kept = {id(each.group) for each in selection.groups}
+        passed = [entry for entry, each in zip(chosen, scored, strict=True) if id(each.group) in kept]
+        self.ledger.take(chosen, [entry.serial for entry in passed])
+        self.consumed += passed
+        for entry in chosen:
+            del self._groups[entry.serial]
+
+    def _silence(self, number: int) -> str:
+        awaited = [entry.prompt_id for entry in self.ledger.awaited() or self.ledger.running]
+        return (
+            f"the sampler gave no token for {self._wait_timeout_s:g} s (asynchronous.wait_timeout_s), while step {number} "
+            f"waits for responses to {', '.join(awaited[:3])}{', ...' if len(awaited) > 3 else ''}"
+        )
+
+    # ---------------------------------------------------------------------------------------------- between two steps
+
+    def snapshot(self) -> Snapshot:
+        groups = {serial: group.copy() for serial, group in self._groups.items()}
+        return Snapshot(self.ledger.state(), self._draws, tuple(self._waiting), groups)
+
+    def go_back(self, snapshot: Snapshot) -> None:
+        """Undo a step that was left before its update."""
+        self.ledger.restore(snapshot.ledger)
+        self._draws, self._waiting = snapshot.draws, deque(snapshot.waiting)
+        self._groups = {serial: group.copy() for serial, group in snapshot.groups.items()}
+
+    def start_after(self, step: int) -> None:
+        """Start with nothing sampled, after the steps of a synchronous run, each of which has drawn a batch."""
+        self.ledger.start_after(step)
+        self._draws = step
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which ``restore`` resumes."""
+        return {
+            "ledger": self.ledger.state(),
+            "draws": self._draws,
+            "waiting": [[drawn.prompt.prompt_id, drawn.draw, drawn.attempt] for drawn in self._waiting],
+            "groups": {
+                serial: {
+                    "samples": group.samples,
+                    "ended": {number: trajectory_to_plain(each) for number, each in group.ended.items()},
+                    "begun": {number: unfinished_to_plain(each) for number, each in group.begun.items()},
+                }
+                for serial, group in self._groups.items()
+            },
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Raises: RunStopped when the saved groups do not fit into the bounds of this run."""
+        self.ledger.restore(state["ledger"])
+        self._draws = int(state["draws"])
+        self._waiting = deque(Drawn(self._prompts[name], draw, attempt) for name, draw, attempt in state["waiting"])
+        self._groups = {}
+        for serial, saved in state["groups"].items():
+            entry = self.ledger.entry(int(serial))
+            self._groups[entry.serial] = OpenGroup(
+                self._prompts[entry.prompt_id],
+                saved["samples"],
+                {int(number): trajectory_from_plain(each) for number, each in saved["ended"].items()},
+                {int(number): unfinished_from_plain(each) for number, each in saved["begun"].items()},
+            )

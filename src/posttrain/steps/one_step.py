@@ -1,0 +1,164 @@
+"""Sample one step ahead: the next step's groups are sampled by the weights that this step starts with, while it trains.
+
+Where the sampler reads the trainer's own weights, they are sampled before the update instead: the numbers are the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from typing import Any
+
+from posttrain.asynchrony.ledger import Bounds, Entry, Ledger
+from posttrain.errors import RunStopped
+from posttrain.interfaces.loader import PromptLoader
+from posttrain.interfaces.phase_clock import PhaseClock
+from posttrain.interfaces.reward import GroupScorer
+from posttrain.interfaces.roles import Roles
+from posttrain.records.plans import StepPlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.saved_groups import scored_from_plain, scored_to_plain
+from posttrain.records.trajectories import ScoredGroup
+from posttrain.steps.rl_step import sample_groups
+from posttrain.steps.select import Selection
+
+LANE = "sampler"  # of the clock, while the loop trains
+
+
+class OneStepAhead:
+    """The groups of every step, sampled during the step before; ``sample`` gives those of a step.
+
+    Args: prompts of the run, by id; plan_of(step); updates_per_step bounds how far the trainer may be ahead of a sampler that
+        works in a thread of its own (``in_thread``).
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        scorer: GroupScorer,
+        loader: PromptLoader,
+        prompts: Mapping[str, Prompt],
+        bounds: Bounds,
+        plan_of: Callable[[int], StepPlan],
+        *,
+        updates_per_step: int,
+        in_thread: bool,
+        wait_timeout_s: float,
+    ):
+        self.ledger = Ledger(bounds)
+        self.sampled_tokens = 0  # in the step under way
+        self.dropped = self.dropped_tokens = 0  # it drops nothing
+        self.consumed: list[Entry] = []  # by the step under way
+        self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
+        self._plan_of, self._updates_per_step = plan_of, updates_per_step
+        self._in_thread, self._wait_timeout_s = in_thread, wait_timeout_s
+        self._next: Selection | None = None  # of the next step
+        self._sampling: Future[Selection] | None = None
+        self._clock: PhaseClock | None = None
+
+    def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> Selection:
+        """The groups of step ``number``; the sampling of the next step's begins."""
+        self.sampled_tokens, self._clock = 0, clock
+        selection = self._next or self._sample(plan, clock)
+        if self._next is None:
+            self._admit(selection)
+        self._next = None
+        self.consumed = list(self.ledger.pending)
+        self.ledger.take(self.consumed, [entry.serial for entry in self.consumed])
+        if number < self.ledger.bounds.total_steps:
+            following = self._plan_of(number + 1)
+            if self._in_thread:
+                self._begin(following, clock.in_lane(LANE))
+            else:
+                self._have_next(self._sample(following, clock))
+        return selection
+
+    def before_sync(self) -> None:
+        """Wait for the sampler: it changes its weights between two batches.
+
+        Raises: what sampling raised; RunStopped when it does not end in time.
+        """
+        if self._sampling is None:
+            return
+        assert self._clock is not None
+        with self._clock.phase("sampler_wait"):
+            self._have_next(self._joined(self._sampling))
+
+    def end_step(self) -> None:
+        self.ledger.end_step()
+
+    def _sample(self, plan: StepPlan, clock: PhaseClock) -> Selection:
+        behind = self._updates_per_step if self._in_thread else 0
+        selection = sample_groups(self._roles, self._scorer, self._loader, plan, clock, staleness_updates=behind)
+        assert isinstance(selection, Selection), "domains are refused"
+        self.sampled_tokens += selection.sampled_tokens
+        return selection
+
+    def _begin(self, plan: StepPlan, clock: PhaseClock) -> None:
+        """Sample in a thread; a pool would hold up the end of the process."""
+        result = self._sampling = Future[Selection]()
+
+        def work() -> None:
+            try:
+                result.set_result(self._sample(plan, clock))
+            except BaseException as error:  # noqa: BLE001  # raised again where the result is waited for
+                result.set_exception(error)
+
+        threading.Thread(target=work, name="sampler", daemon=True).start()
+
+    def _joined(self, sampling: Future[Selection]) -> Selection:
+        try:
+            return sampling.result(self._wait_timeout_s)
+        except Late:
+            raise RunStopped(
+                f"the next step's responses were not sampled within {self._wait_timeout_s:g} s after this step's updates "
+                "(asynchronous.wait_timeout_s)"
+            ) from None
+        finally:
+            if sampling.done():
+                self._sampling = None
+
+    def _have_next(self, selection: Selection) -> None:
+        self._next = selection
+        self._admit(selection)
+
+    def _admit(self, selection: Selection) -> None:
+        """Enter the groups into the ledger. A filter may hold a group more than once."""
+        for group in {id(each.group): each.group for each in selection.groups}.values():
+            self.ledger.finish(self.ledger.admit(group.prompt.prompt_id, self.ledger.steps + 1).serial)
+
+    # ---------------------------------------------------------------------------------------------- between two steps
+
+    def snapshot(self) -> tuple[Mapping[str, Any], Selection | None]:
+        return self.ledger.state(), self._next
+
+    def go_back(self, snapshot: tuple[Mapping[str, Any], Selection | None]) -> None:
+        """Undo a step that was left before its update; sampling that is under way ends first."""
+        if self._sampling is not None:
+            self._sampling.exception(self._wait_timeout_s)
+            self._sampling = None
+        state, self._next = snapshot
+        self.ledger.restore(state)
+
+    def start_after(self, step: int) -> None:
+        """Start with nothing sampled, after the steps of a synchronous run."""
+        self.ledger.start_after(step)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which ``restore`` resumes."""
+        following = self._next and {
+            "groups": [scored_to_plain(group) for group in self._next.groups],
+            "counts": self._next.counts(),
+        }
+        return {"ledger": self.ledger.state(), "next": following}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Raises: RunStopped when the saved groups do not fit into the bounds of this run."""
+        self.ledger.restore(state["ledger"])
+        self._next = None
+        if state["next"]:
+            plan = self._plan_of(self.ledger.steps + 1)
+            groups: list[ScoredGroup] = [scored_from_plain(each, self._prompts) for each in state["next"]["groups"]]
+            self._next = Selection.of(groups, state["next"]["counts"], plan.group_filter, plan.prompts)

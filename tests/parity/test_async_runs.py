@@ -1,0 +1,277 @@
+"""Asynchronous runs on a tiny model: equal to the synchronous loop, to a reference of two plain loops, and to themselves."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_runs import Make, PowerCut, comparable, maker, metrics_of, power_cut
+
+from posttrain.backends.rollout.native.stream import NativeStream
+from posttrain.build import train as build
+from posttrain.build.train import train_run
+from posttrain.errors import RunInterrupted
+from posttrain.interfaces.loader import PromptLoader
+from posttrain.interfaces.reward import GroupScorer
+from posttrain.interfaces.roles import Roles
+from posttrain.loops import rl_sync
+from posttrain.loops.rl_plan import RunPlan
+from posttrain.run.clock import Clock
+from posttrain.run.lifetime import Run
+from posttrain.run.progress import Progress
+from posttrain.run.token_values import TokenTexts
+from posttrain.steps.ahead import Ahead
+from posttrain.steps.assemble import assemble
+from posttrain.steps.one_step import OneStepAhead
+from posttrain.steps.rl_step import learn, sample_groups
+from posttrain.steps.select import Selection
+from posttrain.steps.shape_rewards import RewardState
+
+STEPS = 4
+# Responses end at one of 32 of 259 tokens, so their lengths differ.
+RAGGED = {"samples_per_prompt": 3, "max_response_tokens": 24, "stop_token_ids": list(range(0, 256, 8))}
+CORRECTED = {"kl_coef": 0.01, "rollout_correction": {"weights": "token"}}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "run": {"seed": 1, "total_steps": STEPS},
+    "rollout": RAGGED,
+    "loss": CORRECTED,
+    "checkpoint": {"every_steps": 2},
+    "validation": {"every_steps": 3, "before_training": False, "after_training": False},
+}
+ONE_STEP = {"mode": "one_step"}
+COLOCATE = {"mode": "colocate", "max_staleness_steps": 2}
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_llama: Path) -> Make:
+    return ragged(maker(tmp_path, tiny_llama))
+
+
+def ragged(make: Make) -> Make:
+    def changed(folder: str, **changes: Any) -> Any:
+        return make(folder, **(SECTIONS | changes))
+
+    return changed
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
+    """An undisturbed run of ``colocate``. Do not write into it."""
+    make = ragged(maker(tmp_path_factory.mktemp("straight"), tiny_llama))
+    return train_run(make("straight", asynchronous=COLOCATE))
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """Everything that must be equal in two runs that are the same."""
+    final = folder / f"checkpoints/global_step_{STEPS}/policy"
+    names = ("model.safetensors", "optimizer.safetensors", "engine.json")
+    samples = {f"samples {n}": (folder / f"samples/step_{n}.jsonl").read_bytes() for n in range(1, STEPS + 1)}
+    return {name: (final / name).read_bytes() for name in names} | samples
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "schedule.jsonl").read_text().splitlines()]
+
+
+def assert_each_group_is_trained_once(folder: Path) -> None:
+    found = events(folder)
+    admitted = [event["group"] for event in found if event["event"] == "admitted"]
+    gone = [event["group"] for event in found if event["event"] in ("consumed", "filtered", "dropped")]
+    assert sorted(admitted) == sorted(gone) == list(range(len(admitted)))
+
+
+def without(text: str, *prefixes: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(prefixes)} for line in lines]
+
+
+@pytest.mark.parametrize("strategy", ["none", "mask"])
+def test_without_staleness_it_is_the_synchronous_loop(make: Make, strategy: str) -> None:
+    """I3: S = 0, and whole batches."""
+    chosen = {"group_filter": {"strategy": strategy, "above_std": 0.2}} if strategy != "none" else {}
+    plain = train_run(make("plain", **chosen))
+    ahead = train_run(make("ahead", asynchronous={"mode": "colocate", "max_staleness_steps": 0}, **chosen))
+    assert results(ahead) == results(plain)
+    hidden = ("async/", "step/sampled_tokens")
+    assert without(comparable(ahead), *hidden) == without(comparable(plain), *hidden)
+    assert {line["async/staleness_steps_max"] for line in metrics_of(ahead)} == {0.0}
+
+
+def two_plain_loops(
+    roles: Roles,
+    scorer: GroupScorer,
+    loader: PromptLoader,
+    rewards: RewardState,
+    progress: Progress,
+    plan: RunPlan,
+    run: Run,
+    token_texts: TokenTexts,
+) -> None:
+    """A sampler's loop and a trainer's, hand in hand: batch n + 1 is sampled by the weights that step n starts with."""
+    clock = Clock(run.trackers, 0)
+    roles.weight_sync.publish(roles.policy, roles.rollout)
+    batches = [sample_groups(roles, scorer, loader, plan.step_plan(1), clock)]
+    for step in range(1, STEPS + 1):
+        if step < STEPS:
+            batches.append(sample_groups(roles, scorer, loader, plan.step_plan(step + 1), clock))
+        scored = assemble(batches[step - 1].groups)
+        learn(roles, scored, rewards, plan.step_plan(step), clock)
+    run.checkpoints.save(STEPS, progress)
+
+
+def test_one_step_is_two_plain_loops(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I4."""
+    found = train_run(make("one_step", asynchronous=ONE_STEP))
+    with monkeypatch.context() as patch:
+        patch.setattr(build.rl_sync, "run", two_plain_loops)
+        reference = train_run(make("reference"))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        path = f"checkpoints/global_step_{STEPS}/policy/{name}"
+        assert (found / path).read_bytes() == (reference / path).read_bytes(), name
+    stale = [line["async/staleness_steps_max"] for line in metrics_of(found)]
+    assert stale == [0.0] + [1.0] * (STEPS - 1)
+    assert_each_group_is_trained_once(found)
+    versions = [
+        json.loads((found / f"samples/step_{n}.jsonl").read_text().splitlines()[0])["policy_version"] for n in (2, 3)
+    ]
+    assert versions == [0, 2]  # two updates a step
+
+
+def test_two_runs_that_cut_responses_are_equal(make: Make, straight: Path) -> None:
+    """I6; and the run is what it is for: groups of older weights, and responses of several."""
+    again = train_run(make("again", asynchronous=COLOCATE))
+    assert results(again) == results(straight)
+    assert comparable(again) == comparable(straight)
+    assert (again / "schedule.jsonl").read_bytes() == (straight / "schedule.jsonl").read_bytes()
+    lines = metrics_of(straight)
+    assert max(line["async/staleness_steps_max"] for line in lines) == 2.0
+    assert any(event["event"] == "cut" and event["token"] > 0 for event in events(straight))
+    assert_each_group_is_trained_once(straight)
+    consumed = Counter(event["step"] for event in events(straight) if event["event"] == "consumed")
+    assert consumed == dict.fromkeys(range(1, STEPS + 1), 2)
+
+
+def test_trained_lengths_are_those_that_were_admitted(straight: Path) -> None:
+    """I9 in the small: with wait, the samples trained are those of all groups that were admitted."""
+    trained = Counter[str]()
+    for step in range(1, STEPS + 1):
+        for line in (straight / f"samples/step_{step}.jsonl").read_text().splitlines():
+            trained[json.loads(line)["prompt_id"]] += 1
+    admitted = Counter(event["prompt_id"] for event in events(straight) if event["event"] == "admitted")
+    assert trained == Counter({name: 3 * count for name, count in admitted.items()})
+
+
+@pytest.mark.parametrize("mode", [ONE_STEP, COLOCATE])
+@pytest.mark.parametrize("place", ["sampling", "training"])
+def test_a_run_that_died_resumes_without_loss(
+    make: Make, straight: Path, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any], place: str
+) -> None:
+    """I2 and I11: dead after the checkpoint of step 2, while the run samples or trains."""
+    whole = straight if mode is COLOCATE else train_run(make("whole", asynchronous=mode))
+    with monkeypatch.context() as patch:
+        if place == "sampling":
+            at_pass(patch, 3, 1)
+        else:
+            at_update(patch, 4)
+        with pytest.raises(PowerCut):
+            train_run(make("died", asynchronous=mode))
+    folder = Path(make("died").folder)
+    assert (
+        not (folder / f"checkpoints/global_step_{STEPS}").exists() and (folder / "checkpoints/global_step_2").exists()
+    )
+    assert results(train_run(make("died", asynchronous=mode))) == results(whole)
+    assert comparable(folder) == comparable(whole)
+    assert (folder / "schedule.jsonl").read_bytes() == (whole / "schedule.jsonl").read_bytes()
+    assert_each_group_is_trained_once(folder)
+
+
+def test_a_signal_while_sampling_saves_the_step_before(
+    make: Make, straight: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        at_pass(patch, 3, 2, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(RunInterrupted, match="which is made again when the run is started again"):
+            train_run(make("stopped", asynchronous=COLOCATE))
+    assert results(train_run(make("stopped", asynchronous=COLOCATE))) == results(straight)
+
+
+def at_pass(patch: pytest.MonkeyPatch, step: int, number: int, act: Callable[[], object] = power_cut) -> None:
+    """Do something at a pass of the sampler while a step samples."""
+    seen = [0, 0]  # the step, and passes in it
+    one_pass = NativeStream.step
+
+    def counted(self: NativeStream) -> Any:
+        seen[1] += 1
+        if seen == [step, number]:
+            act()
+        return one_pass(self)
+
+    def noted(sample: Callable[..., Selection]) -> Callable[..., Selection]:
+        def with_number(self: Any, at: int, *more: Any) -> Selection:
+            seen[:] = [at, 0]
+            return sample(self, at, *more)
+
+        return with_number
+
+    patch.setattr(NativeStream, "step", counted)
+    for sampler in (Ahead, OneStepAhead):
+        patch.setattr(sampler, "sample", noted(sampler.sample))
+
+
+def at_update(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Die after the updates of a step, before anything about it is written."""
+    measure, seen = rl_sync.measure, []
+
+    def counted(*args: Any) -> dict[str, float]:
+        seen.append(1)
+        if len(seen) == number:
+            power_cut()
+        return measure(*args)
+
+    patch.setattr(rl_sync, "measure", counted)
+
+
+def test_drop_loses_what_it_logs_and_draws_its_prompt_again(make: Make) -> None:
+    found = train_run(make("drop", asynchronous={"mode": "colocate", "max_staleness_steps": 1, "on_stale": "drop"}))
+    log = events(found)
+    dropped = [event for event in log if event["event"] == "dropped"]
+    assert dropped, "the lengths of this run make no group late: choose others"
+    assert_counts_hold(log)
+    again = Counter(event["prompt_id"] for event in log if event["event"] == "admitted" and event["attempt"] == 1)
+    firsts = Counter(
+        event["prompt_id"]
+        for event in dropped
+        if next(e for e in log if e["event"] == "admitted" and e["group"] == event["group"])["attempt"] == 0
+    )
+    assert again - firsts == Counter()
+    last = metrics_of(found)[-1]
+    assert last["async/dropped_groups"] == len(dropped)
+
+
+def assert_counts_hold(log: list[dict[str, Any]]) -> None:
+    admitted = Counter(event["group"] for event in log if event["event"] == "admitted")
+    gone = Counter(event["group"] for event in log if event["event"] in ("consumed", "filtered", "dropped"))
+    assert gone <= admitted and max(gone.values()) == 1
+
+
+def test_a_filter_that_refills_works_ahead_of_training(make: Make) -> None:
+    found = train_run(
+        make(
+            "refill",
+            asynchronous=COLOCATE,
+            group_filter={"strategy": "refill", "above_std": 0.3, "max_batches": 50},
+        )
+    )
+    log = events(found)
+    assert any(event["event"] == "filtered" for event in log)
+    assert Counter(event["step"] for event in log if event["event"] == "consumed") == dict.fromkeys(
+        range(1, STEPS + 1), 2
+    )
+    assert_counts_hold(log)

@@ -1,0 +1,122 @@
+"""Asynchronous runs that contradict themselves get one error each, with the fix."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from posttrain.config import RunConfig
+from posttrain.config.checks.asynchronous import (
+    asynchronous_problems,
+    asynchronous_warnings,
+    corrects_staleness,
+    unsupported_asynchronous,
+)
+
+TOKEN = {"rollout_correction": {"weights": "token"}}
+
+
+def config(asynchronous: dict[str, Any], **sections: Any) -> RunConfig:
+    sections = {"loss": TOKEN} | sections
+    return RunConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"train_files": ["a.jsonl"], "prompts_per_step": 4},
+            "asynchronous": asynchronous,
+            **sections,
+        }
+    )
+
+
+def problems(asynchronous: dict[str, Any], **sections: Any) -> list[str]:
+    return [f"{each.what}; {each.fix}" for each in asynchronous_problems(config(asynchronous, **sections))]
+
+
+@pytest.mark.parametrize(
+    "asynchronous",
+    [
+        {"mode": "one_step"},
+        {"mode": "colocate"},
+        {"mode": "colocate", "max_staleness_steps": 0},
+        {"mode": "colocate", "max_staleness_steps": 3, "max_running_groups": 4, "on_stale": "drop"},
+        {"mode": "colocate", "max_staleness_steps": 3, "max_running_groups": 16},
+        {"mode": "off", "max_running_groups": 1000},
+    ],
+)
+def test_what_goes_together(asynchronous: dict[str, Any]) -> None:
+    assert problems(asynchronous) == []
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "sections", "said"),
+    [
+        ({"mode": "one_step", "max_staleness_steps": 2}, {}, "max_staleness_steps=1, or asynchronous.mode=colocate"),
+        ({"mode": "one_step", "max_staleness_steps": 0}, {}, "max_staleness_steps=1, or asynchronous.mode=off"),
+        ({"mode": "one_step", "on_stale": "drop"}, {}, "asynchronous.on_stale = drop has no meaning in one_step"),
+        ({"mode": "one_step", "max_running_groups": 4}, {}, "use asynchronous.max_running_groups=null"),
+        ({"mode": "colocate", "max_running_groups": 3}, {}, "is outside of 4 to 8.*max_running_groups=4, or"),
+        ({"mode": "colocate", "max_running_groups": 9}, {}, r"no more than 4 x \(1 \+ 1\).*max_running_groups=8, or"),
+        ({"mode": "colocate"}, {"rollout": {"engine": "hf"}}, "which hf cannot continue; use rollout.engine=native"),
+        ({"mode": "colocate"}, {"placement": {"runtime": "ray"}}, "workers of Ray; use asynchronous.mode=one_step"),
+        ({"mode": "colocate"}, {"environment": {"name": "guess_number"}}, "episodes in environments"),
+        (
+            {"mode": "one_step"},
+            {
+                "data": {
+                    "train_files": ["a.jsonl"],
+                    "prompts_per_step": 4,
+                    "domains": {n: {"sources": [n], "prompts_per_step": 2} for n in ("a", "b")},
+                }
+            },
+            "data.domains fixes the share of each domain",
+        ),
+        ({"mode": "one_step"}, {"advantage": {"name": "remax"}}, "remax compares rewards with that of a greedy"),
+        ({"mode": "one_step"}, {"loss": {}}, "may be 1 step older; use .*weights=token .*use_rollout_logprobs=true"),
+        ({"mode": "colocate", "max_staleness_steps": 3}, {"loss": {}}, "may be 3 steps older"),
+        (
+            {"mode": "one_step"},
+            {"loss": {"name": "gpg", "rollout_correction": {"use_rollout_logprobs": True}}},
+            r"gpg takes responses as if.*weights=token \(the ratio stays that to the start of the step: decoupled PPO\)$",
+        ),
+    ],
+)
+def test_what_does_not(asynchronous: dict[str, Any], sections: dict[str, Any], said: str) -> None:
+    [found] = problems(asynchronous, **sections)
+    assert re.search(said, found), found
+
+
+@pytest.mark.parametrize(
+    ("loss", "corrected"),
+    [
+        ({}, False),
+        (TOKEN, True),
+        ({"rollout_correction": {"use_rollout_logprobs": True}}, True),
+        ({"name": "rollout_is"}, True),
+        ({"name": "gpg", "rollout_correction": {"use_rollout_logprobs": True}}, False),
+        ({"name": "gpg", "rollout_correction": {"weights": "sequence"}}, True),
+        ({"rollout_correction": {"reject": ["token_k1"], "reject_bounds": ["2"]}}, False),
+    ],
+)
+def test_losses_that_know_who_sampled(loss: dict[str, Any], corrected: bool) -> None:
+    assert corrects_staleness(config({"mode": "one_step"}, loss=loss)) is corrected
+    assert bool(problems({"mode": "one_step"}, loss=loss)) is not corrected
+
+
+def test_without_staleness_any_loss_will_do() -> None:
+    assert problems({"mode": "colocate", "max_staleness_steps": 0}, loss={}) == []
+
+
+def test_separate_is_planned() -> None:
+    assert [p.field for p in unsupported_asynchronous(config({"mode": "separate"}).asynchronous)] == [
+        "asynchronous.mode"
+    ]
+    assert not [*unsupported_asynchronous(config({"mode": "colocate"}).asynchronous)]
+
+
+def test_settings_without_effect_are_reported() -> None:
+    [said] = asynchronous_warnings(config({"max_staleness_steps": 2, "on_stale": "drop"}))
+    assert said.startswith("asynchronous.max_staleness_steps, asynchronous.on_stale have no effect")
+    [said] = asynchronous_warnings(config({"mode": "colocate", "max_staleness_steps": 0, "on_stale": "drop"}))
+    assert "on_stale has no effect" in said

@@ -1,0 +1,69 @@
+"""Groups that are saved and read again through JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from posttrain.records.prompts import Prompt
+from posttrain.records.saved_groups import (
+    scored_from_plain,
+    scored_to_plain,
+    unfinished_from_plain,
+    unfinished_to_plain,
+)
+from posttrain.records.trajectories import (
+    Invalid,
+    Reward,
+    ScoredGroup,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    Unfinished,
+    VersionSpan,
+)
+
+PROMPT = Prompt(prompt_id="a:1", token_ids=(1, 2), text="q", data_source="t")
+LOGPROB = math.log(1 / 3)  # no short decimal
+
+
+def test_every_field_comes_back() -> None:
+    first = Trajectory(
+        sample_id="a:1/0",
+        token_ids=(5, 6, 7),
+        logprobs=(LOGPROB, 0.0, -1e-9),
+        text="äé\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
+        stop_reason=StopReason.LENGTH,
+        policy_version=3,
+        version_spans=(VersionSpan(0, 3), VersionSpan(2, 5)),
+        response_mask=(True, False, True),
+        prompt_token_ids=(9,),
+        turns=(
+            Turn(start=0, end=1, text="x", reward=0.5, stop_reason=StopReason.EOS, policy_version=3, state_key="s"),
+        ),
+        env_reward=0.25,
+        env_metrics=(("moves", 2.0),),
+    )
+    second = Trajectory(
+        sample_id="a:1/1",
+        token_ids=(1,),
+        logprobs=(LOGPROB,),
+        text="",
+        stop_reason=StopReason.FAILED,
+        policy_version=4,
+        failure="gone",
+        earlier=(first,),
+    )
+    scored = ScoredGroup(
+        group=TrajectoryGroup(prompt=PROMPT, trajectories=(first, second)),
+        outcomes=(Reward(0.1, (("math", 0.1),), (("math/pred", "7"),), by_turn=False), Invalid("timeout", "after 3 s")),
+        kept=False,
+    )
+    plain = json.loads(json.dumps(scored_to_plain(scored)))
+    assert scored_from_plain(plain, {"a:1": PROMPT}) == scored
+
+
+def test_an_unfinished_response_comes_back() -> None:
+    unfinished = Unfinished(sample_id="4/1", token_ids=(5,), logprobs=(LOGPROB,), spans=(VersionSpan(0, 2),))
+    assert unfinished_from_plain(json.loads(json.dumps(unfinished_to_plain(unfinished)))) == unfinished
