@@ -37,6 +37,7 @@ def open_run(
         start_over=start_over,
         on_saved=folder.saved,
     )
+    folder.check_unused()  # before the locks, which touch the folders
     with only_trainer(folder.path, folder.checkpoints, named_by=["run.folder", folder.checkpoints_setting]) as notes:
         found = folder.check(
             holds_checkpoint=checkpoints.exist(), allow_config_change=allow_config_change, start_over=start_over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 import sys
 import textwrap
@@ -10,19 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from posttrain.errors import PosttrainError, RequestError, RunStopped
-
-# Operating-system errors that a user can fix: a path that cannot be written or read, and a full disk.
-NO_PLACE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-}
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+from posttrain.libraries.disk_errors import NO_PLACE, described, is_of_a_disk
 
 
 def run_guarded(command: Callable[[], object]) -> int:
@@ -36,11 +23,10 @@ def run_guarded(command: Callable[[], object]) -> int:
         print(error_text(error, width=terminal_width()), file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        if error.errno not in NO_PLACE | NO_ROOM:
+        if not is_of_a_disk(error):
             return report_bug()
-        where = f"{error.filename}: " if error.filename else ""
-        print(_wrap(f"posttrain: {where}{error.strerror}", terminal_width()), file=sys.stderr)
-        return RunStopped.exit_code if error.errno in NO_ROOM else RequestError.exit_code
+        print(_wrap(f"posttrain: {described(error)}", terminal_width()), file=sys.stderr)
+        return RequestError.exit_code if error.errno in NO_PLACE else RunStopped.exit_code
     except Exception:  # noqa: BLE001  # the boundary: every error that arrives here is reported
         return report_bug()
     return 0

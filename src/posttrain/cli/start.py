@@ -1,39 +1,35 @@
-"""Entry point of the ``posttrain`` command: Ctrl-C before the first step ends it, at any line, without a traceback."""
+"""Entry point of the ``posttrain`` command: a signal before the first step ends it, at any line, without a traceback."""
 
 from __future__ import annotations
 
-import gc
-import os
 import signal
-import threading
+import sys
 from types import FrameType
 
-RETRY_S = 0.02
+from posttrain.errors import RunInterrupted
+from posttrain.run.early_stop import StoppedEarly, heed_signals, put_off
+
+# Commands that save what they have done, so that a scheduler's signal means: stop, and start again later.
+RESUMABLE = ("train", "sft", "demo")
 
 
 def main() -> None:
     """Import the commands and run the requested one."""
-    before = signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # the system ends the process; there is nothing to tidy up yet
-    from posttrain.cli.app import main as run
+    # Until the commands are imported the system ends the process: there is nothing to tidy up yet
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        if sys.argv[1:2] and sys.argv[1] in RESUMABLE:
+            heed_signals()
+        from posttrain.cli.app import main as run
 
-    signal.signal(signal.SIGINT, interrupt if before is signal.default_int_handler else before)
-    run()
+        signal.signal(signal.SIGINT, interrupt if before is signal.default_int_handler else before)
+        run()
+    except StoppedEarly as stopped:
+        print(f"posttrain: {stopped}", file=sys.stderr)
+        sys.exit(RunInterrupted.exit_code)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, except inside a ``__del__`` or a callback of the garbage collector, where Python would print the
-    exception and continue.
-
-    There the signal is sent again a moment later.
-    """
-    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
-    while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_code in callbacks:
-            timer = threading.Timer(RETRY_S, os.kill, (os.getpid(), number))
-            timer.daemon = True
-            timer.start()
-            return
-        frame = frame.f_back
-    raise KeyboardInterrupt
+    """Raise KeyboardInterrupt, or have the signal sent again where that would be lost."""
+    if not put_off(number, frame):
+        raise KeyboardInterrupt

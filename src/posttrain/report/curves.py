@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from posttrain.errors import Problem, RequestError
+from posttrain.libraries.disk_errors import naming
 from posttrain.libraries.folders import make_folder
 from posttrain.report.read import RecordedRun, read_run
 
@@ -57,7 +58,8 @@ def write_curves_svg(
         raise RequestError(Problem(f"{len(labels)} labels for {len(runs)} runs", fix="give one label per run"))
     out = Path(out)
     make_folder(out.parent)
-    out.write_text(_picture(runs, list(metrics), labels), encoding="utf-8")
+    with naming(out):
+        out.write_text(_picture(runs, list(metrics), labels), encoding="utf-8")
     return out
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from posttrain.errors import Problem, RequestError
 from posttrain.libraries import json_text
+from posttrain.libraries.disk_errors import naming
 from posttrain.libraries.folders import make_folder
 from posttrain.report.harmless import source_hash
 from posttrain.report.read import json_rows
@@ -68,7 +69,8 @@ def write_evaluation_report(folders: Sequence[Path], out: Path | None = None) ->
         raise RequestError(Problem(f"{out} is a folder; a report is a file", fix="name a file, such as report.html"))
     make_folder(out.parent)
     beside = out.with_name(out.name + ".new")
-    beside.write_text(page(evaluations), encoding="utf-8", errors="xmlcharrefreplace")
+    with naming(beside):
+        beside.write_text(page(evaluations), encoding="utf-8", errors="xmlcharrefreplace")
     beside.replace(out)
     return out
 

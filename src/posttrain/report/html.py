@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import Problem, RequestError
+from posttrain.libraries.disk_errors import naming
 from posttrain.libraries.folders import make_folder
 from posttrain.report.contents import page_data
 from posttrain.report.evaluation import is_evaluation
@@ -36,7 +37,8 @@ def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
         raise RequestError(Problem(f"{out} is a folder; a report is a file", fix="name a file, such as report.html"))
     make_folder(out.parent)
     beside = out.with_name(out.name + ".new")
-    beside.write_text(page, encoding="utf-8")
+    with naming(beside):
+        beside.write_text(page, encoding="utf-8")
     beside.replace(out)
     return out
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posttrain.errors import Problem, RequestError
+from posttrain.errors import Problem, RequestError, RunStopped
 from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainBatch
 
 SEQUENCES = ("tokens", "prompt_lengths", "response_mask", "rollout_logprobs", "group_index")
@@ -49,8 +49,11 @@ def save_step(path: Path, scored: ScoredBatch, shaped: ShapedBatch, train: Train
             texts[name] = json.dumps(value)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
-    save_file(tensors, beside, metadata=texts)
-    os.replace(beside, path)
+    try:
+        save_file(tensors, beside, metadata=texts)
+        os.replace(beside, path)
+    except (OSError, SafetensorError) as error:
+        raise RunStopped(f"{path}: {error}") from error
 
 
 def load_scored(path: Path) -> ScoredBatch:

@@ -11,21 +11,24 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from posttrain.libraries.disk_errors import naming
+
 MANIFEST = "manifest.json"
 
 
 def write_durably(path: Path, text: str) -> None:
     """Replace a file by a new one: a reader, or whoever comes after a crash, sees the old content or the new, never a part."""
     beside = path.with_name(path.name + ".tmp")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        sync(beside)
-        os.replace(beside, path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
-        raise
-    sync(path.parent)
+    with naming(path):
+        try:
+            beside.write_text(text, encoding="utf-8")
+            sync(beside)
+            os.replace(beside, path)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink()
+            raise
+        sync(path.parent)
 
 
 def is_of_the_disk(error: Exception) -> bool:

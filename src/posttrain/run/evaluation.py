@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.algos.validation import bootstrap_intervals
+from posttrain.libraries.disk_errors import naming
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup
 from posttrain.run.durable import write_durably
 from posttrain.run.samples import as_json
@@ -180,5 +181,6 @@ def file_name(source: str) -> str:
 def _write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     lines = [json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) for row in rows]
     beside = path.with_suffix(".tmp")
-    beside.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
-    os.replace(beside, path)
+    with naming(path):
+        beside.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+        os.replace(beside, path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from posttrain.config import TrainingConfig
 from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.errors import RunInterrupted, RunStopped
+from posttrain.libraries.disk_errors import NO_PLACE, described, is_of_a_disk
 from posttrain.run.checkpoint import Checkpoints, Contents
 from posttrain.run.retention import Retention
 from posttrain.run.run_folder import RunFolder
@@ -65,11 +66,12 @@ def begin_run(
     Raises: RequestError when another run's checkpoints are copied to the same place.
     """
     start_uploads(config.checkpoint, folder, checkpoints, first_step, trackers.message)
-    changes = folder.begin(
-        first_step=first_step, total_steps=total_steps, device=device, passed_over=checkpoints.passed_over
-    )
-    folder.claim_checkpoints()
-    trackers.begin(config, total_steps, first_step)
+    with disk_stops_the_run():
+        changes = folder.begin(
+            first_step=first_step, total_steps=total_steps, device=device, passed_over=checkpoints.passed_over
+        )
+        folder.claim_checkpoints()
+        trackers.begin(config, total_steps, first_step)
     if first_step > total_steps:
         done = f"step {first_step - 1} is done and {total_steps} are requested"
         trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to continue")
@@ -92,6 +94,17 @@ def start_uploads(
 
 
 @contextmanager
+def disk_stops_the_run() -> Iterator[None]:
+    """Raises: RunStopped, with the file, where a disk fails or fills up inside."""
+    try:
+        yield
+    except OSError as error:
+        if not is_of_a_disk(error) or (error.errno in NO_PLACE and error.filename is None):
+            raise
+        raise RunStopped(described(error)) from error
+
+
+@contextmanager
 def under_way(
     config: TrainingConfig, folder: RunFolder, checkpoints: Checkpoints, trackers: Trackers, first_step: int
 ) -> Iterator[Run]:
@@ -101,7 +114,7 @@ def under_way(
     """
     wait_s = config.checkpoint.upload_wait_s
     try:
-        with StopSignal(config.run.grace_s) as stop, save_finished(checkpoints, trackers, stop):
+        with StopSignal(config.run.grace_s) as stop, save_finished(checkpoints, trackers, stop), disk_stops_the_run():
             yield Run(folder=folder.path, first_step=first_step, checkpoints=checkpoints, trackers=trackers, stop=stop)
         folder.end("done")
     except RunInterrupted:

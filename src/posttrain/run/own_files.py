@@ -11,6 +11,7 @@ from typing import Any
 
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.errors import ConfigError
+from posttrain.libraries.disk_errors import naming
 from posttrain.run.config_change import Change
 from posttrain.user_files import source_file
 
@@ -35,7 +36,8 @@ def keep(files: Mapping[str, Mapping[str, str]], folder: Path) -> None:
         copy = folder / about["copy"]
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source_file(about["path"]), copy)
+            with naming(copy):
+                shutil.copyfile(source_file(about["path"]), copy)
 
 
 def changed_files(saved: Mapping[str, Any], now: Mapping[str, Mapping[str, str]]) -> list[Change]:

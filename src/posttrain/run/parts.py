@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.errors import ConfigError, Problem
+from posttrain.libraries.disk_errors import naming
 from posttrain.run.config_change import flat
 from posttrain.run.durable import sync, write_durably
 
@@ -169,15 +170,16 @@ def folder_hashes(folder: Path) -> dict[str, str]:
 
 def _write_durably(table: pa.Table, path: Path) -> None:
     beside = path.with_name(f"{path.name}.tmp")
-    try:
-        pq.write_table(table, beside)
-        sync(beside)
-        os.replace(beside, path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
-        raise
-    sync(path.parent)
+    with naming(path):
+        try:
+            pq.write_table(table, beside)
+            sync(beside)
+            os.replace(beside, path)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink()
+            raise
+        sync(path.parent)
 
 
 def _short(value: Any) -> str:

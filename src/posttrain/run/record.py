@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.libraries.disk_errors import naming
+
 METRICS = "metrics.jsonl"
 # What the steps of a run leave in its folder, besides checkpoints.
 RECORDS = (METRICS, "timeline.jsonl", "run.json", "config.yaml", "samples", "validation", "batches")
@@ -25,7 +27,8 @@ class Metrics:
 
 def read_metrics(path: Path) -> Metrics:
     """Read a metrics.jsonl; one that does not exist has no rows."""
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    with naming(path):
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
     rows, damaged = [], 0
     for number, line in enumerate(lines):
         try:
@@ -67,7 +70,8 @@ def lost_rows(folder: Path, first: int, last: int) -> list[str]:
     texts = []
     if metrics.damaged:
         kept = _free(folder, "metrics.damaged_{}.jsonl")
-        shutil.copyfile(path, kept)
+        with naming(kept):
+            shutil.copyfile(path, kept)
         lines = "line" if metrics.damaged == 1 else "lines"
         texts.append(f"{path} has {metrics.damaged} damaged {lines}; it is kept as {kept.name}")
     if missing:

@@ -69,9 +69,8 @@ class RunFolder:
 
         Returns: notes for the user. Raises: ConfigError when it may not.
         """
-        notes = check_owner(self.checkpoints, self.path, self._about_before(), named_by=self.checkpoints_setting)
-        if self._config.run.resume == "never":
-            self._check_unused()
+        self.check_unused()
+        notes = self._check_owner()
         if isinstance(self.origin, Path) and not self.origin.is_dir():
             raise ConfigError(Problem(f"there is no folder {self.origin}", field="run.resume_path"))
         before = None
@@ -88,8 +87,11 @@ class RunFolder:
             self._check_changes(before, allow_config_change)
         return notes
 
-    def _check_unused(self) -> None:
-        """Refuse folders that hold a run or checkpoints, as run.resume=never requests."""
+    def check_unused(self) -> None:
+        """Refuse folders that hold a run or checkpoints, where run.resume=never requests it. Raises: ConfigError."""
+        if self._config.run.resume != "never":
+            return
+        self._check_owner()
         used = f"{self.path} already holds a run" if (self.path / METRICS).exists() else None
         field = "run.folder"
         if used is None and is_used(self.checkpoints):
@@ -97,6 +99,9 @@ class RunFolder:
         if used:
             fix = f"name another {field}, or set run.resume=auto"
             raise ConfigError(Problem(used, fix=fix, field=field))
+
+    def _check_owner(self) -> list[str]:
+        return check_owner(self.checkpoints, self.path, self._about_before(), named_by=self.checkpoints_setting)
 
     def _check_start(self, start_over: bool) -> list[str]:
         """Refuse to start where steps are on record and the checkpoint that they led to is gone. A run that was cut off before it

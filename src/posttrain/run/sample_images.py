@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image
 
+from posttrain.libraries.disk_errors import naming
 from posttrain.records.images import PromptImages, hash_of_files
 
 FOLDER = "samples/images"  # of the run folder
@@ -46,8 +47,9 @@ class SampleImages:
                 small = image.convert("RGB")
                 small.thumbnail((MAX_SIDE, MAX_SIDE))
                 beside = self._folder / f".{name}.{os.getpid()}"
-                small.save(beside, "PNG")
-                beside.replace(self._folder / name)
+                with naming(self._folder / name):
+                    small.save(beside, "PNG")
+                    beside.replace(self._folder / name)
                 self._there.add(name)
         file = f"{FOLDER}/{name}" if name in self._there else None
         return {"hash": digest, "file": file, "width": width, "height": height}

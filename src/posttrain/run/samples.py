@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from posttrain.libraries.disk_errors import naming
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, Trajectory
 from posttrain.run.sample_images import SampleImages
@@ -62,9 +63,10 @@ def write_samples(
 
 def _write(path: Path, lines: Sequence[str]) -> None:
     beside = path.with_suffix(".tmp")
-    # A lone surrogate (half a character, in someone's error text) has no UTF-8; its escape is valid JSON.
-    beside.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
-    os.replace(beside, path)
+    with naming(path):
+        # A lone surrogate (half a character, in someone's error text) has no UTF-8; its escape is valid JSON.
+        beside.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+        os.replace(beside, path)
 
 
 def _sample(

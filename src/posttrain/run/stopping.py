@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
+from posttrain.run.early_stop import heard
+
 # Batch systems warn with SIGTERM or SIGUSR1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -23,8 +25,8 @@ class GraceOver(BaseException):
 
 
 class StopSignal:
-    """While entered, SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a closed terminal) set ``requested``: the run leaves its step, or
-    finishes it when the weights are being updated, saves and ends. A second one ends it at once.
+    """While entered, SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a closed terminal, unless under nohup) set ``requested``: the run
+    leaves its step, or finishes it when the weights are being updated, saves and ends. A second one ends it at once.
 
     Args: ``grace_s`` after the first signal GraceOver is raised, unless a checkpoint is being written just then.
     """
@@ -55,8 +57,13 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._request)
+            # nohup: the terminal may close
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._request)
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._time_is_over)
+        if name := heard():
+            self.name = name
+            signal.setitimer(signal.ITIMER_REAL, self.grace_s)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,10 +6,12 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from posttrain.config import TrainingConfig
+from posttrain.libraries.disk_errors import naming
 from posttrain.registry import TRACKERS
 from posttrain.run.record import read_metrics
 
@@ -32,12 +34,13 @@ class Jsonl:
         lines = [line for step, line in read_metrics(self.path).rows if step < first_step] if first_step > 1 else []
         # Written to a temporary file and renamed: a killed process leaves either the old file or the new one.
         beside = self.path.with_name(self.path.name + ".new")
-        with beside.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        with naming(self.path):
+            with beside.open("w", encoding="utf-8") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self.path)
+            self._file = self.path.open("a", encoding="utf-8")
 
     def phase(self, name: str, step: int, total: int | None = None) -> None:
         """No-op: only finished steps are written."""
@@ -49,16 +52,19 @@ class Jsonl:
         """Append the line of one step. Raises: RuntimeError before ``begin`` and after ``close``."""
         if self._file is None:
             raise RuntimeError("metrics.jsonl is not open: log() belongs between begin() and close()")
-        self._file.write(metrics_line(step, metrics))
-        self._file.flush()
-        os.fsync(self._file.fileno())  # a checkpoint of this step must not outlive its metrics
+        with naming(self.path):
+            self._file.write(metrics_line(step, metrics))
+            self._file.flush()
+            os.fsync(self._file.fileno())  # a checkpoint of this step must not outlive its metrics
 
     def message(self, text: str) -> None:
         """No-op: metrics.jsonl holds numbers only."""
 
     def close(self) -> None:
+        """Close the file. What a full disk has not taken was reported by ``log``."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
             self._file = None
 
 

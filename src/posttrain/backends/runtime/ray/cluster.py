@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -47,6 +49,7 @@ class Cluster:
         self._folder = None
         logging.getLogger("ray").setLevel(logging.ERROR)  # it tells every user that it uses a token
         common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             if address is None:
                 self._folder = tempfile.mkdtemp(prefix="pt-ray-", dir=_short_folder())
@@ -69,6 +72,9 @@ class Cluster:
                 f"the Ray cluster at {address} cannot be reached: {error}. Is it up (ray status), and does it want a token "
                 "(then set RAY_AUTH_MODE=token here, too)?"
             ) from error
+        # Ray puts one of its own there, which ends the process with exit code 15
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
         self.node: str = ray.get_runtime_context().get_node_id()
         self._groups: list[PlacementGroup] = []
 
