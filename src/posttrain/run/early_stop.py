@@ -30,7 +30,7 @@ class StoppedEarly(BaseException):
 
 
 def heed_signals() -> None:
-    """From now on these signals raise StoppedEarly; ``StopSignal`` takes their place for the steps.
+    """Make these signals raise StoppedEarly. ``StopSignal`` takes their place for the steps.
 
     SIGHUP stays ignored under nohup. A process that was forked from this one ends by them as usual.
     """
