@@ -21,6 +21,10 @@ def test_import_posttrain_loads_no_heavy_library() -> None:
     assert modules_loaded_by("import posttrain").isdisjoint(HEAVY)
 
 
+def test_plan_loads_no_heavy_library_to_read_a_configuration() -> None:
+    assert modules_loaded_by("import posttrain.cli.request").isdisjoint({*HEAVY, "PIL"})
+
+
 @pytest.mark.parametrize("module", ["posttrain.config", "posttrain.registry", "posttrain.records.plans"])
 def test_torch_free_modules_load_no_torch(module: str) -> None:
     assert modules_loaded_by(f"import {module}").isdisjoint({"torch", "transformers"})

@@ -10,7 +10,6 @@ from typing import Any
 from posttrain.config import RunConfig
 from posttrain.config.checks.environment import setting_problems_of
 from posttrain.config.environment import EnvironmentConfig
-from posttrain.data.column_values import column_values
 from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
 from posttrain.interfaces.env import EnvSpec
 from posttrain.plan.environments.skyrl_gym import env_class_problems
@@ -77,6 +76,8 @@ def _built_problems(name: str, settings: Mapping[str, Any], field: str) -> Itera
 
 def _row_problems(config: RunConfig) -> Iterator[Problem]:
     """Report the rows that name an environment which is not there."""
+    from posttrain.data.column_values import column_values  # loads numpy and pyarrow, for files alone
+
     environment = config.environment
     for files in (config.data.train_files, config.data.validation_files):
         for file in files:
