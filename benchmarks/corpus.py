@@ -28,6 +28,7 @@ import yaml
 
 from posttrain.cli.plan import PLANS
 from posttrain.cli.request import load_request
+from posttrain.cli.verdict import verdict as judged
 from posttrain.errors import RequestError
 
 # The peers' own entry points, by the module or program that a script starts.
@@ -179,16 +180,17 @@ def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> L
     return Launch(name="", dialect=dialect, arguments=arguments)
 
 
-def judge(launch: Launch, here: bool) -> Verdict:
+def judge(launch: Launch, *, here: bool, drop_unknown: bool = False) -> Verdict:
     """The verdict of ``posttrain plan --skip-files`` on one launch."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            loaded = load_request(launch.arguments, launch.dialect, here=here)
+            loaded = load_request(launch.arguments, launch.dialect, here=here, drop_unknown=drop_unknown)
             module = import_module(PLANS[loaded.entry])
             module.plan_text(module.check_request(loaded, look_at_files=False))
     except RequestError as error:
         return Verdict(launch=launch, problems=[str(problem) for problem in error.problems])
-    return Verdict(launch=launch, planned=[str(problem) for problem in loaded.unsupported])
+    lacking = judged(loaded).lacking  # a library that is not installed on this machine is no reason
+    return Verdict(launch=launch, planned=[str(problem) for problem in lacking])
 
 
 def cause(problem: str) -> str:
@@ -206,10 +208,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="files whose path contains this word, with every problem")
     parser.add_argument("--each", action="store_true", help="a line for every file")
     parser.add_argument("--here", action="store_true", help="plan for the one device at hand")
+    parser.add_argument("--drop-unknown", action="store_true", help="leave out keys of the launches' own")
     chosen = parser.parse_args()
     folder = chosen.folder.resolve()
     dialect = chosen.dialect or dialect_of(folder)
-    verdicts = [judge(launch, chosen.here) for launch in launches(folder, dialect) if chosen.only in launch.name]
+    verdicts = [
+        judge(launch, here=chosen.here, drop_unknown=chosen.drop_unknown)
+        for launch in launches(folder, dialect)
+        if chosen.only in launch.name
+    ]
     for verdict in verdicts:
         if chosen.each or chosen.only:
             state = "trains" if verdict.trains else "accepted" if verdict.accepted else "refused"

@@ -12,13 +12,16 @@ class Problem:
     """One fault of a request.
 
     ``field`` is the RunConfig path (``rollout.samples_per_prompt``), if there is one; the dialect that read the file turns it
-    into ``where``: the user's own file, line and key.
+    into ``where``: the user's own file, line and key. ``library`` names one that is not installed, where installing it is all
+    that lacks; ``refused`` marks a key that is right and cannot be honoured.
     """
 
     what: str
     fix: str = ""
     where: str = ""
     field: str = ""
+    library: str = ""
+    refused: bool = False
 
     def __str__(self) -> str:
         text = self.what

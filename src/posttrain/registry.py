@@ -302,7 +302,8 @@ def missing_library(library: str, needed_by: str) -> Problem:
     """The problem to report when ``library`` cannot be imported."""
     extra = optional_libraries().get(library)
     what = f"posttrain[{extra}]" if extra else library
-    return Problem(f"{library} is not installed (needed by {needed_by})", fix=f"pip install '{what}'")
+    what, fix = f"{library} is not installed (needed by {needed_by})", f"pip install '{what}'"
+    return Problem(what, fix=fix, library=library)
 
 
 ADVANTAGES = Registry("advantage estimator", "posttrain.algos.advantages", AdvantageFacts)

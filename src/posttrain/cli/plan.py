@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from json import dumps
 from typing import Annotated
 
 import typer
 
 from posttrain.cli.options import Arguments, Dialect, DropUnknown, Here
+from posttrain.errors import RequestError
 
 # Module of each entry, which has check_request, plan_text and plan_json.
 PLANS = {
@@ -29,10 +31,32 @@ def plan(
     drop_unknown: DropUnknown = False,
     here: Here = False,
 ) -> None:
-    """Explain a run without starting it."""
-    from posttrain.cli.request import load_request
+    """Explain a run without starting it. The last line says whether it trains; one that does not exits with 2."""
+    from posttrain.cli.verdict import refused
 
-    loaded = load_request(arguments or [], dialect, here=here, drop_unknown=drop_unknown)
+    try:
+        trains = _plan(
+            arguments or [], dialect, here=here, drop_unknown=drop_unknown, look=not skip_files, as_json=json
+        )
+    except RequestError as error:
+        if json:
+            typer.echo(dumps(refused(error.problems), indent=2))
+        raise
+    if not trains:
+        raise typer.Exit(RequestError.exit_code)
+
+
+def _plan(
+    arguments: list[str], dialect: str | None, *, here: bool, drop_unknown: bool, look: bool, as_json: bool
+) -> bool:
+    """Print the plan. Returns: True for a configuration that trains."""
+    from posttrain.cli.request import load_request
+    from posttrain.cli.verdict import verdict
+
+    loaded = load_request(arguments, dialect, here=here, drop_unknown=drop_unknown)
     module = import_module(PLANS[loaded.entry])
-    request = module.check_request(loaded, look_at_files=not skip_files)
-    typer.echo(module.plan_json(request) if json else module.plan_text(request))
+    request = module.check_request(loaded, look_at_files=look)
+    batches = getattr(request, "batches", None)
+    judged = verdict(loaded, batches.devices if batches else None)
+    typer.echo(module.plan_json(request) if as_json else f"{module.plan_text(request)}\n\n{judged.text()}")
+    return judged.trains

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from posttrain.cli.verdict import verdict
 from posttrain.config.shown import shown
 from posttrain.dialects.loaded import LoadedConfig
 
@@ -27,7 +28,8 @@ def plan_json(loaded: LoadedConfig[Any]) -> str:
 
 
 def document(loaded: LoadedConfig[Any], derived: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan of any entry for programs: {dialect, entry, config, derived, ignored, unsupported, warnings}."""
+    """Return a plan of any entry for programs: {dialect, entry, config, derived, ignored, unsupported, warnings, trains, verdict,
+    needs}."""
     return {
         "dialect": loaded.dialect,
         "entry": loaded.entry,
@@ -39,19 +41,14 @@ def document(loaded: LoadedConfig[Any], derived: dict[str, Any]) -> dict[str, An
             for problem in loaded.unsupported
         ],
         "warnings": [*loaded.changes, *loaded.warnings],
+        **verdict(loaded, derived.get("world_size")).for_programs(),
     }
 
 
 def closing(loaded: LoadedConfig[Any]) -> list[str]:
-    """Return the last paragraphs of a plan: remarks, and what is planned but not built."""
-    parts = []
+    """Return the remarks as the last paragraph of a plan; none where there is nothing to remark."""
     said = remarks(loaded)
-    if said:
-        parts.append("\n".join(said))
-    if loaded.unsupported:
-        lines = [f"  {number}. {problem}" for number, problem in enumerate(loaded.unsupported, start=1)]
-        parts.append("\n".join([f"Planned, not built yet; {loaded.entry} refuses it:", *lines]))
-    return parts
+    return ["\n".join(said)] if said else []
 
 
 def remarks(loaded: LoadedConfig[Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Annotated
 
@@ -19,7 +20,8 @@ def translate(
     drop_unknown: DropUnknown = False,
     here: Here = False,
 ) -> None:
-    """Print a configuration as a complete native YAML file. Ignored keys are reported on the error stream."""
+    """Print a configuration as a complete native YAML file. Ignored keys are reported on the error stream; what cannot be said in
+    native keys stands in the file, which does not train before it is settled."""
     from posttrain.cli.plan_plain import remarks
     from posttrain.cli.request import load_request
     from posttrain.dialects.native.write import to_yaml
@@ -27,9 +29,12 @@ def translate(
     if to != "native":
         raise ConfigError(Problem(f"a configuration cannot be written in {to!r}", fix="use --to native"))
     loaded = load_request(arguments or [], dialect, here=here, drop_unknown=drop_unknown)
+    lost = [problem for problem in (*loaded.problems, *loaded.unsupported) if not problem.library]
+    if all(problem.refused for problem in loaded.problems):
+        loaded = replace(loaded, problems=())
     import_module(PLANS[loaded.entry]).check_request(loaded, look_at_files=False)
     for line in remarks(loaded):
         typer.echo(line, err=True)
-    for problem in loaded.unsupported:
-        typer.echo(f"planned, not built yet: {problem}", err=True)
-    typer.echo(to_yaml(loaded.config), nl=False)
+    for problem in lost:
+        typer.echo(f"not translated: {problem}", err=True)
+    typer.echo(to_yaml(loaded.config, lost), nl=False)

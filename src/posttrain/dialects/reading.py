@@ -129,10 +129,11 @@ class Reader:
         places = list(self.sources.places)
         return places.index(key) if key in places else len(places)
 
-    def problem(self, what: str, *, key: str, fix: str = "") -> None:
-        """The configuration is wrong."""
+    def problem(self, what: str, *, key: str, fix: str = "", refused: bool = False) -> None:
+        """The configuration is wrong, or asks for what is ``refused``."""
         if not any(problem.field == key and problem.what == what for problem in self.problems):
-            self.problems.append(Problem(what, fix=fix, where=self.sources.where(key), field=key))
+            where = self.sources.where(key)
+            self.problems.append(Problem(what, fix=fix, where=where, field=key, refused=refused))
 
     def plan_only(self, what: str, *, key: str, fix: str = "") -> None:
         """Right to ask for and planned: it can be planned for, and a run is refused."""
@@ -201,7 +202,7 @@ def read_dialect(
     reader.ignored.sort(key=lambda one: reader.order(one.key))
     problems.sort(key=lambda problem: reader.order(problem.field))
     warnings = list(reader.warnings)
-    if not problems:
+    if all(problem.refused for problem in problems):
         warnings += [words.text(text) for text in entry.warnings_of(config) if words.is_written(text)]
         warnings += [words.text(text) for text in secret_warnings(config)]
         problems += words.translate([*entry.check(config), *alone_in_its_group(settled, config)])
@@ -310,7 +311,7 @@ def _by_status(reader: Reader, key: str, value: Any, row: Key, *, here: bool) ->
         reader.ignored.append(Ignored(key=key, reason=row.reason, where=reader.sources.where(key), asks=asks))
     elif row.status in ("refused", "planned") and not any(_same(value, one) for one in row.asks_nothing):
         if row.status == "refused":
-            reader.problem(f"{key} is refused: {row.reason}", key=key)
+            reader.problem(f"{key} is refused: {row.reason}", key=key, refused=True)
         elif row.cluster and here:
             reader.ignored.append(
                 Ignored(key=key, reason=f"--here does without: {row.reason}", where=reader.sources.where(key))

@@ -168,7 +168,7 @@ def missing_sampler(rollout: RolloutConfig) -> list[Problem]:
             f"name a Python that has it (rollout.engine_options.python), or servers that run already (rollout.endpoints), or "
             f"use native; or pip install 'posttrain[{engine}]'"
         )
-        problems.append(Problem(what, fix=fix, field="rollout.engine"))
+        problems.append(Problem(what, fix=fix, field="rollout.engine", library=engine))
     speaks_http = engine in ("sglang", "http") or (engine == "vllm" and (rollout.endpoints or python))
     if speaks_http and not is_installed("httpx2"):
         problems.append(replace(missing_library("httpx2", f"rollout.engine={engine}"), field="rollout.engine"))

@@ -12,6 +12,7 @@ from posttrain.config.shown import secret_warnings
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.loaded import LoadedConfig, expand_home
+from posttrain.dialects.native.untranslated import take_out
 
 
 def read(
@@ -25,7 +26,9 @@ def read(
     Raises: ConfigError when there is nothing to speak of: an unreadable file, broken YAML, a broken override.
     """
     composed = compose(path, overrides)
+    lost, misread = take_out(composed)
     config, problems = validate(composed.values, composed.sources, entry.root)
+    problems += misread
     config = expand_home(config)
     changes: list[str] = []
     if here:
@@ -43,7 +46,7 @@ def read(
     return replace(
         loaded,
         problems=(*problems, *loaded.further(entry.check(config))),
-        unsupported=tuple(loaded.further(entry.unsupported(config))),
+        unsupported=(*lost, *loaded.further(entry.unsupported(config))),
     )
 
 

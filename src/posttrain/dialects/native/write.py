@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -12,16 +13,24 @@ from pydantic.json_schema import models_json_schema
 from posttrain.config import RunConfig
 from posttrain.config.base import Section
 from posttrain.config.shown import shown
+from posttrain.dialects.native.untranslated import SECTION, entries
+from posttrain.errors import Problem
 from posttrain.plan.engine import engine_plans
 
 # Sections with options of a training engine.
 OF_TRAINING_ENGINES = ("PolicyConfig", "SftPolicyConfig", "CriticConfig", "ReferenceConfig")
 
 
-def to_yaml(config: Section) -> str:
+def to_yaml(config: Section, lost: Sequence[Problem] = ()) -> str:
     """The complete configuration, defaults included, sections in schema order. Reading it gives an equal one; secrets are
-    references to environment variables (``config.shown``)."""
+    references to environment variables (``config.shown``).
+
+    Args: ``lost`` is what it cannot say; the file then plans, and does not train until that is settled.
+    """
     values = _escape(config.model_dump(mode="json"), shown(config))
+    if lost:
+        listed = entries(lost)
+        values = {SECTION: _escape(listed, listed), **values}
     # OmegaConf writes, because OmegaConf reads: it quotes the texts that it would take for numbers, such as "1e-6".
     return OmegaConf.to_yaml(OmegaConf.create(values))
 
