@@ -16,6 +16,9 @@ Sections = dict[str, dict[str, Any]]
 STATES: dict[str, Sections] = {
     "a reference that moves": {"reference": {"update_every": 2, "update_mix": 0.3}},
     "a reference replaced after each epoch": {"reference": {"update_every": "epoch"}},
+    "sgd": {"policy": {"optimizer": {"name": "sgd", "lr": 0.1}}},
+    "sgd with momentum": {"policy": {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}},
+    "muon": {"policy": {"optimizer": {"name": "muon", "lr": 1e-3}}},
     "drawn mini-batches": {"policy": {"shuffle": True, "epochs_per_step": 2}},
 }
 

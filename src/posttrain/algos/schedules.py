@@ -49,12 +49,13 @@ def linear(
     return 1 - (1 - min_lr_ratio) * progress(update, warmup_updates, total_updates)
 
 
-# Share of the peak above the floor that is left after a share y of the decay; 1 at 0, and 0 at 1.
+# Share of the peak above the floor that is left after a share y of the decay; 1 at 0, and 0 at 1 but for constant.
 DECAYS: dict[str, Callable[[float], float]] = {
     "cosine": lambda y: 0.5 * (1 + math.cos(math.pi * y)),
     "linear": lambda y: 1 - y,
     "exponential": lambda y: 2 * 0.5**y - 1,
     "minus_sqrt": lambda y: 1 - math.sqrt(y),
+    "constant": lambda y: 1.0,
 }
 
 
@@ -70,12 +71,14 @@ def warmup_stable_decay(
 ) -> float:
     """Warm-up, then 1 for stable_ratio of what is left (rounded down), then a decay to min_lr_ratio.
 
-    min_lr_ratio is reached at total_updates and stays. Source: arXiv:2404.06395; the shapes are Megatron's, verl's is the
-    cosine.
+    min_lr_ratio is reached at total_updates and stays; a constant decay does not fall at all. Source: arXiv:2404.06395; the
+    shapes are Megatron's, verl's is the cosine.
     """
     factor = warmup(update, warmup_updates, warmup_start_ratio)
     if factor is not None:
         return factor
+    if decay == "constant":
+        return 1.0
     if update >= total_updates:  # also where stable_ratio 1 leaves no update for the decay
         return min_lr_ratio
     # (1 - 4 / 5) x 5 is 0.9999999999999998: a ratio that was made from updates has to give them back.

@@ -14,16 +14,18 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class OptimizerConfig(Section):
-    name: Literal["adamw"] = "adamw"
-    """Optimizer."""
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
+    """Optimizer; muon orthogonalises the momentum of hidden layers' matrices and treats the rest as adamw."""
     lr: float = Field(default=1e-6, gt=0.0)
     """Peak learning rate."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decay rates of AdamW's two running averages."""
+    """Decay rates of AdamW's two running averages (adamw, muon)."""
     eps: float = Field(default=1e-8, gt=0.0)
-    """Added to AdamW's denominator."""
+    """Added to AdamW's denominator (adamw, muon)."""
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """Decay rate of the running sum of gradients (sgd, muon); null means 0 for sgd and 0.95 for muon."""
     weight_decay: float = Field(default=0.01, ge=0.0)
-    """Decoupled weight decay, on every weight."""
+    """Decoupled weight decay, on every weight; sgd adds it to the gradient."""
     weight_decay_end: float | None = Field(default=None, ge=0.0)
     """Weight decay at the end of the run, to which it moves; null keeps it as it is."""
     weight_decay_shape: Literal["linear", "cosine"] = "linear"
@@ -55,8 +57,8 @@ class ScheduleConfig(Section):
     """All but constant: the floor, as a share of the peak."""
     stable_ratio: float = Field(default=0.9, ge=0.0, le=1.0)
     """warmup_stable_decay: share of the updates after warm-up that stay at the peak."""
-    decay: Literal["cosine", "linear", "exponential", "minus_sqrt"] = "cosine"
-    """warmup_stable_decay: shape of the fall to the floor."""
+    decay: Literal["cosine", "linear", "exponential", "minus_sqrt", "constant"] = "cosine"
+    """warmup_stable_decay: shape of the fall to the floor; constant does not fall."""
     timescale_updates: int | None = Field(default=None, ge=1)
     """inverse_square_root: updates after the warm-up in which the rate falls to 0.71 of the peak; null: those of the warm-up."""
 

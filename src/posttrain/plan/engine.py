@@ -53,6 +53,14 @@ class PlacedModel:
         return BYTES[self.config.model.master_dtype]
 
     @property
+    def averages(self) -> int:
+        """Values that the optimizer keeps per trained weight."""
+        optimizer = learner_of(self.config, self.role).optimizer
+        if optimizer.name == "sgd":
+            return 1 if optimizer.momentum else 0
+        return 1 if optimizer.name == "muon" else AVERAGES
+
+    @property
     def options(self) -> Mapping[str, Any]:
         return engine_options(self.config, self.role)
 
@@ -87,6 +95,7 @@ class EnginePlan:
     drops_out_adapters: ClassVar[bool] = True
     has_full_logits: ClassVar[bool] = True  # in one process, for losses over the whole vocabulary
     saves_parts: ClassVar[bool] = True  # every process can write its own part of a checkpoint
+    optimizers: ClassVar[tuple[str, ...]] = ("adamw",)
     moves_reference: ClassVar[bool] = False  # the policy's weights can be mixed into the reference
 
     def sizes(self, section: Learner) -> GroupSizes:
@@ -140,7 +149,7 @@ class EnginePlan:
         masters = (
             model.master_width if model.width < model.master_width else 0
         )  # otherwise weights are their own masters
-        states = (ADAM - AVERAGES) * model.master_width + masters + AVERAGES * model.master_width
+        states = (ADAM - AVERAGES) * model.master_width + masters + model.averages * model.master_width
         return RoleMemory(
             role=model.role,
             weights=even_part(model.shape.parameters, model.place) * model.width,

@@ -268,7 +268,7 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
     ),
     ((f"{A}.optim.warmup_style=linear",), f"{A}.optim.warmup_style", "must be one of constant, cosine", ""),
     (
-        (f"{A}.optim.lr_decay_style=inverse_square_root",),
+        (f"{A}.optim.lr_decay_style=inverse-square_root",),
         f"{A}.optim.lr_decay_style",
         "must be one of constant, linear",
         f"{A}.optim.lr_decay_style=inverse-square-root",

@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from posttrain.backends.torch_training.optimizers import build_optimizer, move_state
 from posttrain.config.policy import OptimizerConfig
+from posttrain.models.matrices import hidden_matrices
 
 
 class Shards(Protocol):
@@ -42,6 +43,7 @@ class MasterWeights:
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32):
         # (weight, master) where they differ.
         self._shadowed: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._matrices = hidden_matrices(model)
         self.parameters: dict[str, nn.Parameter] = {}
         for name, weight in model.named_parameters():
             if not weight.requires_grad:
@@ -72,8 +74,8 @@ class MasterWeights:
         return any(master.grad is not None for master in self.parameters.values())
 
     def optimizer(self, settings: OptimizerConfig) -> torch.optim.Optimizer:
-        """Return AdamW over the masters; called once."""
-        return build_optimizer(self.parameters.values(), settings)
+        """Return the optimizer over the masters; called once."""
+        return build_optimizer(self.parameters, settings, self._matrices)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of ``loss`` to the accumulated gradients."""
@@ -133,6 +135,7 @@ class MasterWeights:
             f"{kind}:{name}": value
             for name, master in self.parameters.items()
             for kind, value in optimizer.state.get(master, {}).items()
+            if isinstance(value, Tensor)
         }
 
     def load_averages(

@@ -81,6 +81,12 @@ def role_warnings(
         yield f"{at}.moves_every has no effect: the learning rate does not move"
     if schedule.warmup_start_ratio and not (schedule.warmup_updates or schedule.warmup_ratio):
         yield f"{at}.warmup_start_ratio has no effect: there is no warm-up"
+    if optimizer.name == "adamw" and optimizer.momentum is not None:
+        yield f"{role}.optimizer.momentum has no effect: {role}.optimizer.name is adamw, which has betas"
+    if optimizer.name == "sgd":
+        for name in ("betas", "eps"):
+            if getattr(optimizer, name) != OptimizerConfig.model_fields[name].default:
+                yield f"{role}.optimizer.{name} has no effect: {role}.optimizer.name is sgd"
     if optimizer.weight_decay_end is None and optimizer.weight_decay_shape != "linear":
         yield f"{role}.optimizer.weight_decay_shape has no effect: {role}.optimizer.weight_decay_end is null"
     if lora is not None and lora.adapter_path is not None:

@@ -17,6 +17,7 @@ def engine_problems(config: TrainingConfig) -> Iterator[Problem]:
     for plan, learners in engines_of(config):
         yield from plan.problems(config, learners)
         for role, section in learners:
+            yield from _optimizer_problems(plan, role, section.optimizer.name)
             for name, can in (
                 ("tensor_parallel", lambda engine: engine.splits_layers),
                 ("pipeline_parallel", lambda engine: engine.splits_layers),
@@ -27,6 +28,16 @@ def engine_problems(config: TrainingConfig) -> Iterator[Problem]:
                     what = f"{role}.{name} is {size}, and {role}.engine={section.engine} does not split that way"
                     fix = f"use {role}.{name}=1, or {role}.engine={engine_that(can)}"
                     yield Problem(what, fix=fix, field=f"{role}.{name}")
+
+
+def _optimizer_problems(plan: EnginePlan, role: str, name: str) -> Iterator[Problem]:
+    if name not in plan.optimizers:
+        what = (
+            f"{role}.optimizer.name is {name}, and the engine {plan.name} updates with {' or '.join(plan.optimizers)}"
+        )
+        others = engine_that(lambda engine: name in engine.optimizers and engine.shares_out == plan.shares_out)
+        fix = f"use {role}.optimizer.name={plan.optimizers[0]}, or {role}.engine={others}"
+        yield Problem(what, fix=fix, field=f"{role}.optimizer.name")
 
 
 def sharded_saving_problems(config: TrainingConfig) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from posttrain.config.base import Section
 from posttrain.errors import Problem
 from posttrain.plan.engine import EnginePlan, Learner, Passes, PlacedModel
-from posttrain.plan.memory import ADAM, BYTES, RoleMemory
+from posttrain.plan.memory import ADAM, AVERAGES, BYTES, RoleMemory
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.options import Options, Reading, ignored, ignored_options, option, read_options
 from posttrain.plan.traffic import Traffic, gather
@@ -206,6 +206,7 @@ class FsdpPlan(EnginePlan):
     peer_names: ClassVar[tuple[str, ...]] = ("fsdp", "fsdp2")
     shares_out: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
+    optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd", "muon")
     splits_sequences: ClassVar[bool] = True
 
     def shard(self, options: Mapping[str, Any], ranks: int) -> int:
@@ -229,7 +230,7 @@ class FsdpPlan(EnginePlan):
         """Shards are their own masters."""
         settings, width = _settings(model), model.master_width
         shards = model.shape.parameters * width // settings.shard
-        state = trained * ADAM * width // settings.shard
+        state = trained * (ADAM - AVERAGES + model.averages) * width // settings.shard
         off = settings.cpu_offload
         return RoleMemory(
             role=model.role,

@@ -48,6 +48,7 @@ from posttrain.config.policy import OptimizerConfig, ScheduleConfig
             8,
             0.3454915,
         ),  # (1 + cos(0.6 pi)) / 2
+        ({"name": "warmup_stable_decay", "stable_ratio": 0.5, "decay": "constant"}, 12, 1.0),
         # 0.1 + 0.9 * 0.4
         ({"name": "warmup_stable_decay", "stable_ratio": 0.5, "decay": "linear", "min_lr_ratio": 0.1}, 8, 0.46),
     ],

@@ -40,7 +40,7 @@ class ZeroWeights(MasterWeights):
     def optimizer(self, settings: OptimizerConfig) -> torch.optim.Optimizer:
         """Build AdamW over the flat shards, with which DeepSpeed replaces the parameters."""
         exact = {name: weight.detach().clone() for name, weight in self.parameters.items()}
-        optimizer = build_optimizer(self.parameters.values(), settings)
+        optimizer = build_optimizer(self.parameters, settings)
         self._engine = self._begin(optimizer, settings.max_grad_norm)
         self._zero = self._engine.optimizer
         for flat in self._flat_parts():

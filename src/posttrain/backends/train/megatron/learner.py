@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.backends.torch_training.master_weights import MasterWeights
 from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch
-from posttrain.backends.torch_training.optimizers import build_optimizer, move_state, set_rates
+from posttrain.backends.torch_training.optimizers import averages_of, build_optimizer, move_state, set_rates
 from posttrain.backends.torch_training.saved import (
     COUNTERS,
     OPTIMIZER,
@@ -47,8 +47,6 @@ from posttrain.models.chunks import Chunk, shapes_of, whole_chunk
 from posttrain.models.saving import save_config, save_model
 from posttrain.records.batches import TrainBatch
 from posttrain.records.statistics import OptimizerStats
-
-AVERAGES = ("exp_avg", "exp_avg_sq")
 
 
 class MegatronLearner:
@@ -96,7 +94,7 @@ class MegatronLearner:
         self._settings = optimizer
         self._learning_rate_factor = learning_rate_factor
         self._weight_decay: Factor = how.get("weight_decay", lambda update: optimizer.weight_decay)
-        self._optimizer = build_optimizer(self._stepped.values(), optimizer)
+        self._optimizer = build_optimizer(self._stepped, optimizer)
         asked = {
             f"{self.role}.optimizer.offload": optimizer.offload,
             f"{self.role}.engine_options.optimizer_offload": sharding.settings.optimizer_offload,
@@ -253,7 +251,7 @@ class MegatronLearner:
         states = {name: self._optimizer.state.get(weight) for name, weight in self._stepped.items()}
         if not all(states.values()):
             return
-        for key in AVERAGES:
+        for key in averages_of(self._settings):
             frozen = self._trained.keys() - states.keys()
             held = {name: torch.zeros_like(self._trained[name]) for name in frozen}
             mine = {name: state[key].to(self._sharding.device) for name, state in states.items() if state}
@@ -261,7 +259,7 @@ class MegatronLearner:
 
     def _steps(self) -> list[Tensor]:
         """Return the optimizer's count of its updates, which is the same for every weight; none before the first."""
-        return [state["step"].cpu() for state in list(self._optimizer.state.values())[:1] if state]
+        return [state["step"].cpu() for state in list(self._optimizer.state.values())[:1] if "step" in state]
 
     def _shell(self) -> PreTrainedModel:
         shell = copy.copy(self.parts.shell)
@@ -295,14 +293,14 @@ class MegatronLearner:
         self._masters.load(self.parts.by_parameter(parts), Sharding())
         self._optimizer.state.clear()
         found = saved_averages(folder) if optimizer else {}
-        for key in AVERAGES if found else ():
+        for key in averages_of(self._settings) if found else ():
             of_key = _OfKind(found, key, self.parts.whole_shapes)
             for name, weight in self._stepped.items():
                 part = self.parts.cut(of_key, [name])[name].contiguous()
                 mine = self._stretches.cut(name, part) if self._stretches else part
                 self._optimizer.state[weight][key] = mine.to(weight.device, copy=True)
-        if found:
-            step = next(found[name] for name in found if name.startswith("step:"))
+        step = next((found[name] for name in found if name.startswith("step:")), None)
+        if step is not None:
             for weight in self._stepped.values():
                 self._optimizer.state[weight]["step"] = step.to(weight.device).clone()
         if self._offload_optimizer:

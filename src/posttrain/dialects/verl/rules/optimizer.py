@@ -9,12 +9,14 @@ from posttrain.dialects.verl.rules.batches import updates_per_step
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED_TEXT
+from posttrain.errors import did_you_mean
 
 _OURS = {
     "constant": "constant",
     "linear": "linear",
     "cosine": "cosine",
     "inverse-square-root": "inverse_square_root",
+    "inverse_square_root": "inverse_square_root",
     "WSD": "warmup_stable_decay",
 }
 _MEGATRON_ONLY = (
@@ -24,7 +26,10 @@ _MEGATRON_ONLY = (
     "lr_wsd_decay_style",
     "lr_warmup_init",
     "lr_decay_steps",
+    "weight_decay_incr_style",
 )
+_OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
+_SGD_MOMENTUM = 0.9  # megatron-core's default
 _FSDP_ONLY = ("warmup_style", "lr_scheduler_type", "min_lr_ratio", "num_cycles")
 
 
@@ -79,17 +84,37 @@ def _clipping(keys: Reader, section: str, role: str) -> dict[str, Any]:
 
 
 def _further(keys: Reader, section: str, role: str) -> dict[str, Any]:
-    """Arguments of torch.optim.AdamW that have no key of their own."""
+    """The optimizer's name, and arguments that have no key of their own."""
     key = f"{section}.optim.override_optimizer_config"
     given = dict(get(keys, key) or {})
-    fields = {f"{role}.optimizer.{name}": given.pop(name) for name in ("eps", "betas") if name in given}
+    megatron = keys[f"{section}.strategy"] == MEGATRON
+    if megatron and "sgd_momentum" in given:
+        given.setdefault("momentum", given.pop("sgd_momentum"))
+    fields: dict[str, Any] = {}
+    name = _optimizer(keys, f"{section}.optim.optimizer")
+    if name != "adamw":
+        fields[f"{role}.optimizer.name"] = name
+    if name == "sgd" and megatron:
+        fields[f"{role}.optimizer.momentum"] = _SGD_MOMENTUM
+    known = ("eps", "betas", "momentum")
+    fields |= {f"{role}.optimizer.{name}": given.pop(name) for name in known if name in given}
     for name in given:
         keys.problem(
-            f"{name} is no argument of the optimizer that can be set here (eps and betas can)",
+            f"{name} is no argument of the optimizer that can be set here (eps, betas and momentum can)",
             key=f"{key}.{name}",
             fix="remove it; weight decay and learning rate have keys of their own",
         )
     return fields
+
+
+def _optimizer(keys: Reader, key: str) -> str:
+    """Return our name of the optimizer."""
+    written = str(get(keys, key) or "adam")
+    ours = _OPTIMIZERS.get(written.lower())
+    if ours is None:
+        fix = did_you_mean(written, ["AdamW", "SGD", "Muon"], listed=True) or f"use {key}=AdamW"
+        keys.problem(f"there is no optimizer called {written} (known: AdamW, SGD, Muon)", key=key, fix=fix)
+    return ours or "adamw"
 
 
 def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
@@ -100,6 +125,9 @@ def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
         other = SHARDED_TEXT if megatron else f"the strategy {MEGATRON}"
         keys.ignore(f"{optim}.{name}", f"read by {other} only")
     if megatron:
+        grows = keys[f"{optim}.weight_decay_incr_style"]
+        if grows != "constant":
+            fields[f"{role}.optimizer.weight_decay_shape"] = grows
         fields |= _decay(keys, section, ours) | _ends(keys, section, ours)
         return fields | _pace(keys, section, ours, fields)
     name = _style(keys, optim)
