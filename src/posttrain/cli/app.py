@@ -20,6 +20,7 @@ from posttrain.cli import (
     generate,
     keys,
     plan,
+    play,
     replay,
     report,
     schema,
@@ -47,6 +48,7 @@ app.command("generate", context_settings=OVERRIDES)(generate.generate)
 app.command("evaluate", context_settings=OVERRIDES)(evaluate.evaluate)
 app.command("serve", context_settings=OVERRIDES)(serve.serve)
 app.command("plan", context_settings=OVERRIDES)(plan.plan)
+app.command("play", context_settings=OVERRIDES)(play.play)
 app.command("keys")(keys.keys)
 app.command("algorithms")(algorithms.algorithms)
 app.command("translate", context_settings=OVERRIDES)(translate.translate)

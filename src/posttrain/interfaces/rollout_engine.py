@@ -100,7 +100,19 @@ class ResumableStream(RequestStream, Protocol):
         ...
 
 
-class RolloutEngine(Protocol):
+class TurnSampler(Protocol):
+    """The part of a sampler that episodes need."""
+
+    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> RequestStream:
+        """Open a stream of requests with these settings (``samples_per_prompt`` and ``max_response_tokens`` come with a request).
+
+        Raises: RuntimeError while another one is open. While this one is open, ``generate`` raises RuntimeError, and so does
+            ``weights_changed`` when requests are in flight.
+        """
+        ...
+
+
+class RolloutEngine(TurnSampler, Protocol):
     @property
     def version(self) -> int:
         """Version of the sampler's weights: the number of updates made to them."""
@@ -124,14 +136,6 @@ class RolloutEngine(Protocol):
     ) -> list[TrajectoryGroup]:
         """Sample one group per prompt, in the given order. ``on_group`` is called with each group as soon as it is complete,
         while others are still being sampled where the engine can."""
-        ...
-
-    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> RequestStream:
-        """Open a stream of requests with these settings (``samples_per_prompt`` and ``max_response_tokens`` come with a request).
-
-        Raises: RuntimeError while another one is open. While this one is open, ``generate`` raises RuntimeError, and so does
-            ``weights_changed`` when requests are in flight.
-        """
         ...
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from posttrain.errors import DataError
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvStart
-from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request, RequestStream, RolloutEngine
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request, RequestStream, TurnSampler
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
@@ -18,7 +18,7 @@ WAIT_S = 0.5  # of waiting for environments while nothing is sampled, before the
 
 
 def play(
-    engine: RolloutEngine,
+    engine: TurnSampler,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
     worlds: Worlds,

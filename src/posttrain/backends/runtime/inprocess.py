@@ -73,7 +73,7 @@ class InProcess:
 
 
 def start_sampler(
-    config: GenerateConfig | ServeConfig, tokenizer: PreTrainedTokenizerBase
+    config: GenerateConfig | ServeConfig | RunConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[RolloutEngine, torch.device]:
     """A sampler with a model of its own, for a run that trains nothing."""
     device = pick_device(config.placement.device)
@@ -98,6 +98,6 @@ def start_sampler(
         tokenizer,
         device=device,
         seed=0,  # of the server's own random numbers; every request has its seed
-        max_prompt_tokens=config.data.max_prompt_tokens,
+        max_prompt_tokens=config.context_tokens if isinstance(config, RunConfig) else config.data.max_prompt_tokens,
     )
     return engine, device
