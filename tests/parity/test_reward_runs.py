@@ -12,10 +12,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from posttrain.backends.reward_model import judge
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import ModelError, RunInterrupted, RunStopped
 from posttrain.models.tiny import draw_weights
+from posttrain.records.trajectories import Outcome, Reward, Trajectory
 from posttrain.steps import rl_step
 
 REWARD = """
@@ -322,3 +324,29 @@ def test_reward_model_with_another_tokenizer_is_refused_before_anything_is_writt
     with pytest.raises(ModelError, match="another tokenizer than the policy"):
         train_run(make("run", reward={"terms": [], "model": {"path": str(reward_model)}}))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_judge_of_the_runs_own_grades_what_the_policy_sampled(
+    make: Make, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The judge is the tiny model itself, whose answers are no verdicts: here the sum of their bytes decides."""
+    monkeypatch.setattr(judge, "last_line_verdict", lambda text: float(sum(text.encode()) % 2))
+    settings = {
+        "path": str(tiny_llama),
+        "max_tokens": 4,
+        "prompt_template": "{response}",
+        "temperature": 1.0,
+        "weight": 3.0,
+    }
+    monkeypatch.setattr(judge.LocalJudge, "_read", _read_what_is_cut)
+    folder = train_run(make("run", run={"seed": 1, "total_steps": 1}, reward={"terms": [], "judge": settings}))
+    [line] = (folder / "metrics.jsonl").read_text().splitlines()
+    metrics = json.loads(line)
+    assert metrics["reward/invalid_share"] == 0 and 0 < metrics["reward/term/judge"] < 1
+    assert metrics["reward/mean"] == pytest.approx(3 * metrics["reward/term/judge"])
+    again = train_run(make("again", run={"seed": 1, "total_steps": 1}, reward={"terms": [], "judge": settings}))
+    assert json.loads((again / "metrics.jsonl").read_text())["reward/mean"] == metrics["reward/mean"]
+
+
+def _read_what_is_cut(self: judge.LocalJudge, answer: Trajectory) -> Outcome:
+    return Reward(self._question.verdict(answer.text))

@@ -21,6 +21,7 @@ from posttrain.records.plans import (
     CriticUpdatePlan,
     DomainPlan,
     GroupFilterPlan,
+    JudgePlan,
     KlRewardPlan,
     LossPlan,
     ProfilePlan,
@@ -181,6 +182,9 @@ def reward_plan(config: RunConfig) -> RewardPlan:
     reward = config.reward
     return RewardPlan(
         model_weight=reward.model.weight if reward.model else 1.0,
+        judge=JudgePlan(weight=reward.judge.weight, data_sources=frozenset(reward.judge.data_sources))
+        if reward.judge
+        else JudgePlan(),
         max_response_tokens=config.rollout.max_response_tokens,
         overlong_buffer_tokens=reward.overlong_buffer_tokens,
         overlong_penalty=reward.overlong_penalty,
@@ -223,7 +227,11 @@ def _advantage_parameters(config: RunConfig) -> dict[str, Any]:
     chosen = config.advantage.settings
     if chosen.get("term_weights") and not chosen.get("terms", True):
         reward = config.reward
-        parts = [*(["model"] if reward.model else []), *(["overlong"] if reward.overlong_buffer_tokens else [])]
+        parts = [
+            *(["model"] if reward.model else []),
+            *(["judge"] if reward.judge else []),
+            *(["overlong"] if reward.overlong_buffer_tokens else []),
+        ]
         chosen["terms"] = [*term_names(reward.terms), *parts]
     return chosen
 

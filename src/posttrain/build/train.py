@@ -148,7 +148,8 @@ def prompt_loader(data: DataConfig, prompts: Sequence[Prompt], seed: int) -> Pro
 def checks_references(config: RunConfig) -> bool:
     """Return True when the reward is only made of functions, which are quick and cost nothing to call."""
     functions = not any(queries_a_server(term) for term in config.reward.terms)
-    return config.reward.check_references and bool(config.reward.terms) and config.reward.model is None and functions
+    alone = config.reward.model is None and config.reward.judge is None
+    return config.reward.check_references and bool(config.reward.terms) and alone and functions
 
 
 def run_scorer(config: RunConfig) -> Scorer:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from posttrain.config.algorithm import KlEstimator
 from posttrain.config.base import Section
+from posttrain.config.judge import JudgeConfig
 
 Normalization = Literal["none", "group", "batch", "running"]
 
@@ -72,6 +73,8 @@ class RewardConfig(Section):
     """Reward terms; a response's reward is their weighted sum."""
     model: RewardModelConfig | None = None
     """A reward model, whose score is added to the terms; null has none."""
+    judge: JudgeConfig | None = None
+    """A language model of the run that grades responses, whose verdict is added to the terms; null has none."""
     check_references: bool = True
     """Before the first step, score the reference answers of a few prompts beside wrong ones and warn when the reward prefers the
     wrong ones or finds no right one. Not done with rewards that ask a server, or with a reward model."""

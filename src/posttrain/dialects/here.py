@@ -30,6 +30,7 @@ WANTED: dict[str, dict[str, Any]] = {
     "reference": {"devices": None},
     "rollout": {"engine": "native", "endpoints": [], "weight_sync": "auto", "tensor_parallel": 1, "devices": None},
 }
+JUDGE: dict[str, Any] = {"engine": "native", "engine_options": {}, "devices": None}
 OPTIONS = {
     "policy": ("engine_options",),
     "critic": ("engine_options",),
@@ -56,10 +57,13 @@ def at_hand(config: C) -> tuple[C, list[str]]:
             changes.append(f"{name}.{key}: {_shown(value)} instead of {_shown(getattr(section, key))}")
         sections[name] = section.model_copy(update=different)
     reward = getattr(config, "reward", None)
-    judge = getattr(reward, "model", None)
-    if reward and judge and judge.devices is not None:
-        changes.append(f"reward.model.devices: all instead of {judge.devices}")
-        sections["reward"] = reward.model_copy(update={"model": judge.model_copy(update={"devices": None})})
+    for name, wanted in (("model", {"devices": None}), ("judge", JUDGE)):
+        model = getattr(reward, name, None)
+        different = {key: value for key, value in wanted.items() if model and getattr(model, key) != value}
+        for key, value in different.items():
+            changes.append(f"reward.{name}.{key}: {_shown(value)} instead of {_shown(getattr(model, key))}")
+        if reward and model and different:
+            reward = sections["reward"] = reward.model_copy(update={name: model.model_copy(update=different)})
     tracking = getattr(config, "tracking", None)
     asked = tracking.trackers if tracking else []
     trackers = [name for name in asked if name not in SERVICES or is_installed(name)]

@@ -48,6 +48,7 @@ class Roles:
     reference: ScoringEngine | None  # None: no reference log-probs are needed
     critic: ValueEngine | None = None  # None: the advantage estimator needs no values
     reward_model: RewardModel | None = None  # None: reward terms give all rewards
+    judge: RewardModel | None = None  # None: no language model of the run grades responses
     worlds: Worlds | None = None  # None: single-turn responses without an environment
     device: str  # the policy's device, for display
     notices: Notices = field(default_factory=Notices)  # messages of engines while they work, for display

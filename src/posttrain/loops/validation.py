@@ -27,7 +27,14 @@ def validate(
     logprobs = None
     with clock.phase("validation", total=roles.most_tokens(len(prompts), sampling)):
         groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)
-        scored = score(groups, scorer, reward_model=roles.reward_model, model_weight=plan.step.reward.model_weight)
+        scored = score(
+            groups,
+            scorer,
+            reward_model=roles.reward_model,
+            model_weight=plan.step.reward.model_weight,
+            judge=roles.judge,
+            judging=plan.step.reward.judge,
+        )
         shown = first_groups(scored)
         batch = assemble(shown) if shown else None
         if batch and plan.validation_logprobs:

@@ -39,6 +39,8 @@ def estimate(config: RunConfig, batches: BatchPlan, plan: PlacementPlan) -> list
     paths = {"critic": config.critic.path, "reference": config.reference.path}
     if config.reward.model is not None:
         paths["reward model"] = config.reward.model.path
+    if config.reward.judge is not None:
+        paths["judge"] = config.reward.judge.path
     found = []
     for place in plan.roles:
         path = paths.get(place.role)
@@ -82,7 +84,7 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
             weights=0 if place.uses_weights_of else shape.parameters * width // split,
             cache=tokens * 2 * shape.layers * shape.key_value_width * width // split,
         )
-    if place.role in ("reference", "reward model"):
+    if place.role in ("reference", "reward model", "judge"):
         if place.uses_weights_of:
             return RoleMemory(role=place.role, weights=0)
         model = PlacedModel(config=config, place=place, shape=shape)

@@ -52,6 +52,8 @@ def check_run_files(config: RunConfig) -> list[Problem]:
         problems += _check_model(config.critic.path, "critic.path", tokenizer=False)
     if config.reward.model is not None:
         problems += _check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
+    if config.reward.judge is not None:
+        problems += _check_model(config.reward.judge.path, "reward.judge.path", tokenizer=True)
     return problems + check_run_folders(config)
 
 
@@ -68,7 +70,7 @@ def _among_models(config: TrainingConfig) -> Iterator[Problem]:
     models = [config.model.path, config.model.tokenizer_path]
     if isinstance(config, RunConfig):
         models += [config.reference.path, config.critic.path]
-        models += [config.reward.model.path] if config.reward.model is not None else []
+        models += [each.path for each in (config.reward.model, config.reward.judge) if each is not None]
     read = {Path(path).resolve(): path for path in models if path and Path(path).is_dir() and holds_model(Path(path))}
     places = {
         "run.folder": config.folder,
@@ -175,6 +177,8 @@ def hub_models(config: ModelUser) -> dict[str, str]:
             named["critic.path"] = config.critic.path
         if config.reward.model is not None:
             named["reward.model.path"] = config.reward.model.path
+        if config.reward.judge is not None:
+            named["reward.judge.path"] = config.reward.judge.path
     return {field: path for field, path in named.items() if path is not None and is_hub_id(path)}
 
 

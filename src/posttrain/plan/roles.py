@@ -127,6 +127,17 @@ def _roles_of_a_step(config: RunConfig) -> list[RoleRequest]:
                 awake=("reward",),
             )
         )
+    if config.reward.judge is not None:
+        asked.append(
+            RoleRequest(
+                role="judge",
+                field="reward.judge.devices",
+                engine=ONE_DEVICE,
+                devices=config.reward.judge.devices,
+                sizes=GroupSizes(),
+                awake=("reward",),
+            )
+        )
     asked.append(_policy(policy, ("log-probs", "update")))
     if config.loss.kl_coef or config.reward.kl.coef:
         asked.append(

@@ -119,10 +119,19 @@ class KlRewardPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JudgePlan:
+    """The part of a judge of the run's own in the reward."""
+
+    weight: float = 1.0  # of its verdict
+    data_sources: frozenset[str] = frozenset()  # the prompts that it counts for; empty means all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPlan:
     """Reward shaping applied before advantage estimation; docs/rewards.md has the order."""
 
     model_weight: float = 1.0  # of the reward model's score
+    judge: JudgePlan = JudgePlan()
     max_response_tokens: int = 0  # the limit that the overlong rule looks at
     overlong_buffer_tokens: int | None = None
     overlong_penalty: float = 1.0

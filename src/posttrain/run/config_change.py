@@ -61,6 +61,8 @@ HARMLESS = (
     "reference.max_tokens_per_micro_batch",
     "reference.offload",
     "reference.sequences_per_micro_batch_per_device",
+    "reward.judge.devices",
+    "reward.judge.max_concurrent_sequences",
     "reward.max_invalid_share",
     "reward.model.devices",
     "reward.model.sequences_per_micro_batch_per_device",

@@ -41,7 +41,14 @@ def add_greedy_rewards(
     greedy = replace(plan.sampling, samples_per_prompt=1, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
     with clock.phase("baseline", total=roles.most_tokens(len(groups), greedy)):
         sampled = collect(roles, list(prompts.values()), greedy, clock.advance, scorer.begin)
-        scored = score(sampled, scorer, reward_model=roles.reward_model, model_weight=plan.reward.model_weight)
+        scored = score(
+            sampled,
+            scorer,
+            reward_model=roles.reward_model,
+            model_weight=plan.reward.model_weight,
+            judge=roles.judge,
+            judging=plan.reward.judge,
+        )
     rewards = {
         prompt_id: outcome.value if isinstance(outcome, Reward) else float("nan")
         for prompt_id, group in zip(prompts, shape_outcomes(scored, plan.reward), strict=True)

@@ -103,6 +103,8 @@ def sample_groups(
                 plan.max_invalid_share,
                 reward_model=roles.reward_model,
                 model_weight=plan.reward.model_weight,
+                judge=roles.judge,
+                judging=plan.reward.judge,
             )
             selection.add(shape_outcomes(scored, plan.reward))
     return selection

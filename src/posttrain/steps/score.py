@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.reward import GroupScorer, RewardModel
+from posttrain.records.plans import JudgePlan
 from posttrain.records.trajectories import (
     Invalid,
     Outcome,
@@ -22,6 +24,7 @@ from posttrain.rewards.sources import NO_REWARD
 NOT_SAMPLED = "not_sampled"  # the reason of a response that the sampler failed to give
 ENVIRONMENT = "environment"  # name of the environment's reward among the terms
 MODEL = "model"  # name of the reward model's score among the terms
+JUDGE = "judge"  # name of the judge's verdict among the terms
 
 
 class TooManyInvalid(RunStopped):
@@ -39,9 +42,11 @@ def score(
     *,
     reward_model: RewardModel | None = None,
     model_weight: float = 1.0,
+    judge: RewardModel | None = None,
+    judging: JudgePlan | None = None,
 ) -> list[ScoredGroup]:
     """An outcome for every response: the sum of the reward terms, of model_weight x the reward model's score where there is one,
-    and of the environment's rewards where it gives some.
+    of the judge's weighted verdict where it counts, and of the environment's rewards where it gives some.
 
     Raises: TooManyInvalid when more than ``max_invalid_share`` of the responses could not be scored, with examples: a broken
         reward function must not pass for a policy that learns nothing.
@@ -53,6 +58,8 @@ def score(
             tuple(with_model(*pair, model_weight) for pair in zip(*both, strict=True))
             for both in zip(outcomes, of_model, strict=True)
         ]
+    if judge:
+        outcomes = judged(groups, outcomes, judge, judging or JudgePlan())
     scored = [
         ScoredGroup(group=group, outcomes=each).map_outcomes(with_environment)
         for group, each in zip(groups, outcomes, strict=True)
@@ -68,6 +75,36 @@ def with_model(terms: Outcome, model: Outcome, weight: float) -> Outcome:
     if isinstance(model, Invalid):
         return model
     return _with_term(terms, weight * model.value, MODEL, model.value)
+
+
+def judged(
+    groups: Sequence[TrajectoryGroup], outcomes: Sequence[tuple[Outcome, ...]], judge: RewardModel, plan: JudgePlan
+) -> list[tuple[Outcome, ...]]:
+    """Outcomes with the judge's verdict on responses to prompts of its data sources."""
+    found = [list(each) for each in outcomes]
+    asked = [
+        number
+        for number, group in enumerate(groups)
+        if not plan.data_sources or group.prompt.data_source in plan.data_sources
+    ]
+    verdicts = judge.score([groups[number] for number in asked])
+    for number, of_group in zip(asked, verdicts, strict=True):
+        found[number] = [
+            with_judge(terms, verdict, plan.weight) for terms, verdict in zip(outcomes[number], of_group, strict=True)
+        ]
+    return [tuple(each) for each in found]
+
+
+def with_judge(terms: Outcome, verdict: Outcome, weight: float) -> Outcome:
+    """The terms' sum + weight x the verdict, which is kept under its name; the verdict alone where no term counts."""
+    if isinstance(terms, Invalid):
+        if terms.reason != NO_REWARD:
+            return terms
+        terms = Reward(0.0)
+    if isinstance(verdict, Invalid):
+        return verdict
+    total = _with_term(terms, weight * verdict.value, JUDGE, verdict.value)
+    return replace(total, texts=(*total.texts, *verdict.texts)) if isinstance(total, Reward) else total
 
 
 def with_environment(trajectory: Trajectory, terms: Outcome) -> Outcome:
@@ -90,7 +127,7 @@ def with_environment(trajectory: Trajectory, terms: Outcome) -> Outcome:
 def _with_term(terms: Reward, added: float, name: str, value: float) -> Outcome:
     total = terms.value + added
     if not abs(total) <= LARGEST:
-        of = "the environment's rewards" if name == ENVIRONMENT else "model"
+        of = "the environment's rewards" if name == ENVIRONMENT else name
         return Invalid(NOT_FINITE, f"the sum of terms and {of} is {total}")
     return Reward(total, (*terms.terms, (name, value)), terms.texts)
 

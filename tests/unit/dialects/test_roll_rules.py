@@ -271,8 +271,9 @@ def test_what_must_be_given_is_asked_for(key) -> None:
     ("overrides", "word"),
     [
         (
-            ("rewards.d.worker_cls=roll.LLMJudgeRewardWorker", "rewards.d.judge_model_type=cluster"),
-            "a judge on the run's own devices",
+            ("rewards.d.worker_cls=roll.LLMJudgeRewardWorker", "rewards.d.judge_model_type=inference",
+             "rewards.d.strategy_args.strategy_name=vllm", f"rewards.d.{CONFIG}.tensor_parallel_size=2"),
+            "a judge that several devices share",
         ),
         (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
         (("async_generation_ratio=1",), "asynchronous rollouts"),
@@ -520,3 +521,53 @@ def test_a_domain_without_a_share_is_not_drawn_from() -> None:
     loaded = load(*TWO_DOMAINS, "actor_train.data_args.domain_interleave_probs={e: 1.0}")
     [(name, domain)] = loaded.config.data.domains.items()
     assert (name, domain.sources, domain.prompts_per_step) == ("e", ["y", "z"], 10)
+
+
+LOCAL = ("rewards.d={worker_cls: exact_match, tag_included: [x]}", "rewards.j.worker_cls=roll.LLMJudgeRewardWorker",
+         "rewards.j.tag_included=[y]", "rewards.j.judge_model_type=inference", "rewards.j.model_args.model_name_or_path=jm",
+         "rewards.j.strategy_args.strategy_name=hf_infer")  # fmt: skip
+
+
+def test_a_judge_of_the_runs_own_grades_its_domain_alone() -> None:
+    """It is no reward term, which would be a server's, and the other domain keeps its rule."""
+    loaded = load(
+        *LOCAL,
+        "actor_train.device_mapping=[0,1]",
+        "actor_infer.device_mapping=[0,1]",
+        "rewards.j.device_mapping=[2,3]",
+        "rewards.j.generating_args={max_new_tokens: 100, temperature: 0.8}",
+    )
+    assert loaded.problems == loaded.unsupported == ()
+    judge = loaded.config.reward.judge
+    assert (judge.path, judge.engine, judge.devices, judge.data_sources) == ("jm", "hf", [2, 3], ["y"])
+    assert (judge.max_tokens, judge.temperature, judge.top_p, judge.top_k) == (
+        100,
+        0.8,
+        0.7,
+        50,
+    )  # ROLL's defaults besides
+    assert [(term.name, term.data_sources) for term in loaded.config.reward.terms] == [("exact_match", ["x"])]
+    assert loaded.config.placement.devices == 4
+
+
+def test_a_judge_may_be_the_section_reward_model() -> None:
+    loaded = load(*LOCAL[:3], "rewards.j.judge_model_type=cluster", "reward_model.model_args.model_name_or_path=rm",
+                  "reward_model.strategy_args.strategy_name=vllm", f"reward_model.{CONFIG}.gpu_memory_utilization=0.5",
+                  f"reward_model.{CONFIG}.load_format=auto", "rewards.j.generating_args.temperature=0.3")  # fmt: skip
+    assert loaded.problems == loaded.unsupported == ()
+    judge = loaded.config.reward.judge
+    assert (judge.path, judge.engine, judge.engine_options) == ("rm", "vllm", {"gpu_memory_utilization": 0.5})
+    assert judge.temperature == 0.3
+
+
+def test_a_judge_that_trains_cannot_sample() -> None:
+    [problem] = load(*LOCAL, "rewards.j.strategy_args.strategy_name=megatron_train").problems
+    assert "rewards.j.strategy_args.strategy_name is megatron_train, which samples nothing" in str(problem)
+
+
+def test_here_takes_the_judge_along() -> None:
+    given = (*LOCAL, "rewards.j.strategy_args.strategy_name=vllm", "rewards.j.device_mapping=[2,3]")
+    loaded = read_dialect(DIALECT, None, (*BASE, *given), here=True)
+    judge = loaded.config.reward.judge
+    assert (judge.engine, judge.devices, judge.path) == ("native", None, "jm")
+    assert any(change.startswith("reward.judge.devices") for change in loaded.changes)

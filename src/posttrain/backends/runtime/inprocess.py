@@ -7,7 +7,7 @@ import os
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.backends.serving.start import make_sampler, start_weight_sync
+from posttrain.backends.serving.start import make_sampler, start_judge, start_weight_sync
 from posttrain.backends.torch_training.start import (
     has_full_kl,
     load_policy,
@@ -59,6 +59,7 @@ class InProcess:
             notes=tuple(role.note for role in (policy, critic, reference, rollout) if role is not None and role.note),
             critic=critic,
             reward_model=start_reward_model(config, tokenizer, device),
+            judge=start_judge(config, device),
             device=str(device),
             notices=notices,
             work=work_of(model, shares_prompts=config.policy.share_prompts),

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.backends.reward_model.judge import LocalJudge, question_of
+from posttrain.config import RunConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.roles import sends_adapter, shares_weights
@@ -21,8 +23,9 @@ from posttrain.config.rollout import RolloutConfig
 from posttrain.interfaces.rollout_engine import RolloutEngine, SamplerPlan
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.models.hugging_face_weights import hugging_face_weights
-from posttrain.models.loading import expanded, load_model_config
+from posttrain.models.loading import DTYPES, expanded, load_causal_lm, load_model_config, load_tokenizer
 from posttrain.models.lora import adapter_rank, write_own_adapter
+from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ROLLOUT_ENGINES, WEIGHT_SYNCS
 
 
@@ -196,3 +199,52 @@ def _own_address(endpoints: list[str]) -> str:
     hosts = {urlsplit(url if "://" in url else f"http://{url}").hostname for url in endpoints}
     here = hosts <= {"127.0.0.1", "localhost", "::1"}
     return "127.0.0.1" if here else socket.gethostbyname(socket.gethostname())
+
+
+def start_judge(config: RunConfig, device: torch.device) -> LocalJudge | None:
+    """Build the run's judge, when the reward has one, with a sampler and a model of its own."""
+    judge = config.reward.judge
+    if judge is None:
+        return None
+    question = question_of(judge)
+    model = config.model.model_copy(
+        update={
+            "path": judge.path,
+            "tokenizer_path": None,
+            "trust_remote_code": judge.trust_remote_code,
+            "chat_template": None,
+            "chat_template_file": None,
+            "config_overrides": {},
+        }
+    )
+    rollout = RolloutConfig(
+        engine=judge.engine,
+        engine_options=judge.engine_options,
+        samples_per_prompt=1,
+        max_response_tokens=judge.max_tokens,
+        max_concurrent_sequences=judge.max_concurrent_sequences,
+    )
+
+    def load() -> PreTrainedModel:
+        return load_causal_lm(
+            judge.path, dtype=DTYPES[model.compute_dtype], device=device, trust_remote_code=judge.trust_remote_code
+        ).requires_grad_(False)
+
+    tokenizer = load_tokenizer(model)
+    engine = make_sampler(
+        rollout,
+        model,
+        load,
+        tokenizer,
+        device=device,
+        seed=config.run.seed,
+        max_prompt_tokens=judge.max_prompt_tokens,
+    )
+    sampling = SamplingParams(
+        max_response_tokens=judge.max_tokens,
+        temperature=judge.temperature,
+        top_p=judge.top_p,
+        top_k=judge.top_k,
+        seed=config.run.seed,
+    )
+    return LocalJudge(engine, tokenizer, question, sampling, judge)

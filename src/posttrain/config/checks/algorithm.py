@@ -115,7 +115,11 @@ def _term_problems(config: RunConfig) -> Iterator[Problem]:
     reward = config.reward
     chosen, weights = config.advantage.settings["terms"], config.advantage.settings["term_weights"]
     known = [term.name for term in reward.terms]
-    known += [*(["model"] if reward.model else []), *(["overlong"] if reward.overlong_buffer_tokens else [])]
+    known += [
+        *(["model"] if reward.model else []),
+        *(["judge"] if reward.judge else []),
+        *(["overlong"] if reward.overlong_buffer_tokens else []),
+    ]
     for name in chosen:
         base = name.split("/")[0]  # a term may give further numbers, as name/key
         # A repeated name becomes name_2.

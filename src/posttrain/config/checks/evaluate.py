@@ -66,7 +66,13 @@ def warnings_of(config: EvaluateConfig) -> list[str]:
 
 def unsupported(config: EvaluateConfig) -> list[Problem]:
     """Report valid settings that are planned but not built yet."""
-    if config.reward.model is None:
-        return []
-    what = "scoring responses of a file by a reward model is planned"
-    return [Problem(what, fix="use reward terms, or a server that serves the model: http", field="reward.model")]
+    found = []
+    if config.reward.model is not None:
+        what = "scoring responses of a file by a reward model is planned"
+        found.append(
+            Problem(what, fix="use reward terms, or a server that serves the model: http", field="reward.model")
+        )
+    if config.reward.judge is not None:
+        what = "grading responses of a file by a judge of the run's own is planned"
+        found.append(Problem(what, fix="serve the judge (posttrain serve), and use llm_judge", field="reward.judge"))
+    return found

@@ -10,7 +10,7 @@ from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.group_filter import GroupFilterConfig
 from posttrain.config.reward_placement import WORKER_FIELDS, runs_code, runs_here
 from posttrain.errors import Problem, did_you_mean
-from posttrain.registry import ADVANTAGES, REWARDS
+from posttrain.registry import ADVANTAGES, REWARDS, ROLLOUT_ENGINES
 
 BOUNDS = ("above_std", "above_mean", "below_mean")
 
@@ -19,7 +19,7 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
     """Report invalid settings."""
     reward, samples = config.reward, config.rollout.samples_per_prompt
     worlds = config.environment.used and config.environment.name != SINGLE_TURN
-    if not reward.terms and reward.model is None and not worlds:
+    if not reward.terms and reward.model is None and reward.judge is None and not worlds:
         yield Problem(
             "there is nothing to score responses by: no reward term and no reward model",
             fix="add a term, such as reward.terms=[{name: exact_match}], or reward.model.path",
@@ -31,6 +31,8 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
             fix="give the term's function another name",
             field="reward.terms",
         )
+    if reward.judge is not None:
+        yield from _judge_problems(config)
     for index, term in enumerate(reward.terms):
         if term.batched and term.path is None:
             yield Problem(
@@ -64,6 +66,25 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
             yield from _filter_problems(config, chosen, at)
 
 
+def _judge_problems(config: RunConfig) -> Iterator[Problem]:
+    judge = config.reward.judge
+    assert judge is not None
+    if any(term.name == "judge" for term in config.reward.terms):
+        yield Problem(
+            "a reward term is called judge, which is the name of the judge's verdict",
+            fix="give the term's function another name",
+            field="reward.terms",
+        )
+    if judge.engine not in ROLLOUT_ENGINES.names() or judge.engine == "http":
+        known = [name for name in ROLLOUT_ENGINES.names() if name != "http"]
+        yield Problem(
+            f"there is no sampler {judge.engine} for a judge (known: {', '.join(known)})",
+            fix=did_you_mean(judge.engine, known, listed=True)
+            or "a judge behind a server is the reward term llm_judge",
+            field="reward.judge.engine",
+        )
+
+
 def _filters(config: RunConfig) -> dict[str, GroupFilterConfig]:
     """Return the run's filter and those of domains, by their fields."""
     domains = config.data.domains.items()
@@ -78,7 +99,12 @@ def _filter_problems(config: RunConfig, chosen: GroupFilterConfig, at: str) -> I
             fix=f"set {at}.above_mean lower than {at}.below_mean",
             field=f"{at}.above_mean",
         )
-    known = ["reward", *(term.name for term in config.reward.terms), *(["model"] if config.reward.model else [])]
+    known = [
+        "reward",
+        *(term.name for term in config.reward.terms),
+        *(["model"] if config.reward.model else []),
+        *(["judge"] if config.reward.judge else []),
+    ]
     looked_at = chosen.metric.split("/")[0]  # a term may give further numbers, as name/key
     # A repeated name becomes name_2.
     if looked_at not in known and re.sub(r"_\d+$", "", looked_at) not in known:

@@ -38,6 +38,12 @@ def image_problems(config: RunConfig) -> Iterator[Problem]:
             fix="use reward.terms",
             field="reward.model.path",
         )
+    if config.reward.judge is not None:
+        yield Problem(
+            "the training data hold images, and a judge reads text only",
+            fix="use reward.terms",
+            field="reward.judge.path",
+        )
     if config.tracking.batches_every_steps:
         yield Problem(
             "the training data hold images, which recorded batches have no place for",

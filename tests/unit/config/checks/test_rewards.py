@@ -47,6 +47,16 @@ TERM = {"name": "exact_match"}
             "makes every reward 0",
         ),
         ({"reward": {"terms": [{**TERM, "batched": True}]}}, "reward.terms.0.batched", "one response at a time"),
+        (
+            {"reward": {"judge": {"path": "j", "engine": "vlm"}}},
+            "reward.judge.engine",
+            "there is no sampler vlm for a judge (known: ",
+        ),
+        (
+            {"reward": {"judge": {"path": "j"}, "terms": [{"name": "judge", "path": "f.py"}]}},
+            "reward.terms",
+            "is the name of the judge's verdict",
+        ),
         ({"reward": {"kl": {"coef": 0.1, "estimator": "full"}}}, "reward.kl.estimator", "loss.kl_estimator=full"),
         (
             {"group_filter": {"strategy": "drop", "above_mean": 0.5, "below_mean": 0.5}},

@@ -256,6 +256,7 @@ class _Start:
             else None,
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
             reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
+            judge=RemoteRewardModel(of["judge"], "judge", reads_references=True) if "judge" in of else None,
             device=self._device(),
             notices=self.notices,
             notes=_notes(worker_groups),

@@ -14,6 +14,7 @@ from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, ValueLossPlan
+from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
 from posttrain.records.trajectories import Outcome, TrajectoryGroup
 
@@ -130,15 +131,23 @@ class RemoteCritic(RemoteOptimized):
 
 
 class RemoteRewardModel:
-    """See interfaces.reward.RewardModel: every rank has all of the model and scores a share of the groups."""
+    """See interfaces.reward.RewardModel: every rank has all of the model and scores a share of the groups.
 
-    def __init__(self, workers: WorkerGroup):
+    Args: role, reward model or judge; reads_references: the reference answers are sent, too.
+    """
+
+    def __init__(self, workers: WorkerGroup, role: str = "reward model", *, reads_references: bool = False):
         self.workers = workers
+        self.role = role
+        self.reads_references = reads_references
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         ranks = len(self.workers.members)
         # What a grader needs and the model does not stays here.
-        plain = [replace(each, prompt=replace(each.prompt, ground_truth=None, extra_info={})) for each in groups]
-        shares = [(plain[rank::ranks],) for rank in range(ranks)]
-        found = self.workers.scatter("reward", shares, what="reward model score")
+        plain = [replace(each, prompt=self._plain(each.prompt)) for each in groups]
+        shares = [(self.role, plain[rank::ranks]) for rank in range(ranks)]
+        found = self.workers.scatter("reward", shares, what=f"{self.role} score")
         return [found[number % ranks][number // ranks] for number in range(len(groups))]
+
+    def _plain(self, prompt: Prompt) -> Prompt:
+        return replace(prompt, ground_truth=prompt.ground_truth if self.reads_references else None, extra_info={})

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.runtime.ray.serving import Server, server_of
 from posttrain.backends.runtime.ray.taking import CopyTaker, ServerTaker, Taker
-from posttrain.backends.serving.start import make_sampler
+from posttrain.backends.serving.start import make_sampler, start_judge
 from posttrain.backends.torch_training.resting import Resting, Turns
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.torch_training.start import (
@@ -111,6 +111,8 @@ class Starter:
             engines["critic"] = start_critic(config, batches, self.tokenizer, self.device, self.notices, sharding)
         if "reward model" in roles:
             engines["reward model"] = start_reward_model(config, self.tokenizer, self.device)
+        if "judge" in roles:
+            engines["judge"] = start_judge(config, self.device)
         if "rollout" in roles:
             self._start_rollout(config)
         self._choose_turns()

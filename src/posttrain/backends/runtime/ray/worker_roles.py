@@ -116,9 +116,10 @@ class WorkerRoles:
         found: int = self.roles[role].version
         return found
 
-    def reward(self, groups: Sequence[TrajectoryGroup]) -> Any:
-        self._started.take_turn("reward model")
-        return self.roles["reward model"].score(groups)
+    def reward(self, role: str, groups: Sequence[TrajectoryGroup]) -> Any:
+        """Score groups by a reward model or a judge."""
+        self._started.take_turn(role)
+        return self.roles[role].score(groups)
 
     def generate(self, call: int, prompts: Sequence[tuple[int, Prompt]], sampling: SamplingParams) -> Groups:
         """Sample. Finished groups go to the outbox; those not fetched from there are returned.

@@ -23,7 +23,7 @@ _SAVING: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "save_only_model": ("checkpoint.save_optimizer", operator.not_),
     "async_save_ckpt": ("checkpoint.background", bool),
 }
-_ENGINES = {"hf_infer": "hf"}
+ENGINES = {"hf_infer": "hf"}
 _PARALLEL = {
     "tensor_parallel": "tensor_model_parallel_size",
     "pipeline_parallel": "pipeline_model_parallel_size",
@@ -77,7 +77,8 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
         )
     for role in ("policy", "critic"):
         if total > 1 and role in devices and not devices[role]:
-            others = ", ".join(f"{sections[each]}.device_mapping" for each, ids in devices.items() if ids)
+            placed = [*(sections[each] for each, ids in devices.items() if ids), *_judges(keys)]
+            others = ", ".join(f"{section}.device_mapping" for section in placed)
             keys.problem(
                 f"{sections[role]} has no device_mapping, and {others} has one: a CPU worker cannot train beside devices",
                 key=f"{sections[role]}.device_mapping",
@@ -204,7 +205,7 @@ def _options(keys: Reader, role: str, section: str, strategy: str | None) -> dic
 def _sampler(keys: Reader, ids: list[int]) -> dict[str, Any]:
     """Engine and parallel size of the sampler."""
     strategy = keys["actor_infer.strategy_args.strategy_name"]
-    engine = _ENGINES.get(strategy, strategy) or "native"
+    engine = ENGINES.get(strategy, strategy) or "native"
     fields = {"rollout.engine": engine} | _options(keys, "rollout", "actor_infer", strategy)
     each, tp = count(keys, "actor_infer.num_gpus_per_worker"), keys[f"actor_infer.{CONFIG}.tensor_parallel_size"]
     pp = keys[f"actor_infer.{CONFIG}.pipeline_parallel_size"] or 1

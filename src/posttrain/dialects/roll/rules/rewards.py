@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.rules.judges import is_local_judge, judges
 from posttrain.dialects.roll.rules.reward_workers import (
     CODE,
     CODE_COLUMNS,
@@ -45,8 +46,15 @@ def rewards(keys: Reader) -> dict[str, Any]:
         )  # fmt: skip
         return {}
     parts = _parts(keys, domains)
-    terms = [term for name in domains for term in _terms(keys, name, alone=len(domains) == 1)]
-    fields: dict[str, Any] = {"reward.terms": terms} if terms else {}
+    terms = [
+        term
+        for name in domains
+        if not is_local_judge(keys, name)
+        for term in _terms(keys, name, alone=len(domains) == 1)
+    ]
+    fields = judges(keys, domains)
+    if terms or fields:
+        fields["reward.terms"] = terms
     if any(term["name"] == "math_rule" and "path" not in term for term in terms):
         fields["reward.overrun_is_zero"] = True  # "any failure is 0", of the rule's own time limit
     workers = [str(keys[f"rewards.{name}.worker_cls"]).rpartition(".")[2] for name in domains]
@@ -164,8 +172,7 @@ def _terms(keys: Reader, domain: str, *, alone: bool) -> list[dict[str, Any]]:
 
 def _judge(keys: Reader, at: str) -> dict[str, Any]:
     """Options of llm_judge."""
-    served = keys[f"{at}.judge_model_type"] in ("api", None)  # the others are planned
-    if served and not (keys[f"{at}.judge_api_url"] and keys[f"{at}.judge_model_name"]):
+    if not (keys[f"{at}.judge_api_url"] and keys[f"{at}.judge_model_name"]):
         keys.problem(f"{at} needs judge_api_url and judge_model_name", key=f"{at}.worker_cls",
                      fix="such as judge_api_url: http://judge:8000/v1")  # fmt: skip
     options = {"base_url": keys[f"{at}.judge_api_url"] or "", "model": keys[f"{at}.judge_model_name"] or ""}

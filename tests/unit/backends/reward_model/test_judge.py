@@ -1,0 +1,138 @@
+"""A judge of the run's own: its questions, its verdicts, and their place in the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from posttrain.backends.reward_model.judge import LocalJudge, question_of
+from posttrain.config.judge import JudgeConfig
+from posttrain.errors import ConfigError
+from posttrain.records.plans import JudgePlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import (
+    Invalid,
+    Outcome,
+    Reward,
+    SamplingParams,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+)
+from posttrain.rewards.sources import NO_REWARD
+from posttrain.steps.score import judged, with_judge
+
+
+class Tokenizer:
+    """A token per character; the template wraps a question in brackets."""
+
+    chat_template = "there is one"
+
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], **options: Any) -> str:
+        return f"[{messages[0]['content']}|{options.get('enable_thinking')}]"
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": list(range(len(text)))}
+
+
+class Scripted:
+    """An engine that answers by the response it reads in the question."""
+
+    def __init__(self, answers: dict[str, str], stop: StopReason = StopReason.EOS):
+        self.answers, self.stop, self.read = answers, stop, list[Prompt]()
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[TrajectoryGroup]:
+        self.read += prompts
+        return [
+            TrajectoryGroup(
+                prompt=prompt,
+                trajectories=(
+                    trajectory("a", next(a for r, a in self.answers.items() if r in prompt.text), self.stop),
+                ),
+            )
+            for prompt in prompts
+        ]
+
+
+def trajectory(name: str, text: str, stop: StopReason = StopReason.EOS) -> Trajectory:
+    return Trajectory(sample_id=name, token_ids=(1,), logprobs=(0.0,), text=text, stop_reason=stop, policy_version=0)
+
+
+def group(source: str, *responses: str, truth: str | None = "4") -> TrajectoryGroup:
+    prompt = Prompt(
+        prompt_id="p", token_ids=(1,), text="[2+2]", data_source=source, ground_truth=truth,
+        messages=({"role": "user", "content": "2+2"},),
+    )  # fmt: skip
+    return TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectory(f"p/{text}", text) for text in responses))
+
+
+def judge(engine: Scripted, **settings: Any) -> LocalJudge:
+    config = JudgeConfig(path="m", prompt_template="{prompt}? {ground_truth}! {response}", **settings)
+    sampling = SamplingParams(max_response_tokens=9, temperature=0.0)
+    return LocalJudge(engine, Tokenizer(), question_of(config), sampling, config)  # type: ignore[arg-type]
+
+
+def test_every_response_is_a_question_in_the_judges_own_template() -> None:
+    engine = Scripted({"four": "It says 4.\nYES", "five": "no"})
+    found = judge(engine, chat_template_options={"enable_thinking": False}).score([group("x", "four", "five")])
+    assert [outcome.value for outcome in found[0]] == [1.0, 0.0]
+    assert [prompt.text for prompt in engine.read] == ["[2+2? 4! four|False]", "[2+2? 4! five|False]"]
+    assert [prompt.prompt_id for prompt in engine.read] == ["judge/p/four", "judge/p/five"]  # draws depend on the names
+    assert found[0][0].texts == (("judge/answer", "It says 4.\nYES"),)
+
+
+def test_thoughts_are_no_verdict_and_a_pattern_finds_its_own() -> None:
+    engine = Scripted({"four": "<think>no, wait</think>Score: 8"})
+    [[outcome]] = judge(engine, extract=r"Score: ([\d.]+)").score([group("x", "four")])
+    assert outcome.value == 8.0
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "truth", "reason", "detail"),
+    [
+        (Scripted({"four": "YE"}, StopReason.LENGTH), {}, "4", "no_verdict", "judge: cut at reward.judge.max_tokens"),
+        (Scripted({"four": "perhaps"}), {}, "4", "no_verdict", "judge: the judge's last line is no verdict: 'perhaps'"),
+        (
+            Scripted({}),
+            {"max_prompt_tokens": 5},
+            "4",
+            "too_long",
+            "judge: 19 tokens, and reward.judge.max_prompt_tokens is 5",
+        ),
+        (Scripted({}), {}, None, "exception", "judge: the row has no ground_truth to show to the judge"),
+    ],
+)
+def test_what_is_no_verdict_is_invalid(
+    engine: Scripted, settings: dict[str, Any], truth: str | None, reason: str, detail: str
+) -> None:
+    [[outcome]] = judge(engine, **settings).score([group("x", "four", truth=truth)])
+    assert outcome == Invalid(reason, detail)
+
+
+def test_a_question_that_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        question_of(JudgeConfig(path="m", prompt_template="Right?", extract="("))
+    assert [problem.field for problem in caught.value.problems] == [
+        "reward.judge.prompt_template",
+        "reward.judge.extract",
+    ]
+
+
+def test_a_judge_counts_for_its_data_sources_and_beside_their_terms() -> None:
+    """0.5 (a term) + 2 x 1 = 2.5 in the first; x is not its; in the third it is the only reward."""
+    engine = Scripted({"four": "yes"})
+    groups = [group("y", "four"), group("x", "four"), group("y", "four")]
+    outcomes: list[tuple[Outcome, ...]] = [(Reward(0.5, (("rule", 0.5),)),), (Reward(0.25),), (Invalid(NO_REWARD),)]
+    first, other, alone = judged(groups, outcomes, judge(engine), JudgePlan(weight=2.0, data_sources=frozenset({"y"})))
+    assert first[0] == Reward(2.5, (("rule", 0.5), ("judge", 1.0)), (("judge/answer", "yes"),))
+    assert other == (Reward(0.25),)
+    assert isinstance(alone[0], Reward) and (alone[0].value, alone[0].terms) == (2.0, (("judge", 1.0),))
+    assert len(engine.read) == 2
+
+
+def test_a_response_without_a_reward_or_a_verdict_has_no_reward() -> None:
+    crashed, unread = Invalid("exception", "boom"), Invalid("no_verdict", "hm")
+    assert with_judge(crashed, Reward(1.0), 1.0) is crashed
+    assert with_judge(Reward(1.0), unread, 1.0) is unread
