@@ -45,6 +45,40 @@ class Registration:
     definition: Definition
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A default as it is written; its value is only known by running it."""
+
+    expression: ast.expr
+
+    def __repr__(self) -> str:
+        return ast.unparse(self.expression)
+
+
+def signature_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> inspect.Signature:
+    """The signature of a function in a source file, without annotations; its defaults are not evaluated."""
+    arguments, kinds = node.args, inspect.Parameter
+    plain = [*arguments.posonlyargs, *arguments.args]
+    first_default = len(plain) - len(arguments.defaults)
+    parameters = [
+        kinds(
+            each.arg,
+            kinds.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
+            default=_Written(arguments.defaults[index - first_default]) if index >= first_default else kinds.empty,
+        )
+        for index, each in enumerate(plain)
+    ]
+    if arguments.vararg is not None:
+        parameters.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+    parameters += [
+        kinds(each.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else _Written(default))
+        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    if arguments.kwarg is not None:
+        parameters.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters)
+
+
 @cache
 def registrations(file: Path) -> Sequence[Registration]:
     """The registrations at the top level of a file of this package, or of a module that does not change."""

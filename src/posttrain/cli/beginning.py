@@ -14,9 +14,9 @@ from posttrain.libraries.hub import settle_hub
 from posttrain.plan.files import hub_models
 
 
-def announce(text: str) -> None:
-    """Say on standard error what the command does now."""
-    typer.echo(f"{text} ...", err=True)
+def announce(text: str, *, err: bool = True) -> None:
+    """Say what the command does now, by default on standard error."""
+    typer.echo(f"{text} ...", err=err)
 
 
 def announce_reading(arguments: Sequence[str]) -> None:
@@ -25,7 +25,7 @@ def announce_reading(arguments: Sequence[str]) -> None:
     announce(f"reading {named}")
 
 
-def get_ready(loaded: LoadedConfig[Any]) -> None:
+def get_ready(loaded: LoadedConfig[Any], *, err: bool = True) -> None:
     """Check that the models of the hub can be had, set up the process, and announce the import of torch.
 
     Raises: RequestError, with the user's file and line, for a model of the hub that cannot be had.
@@ -38,4 +38,4 @@ def get_ready(loaded: LoadedConfig[Any]) -> None:
     for note in notes:
         typer.echo(note, err=True)
     prepare(loaded.config)
-    announce("loading torch")
+    announce("loading torch", err=err)

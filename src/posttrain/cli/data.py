@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from posttrain.errors import Problem, RequestError
+
+if TYPE_CHECKING:
+    from posttrain.data.check import Purposed
 
 app = typer.Typer(
     help="Write datasets in the format that training reads, and check files.",
@@ -123,15 +126,21 @@ def hh_rlhf(
 @app.command("check")
 def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A .parquet, .jsonl, .json or .csv file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the data section, such as data.prompt_column=question."),
+    ] = None,
     purpose: Annotated[str, typer.Option("--for", help="Use of the file: rl, sft or evaluate.")] = "rl",
     model: Annotated[str | None, typer.Option(help="A vision model, to count the tokens of its images.")] = None,
 ) -> None:
     """Check every row of a file, and report the row and column of every problem."""
+    from posttrain.cli.request import refuse_dashes
     from posttrain.data.check import MAX_SHOWN, PURPOSES, check_dataset
 
     if purpose not in PURPOSES:
         raise RequestError(Problem(f"there is no use called {purpose!r}", fix=f"use {', '.join(PURPOSES)}"))
-    found = check_dataset(file, purpose)
+    refuse_dashes(overrides or [])
+    found = check_dataset(file, purpose, _data_section(file, purpose, overrides or []))
     if found.bad:
         more = found.bad - len(found.problems)
         rest = [Problem(f"… and {more} more (the first {MAX_SHOWN} are shown)")] if more else []
@@ -145,6 +154,29 @@ def check(
         typer.echo(f"  {source}: {rows} rows")
     for source in found.unscored():
         typer.echo(f"no built-in scorer fits {source}: name one with reward.terms")
+
+
+def _data_section(file: str, purpose: str, overrides: list[str]) -> Purposed:
+    """The data section of the purpose's command, with the overrides. Raises: RequestError with the problems of all overrides."""
+    from posttrain.config.reading.compose import compose
+    from posttrain.config.reading.validate import validate
+    from posttrain.data.check import PURPOSES
+    from posttrain.dialects.entries import ENTRIES
+
+    entry = {"rl": "train"}.get(purpose, purpose)
+    section, names_files = PURPOSES[purpose]
+    composed = compose(None, overrides)
+    if other := [key for key in composed.values if key != "data"]:
+        fix = f"write data.{other[0]}=... for a key of the data section"
+        raise RequestError(Problem(f"a check of a file reads data.* alone, not {other[0]}", fix=fix))
+    values = composed.values | {"data": {names_files: [file]} | composed.values.get("data", {})}
+    config, problems = validate(values, composed.sources, ENTRIES[entry].root)
+    problems = [problem for problem in problems if problem.field.startswith("data")]
+    if problems:
+        raise RequestError(problems)
+    data = config.data
+    assert isinstance(data, section)
+    return data
 
 
 def _image_tokens(model: str, sizes: Iterable[tuple[int, int]]) -> str:

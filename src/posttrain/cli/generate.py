@@ -40,7 +40,7 @@ def _generate(arguments: list[str], dialect: str | None, *, here: bool, drop_unk
     ).loaded
     for line in remarks(loaded):
         typer.echo(line, err=True)
-    get_ready(loaded)
+    get_ready(loaded, err=False)
     from posttrain.build.generate import (
         generate_run,
     )  # imports torch, which reads the environment that get_ready() has set

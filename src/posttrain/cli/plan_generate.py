@@ -9,7 +9,7 @@ from posttrain.cli.plan_plain import closing, document
 from posttrain.config.generate import GenerateConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import DataError, Problem, RequestError
-from posttrain.plan.files import check_model_files, check_output_file
+from posttrain.plan.files import check_chat_template, check_model_files, check_output_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def _look_at_files(config: GenerateConfig) -> tuple[list[Problem], int | None]:
             problems += error.problems
     if rows is not None and config.data.max_prompts is not None:
         rows = min(rows, config.data.max_prompts)
-    problems += check_model_files(config.model)
+    problems += [*check_model_files(config.model), *check_chat_template(config.model)]
     problems += check_output_file(config.output.file, "output.file")
     return problems, rows
 

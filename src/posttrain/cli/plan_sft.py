@@ -12,7 +12,7 @@ from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import DataError, Problem, RequestError
 from posttrain.plan.estimate import estimate_sft
-from posttrain.plan.files import check_model_files, check_run_folders
+from posttrain.plan.files import check_chat_template, check_model_files, check_run_folders
 from posttrain.plan.heads import head_problems
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.placement import PlacementPlan
@@ -58,7 +58,7 @@ def check_request(loaded: LoadedConfig[SftConfig], *, look_at_files: bool, to_ru
 def _look_at_files(config: SftConfig) -> tuple[list[Problem], int | None, int | None]:
     """Check all files. Returns: problems, and the rows of training and validation files; None for files that a user's class
     reads."""
-    from posttrain.data.record_files import count_rows
+    from posttrain.data.check import check_sft_rows
     from posttrain.data.sft_rows import check_sft_files
 
     data = config.data
@@ -66,10 +66,15 @@ def _look_at_files(config: SftConfig) -> tuple[list[Problem], int | None, int | 
     counts: list[int | None] = [None, None]
     if not problems and data.dataset_class_file is None:
         try:
-            counts = [sum(map(count_rows, files)) for files in (data.train_files, data.validation_files)]
+            for index, files in enumerate((data.train_files, data.validation_files)):
+                checked = [check_sft_rows(file, data) for file in files]
+                counts[index] = sum(rows for rows, _ in checked)
+                problems += [problem for _, found in checked for problem in found]
         except DataError as error:
             problems += error.problems
     problems += [*check_model_files(config.model), *check_run_folders(config)]
+    if data.dataset_class_file is None:
+        problems += check_chat_template(config.model)
     rows, validation_rows = counts
     return problems, _at_most(rows, data.max_rows), _at_most(validation_rows, config.validation.max_rows)
 

@@ -18,7 +18,7 @@ from posttrain.errors import ConfigError, DataError, Problem, RequestError
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.environments import check_environments
 from posttrain.plan.checks.images import image_problems
-from posttrain.plan.files import check_reads_images, check_run_files
+from posttrain.plan.files import check_chat_template, check_reads_images, check_run_files
 from posttrain.plan.heads import head_problems
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.positions import check_positions, positions_warnings
@@ -195,8 +195,8 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
 
 def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int | None, int | None]:
     """Check all files. Returns: problems, and the rows of the training and validation files when they are valid."""
+    from posttrain.data.check import check_rows
     from posttrain.data.readers import check_files
-    from posttrain.data.record_files import count_rows
     from posttrain.rewards.load import check_rewards
 
     data = loaded.config.data
@@ -205,19 +205,22 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
     counts: list[int | None] = [None, None]
     if not problems and not loaded.problems:
         try:
-            counts = [
-                episodes or sum(map(count_rows, files))
-                for files, episodes in (
+            for index, (files, episodes) in enumerate(
+                (
                     (data.train_files, generated.train_episodes),
                     (data.validation_files, generated.validation_episodes),
                 )
-            ]
+            ):
+                checked = [check_rows(file, data) for file in files]
+                counts[index] = episodes or sum(rows for rows, _ in checked)
+                problems += [problem for _, found in checked for problem in found]
             problems += _check_data_sources(loaded.config)
         except DataError as error:
             problems += error.problems
     problems += [
         *check_rewards(loaded.config.reward),
         *check_run_files(loaded.config),
+        *(check_chat_template(loaded.config.model) if data.train_files else ()),
         *check_environments(loaded.config),
         *check_positions(loaded.config),
     ]

@@ -7,21 +7,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 from posttrain.config.data import DataConfig
 from posttrain.config.evaluate import EvaluateDataConfig
 from posttrain.config.sft import SftDataConfig
 from posttrain.data.images import ImageRules
-from posttrain.data.readers import DatasetRow, checked_rows
-from posttrain.data.record_files import first_record, read_records
+from posttrain.data.readers import MAX_LISTED, DatasetRow, checked_rows
+from posttrain.data.record_files import count_rows, first_record, kind_of, read_records
 from posttrain.data.sft_rows import SftRow, choose_columns, row_of
 from posttrain.errors import DataError, Problem
 from posttrain.rewards.sources import find_route
 
-Purpose = Literal["rl", "sft", "evaluate"]
-PURPOSES: tuple[Purpose, ...] = ("rl", "sft", "evaluate")
+Purposed = DataConfig | SftDataConfig | EvaluateDataConfig
+# The use of a file -> the data section of its command, and the key that names the files there.
+PURPOSES: dict[str, tuple[type[Purposed], str]] = {
+    "rl": (DataConfig, "train_files"),
+    "sft": (SftDataConfig, "train_files"),
+    "evaluate": (EvaluateDataConfig, "files"),
+}
 MAX_SHOWN = 20
+CHECKED_ROWS = 20_000  # of a parquet file, before a run; opening the dataset checks all
 FIRST_ROWS = 64  # rows whose images are checked before a run
 
 
@@ -64,16 +69,20 @@ class Checked:
         return [source for source in sorted(self.sources) if find_route(source, {}) is None]
 
 
-def check_dataset(path: str, purpose: Purpose) -> Checked:
-    """Check every row of a file that has the usual columns of a purpose. Invalid content raises nothing."""
+def check_dataset(path: str, purpose: str, data: Purposed | None = None) -> Checked:
+    """Check every row of a file for one of PURPOSES. Invalid content raises nothing.
+
+    Args: ``data`` names the columns; by default the file has the usual ones.
+    """
+    section, names_files = PURPOSES[purpose]
+    data = data or section.model_validate({names_files: [path]})
     found = Checked()
     _, unreadable = first_record(path, "")
     if unreadable:
         found.problems, found.bad = unreadable, len(unreadable)
         return found
-    rows: Iterator[DatasetRow | SftRow | Problem] = _sft_rows(path) if purpose == "sft" else _rows(path, purpose)
     try:
-        for row in rows:
+        for row in _rows(path, data):
             found.rows += 1
             if isinstance(row, Problem):
                 found.add(row)
@@ -107,16 +116,52 @@ def first_images(files: Sequence[str], data: DataConfig, limit: int = FIRST_ROWS
     return found
 
 
-def _rows(path: str, purpose: Purpose) -> Iterator[DatasetRow | Problem]:
-    if purpose == "rl":
-        config = DataConfig(train_files=[path])
-        return checked_rows(path, config, images=ImageRules.of(config))
-    data = EvaluateDataConfig(files=[path])
-    return checked_rows(path, data, responses=data.response_column)
+def check_rows(path: str, data: DataConfig) -> tuple[int, list[Problem]]:
+    """Count the rows of a file of prompts and check them, before the model is loaded: all rows of a text file, which is read
+    through anyway, the first CHECKED_ROWS of a parquet file, and of files with images the first FIRST_ROWS.
+
+    Returns: the count, and the problems of the first bad rows (at most MAX_LISTED). Raises: DataError when it cannot be read.
+    """
+    file = Path(path).expanduser()
+    is_table = kind_of(file) == "parquet"
+    problems: list[Problem] = []
+    rows = 0
+    for row in checked_rows(file, data, images=ImageRules.of(data)):
+        rows += 1
+        if isinstance(row, Problem):
+            problems.append(row)
+        elif row.images and rows >= FIRST_ROWS:
+            return count_rows(path), problems
+        if len(problems) == MAX_LISTED or (is_table and rows == CHECKED_ROWS):
+            return count_rows(path), problems
+    return rows, problems
 
 
-def _sft_rows(path: str) -> Iterator[SftRow | Problem]:
-    data, columns, file = SftDataConfig(train_files=[path]), None, Path(path).expanduser()
+def check_sft_rows(path: str, data: SftDataConfig) -> tuple[int, list[Problem]]:
+    """The same of a file for fine-tuning. Raises: DataError when it cannot be read, or lacks a column."""
+    file = Path(path).expanduser()
+    is_table = kind_of(file) == "parquet"
+    problems: list[Problem] = []
+    rows = 0
+    for row in _sft_rows(path, data):
+        rows += 1
+        if isinstance(row, Problem):
+            problems.append(row)
+        if len(problems) == MAX_LISTED or (is_table and rows == CHECKED_ROWS):
+            return count_rows(path), problems
+    return rows, problems
+
+
+def _rows(path: str, data: Purposed) -> Iterator[DatasetRow | SftRow | Problem]:
+    if isinstance(data, SftDataConfig):
+        return _sft_rows(path, data)
+    if isinstance(data, EvaluateDataConfig):
+        return checked_rows(path, data, responses=data.response_column)
+    return checked_rows(path, data, images=ImageRules.of(data))
+
+
+def _sft_rows(path: str, data: SftDataConfig) -> Iterator[SftRow | Problem]:
+    columns, file = None, Path(path).expanduser()
     for number, record in enumerate(read_records(file)):
         columns = columns or choose_columns(record, data, file.name)
         yield row_of(record, number, file.name, columns, data)

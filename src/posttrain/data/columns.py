@@ -20,6 +20,13 @@ ALL = "*"  # in data.extra_columns: every column; a reference answer is then opt
 GROUND_TRUTH = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth", "answer")
 
 
+# Names of other datasets, for suggestions: they are not read unless they are named.
+LIKELY = {
+    "prompt_column": ("question", "query", "problem", "instruction", "input"),
+    "ground_truth_column": ("solution", "target", "label", "gold", "final_answer", "reference", "output"),
+}
+
+
 class Named(Protocol):
     """Column settings of a configuration; null leaves the choice to the file."""
 
@@ -176,7 +183,8 @@ def _missing(column: str, names: Collection[str], place: str, field: str) -> Pro
 
 
 def _none_of(usual: Sequence[str], names: Collection[str], place: str, field: str) -> Problem:
-    guess = next(filter(None, (nearest(column, list(names)) for column in usual)), None)
+    guess = next((name for name in LIKELY.get(field, ()) if name in names), None)
+    guess = guess or next(filter(None, (nearest(column, list(names)) for column in usual)), None)
     return Problem(
         f"{place} has none of the columns {', '.join(usual)} (columns: {', '.join(names)})",
         fix=f"did you mean data.{field}={guess}?" if guess else f"name the one it has with data.{field}",

@@ -157,6 +157,10 @@ def _json_object(text: str, place: str, file: Path, choice: ColumnChoice | None)
         value = json_text.loads(text)
     except json.JSONDecodeError as error:
         fix = "a .json file holds an array of objects, or one object per line" if file.suffix.lower() == ".json" else ""
+        if re.search(r",\s*[}\]]", text[max(0, error.pos - 2) : error.pos + 1]):
+            fix = "remove the comma before the bracket"
+        elif text.lstrip().startswith("{'"):
+            fix = "JSON has double quotes; this looks like a printed Python mapping, which json.dumps writes as JSON"
         raise DataError(Problem(f"{place} is not JSON: {error.msg} at column {error.colno}", fix=fix)) from error
     return _checked_object(value, place, file, choice)
 
@@ -180,6 +184,9 @@ def _read_csv(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
         header = next(lines, None)
         if header is None:
             return
+        if len(header) == 1 and (found := re.search(r"[;\t|]", header[0])):
+            what = f"the cells of {file.name} are separated by {found[0]!r}, and commas are expected"
+            raise DataError(Problem(what, fix="save it again with commas, or as JSONL or parquet"))
         if choice is not None:
             choice.check(header, lambda path: path in header or root(path) in header, file.name)
         number = -1

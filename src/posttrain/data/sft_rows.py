@@ -142,7 +142,7 @@ def row_of(record: Record, number: int, place: str, columns: SftColumns, data: S
         if messages[-1]["role"] == "assistant":
             raise _BadCell("ends with an assistant message; a prompt ends before the answer")
         field, column = "response_column", columns.response
-        return SftRow(number=number, messages=messages, response=_text(_value(record, columns.response)))
+        return SftRow(number=number, messages=messages, response=_answer(_value(record, columns.response)))
     except _BadCell as error:
         return Problem(f"row {number} of {place}: column {column} {error}", field=f"data.{field}")
 
@@ -223,6 +223,11 @@ def _value(record: Record, column: str) -> Any:
             raise _BadCell(f"cannot be reached: there is no {key!r} in {inside}; {did_you_mean(key, list(value))}")
         value = value[key]
     return value
+
+
+def _answer(value: Any) -> str:
+    """Return a response; a whole number is written out, as the answers of many datasets are."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
 
 
 def _text(value: Any) -> str:

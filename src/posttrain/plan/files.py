@@ -13,8 +13,8 @@ from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
-from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.remote import is_url, plain, problem_of
+from posttrain.plan.weight_files import has_chat_template, tokenizer_problems, weight_problems
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # What a run writes into its folder: files, and folders with a file for every so many steps.
@@ -129,6 +129,17 @@ def check_model_files(model: ModelConfig) -> list[Problem]:
     return problems
 
 
+def check_chat_template(model: ModelConfig) -> list[Problem]:
+    """Check that the tokenizer in a local folder has a chat template, which conversations are rendered with; hub ids are not
+    checked."""
+    folder = Path(model.tokenizer_path or model.path)
+    named = model.chat_template is not None or model.chat_template_file is not None
+    if named or not any((folder / name).is_file() for name in TOKENIZER_FILES) or has_chat_template(folder):
+        return []
+    fix = "name a Jinja file with model.chat_template_file, or use a model tuned for chat"
+    return [Problem(f"the tokenizer of {folder} has no chat template", fix=fix, field="model.chat_template_file")]
+
+
 def check_reads_images(model: ModelConfig, readable: Collection[str], fix: str) -> list[Problem]:
     """Check that a model folder is of a kind (``model_type``) that reads images; hub ids are not checked."""
     file = Path(model.path).expanduser() / "config.json"
@@ -197,7 +208,7 @@ def _check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]
         yield Problem(what, fix=fix, field=field)
         return
     yield from _check_config(folder, field)
-    yield from _check_weights(folder, field)
+    yield from weight_problems(folder, field)
     if tokenizer:
         yield from _check_tokenizer(folder, field)
 
@@ -210,32 +221,6 @@ def _check_config(folder: Path, field: str) -> Iterator[Problem]:
         yield Problem(f"{file} is not valid JSON: {error}", fix="copy the model again", field=field)
 
 
-def _check_weights(folder: Path, field: str) -> Iterator[Problem]:
-    if fix := without_git_lfs(str(folder)):
-        yield Problem(f"no model could be loaded from {folder}", fix=fix, field=field)
-        return
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            yield Problem(f"{index} cannot be read: {error}", fix="copy the model again", field=field)
-            return
-        missing = sorted(name for name in shards if not (folder / name).is_file())
-        if missing:
-            what = f"{folder} lacks {len(missing)} of {len(shards)} weight files ({missing[0]} is the first)"
-            yield Problem(what, fix="copy the model again", field=field)
-    elif any(folder.glob("weights/shard-*.safetensors")):
-        what = f"the weights in {folder} are in the parts that the processes of a run have written"
-        fix = f"posttrain export {folder.parent} OUT_DIR puts them together; then {field}=OUT_DIR"
-        yield Problem(what, fix=fix, field=field)
-    elif not any(folder.glob("*.safetensors")):
-        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
-        what = f"{folder} holds no weights (*.safetensors)"
-        fix = "its pickled weights are not loaded; save them again as safetensors" if pickled else ""
-        yield Problem(what, fix=fix, field=field)
-
-
 def _check_tokenizer(folder: Path, field: str) -> Iterator[Problem]:
     if not folder.is_dir():
         yield Problem(f"there is no folder {folder}", field=field)
@@ -244,6 +229,8 @@ def _check_tokenizer(folder: Path, field: str) -> Iterator[Problem]:
         if field == "model.path":
             fix += ", or name another folder with model.tokenizer_path"
         yield Problem(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER_FILES)})", fix=fix, field=field)
+    else:
+        yield from tokenizer_problems(folder, field)
 
 
 def _check_folder(folder: Path, field: str) -> Iterator[Problem]:

@@ -58,7 +58,7 @@ def read_options(kind: type[O], options: Mapping[str, Any], *, at: str, engine: 
         replace(
             problem,
             what=f"{engine}: {problem.what}",
-            fix=problem.fix or _extra(field_of(problem.field, kind)).get("fix", ""),
+            fix=_extra(field_of(problem.field, kind)).get("fix", "") or problem.fix,
             where="",
             field=f"{at}.{problem.field}",
         )

@@ -115,7 +115,7 @@ def _load(term: RewardTerm, *, run_wide: RunWide) -> RewardFn | BatchedRewardFn:
 
 def _check(term: RewardTerm, *, run_wide: RunWide) -> None:
     if term.path:
-        check_function(term.path, term.name)
+        check_function(term.path, term.name, term.options, batched=term.batched)
     else:
         built_in(term.name, term.options, run_wide)
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from posttrain.descriptions import signature_of
 from posttrain.errors import ConfigError, PosttrainError, Problem, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
 from posttrain.records.prompts import Prompt
@@ -30,13 +31,16 @@ class UserRewardError(PosttrainError):
     """The user's function raised; the message names the user's own file and line."""
 
 
-def check_function(path: str, name: str) -> None:
-    """Check, without running it, that the file or module exists, is Python, and defines ``name``.
+def check_function(path: str, name: str, options: Mapping[str, Any] | None = None, *, batched: bool = False) -> None:
+    """Check, without running it, that the file or module exists, is Python, and defines ``name``; with ``options`` also that it
+    can be called as ``load_function`` calls it (``batched``: ``load_batched_function``).
 
     Raises: ConfigError.
     """
     tree = parse_file(path, source_file(path, holds=REWARD_FUNCTION))
-    functions = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    functions = {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    if (node := functions.get(name)) is not None and options is not None and not node.decorator_list:
+        (_check_batched if batched else _passed)(signature_of(node), path, name, options)
     if name not in functions and not {name, "*"} & bound_names(tree):
         what = f"{path} defines no {name!r} (it defines: {', '.join(functions) or 'no function'})"
         raise ConfigError(Problem(what, fix=did_you_mean(name, functions, listed=True)))
@@ -54,7 +58,7 @@ def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
         these arguments.
     """
     function, file = _find(path, name)
-    positional, keywords = _passed(function, path, name, options)
+    positional, keywords = _passed(inspect.signature(function), path, name, options)
     return partial(
         _score, function=function, file=str(file), options=dict(options), positional=positional, keywords=keywords
     )
@@ -67,7 +71,12 @@ def load_batched_function(path: str, name: str, options: Mapping[str, Any]) -> B
     Raises: ConfigError, as ``load_function``.
     """
     function, file = _find(path, name)
-    signature = inspect.signature(function)
+    _check_batched(inspect.signature(function), path, name, options)
+    return partial(_score_batch, function=function, file=str(file), options=dict(options))
+
+
+def _check_batched(signature: inspect.Signature, path: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raises: ConfigError when a function cannot be called with lists, by the keywords BATCH_KEYWORDS and ``options``."""
     try:
         signature.bind(**{**dict.fromkeys(BATCH_KEYWORDS), **options})
     except TypeError as error:
@@ -75,7 +84,6 @@ def load_batched_function(path: str, name: str, options: Mapping[str, Any]) -> B
         what = f"{name}{signature} in {path} cannot be called with the keywords {called}: {error}"
         fix = "take these names, or **kwargs; a function of one response is called with batched: false"
         raise ConfigError(Problem(what, fix=fix)) from error
-    return partial(_score_batch, function=function, file=str(file), options=dict(options))
 
 
 def _score_batch(
@@ -106,11 +114,10 @@ def _find(path: str, name: str) -> tuple[Callable[..., Any], Path]:
 
 
 def _passed(
-    function: Callable[..., Any], path: str, name: str, options: Mapping[str, Any]
+    signature: inspect.Signature, path: str, name: str, options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return which of KEYWORDS a function gets by position and which by keyword. Raises: ConfigError when it can be called
     in neither way."""
-    signature = inspect.signature(function)
     parameters = signature.parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     named = tuple(word for word in KEYWORDS if takes_any or word in parameters)

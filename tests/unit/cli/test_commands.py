@@ -50,6 +50,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("config.json", "tokenizer.json"):
         (model / name).write_text("{}")
     (model / "model.safetensors").write_bytes(b"")
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     (tmp_path / "run.yaml").write_text(
         "model: {path: ./model}\ndata:\n  train_files: train.jsonl\n  prompts_per_step: 4\nrollout: {samples_per_prompt: 6}\n"
     )

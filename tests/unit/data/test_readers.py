@@ -305,7 +305,11 @@ def test_a_file_without_any_usual_column_says_so(tmp_path, data_config):
             "answer (columns: question, solution)",
         ),
     ]
-    assert problems[0].fix == "name the one it has with data.prompt_column"
+    assert problems[0].fix == "did you mean data.prompt_column=question?"
+    assert problems[1].fix == "did you mean data.ground_truth_column=solution?"
+    path = write(tmp_path / "b.jsonl", [{"x": "how many?", "answer": "7"}])
+    (problem,) = check_files(data_config(train_files=[str(path)]))
+    assert problem.fix == "name the one it has with data.prompt_column"
 
 
 def test_messages_as_text_that_are_broken(tmp_path, data_config):

@@ -292,7 +292,7 @@ def test_functions_of_modules_and_file_urls(tmp_path, monkeypatch):
     ("path", "message"),
     [
         ("pkg://no_such_package.sums", r"there is no module no_such_package \(asked for: pkg://no_such_package.sums\)"),
-        ("pkg://json.decodr", r"there is no module json.decodr .*PYTHONPATH"),
+        ("pkg://json.decodr", r"there is no module json.decodr .*did you mean json.decoder\?"),
         ("pkg://math", "is not a Python file|built-in"),
         ("json.decoder", r"there is no file json.decoder; a module is written pkg://json.decoder"),
         ("file:///nowhere/mine.py", "there is no file file:///nowhere/mine.py"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,13 +63,15 @@ def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
 
     assignments: list[Assignment] = []
     problems: list[Problem] = []
+    if apart := _blanks_around_equals(texts):
+        raise ConfigError(apart)
     for text in texts:
         where = f"override {text}"
         try:
             parsed = _parse(text)
         except HydraException as error:
             reason = _reason(error) if "=" in text else "there is no ="
-            problems.append(Problem(f"{text!r} is not an override ({reason})", fix=QUOTING))
+            problems.append(Problem(f"{text!r} is not an override ({reason})", fix=_quoted(text)))
             continue
         except RecursionError:
             problems.append(Problem(f"{text[:60]!r}… nests too deep for an override", fix="write the value in a file"))
@@ -93,12 +96,41 @@ def _parse(text: str) -> Any:
     return OverridesParser.create().parse_overrides([text])[0]
 
 
+def _blanks_around_equals(texts: Sequence[str]) -> list[Problem]:
+    """Report ``key =value``, ``key= value`` and ``key = value``, which the shell cuts into several arguments."""
+    problems = []
+    for index, text in enumerate(texts):
+        before, after = texts[index - 1 : index] if index else [], list(texts[index + 1 : index + 2])
+        if text.startswith("=") and before and "=" not in before[0]:
+            whole = before[0] + (text if text != "=" else "=" + "".join(after))
+        elif text.endswith("=") and text.count("=") == 1 and text != "=" and after and "=" not in after[0]:
+            whole = text + after[0]
+        else:
+            continue
+        problems.append(Problem(f"there are blanks around the = of {whole}", fix=f"write {whole}"))
+    return problems
+
+
+def _quoted(text: str) -> str:
+    """The fix for an argument that cannot be parsed: the same with its value in quotes, where that can be."""
+    key, equals, value = text.partition("=")
+    if (key, value) != (key.strip(), value.strip()) and re.fullmatch(
+        r"[\w.+~]+=[\w./-]+", f"{key.strip()}={value.strip()}"
+    ):
+        return f"write {key.strip()}={value.strip()}"
+    if re.fullmatch(r"[+~]*[\w.]+ *", key) and equals and "'" not in value and not value.strip().startswith(("[", "{")):
+        return f"write \"{key.strip()}='{value.strip()}'\", with both kinds of quotes"
+    return QUOTING
+
+
 def _reason(error: Exception) -> str:
     """Hydra's own words, without the part that repeats the argument and the link."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith(("Error parsing", "See http"))]
     first = lines[0] if lines else ""
     if first.startswith("LexerNoViableAlt"):
         return "a character that needs quotes"
+    if first.startswith("missing EQUAL"):
+        return "= does not follow the key"
     return first
 
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_origin
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from posttrain.config.base import Section
 from posttrain.config.reading import keys
+from posttrain.config.reading.fixes import fix_of
 from posttrain.config.reading.sources import SourceMap, child, same_branch
 from posttrain.errors import Problem
 from posttrain.settings import is_number
@@ -57,7 +59,7 @@ def validate(values: dict[str, Any], sources: SourceMap, root: type[C]) -> tuple
     for name, field in keys.sections(root)[""].items():
         if field.is_required():  # so that what is missing is reported key by key
             values.setdefault(name, {})
-    problems = _truth_values_as_numbers(values, "", sources, root)
+    problems = _misread_numbers(values, "", sources, root)
     while True:
         try:
             return root.model_validate(values), problems
@@ -106,14 +108,17 @@ def _problem(
     if kind == "extra_forbidden":
         return Problem(f"there is no key {key}", fix=keys.suggest(key, root), where=where, field=key)
     if kind == "invalid_key":
-        return Problem(f"{key} is a number or truth value, and keys are names", where=where, field=key)
+        what = f"{key} is a number or truth value, and keys are names"
+        fix = "a decimal has a point, not a comma; a name that looks like a number goes into quotes"
+        return Problem(what, fix=fix, where=where, field=key)
     if _is_absent(detail):
-        about = f" ({re.split(r' [(]|[,.]', field.description)[0]})" if field and field.description else ""
+        about = _about(field)
         fix = f"write it, or add {key}=... to the command"
         return Problem(f"{key} must be given{about}", fix=fix, where=sources.where_missing(key), field=key)
     value = _value(values, key)
     if kind == "missing":  # a list that is shorter than its tuple
-        return Problem(f"{leaf} has {len(value)} values, which are too few", where=where, field=key)
+        what = f"{leaf} has {len(value)} values, which are too few"
+        return Problem(what, fix=fix_of(key, kind, value, field, {}, ()), where=where, field=key)
     if value is None and kind == "model_type":
         fix = "write keys below it, or remove the line"
         return Problem(f"the section {key} is empty", fix=fix, where=where, field=key)
@@ -122,25 +127,20 @@ def _problem(
     wanted = [EXPECTED[one["type"]](one.get("ctx", {})) for one in group if one["type"] in EXPECTED]
     if "a number" in wanted:
         wanted = [each for each in wanted if each != "a whole number"]
-    what = f"{leaf} must be {' or '.join(wanted)}, not {show(value)}"
-    return Problem(what, fix=_fix(key, kind, value), where=where, field=key)
+    what = f"{leaf} must be {' or '.join(wanted)}, not {show(value)}{_about(field) if value is None else ''}"
+    fix = fix_of(key, kind, value, field, detail.get("ctx", {}), keys.sections(root).get(keys.pattern(key, root), {}))
+    return Problem(what, fix=fix, where=where, field=key)
+
+
+def _about(field: FieldInfo | None) -> str:
+    """The first words of a field's description, in brackets."""
+    return f" ({re.split(r' [(]|[,.]', field.description)[0]})" if field and field.description else ""
 
 
 def _leaf(key: str) -> str:
     """The last name in a key, with the index behind it in a list: ``train_files.0``"""
     *parents, last = key.split(".")
     return f"{parents[-1]}.{last}" if parents and last.isdecimal() else last
-
-
-def _fix(key: str, kind: str, value: Any) -> str:
-    if re.fullmatch(r"reward\.terms(\.[0-9]+)?", key) and isinstance(value, str):
-        term = f"{{path: {value}, name: NAME_OF_THE_FUNCTION}}" if value.endswith(".py") else f"{{name: {value}}}"
-        return f"write [{term}]" if kind == "list_type" else f"write {term}"
-    if kind == "string_type" and isinstance(value, int | float):
-        return f'put it in quotes: "{show(value)}"'
-    if kind == "list_type" and isinstance(value, str | int | float):
-        return f"write [{show(value)}]"
-    return ""
 
 
 def show(value: Any) -> str:
@@ -187,12 +187,13 @@ def _repair(values: dict[str, Any], key: str, root: type[Section], *, absent: bo
             del node[name]
 
 
-def _truth_values_as_numbers(node: Any, key: str, sources: SourceMap, root: type[Section]) -> list[Problem]:
-    """Report true and false in place of numbers, which pydantic would read as 1 and 0."""
+def _misread_numbers(node: Any, key: str, sources: SourceMap, root: type[Section]) -> list[Problem]:
+    """Report what pydantic would take for another number than its writer: true and false for 1 and 0, ``1e_6`` for 1e6."""
     if isinstance(node, dict):
         parts = [(child(key, name), value) for name, value in node.items()]
-        return [problem for name, value in parts for problem in _truth_values_as_numbers(value, name, sources, root)]
+        return [problem for name, value in parts for problem in _misread_numbers(value, name, sources, root)]
     field = keys.field_of(key, root)
-    if not isinstance(node, bool) or field is None or not is_number(field.annotation):
+    misread = isinstance(node, bool) or (isinstance(node, str) and re.search(r"[^0-9]_|_[^0-9]|__", node))
+    if not misread or field is None or not is_number(field.annotation):
         return []
     return [Problem(f"{_leaf(key)} must be a number, not {show(node)}", where=sources.where(key), field=key)]

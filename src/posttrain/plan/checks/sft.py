@@ -13,6 +13,7 @@ from posttrain.config.tracking import TrackingConfig
 from posttrain.errors import Problem
 from posttrain.plan.checks.cluster import cluster_warnings, unsupported_cluster
 from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
+from posttrain.plan.checks.libraries import missing_libraries
 from posttrain.registry import TRACKERS, TRAIN_ENGINES
 
 # What only conversations, and what only our own reading of files, looks at.
@@ -44,7 +45,7 @@ def check(config: SftConfig) -> list[Problem]:
 
 def unsupported(config: SftConfig) -> list[Problem]:
     """Report valid settings that are planned but not built yet."""
-    return unsupported_cluster(config)
+    return [*unsupported_cluster(config), *missing_libraries(config)]
 
 
 def warnings_of(config: SftConfig) -> list[str]:

@@ -33,6 +33,7 @@ from posttrain.plan.checks.engines import (
     reference_warnings,
     sharded_saving_problems,
 )
+from posttrain.plan.checks.libraries import missing_libraries
 from posttrain.plan.checks.names import name_problems
 from posttrain.registry import ADVANTAGES
 
@@ -48,6 +49,7 @@ def unsupported(config: RunConfig) -> list[Problem]:
         *unsupported_cluster(config),
         *missing_sampler(config.rollout),
         *unsupported_asynchronous(config.asynchronous),
+        *missing_libraries(config),
     ]
 
 
