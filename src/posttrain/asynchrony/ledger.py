@@ -14,6 +14,7 @@ Time is counted in steps. The ledger reads no clock, so a schedule is a function
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -33,6 +34,23 @@ class Bounds:
     total_steps: int
     max_running: int | None = None  # groups that are sampled at a time; None: as many as may be admitted
     on_stale: OnStale = "wait"
+    # Groups of a step that may be S steps stale; None: all. ROLL's ratio 1.5: S = 2, and half a step's groups.
+    oldest_per_step: int | None = None
+
+    @classmethod
+    def of(cls, staleness: float, *, groups_per_step: int, **more: Any) -> Bounds:
+        """Bounds with a staleness that need not be whole: at 1.5, half a step's groups (rounded down) may be 2 steps stale."""
+        share = int(groups_per_step * (staleness % 1))
+        whole = math.ceil(staleness) if share else int(staleness)
+        return cls(groups_per_step=groups_per_step, staleness=whole, oldest_per_step=share or None, **more)
+
+    def within(self, steps: int) -> int:
+        """Groups that can be trained in so many steps, of which the last finds them at the bound: in that one only
+        ``oldest_per_step`` of them."""
+        if steps <= 0:
+            return 0
+        last = self.groups_per_step if self.oldest_per_step is None or not self.staleness else self.oldest_per_step
+        return (steps - 1) * self.groups_per_step + last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +95,9 @@ class Ledger:
     def room(self) -> int:
         """Groups that may be admitted now. The last steps of a run admit no more than they can train."""
         bounds = self.bounds
-        ahead = min(bounds.staleness, max(bounds.total_steps - self.steps - 1, 0))
-        room = self._missing + ahead * bounds.groups_per_step - len(self._pending)
+        left = max(bounds.total_steps - self.steps - 1, 0)
+        ahead = bounds.within(bounds.staleness) if left >= bounds.staleness else left * bounds.groups_per_step
+        room = self._missing + ahead - len(self._pending)
         if bounds.max_running is not None:
             room = min(room, bounds.max_running - (len(self._pending) - len(self._finished)))
         return max(room, 0)
@@ -121,7 +140,7 @@ class Ledger:
             due = self.steps - self.bounds.staleness + ahead  # a group started then is due after ``ahead`` more steps
             must = [entry for entry in self._pending.values() if entry.started <= due]
             within = sum(self._pending[serial].started <= due for serial in taken)
-            if len(must) - within > ahead * self.bounds.groups_per_step:
+            if len(must) - within > self.bounds.within(ahead):
                 return [entry for entry in must if entry.serial not in self._finished]
         return []
 
@@ -182,7 +201,7 @@ class Ledger:
         for ahead in range(-1, self.bounds.staleness + 1):
             due = self.steps - self.bounds.staleness + ahead
             old = sum(entry.started <= due for entry in self._pending.values())
-            if old > (ahead + 1) * self.bounds.groups_per_step and self.bounds.on_stale == "wait":
+            if old > self.bounds.within(ahead + 1) and self.bounds.on_stale == "wait":
                 raise RunStopped(
                     f"{old} groups in the checkpoint cannot be trained in {ahead + 1} steps of "
                     f"{self.bounds.groups_per_step} groups, as asynchronous.max_staleness_steps = "

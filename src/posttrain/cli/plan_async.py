@@ -12,7 +12,7 @@ def asynchronous_text(config: RunConfig) -> str:
         return ""
     if section.mode == "one_step":
         return "one_step: while a step trains, the responses of the next are sampled; 1 step stale"
-    most = prompts * (section.max_staleness_steps + 1)
+    most = int(prompts * (section.max_staleness_steps + 1))
     steps = f"{section.max_staleness_steps} step{'' if section.max_staleness_steps == 1 else 's'}"
     lines = [
         f"{section.mode}: a step trains when {prompts} groups are complete; others continue",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,9 +17,10 @@ class AsynchronousConfig(Section):
     on the same devices; a step trains as soon as enough groups are complete, and unfinished responses keep their tokens and
     continue under the new weights. separate: samplers with devices of their own, whose weights change between two tokens
     (planned)."""
-    max_staleness_steps: int = Field(default=1, ge=0)
+    max_staleness_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0.0)] = 1
     """Bound on staleness: steps that were trained between the weights of a group's oldest token and the step that trains it,
-    waiting time included. It always holds: a group is only started when it can still be trained in time."""
+    waiting time included. It always holds: a group is only started when it can still be trained in time. With 1.5, groups
+    are at most 2 steps stale, and those that are 2 make up at most half a step."""
     on_stale: Literal["wait", "drop"] = "wait"
     """A group is not complete when it has to be trained: wait, so that nothing is lost; or drop it, which favours short
     responses: every drop is in schedule.jsonl, and its prompt is sampled again once."""

@@ -56,6 +56,10 @@ def at_hand(config: C) -> tuple[C, list[str]]:
         for key, value in different.items():
             changes.append(f"{name}.{key}: {_shown(value)} instead of {_shown(getattr(section, key))}")
         sections[name] = section.model_copy(update=different)
+    ahead = getattr(config, "asynchronous", None)
+    if ahead and ahead.mode == "separate":
+        changes.append("asynchronous.mode: colocate instead of separate")
+        sections["asynchronous"] = ahead.model_copy(update={"mode": "colocate"})
     reward = getattr(config, "reward", None)
     for name, wanted in (("model", {"devices": None}), ("judge", JUDGE)):
         model = getattr(reward, name, None)

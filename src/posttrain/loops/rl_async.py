@@ -34,9 +34,9 @@ def sampler_of(
     asynchronous: AsyncPlan,
 ) -> Sampler:
     """The sampler of a mode. Args: prompts of the run, by id."""
-    bounds = Bounds(
+    bounds = Bounds.of(
+        asynchronous.staleness_steps,
         groups_per_step=plan.step.prompts,
-        staleness=asynchronous.staleness_steps,
         total_steps=plan.loop.total_steps,
         max_running=asynchronous.max_running_groups,
         on_stale=asynchronous.on_stale,

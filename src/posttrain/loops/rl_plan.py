@@ -20,7 +20,7 @@ class AsyncPlan:
     """Sampling ahead of training."""
 
     mode: Literal["one_step", "colocate"]
-    staleness_steps: int
+    staleness_steps: float
     on_stale: Literal["wait", "drop"] = "wait"
     max_running_groups: int | None = None  # None: as many as may be admitted
     in_thread: bool = False  # one_step: the sampler has its own copy of the weights, and works while the trainer does

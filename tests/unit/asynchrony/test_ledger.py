@@ -135,6 +135,30 @@ def test_a_resumed_ledger_is_the_same_and_refuses_a_bound_it_cannot_meet() -> No
         Ledger(Bounds(groups_per_step=2, staleness=1, total_steps=9)).restore(ledger.state())
 
 
+def test_a_fraction_of_a_step_may_be_older() -> None:
+    """ROLL's async_generation_ratio 0.5 with 4 prompts: 4 + 2 are started, and 2 of step 2 are a step old."""
+    bounds = Bounds.of(0.5, groups_per_step=4, total_steps=9)
+    assert (bounds.staleness, bounds.oldest_per_step) == (1, 2)
+    ledger = Ledger(bounds)
+    assert ledger.room() == 6
+    assert Bounds.of(0.2, groups_per_step=4, total_steps=9).staleness == 0  # less than a group
+    assert Bounds.of(2.0, groups_per_step=4, total_steps=9) == Bounds(groups_per_step=4, staleness=2, total_steps=9)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.25, 1.5, 2.75])
+def test_the_fraction_holds_over_a_thousand_steps(ratio: float) -> None:
+    """I14, and I1: of every step at most the fraction has the full staleness, and some do."""
+    bounds = Bounds.of(ratio, groups_per_step=4, total_steps=1000)
+    simulation = Simulation(bounds, seed=3)
+    simulation.run()
+    oldest = Counter(
+        event["step"]
+        for event in simulation.log
+        if event["event"] == "consumed" and event["staleness"] == bounds.staleness
+    )
+    assert 0 < max(oldest.values()) <= int(4 * (ratio % 1))
+
+
 def test_a_group_is_trained_once() -> None:
     ledger = Ledger(Bounds(groups_per_step=1, staleness=1, total_steps=9))
     admitted(ledger, 2)
@@ -154,6 +178,7 @@ class Simulation:
         self.bounds = bounds
         self.log: list[Event] = []
         self.events = 0
+        self._oldest = Counter[int]()
         self._passing = passing
         self._kill = kill_every
         self._random = random.Random(seed)
@@ -170,6 +195,9 @@ class Simulation:
         self.events += 1
         if event["event"] == "consumed":
             assert 0 <= event["staleness"] <= self.bounds.staleness  # I1
+            if self.bounds.oldest_per_step is not None and event["staleness"] == self.bounds.staleness:
+                self._oldest[event["step"]] += 1
+                assert self._oldest[event["step"]] <= self.bounds.oldest_per_step
 
     def run(self) -> None:
         while self._ledger.steps < self.bounds.total_steps:
@@ -181,6 +209,7 @@ class Simulation:
                 self._ends, self._redraw, self._now = saved[1], saved[2], saved[3]
                 # A resumed run drops the lines of the step that it makes again.
                 self.log = [event for event in self.log if event["step"] <= self._ledger.steps]
+                self._oldest.pop(self._ledger.steps + 1, None)
                 self._check_no_burst()
             self._step()
         ledger = self._ledger
@@ -224,7 +253,7 @@ class Simulation:
 
     def _check_no_burst(self) -> None:
         """I11, and the bound of admission at any time."""
-        assert len(self._ledger.pending) <= (self.bounds.staleness + 1) * self.bounds.groups_per_step
+        assert len(self._ledger.pending) <= self.bounds.groups_per_step + self.bounds.within(self.bounds.staleness)
         if self.bounds.max_running is not None:
             assert len(self._ledger.running) <= self.bounds.max_running
 
@@ -253,10 +282,22 @@ BOUNDS = st.builds(
     max_running=st.none() | st.integers(1, 12),
     on_stale=st.sampled_from(["wait", "drop"]),
 )
+FRACTIONS = st.builds(
+    Bounds.of,
+    st.sampled_from([0.25, 0.5, 1.5, 2.75, 3.9]),
+    groups_per_step=st.integers(1, 6),
+    total_steps=st.integers(1, 12),
+    max_running=st.none() | st.integers(1, 12),
+)
 
 
 @settings(max_examples=200, deadline=None)
-@given(bounds=BOUNDS, seed=st.integers(0, 10**6), passing=st.sampled_from([1.0, 0.5]), kill=st.sampled_from([0.0, 0.4]))
+@given(
+    bounds=BOUNDS | FRACTIONS,
+    seed=st.integers(0, 10**6),
+    passing=st.sampled_from([1.0, 0.5]),
+    kill=st.sampled_from([0.0, 0.4]),
+)
 def test_every_schedule_keeps_the_bound_and_loses_nothing(
     bounds: Bounds, seed: int, passing: float, kill: float
 ) -> None:

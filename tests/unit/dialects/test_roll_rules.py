@@ -276,7 +276,7 @@ def test_what_must_be_given_is_asked_for(key) -> None:
             "a judge that several devices share",
         ),
         (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
-        (("async_generation_ratio=1",), "asynchronous rollouts"),
+        (("async_generation_ratio=1",), "samplers with devices of their own"),
         (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
         (("actor_train.model_args.freeze_module_prefix='vision_model, model.layers.0'",), "model.layers.0 is planned"),
         (("critic.model_args.freeze_module_prefix=vision_model",), "training a part of the model"),

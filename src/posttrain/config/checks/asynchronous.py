@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from posttrain.config import RunConfig
@@ -34,10 +35,16 @@ def asynchronous_problems(config: RunConfig) -> Iterator[Problem]:
             fix="use another estimator, such as advantage.name=grpo or rloo, or asynchronous.mode=off",
             field="advantage.name",
         )
+    if section.mode != "separate":
+        yield from _uncorrected(config)
+
+
+def _uncorrected(config: RunConfig) -> Iterator[Problem]:
+    section = config.asynchronous
     if section.max_staleness_steps > 0 and not corrects_staleness(config):
         yield Problem(
             f"{config.loss.name} takes responses as if the weights at the start of the step had sampled them, and they may be "
-            f"{section.max_staleness_steps} {'steps' if section.max_staleness_steps > 1 else 'step'} older",
+            f"{math.ceil(section.max_staleness_steps)} {'steps' if section.max_staleness_steps > 1 else 'step'} older",
             fix=_correction(config),
             field="loss.name",
         )
@@ -74,13 +81,21 @@ def _bound_problems(section: AsynchronousConfig, prompts: int) -> Iterator[Probl
                     fix=f"use {_SECTION}.{name}={off or 'null'}, or {_MODE}=colocate",
                     field=f"{_SECTION}.{name}",
                 )
-    elif running is not None and not prompts <= running <= prompts * (staleness + 1):
+        return
+    most = int(prompts * (staleness + 1))
+    if running is not None and not prompts <= running <= most:
         yield Problem(
-            f"{_SECTION}.max_running_groups = {running} is outside of {prompts} to {prompts * (staleness + 1)}: a step trains on "
-            f"{prompts} groups, and no more than {prompts} x ({staleness} + 1) can be trained within the bound",
-            fix=f"use {_SECTION}.max_running_groups={min(max(running, prompts), prompts * (staleness + 1))}, or another "
+            f"{_SECTION}.max_running_groups = {running} is outside of {prompts} to {most}: a step trains on {prompts} groups, "
+            f"and no more than {prompts} x ({staleness} + 1) can be trained within the bound",
+            fix=f"use {_SECTION}.max_running_groups={min(max(running, prompts), most)}, or another "
             f"{_SECTION}.max_staleness_steps",
             field=f"{_SECTION}.max_running_groups",
+        )
+    if section.on_stale == "drop" and staleness % 1:
+        yield Problem(
+            f"{_SECTION}.max_staleness_steps = {staleness} limits the oldest groups of a step, which drop does not choose",
+            fix=f"use {_SECTION}.max_staleness_steps={math.ceil(staleness)}, or {_SECTION}.on_stale=wait",
+            field=f"{_SECTION}.max_staleness_steps",
         )
 
 
@@ -109,12 +124,12 @@ def _engine_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def unsupported_asynchronous(section: AsynchronousConfig) -> Iterator[Problem]:
+def unsupported_asynchronous(config: RunConfig) -> Iterator[Problem]:
     """Report modes that are planned: a plan accepts them, a run rejects them."""
-    if section.mode == "separate":
+    if config.asynchronous.mode == "separate":
         yield Problem(
             "asynchronous.mode=separate (samplers with devices of their own) is planned and not built yet",
-            fix="use asynchronous.mode=colocate on one device, or one_step",
+            fix="use asynchronous.mode=colocate on one device (--here does), or one_step",
             field=_MODE,
         )
 

@@ -48,7 +48,7 @@ def unsupported(config: RunConfig) -> list[Problem]:
     return [
         *unsupported_cluster(config),
         *missing_sampler(config.rollout),
-        *unsupported_asynchronous(config.asynchronous),
+        *unsupported_asynchronous(config),
         *missing_libraries(config),
     ]
 

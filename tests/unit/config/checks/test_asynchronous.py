@@ -58,6 +58,11 @@ def test_what_goes_together(asynchronous: dict[str, Any]) -> None:
         ({"mode": "one_step", "max_running_groups": 4}, {}, "use asynchronous.max_running_groups=null"),
         ({"mode": "colocate", "max_running_groups": 3}, {}, "is outside of 4 to 8.*max_running_groups=4, or"),
         ({"mode": "colocate", "max_running_groups": 9}, {}, r"no more than 4 x \(1 \+ 1\).*max_running_groups=8, or"),
+        (
+            {"mode": "colocate", "max_staleness_steps": 1.5, "on_stale": "drop"},
+            {},
+            "limits the oldest groups of a step, which drop does not choose; use asynchronous.max_staleness_steps=2, or",
+        ),
         ({"mode": "colocate"}, {"rollout": {"engine": "hf"}}, "which hf cannot continue; use rollout.engine=native"),
         ({"mode": "colocate"}, {"placement": {"runtime": "ray"}}, "workers of Ray; use asynchronous.mode=one_step"),
         ({"mode": "colocate"}, {"environment": {"name": "guess_number"}}, "episodes in environments"),
@@ -109,10 +114,8 @@ def test_without_staleness_any_loss_will_do() -> None:
 
 
 def test_separate_is_planned() -> None:
-    assert [p.field for p in unsupported_asynchronous(config({"mode": "separate"}).asynchronous)] == [
-        "asynchronous.mode"
-    ]
-    assert not [*unsupported_asynchronous(config({"mode": "colocate"}).asynchronous)]
+    assert [p.field for p in unsupported_asynchronous(config({"mode": "separate"}))] == ["asynchronous.mode"]
+    assert not [*unsupported_asynchronous(config({"mode": "colocate"}))]
 
 
 def test_settings_without_effect_are_reported() -> None:

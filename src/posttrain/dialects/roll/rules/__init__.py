@@ -7,6 +7,7 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.rules.agentic import advantage as agentic_advantage
 from posttrain.dialects.roll.rules.agentic import agentic
+from posttrain.dialects.roll.rules.asynchronous import asynchronous
 from posttrain.dialects.roll.rules.batches import batches
 from posttrain.dialects.roll.rules.look import is_agentic, plain, uses_critic, uses_reference, warmup
 from posttrain.dialects.roll.rules.lora import lora
@@ -27,6 +28,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields = placed | model(keys) | cadence(keys) | sampling(keys)
     fields |= of_episodes(keys) if is_agentic(keys) else template(keys)
     fields |= agentic_advantage(keys) if is_agentic(keys) else advantage(keys) | lengths(keys)
+    fields |= asynchronous(keys)
     fields |= kl(keys) | loss(keys) | correction(keys) | critic(keys)
     fields["policy.optimizer.betas"] = _betas(keys, "actor_train")
     fields |= warmup(keys, "actor_train", "policy") | lora(keys, "actor_train", "policy")

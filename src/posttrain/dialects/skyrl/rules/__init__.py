@@ -6,6 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules import algorithm, run
+from posttrain.dialects.skyrl.rules.asynchronous import asynchronous
 from posttrain.dialects.skyrl.rules.batches import batches
 from posttrain.dialects.skyrl.rules.environment import environment
 from posttrain.dialects.skyrl.rules.look import two_names
@@ -24,6 +25,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= places | kl
     fields |= algorithm.advantages(keys)
     fields |= algorithm.dynamic_sampling(keys)
+    fields |= asynchronous(keys)
     fields |= loss(keys)
     fields |= batches(keys, copies, has_critic=has_critic)
     fields |= roles(keys, has_critic=has_critic, has_reference=bool(kl))

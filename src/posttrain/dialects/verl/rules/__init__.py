@@ -6,6 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules import algorithm, records
+from posttrain.dialects.verl.rules.asynchronous import asynchronous
 from posttrain.dialects.verl.rules.batches import batches
 from posttrain.dialects.verl.rules.layout import layout
 from posttrain.dialects.verl.rules.look import get
@@ -32,6 +33,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= algorithm.terms(keys, scorer)
     fields |= algorithm.group_filter(keys, scorer)
     fields |= algorithm.rollout_correction(keys)
+    fields |= asynchronous(keys)
     fields |= batches(keys, places, has_critic=has_critic, has_reference=has_reference)
     fields |= optimizers(keys, has_critic=has_critic)
     fields |= shuffles(keys, has_critic=has_critic)

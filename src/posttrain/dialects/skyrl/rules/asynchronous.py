@@ -1,0 +1,49 @@
+"""Fully asynchronous training of SkyRL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.skyrl.rules.look import get
+
+_SECTION = "trainer.fully_async"
+_ON = f"{_SECTION}.enabled"
+_READ = ("max_staleness_steps", "num_parallel_generation_workers", "sample_full_batch")
+
+
+def asynchronous(keys: Reader) -> dict[str, Any]:
+    """Return the mode, its bound and the prompts in generation; empty for a synchronous run."""
+    if not keys.ledger.find(_ON) or not keys[_ON]:
+        for name in _READ:
+            keys.ignore(f"{_SECTION}.{name}", f"{_ON} is not true, so steps sample and train in turns")
+        return {}
+    prompts, mini = keys["trainer.train_batch_size"], keys["trainer.policy_mini_batch_size"]
+    if prompts != mini:
+        keys.problem(
+            f"fully asynchronous steps are one mini-batch, and trainer.train_batch_size={prompts} is not "
+            f"trainer.policy_mini_batch_size={mini}",
+            key="trainer.train_batch_size",
+            fix=f"use trainer.train_batch_size={mini}",
+        )
+    if keys["trainer.placement.colocate_all"]:
+        keys.problem(
+            "fully asynchronous training samples on devices of its own, and trainer.placement.colocate_all is true",
+            key="trainer.placement.colocate_all",
+            fix="use trainer.placement.colocate_all=false",
+        )
+    fields: dict[str, Any] = {
+        "asynchronous.mode": "separate",
+        "asynchronous.max_staleness_steps": keys[f"{_SECTION}.max_staleness_steps"],
+        "asynchronous.max_running_groups": keys[f"{_SECTION}.num_parallel_generation_workers"],
+    }
+    if keys[f"{_SECTION}.sample_full_batch"]:
+        if get(keys, "trainer.algorithm.zero_variance_filter"):
+            fields["group_filter.strategy"] = "refill"
+        else:
+            keys.problem(
+                "sample_full_batch replaces what trainer.algorithm.zero_variance_filter drops, and that is false",
+                key=f"{_SECTION}.sample_full_batch",
+                fix="use trainer.algorithm.zero_variance_filter=true",
+            )
+    return fields

@@ -1,0 +1,46 @@
+"""Asynchronous modes of verl's later loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.rules.look import get
+from posttrain.errors import did_you_mean
+
+_V1 = "trainer.v1"
+_MODE = f"{_V1}.trainer_mode"
+_THRESHOLD = f"{_V1}.sampler.max_off_policy_threshold"
+_STRATEGY = f"{_V1}.sampler.max_off_policy_strategy"
+_MODES = {"sync": "off", "colocate_async": "colocate", "separate_async": "separate"}
+
+
+def asynchronous(keys: Reader) -> dict[str, Any]:
+    """Return the mode and its bound; empty for a synchronous run."""
+    mode = get(keys, _MODE, "sync")
+    if mode not in _MODES:
+        keys.problem(
+            f"{_MODE} is {mode} (known: {', '.join(_MODES)})",
+            key=_MODE,
+            fix=did_you_mean(str(mode), list(_MODES)) or f"use {_MODE}=sync",
+        )
+        return {}
+    if mode == "sync":
+        for key in (_THRESHOLD, _STRATEGY):
+            keys.ignore(key, f"{_MODE} is sync, so nothing gets stale")
+        return {}
+    fields: dict[str, Any] = {"asynchronous.mode": _MODES[mode]}
+    threshold, strategy = get(keys, _THRESHOLD, 8), get(keys, _STRATEGY, "drop")  # verl's defaults
+    if threshold < 1:
+        keys.problem(
+            f"{_THRESHOLD} is {threshold}: what is sampled in a step and trained in it counts 1",
+            key=_THRESHOLD,
+            fix=f"use {_THRESHOLD}=2, which allows 1 step between sampling and training",
+        )
+    else:
+        fields["asynchronous.max_staleness_steps"] = threshold - 1
+    if strategy not in ("drop", "wait"):
+        keys.problem(f"{_STRATEGY} is {strategy} (known: drop, wait)", key=_STRATEGY, fix=f"use {_STRATEGY}=wait")
+    else:
+        fields["asynchronous.on_stale"] = strategy
+    return fields
