@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.dialects.ledger import ABSENT, Key, Ledger
+from posttrain.dialects.ledger import Key, Ledger
 from posttrain.dialects.likeness import nearest_keys
 from posttrain.dialects.trees import parents
 from posttrain.dialects.value_types import type_text
@@ -27,7 +27,7 @@ class Known:
     def has(self, key: str) -> bool:
         row = self.ledger.find(key)
         if row is not None:
-            return row.default is not ABSENT
+            return row.in_a_file
         if key.split(".")[0] == OUR_SECTION:
             return True
         return self.ledger.is_section(key) or self.holds_anything_above(key) is not None

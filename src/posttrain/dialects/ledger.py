@@ -24,6 +24,9 @@ class _Absent:
 ABSENT = _Absent()
 
 
+LATER = "later"  # a version after the documented ones
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One key of a dialect.
@@ -54,6 +57,11 @@ class Key:
     entry: str = "train"
 
     @property
+    def in_a_file(self) -> bool:
+        """True when a file that the peer ships holds the key, so that an override needs no +."""
+        return self.default is not ABSENT or self.since == LATER
+
+    @property
     def asks_nothing(self) -> tuple[Any, ...]:
         """Values that leave a refused or planned key without consequence."""
         return (*self.off, None) if self.default is ABSENT else (*self.off, self.default)
@@ -81,9 +89,7 @@ class Ledger:
         place = self.versions.index(version)
 
         def there(row: Key) -> bool:
-            came = (
-                0 if not row.since else len(self.versions) if row.since == "later" else self.versions.index(row.since)
-            )
+            came = 0 if not row.since else len(self.versions) if row.since == LATER else self.versions.index(row.since)
             return came <= place or place == len(self.versions) - 1
 
         def as_then(row: Key) -> Key:

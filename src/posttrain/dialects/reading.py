@@ -176,6 +176,7 @@ def read_dialect(
         base=ledger.defaults() if dialect.refers_to_defaults else None,
         known=known,
         read=lambda file: read_with_defaults(file, dialect.built_in),
+        leave_out_missing=True,
     )
     reader = Reader(ledger, composed)
     _look_at_every_key(dialect, reader, known, here=here)
@@ -185,6 +186,10 @@ def read_dialect(
     ]
     for key in composed.open:
         reader.warn(f"{key} is left open (???) and takes {show(reader[key])}, the default of {dialect.name}")
+    for key in composed.missing:
+        row = ledger.find(key)
+        if row is None or row.status == "mapped":
+            reader.problem(f"{key} must be given: ??? stands in its place", key=key)
     fields = _direct(reader) | dialect.rules[entry.name](reader)
     words = Words(ledger, reader, entry.root)
     fields = _only_what_engines_read(fields, reader, words, here=here) | _our_fields(reader)
@@ -230,16 +235,16 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: 
     for key, value in leaves(reader.values):
         if key.split(".")[0] == OUR_SECTION:  # looked at with the other fields
             continue
-        row = ledger.find(key)
+        row = ledger.by_name.get(key) if key.rpartition(".")[2] == HYDRA_CLASS else ledger.find(key)
+        if row is None and key.rpartition(".")[2] == HYDRA_CLASS:
+            why = "it names a class of the peer's own program"
+            reader.ignored.append(Ignored(key=key, reason=why, where=reader.sources.where(key), asks=False))
+            continue
         if row is None and (ledger.is_section(key) and isinstance(value, dict | None)):
             continue
         inside = row is None  # a section whose names the user chooses; so are the types of what stands there
         if row is None:
             row = known.holds_anything_above(key)
-            if row is None and key.rpartition(".")[2] == HYDRA_CLASS:
-                why = "it names a class of the peer's own program"
-                reader.ignored.append(Ignored(key=key, reason=why, where=reader.sources.where(key), asks=False))
-                continue
             if row is None:
                 _unknown(dialect, reader, known, key)
                 continue

@@ -68,7 +68,7 @@ def _misfits(
         if ledger.find(one.key) is None or one.key in file:
             continue
         row = table.find(one.key)
-        held = row is not None and row.default is not ABSENT
+        held = row is not None and row.in_a_file
         if (
             row is None
             or (one.action == "set" and not held and not _is_open(row))

@@ -536,7 +536,7 @@ def test_all_problems_come_together() -> None:
     ("override", "words"),
     [
         (f"{A}.ppo_minibatch_size=4", f"did you mean {A}.ppo_mini_batch_size?"),
-        (f"{A}.tau_pos=2.0", "a key that is not there yet needs a +"),  # of a later version's file
+        ("reward_model.reward_kwargs.num_processes=4", "a key that is not there yet needs a +"),  # in no file of verl's
         ("trainer.total_training_step=3", "did you mean trainer.total_training_steps?"),
     ],
 )

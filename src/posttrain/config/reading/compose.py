@@ -44,6 +44,8 @@ class Composed:
     hydra: Mapping[str, str] = field(default_factory=dict)
     # Keys with ??? (OmegaConf's word for a value to be given), where a dialect's default stands in.
     open: tuple[str, ...] = ()
+    # Keys with ??? that have no default: they are left out.
+    missing: tuple[str, ...] = ()
     # Texts that were read from environment variables: key, value, and the text with ${oc.env:…}.
     references: tuple[Reference, ...] = ()
     # Keys that others refer to with ${...}.
@@ -58,12 +60,14 @@ def compose(
     base: Mapping[str, Any] | None = None,
     known: KnownKeys | None = None,
     read: Callable[[str], tuple[dict[str, Any], dict[str, Place]]] | None = None,
+    leave_out_missing: bool = False,
 ) -> Composed:
     """Read ``path`` (None: nothing but overrides), apply the overrides in order, resolve interpolations.
 
     Args: ``struct`` is Hydra's rule that an override of a key which is not there yet needs a ``+``, unless it is ``known``;
         ``base`` holds the values of keys that are missing, or left open with ???; ``read`` reads a file, and is read_yaml
-        unless a dialect has defaults lists.
+        unless a dialect has defaults lists; ``leave_out_missing`` lists keys with ??? for which ``base`` has no value, instead
+        of raising.
     Raises: ConfigError with file and line, or the override: a file that cannot be read, broken YAML, a key written twice,
         an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` without a value.
     """
@@ -77,9 +81,10 @@ def compose(
     hydra_keys = hydra.set_aside(values, places) | {one.key: one.where for one in assignments if one.of_hydra}
     sources = SourceMap(path, places)
     left_open: list[str] = []
+    missing: list[str] = []
     referred = frozenset(referred_keys(values))
     if base is not None:
-        _close(values, base, "", left_open)
+        _close(values, base, "", left_open, missing if leave_out_missing else None)
         values = merged(copy.deepcopy(dict(base)), values)
     resolved = resolve(values, sources)
     if half := json_text.half_character(resolved):
@@ -87,7 +92,7 @@ def compose(
         what = f"{key} holds half a character, {half[1]!r}, or a byte that is not UTF-8"
         raise ConfigError(Problem(what, where=where, fix="write the whole character"))
     found = find_references(values, resolved)
-    return Composed(resolved, sources, tuple(problems), hydra_keys, tuple(left_open), found, referred)
+    return Composed(resolved, sources, tuple(problems), hydra_keys, tuple(left_open), tuple(missing), found, referred)
 
 
 def read_saved(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -111,15 +116,15 @@ def _unescaped(value: Any) -> Any:
     return value
 
 
-def _close(values: dict[str, Any], base: Any, path: str, found: list[str]) -> None:
-    """Remove every ??? for which ``base`` has a value, and list its key."""
+def _close(values: dict[str, Any], base: Any, path: str, found: list[str], missing: list[str] | None) -> None:
+    """Remove every ??? for which ``base`` has a value, and list its key in ``found``; all others in ``missing``, if given."""
     for key in list(values):
         value, under, name = values[key], base.get(key) if isinstance(base, Mapping) else None, child(path, key)
         if isinstance(value, dict):
-            _close(value, under, name, found)
-        elif value == MISSING and under is not None:
+            _close(value, under, name, found, missing)
+        elif value == MISSING and (under is not None or missing is not None):
             del values[key]
-            found.append(name)
+            found.append(name) if under is not None or missing is None else missing.append(name)
 
 
 def read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Place]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.rules.early_correction import early_rejections
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
 from posttrain.errors import did_you_mean
@@ -79,7 +80,7 @@ def loss(keys: Reader) -> dict[str, Any]:
     """The policy loss: its name, clipping, aggregation."""
     mode = get(keys, f"{ACTOR}.policy_loss.loss_mode", "vanilla")
     kind = f"{_CORRECTION}.loss_type"
-    if _bypasses(keys) and get(keys, kind) == "reinforce":
+    if _without_ratio(keys):
         name = "gpg"
     else:
         keys.ignore(kind, "read with bypass_mode only" if not _bypasses(keys) else "ppo_clip is the loss in any case")
@@ -201,12 +202,18 @@ def _bypasses(keys: Reader) -> bool:
     return bool(get(keys, f"{_CORRECTION}.bypass_mode") or by_mode)
 
 
+def _without_ratio(keys: Reader) -> bool:
+    """Return True for the loss that has no ratio, by its later name or the one of 0.6."""
+    early = get(keys, f"{_CORRECTION}.use_policy_gradient")
+    return _bypasses(keys) and (get(keys, f"{_CORRECTION}.loss_type") == "reinforce" or bool(early))
+
+
 def rollout_correction(keys: Reader) -> dict[str, Any]:
     """Weights and rejections for a sampler whose log-probs are not the trainer's. Empty without."""
     section, ours = _CORRECTION, "loss.rollout_correction"
     fields: dict[str, Any] = {}
     bypass = _bypasses(keys)
-    with_ratio = bypass and get(keys, f"{section}.loss_type") != "reinforce"
+    with_ratio = bypass and not _without_ratio(keys)
     if bypass or get(keys, f"{ACTOR}.use_rollout_log_probs"):
         fields[f"{ours}.use_rollout_logprobs"] = True
     level, cap = get(keys, f"{section}.rollout_is"), get(keys, f"{ACTOR}.tis_imp_ratio_cap", -1)
@@ -243,6 +250,9 @@ def _weight_bounds(keys: Reader, section: str, ours: str) -> dict[str, Any]:
 
 
 def _rejections(keys: Reader, section: str, ours: str) -> dict[str, Any]:
+    early = early_rejections(keys)
+    if early is not None:
+        return {f"{ours}.reject": early[0], f"{ours}.reject_bounds": early[1]}
     names = _listed(get(keys, f"{section}.rollout_rs"))
     bounds = _listed(get(keys, f"{section}.rollout_rs_threshold"))
     if not names:

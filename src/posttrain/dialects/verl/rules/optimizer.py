@@ -30,6 +30,13 @@ _MEGATRON_ONLY = (
 )
 _OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
 _SGD_MOMENTUM = 0.9  # megatron-core's default
+# Megatron's own words for memory and transfers, which change no number.
+_MEMORY_OF_MEGATRON = (
+    "optimizer_cpu_offload",
+    "optimizer_offload_fraction",
+    "overlap_cpu_optimizer_d2h_h2d",
+    "use_precision_aware_optimizer",
+)
 _FSDP_ONLY = ("warmup_style", "lr_scheduler_type", "min_lr_ratio", "num_cycles")
 
 
@@ -99,6 +106,9 @@ def _further(keys: Reader, section: str, role: str) -> dict[str, Any]:
     known = ("eps", "betas", "momentum")
     fields |= {f"{role}.optimizer.{name}": given.pop(name) for name in known if name in given}
     for name in given:
+        if megatron and name in _MEMORY_OF_MEGATRON:
+            keys.ignore(f"{key}.{name}", "it sets where Megatron keeps the optimizer's numbers, and changes none")
+            continue
         keys.problem(
             f"{name} is no argument of the optimizer that can be set here (eps, betas and momentum can)",
             key=f"{key}.{name}",
@@ -155,12 +165,12 @@ def _pace(keys: Reader, section: str, ours: str, fields: dict[str, Any]) -> dict
 def _style(keys: Reader, optim: str) -> str:
     """warmup_style, or the name it has later."""
     old, new = keys[f"{optim}.warmup_style"], get(keys, f"{optim}.lr_scheduler_type")
-    if new is not None and new != old and keys.written(f"{optim}.warmup_style"):
+    if None not in (old, new) and new != old and keys.written(f"{optim}.warmup_style"):
         what = f"{optim}.warmup_style is {old}, and lr_scheduler_type, its later name, is {new}"
         keys.problem(
             what, key=f"{optim}.lr_scheduler_type", fix=f"keep one of them, such as {optim}.lr_scheduler_type={old}"
         )
-    return str(new or old)
+    return str(new or old or "constant")
 
 
 def _warmup(keys: Reader, section: str, ours: str, *, zero_counts: bool) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _term(keys: Reader) -> dict[str, Any]:
 
 
 def _manager(keys: Reader) -> str:
-    renamed = get(keys, "reward.reward_manager.name")
+    renamed = get(keys, "reward.reward_manager.name", get(keys, "reward_manager.name"))
     written = keys.written(f"{_MODEL}.reward_manager")
     return str(renamed if renamed is not None and not written else keys[f"{_MODEL}.reward_manager"])
 

@@ -1,0 +1,92 @@
+"""Files of verl 0.5 to 0.8 say things that those of 0.4 do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posttrain.dialects.detect import read_config
+
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
+SIZES = (
+    f"{A}.ppo_micro_batch_size_per_gpu=8",
+    f"{R}.log_prob_micro_batch_size_per_gpu=8",
+    "critic.ppo_micro_batch_size_per_gpu=8",
+)
+
+
+def read(tmp_path: Path, text: str, *overrides: str):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    return read_config(str(file), [*SIZES, *overrides], "verl", here=True)
+
+
+def test_what_is_open_below_a_section_that_is_off_is_no_error(tmp_path: Path) -> None:
+    text = (
+        "reward_model:\n  enable: False\n  rollout:\n    _target_: verl.workers.config.RolloutConfig\n    name: ???\n"
+    )
+    assert not read(tmp_path, text).problems
+
+
+def test_a_plus_replaces_a_null(tmp_path: Path) -> None:
+    """As in Hydra, which appends to what is there only where that is null."""
+    text = "data: {seed: null}\n"
+    assert not read(tmp_path, text, "+data.seed=3").problems
+    [problem] = read(tmp_path, "data: {seed: 1}\n", "+data.seed=3").problems
+    assert problem.what == "data.seed is there already"
+
+
+def test_classes_of_verls_own_program_are_no_settings(tmp_path: Path) -> None:
+    text = "actor_rollout_ref:\n  rollout:\n    multi_turn: {_target_: verl.x.MultiTurn}\n    n: 4\n"
+    loaded = read(tmp_path, text)
+    assert not loaded.problems and not loaded.unsupported
+
+
+def test_keys_of_later_files_need_no_plus(tmp_path: Path) -> None:
+    assert not read(tmp_path, "{}", "reward_model.use_reward_loop=True").problems
+    [problem] = read(tmp_path, "{}", "reward_model.reward_kwargs.num_processes=4").problems
+    assert "needs a +" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("more", "rules", "bounds"),
+    [
+        (("rollout_rs=token", "rollout_rs_threshold=4"), ["token_k1"], ["0.25_4.0"]),
+        (("rollout_rs=sequence", "rollout_is_threshold=2"), ["sequence_sum_k1"], ["0.5_2.0"]),  # the weights' bound
+        (  # of pi_old / pi_rollout, and k1 is the logarithm of its inverse: 1 / 4 and 1 / 0.5
+            ("rollout_rs=geometric", "rollout_rs_threshold=4", "rollout_rs_threshold_lower=0.5"),
+            ["sequence_mean_k1"],
+            ["0.25_2.0"],
+        ),
+        (
+            ("rollout_rs=token", "rollout_rs_threshold=2", "rollout_token_veto_threshold=0.25"),
+            ["token_k1", "sequence_max_k1"],
+            ["0.5_2.0", "1e-30_4.0"],
+        ),
+    ],
+)
+def test_rejections_as_0_6_writes_them(tmp_path: Path, more: tuple[str, ...], rules: list, bounds: list) -> None:
+    loaded = read(tmp_path, "{}", *(f"{CORRECTION}.{one}" for one in more))
+    assert not loaded.problems
+    correction = loaded.config.loss.rollout_correction
+    assert (correction.reject, correction.reject_bounds) == (rules, bounds)
+
+
+def test_bounds_that_hold_nothing_are_refused(tmp_path: Path) -> None:
+    rs = f"{CORRECTION}.rollout_rs"
+    [problem] = read(tmp_path, "{}", f"{rs}=token", f"{rs}_threshold=2", f"{rs}_threshold_lower=3").problems
+    assert problem.what == "no ratio is between 3 and 2"
+    [problem] = read(tmp_path, "{}", f"{CORRECTION}.rollout_token_veto_threshold=0").problems
+    assert problem.field == f"{CORRECTION}.rollout_token_veto_threshold"
+
+
+def test_megatrons_words_for_the_optimizers_memory_change_nothing(tmp_path: Path) -> None:
+    section = f"{A}.optim.override_optimizer_config"
+    names = ("optimizer_cpu_offload=True", "optimizer_offload_fraction=1", "use_precision_aware_optimizer=True")
+    loaded = read(
+        tmp_path, "{}", f"{A}.strategy=megatron", "critic.strategy=megatron", *(f"+{section}.{n}" for n in names)
+    )
+    assert not loaded.problems
+    assert {f"{section}.optimizer_cpu_offload"} <= {one.key for one in loaded.ignored}
