@@ -20,6 +20,8 @@ class CriticConfig(Section):
     classification model with one label; null means the policy's."""
     engine: str = ONE_DEVICE
     """Training engine, as policy.engine."""
+    config_overrides: dict[str, Any] = {}
+    """Fields of the critic's config.json that are set to other values before its weights are loaded."""
     epochs_per_step: int | None = Field(default=None, ge=1)
     """Passes over a step's sequences; null means policy.epochs_per_step."""
     sequences_per_mini_batch: int | None = Field(default=None, ge=1)

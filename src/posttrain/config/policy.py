@@ -59,6 +59,11 @@ class ScheduleConfig(Section):
     """warmup_stable_decay: share of the updates after warm-up that stay at the peak."""
     decay: Literal["cosine", "linear", "exponential", "minus_sqrt", "constant"] = "cosine"
     """warmup_stable_decay: shape of the fall to the floor; constant does not fall."""
+    counts_from: Literal[0, 1] = 0
+    """Number of the first update; 1 gives a warm-up from 0 a rate above 0 in the first update, and ends it one update earlier."""
+    from_checkpoint: bool = False
+    """A resumed run keeps the schedule that its checkpoint was saved with (peak, shape, length, weight decay), whatever the
+    configuration says now."""
     timescale_updates: int | None = Field(default=None, ge=1)
     """inverse_square_root: updates after the warm-up in which the rate falls to 0.71 of the peak; null: those of the warm-up."""
 

@@ -68,6 +68,10 @@ def at_hand(config: C) -> tuple[C, list[str]]:
             changes.append(f"reward.{name}.{key}: {_shown(value)} instead of {_shown(getattr(model, key))}")
         if reward and model and different:
             reward = sections["reward"] = reward.model_copy(update={name: model.model_copy(update=different)})
+    held_model = getattr(config, "model", None)
+    if held_model is not None and getattr(held_model, "liger", False) and not is_installed("liger_kernel"):
+        changes.append("model.liger: False instead of True: liger-kernel is not installed; the numbers are the same")
+        sections["model"] = held_model.model_copy(update={"liger": False})
     tracking = getattr(config, "tracking", None)
     asked = tracking.trackers if tracking else []
     trackers = [name for name in asked if name not in SERVICES or is_installed(name)]

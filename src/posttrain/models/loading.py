@@ -106,7 +106,9 @@ def import_modules(names: Sequence[str]) -> None:
             raise ModelError(Problem(what, fix=fix, field="model.external_modules")) from error
 
 
-def override_config(config: PretrainedConfig, overrides: Mapping[str, Any], *, at: str = "") -> None:
+def override_config(
+    config: PretrainedConfig, overrides: Mapping[str, Any], *, at: str = "", field: str = "model.config_overrides"
+) -> None:
     """Set fields of a model's configuration; a mapping is applied to the nested configuration or mapping of that name.
 
     Raises: ModelError for a field that the configuration lacks.
@@ -115,10 +117,10 @@ def override_config(config: PretrainedConfig, overrides: Mapping[str, Any], *, a
         if not hasattr(config, name):
             what = f"the configuration of {getattr(config, 'model_type', 'this model')} has no field {at}{name}"
             fix = did_you_mean(name, list(config.to_dict()))
-            raise ModelError(Problem(what, fix=fix, field="model.config_overrides"))
+            raise ModelError(Problem(what, fix=fix, field=field))
         old = getattr(config, name)
         if isinstance(value, Mapping) and isinstance(old, PretrainedConfig):
-            override_config(old, value, at=f"{at}{name}.")
+            override_config(old, value, at=f"{at}{name}.", field=field)
         else:
             setattr(config, name, {**old, **value} if isinstance(value, Mapping) and isinstance(old, dict) else value)
 

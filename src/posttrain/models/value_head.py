@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from posttrain.errors import ModelError, Problem
 from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.head import states_at
-from posttrain.models.loading import expanded, first_line, load_model_config, refuse_unsupported
+from posttrain.models.loading import expanded, first_line, load_model_config, override_config, refuse_unsupported
 
 # Endings of class names with a head.
 CLASSIFIERS = ("ForTokenClassification", "ForSequenceClassification")
@@ -36,6 +36,7 @@ def load_value_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
+    config_overrides: Mapping[str, Any] | None = None,
     field: str = "critic.path",
 ) -> PreTrainedModel:
     """Load the model in ``path`` with a value head, our attention, in eval mode (no dropout); its body in ``dtype``.
@@ -60,6 +61,7 @@ def load_value_model(
     register_attention()
     path = expanded(path)
     config = load_model_config(path, trust_remote_code, field=field)
+    override_config(config, config_overrides or {}, field="critic.config_overrides")
     refuse_unsupported(config, path, field=field)
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     config.num_labels = 1

@@ -131,6 +131,18 @@ def test_an_architecture_without_the_class_gets_one_that_loads_again(tmp_path: P
 # ------------------------------------------------------------------------------------------------------- refusals
 
 
+def test_a_configuration_other_than_the_folders(tiny_llama: Path) -> None:
+    model = load_value_model(str(tiny_llama), dtype=torch.float32, config_overrides={"rms_norm_eps": 0.5})
+    plain = load_value_model(str(tiny_llama), dtype=torch.float32)
+    assert model.config.rms_norm_eps == 0.5
+    for each in (model, plain):
+        draw_weights(each.score, 3)
+    assert not torch.allclose(values_of(model, [1, 2, 3]), values_of(plain, [1, 2, 3]))
+    with pytest.raises(ModelError, match="no field rms_norm_epsilon") as error:
+        load_value_model(str(tiny_llama), dtype=torch.float32, config_overrides={"rms_norm_epsilon": 0.5})
+    assert error.value.problems[0].field == "critic.config_overrides"
+
+
 def test_a_head_of_two_labels_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     folder = with_head(tiny_llama, tmp_path, labels=2)
     with pytest.raises(ModelError, match="does not have exactly one label; use one that was trained with num_labels=1"):

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory, offloaded_activations
 from posttrain.backends.torch_training.optimizers import set_rates
+from posttrain.backends.torch_training.rates import Rates
 from posttrain.backends.torch_training.saved import (
     COUNTERS,
     OPTIMIZER,
@@ -63,6 +64,7 @@ class How(TypedDict, total=False):
         int | None
     )  # planned, where the learning rate moves once per step; None: it moves with every update
     weight_decay: Factor  # update number -> weight decay; without it, the optimizer's own constant
+    rates: Rates  # what these factors come from, for checkpoints
     seed: int  # of an adapter's dropout
     sharding: Sharding
     notices: Notices
@@ -122,7 +124,7 @@ class OptimizedModel:
         self._learning_rate_factor = how["learning_rate_factor"]
         self._weight_decay: Factor = how.get("weight_decay", lambda update: optimizer.weight_decay)
         self._optimizer = self._masters.optimizer(optimizer)
-        self._count = UpdateCount(how.get("updates_per_step"))
+        self._count = UpdateCount(how.get("updates_per_step"), how.get("rates"))
         self._passes = 0  # since the last update
         self._seed = how.get("seed", 0)
         on_device = self.device.type != "cpu"
@@ -289,7 +291,7 @@ class OptimizedModel:
         beside = partial(self._write_beside, counters=self._count.saved())
         return chunk_writer(self._sharding.rank, weights, averages, self._shell(), beside)
 
-    def _write_beside(self, folder: Path, counters: Mapping[str, int]) -> None:
+    def _write_beside(self, folder: Path, counters: Mapping[str, Any]) -> None:
         """Write the files besides weights and averages."""
         self.tokenizer.save_pretrained(folder)
         if has_vision(self.model.config):

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.algos import schedules
 from posttrain.backends.reward_model.local import LocalRewardModel
 from posttrain.backends.torch_training.moving_reference import MovingReference
+from posttrain.backends.torch_training.rates import Rates
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ModelConfig
-from posttrain.config.policy import OptimizerConfig, ScheduleConfig
+from posttrain.config.policy import LearnerConfig
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
@@ -122,10 +121,7 @@ def start_policy(
         model,
         tokenizer,
         optimizer=config.policy.optimizer,
-        learning_rate_factor=learning_rate_factor(
-            config.policy.schedule, batches.schedule_updates, batches.updates_per_step
-        ),
-        updates_per_step=updates_per_move(config.policy.schedule, batches.updates_per_step),
+        **rates(config.policy, batches.schedule_updates, batches.updates_per_step),
         sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
         sequences_per_scoring_batch=config.reference.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
@@ -134,7 +130,6 @@ def start_policy(
         **_moving(config, reference),
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
-        weight_decay=weight_decay_at(config.policy.optimizer, batches.schedule_updates),
         **how(config, notices, sharding, _policy_stored(config, sharding)),
     )
     return policy, reference
@@ -165,15 +160,13 @@ def start_sft_policy(
         model,
         tokenizer,
         optimizer=learner.optimizer,
-        learning_rate_factor=learning_rate_factor(learner.schedule, batches.schedule_updates),
-        updates_per_step=updates_per_move(learner.schedule, batches.updates_per_step),
+        **rates(learner, batches.schedule_updates, batches.updates_per_step),
         sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
         sequences_per_scoring_batch=learner.sequences_per_micro_batch_per_device,
         max_tokens_per_scoring_batch=batches.max_tokens_per_micro_batch,
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
-        weight_decay=weight_decay_at(learner.optimizer, batches.schedule_updates),
         **how(config, notices, sharding, _policy_stored(config, sharding)),
     )
     return policy
@@ -224,6 +217,17 @@ def has_full_kl(config: RunConfig) -> bool:
     return config.loss.kl_coef > 0 and config.loss.kl_estimator == "full"
 
 
+def rates(learner: LearnerConfig | CriticConfig, total_updates: int, updates_per_step: int) -> dict[str, Any]:
+    """Return the arguments of an engine that are about its rates."""
+    found = Rates(learner.optimizer, learner.schedule, total_updates, updates_per_step)
+    return {
+        "learning_rate_factor": found.factor,
+        "weight_decay": found.weight_decay,
+        "updates_per_step": found.updates_per_move,
+        "rates": found,
+    }
+
+
 def how(
     config: TrainingConfig,
     notices: Notices,
@@ -266,6 +270,7 @@ def start_critic(
         load_value_model,
         path,
         trust_remote_code=config.model.trust_remote_code,
+        config_overrides={**({} if critic.path else config.model.config_overrides), **critic.config_overrides},
         field="critic.path" if critic.path else "model.path",
     )
     model = load(
@@ -281,13 +286,11 @@ def start_critic(
         model,
         tokenizer,
         optimizer=critic.optimizer,
-        learning_rate_factor=learning_rate_factor(critic.schedule, plan.total_updates, plan.updates_per_step),
-        updates_per_step=updates_per_move(critic.schedule, plan.updates_per_step),
+        **rates(critic, plan.total_updates, plan.updates_per_step),
         sequences_per_micro_batch=plan.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=critic.max_tokens_per_micro_batch,
         gradient_checkpointing=critic.gradient_checkpointing,
         activation_offload=critic.activation_offload,
-        weight_decay=weight_decay_at(critic.optimizer, plan.total_updates),
         **how(config, notices, sharding, stored),
     )
     return engine
@@ -319,45 +322,3 @@ def pick_device(wanted: str) -> torch.device:
             Problem("torch sees no CUDA device on this machine", fix="use auto or cpu", field="placement.device")
         )
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
-
-
-def updates_per_move(schedule: ScheduleConfig, updates_per_step: int) -> int | None:
-    """Return the planned updates between two moves of a rate that moves once per step; None where it moves with every update."""
-    return updates_per_step if schedule.moves_every == "step" else None
-
-
-def learning_rate_factor(
-    schedule: ScheduleConfig, total_updates: int, updates_per_step: int = 1
-) -> Callable[[int], float]:
-    """Return the schedule as a function of the update number. A schedule that moves once per step counts steps."""
-    shared_by = updates_per_step if schedule.moves_every == "step" else 1
-    total = total_updates // shared_by
-    if schedule.warmup_updates is None:
-        warmup = schedule.warmup_ratio * total
-        warmup = math.ceil(warmup) if schedule.warmup_rounding == "up" else int(warmup)
-    else:
-        warmup = math.ceil(schedule.warmup_updates / shared_by)
-    shape = schedules.SCHEDULES[schedule.name]
-    known = {
-        "warmup_updates": warmup,
-        "total_updates": math.ceil(schedule.decay_updates / shared_by) if schedule.decay_updates else total,
-        "warmup_start_ratio": schedule.warmup_start_ratio,
-        "min_lr_ratio": schedule.min_lr_ratio,
-        "cycles": schedule.cycles,
-        "stable_ratio": schedule.stable_ratio,
-        "decay": schedule.decay,
-        "timescale_updates": schedule.timescale_updates / shared_by if schedule.timescale_updates else None,
-    }
-    factor = partial(shape, **{name: value for name, value in known.items() if name in signature(shape).parameters})
-    return lambda update: factor(update // shared_by)
-
-
-def weight_decay_at(optimizer: OptimizerConfig, total_updates: int) -> Callable[[int], float]:
-    """Return the weight decay as a function of the update number."""
-    return partial(
-        schedules.weight_decay,
-        total_updates=total_updates,
-        start=optimizer.weight_decay,
-        end=optimizer.weight_decay if optimizer.weight_decay_end is None else optimizer.weight_decay_end,
-        shape=optimizer.weight_decay_shape,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import get_args
 
@@ -12,6 +13,7 @@ from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.descriptions import describe_functions
 from posttrain.errors import Problem
+from posttrain.registry import is_installed, missing_library
 
 # Of an adapter that is loaded, its own count.
 OF_THE_SAVED = ("rank", "alpha", "target_modules", "exclude_modules", "use_rslora")
@@ -31,6 +33,12 @@ def precision_problems(model: ModelConfig) -> Iterator[Problem]:
             fix="use model.compute_dtype=bfloat16, or model.master_dtype=float32",
             field="model.master_dtype",
         )
+
+
+def missing_kernels(model: ModelConfig) -> Iterator[Problem]:
+    """Report kernels that the model names and that are not installed."""
+    if model.liger and not is_installed("liger_kernel"):
+        yield replace(missing_library("liger_kernel", "model.liger"), field="model.liger")
 
 
 def schedule_problems(role: str, schedule: ScheduleConfig) -> Iterator[Problem]:

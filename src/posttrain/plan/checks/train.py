@@ -21,7 +21,7 @@ from posttrain.config.checks.rewards import reward_problems, reward_warnings
 from posttrain.config.checks.rollout import missing_sampler, training_sampler_warnings
 from posttrain.config.checks.run import naming_problems, resuming_problems, retention_warnings, saving_warnings
 from posttrain.config.checks.tracking import tracking_problems, tracking_warnings
-from posttrain.config.checks.training import training_problems, training_warnings
+from posttrain.config.checks.training import missing_kernels, training_problems, training_warnings
 from posttrain.config.critic import CriticConfig
 from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
@@ -48,6 +48,7 @@ def unsupported(config: RunConfig) -> list[Problem]:
     return [
         *unsupported_cluster(config),
         *missing_sampler(config.rollout),
+        *missing_kernels(config.model),
         *unsupported_asynchronous(config),
         *missing_libraries(config),
     ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from posttrain.backends.torch_training.start import learning_rate_factor, weight_decay_at
+from posttrain.backends.torch_training.rates import Rates, learning_rate_factor, weight_decay_at
+from posttrain.backends.torch_training.update_count import UpdateCount
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 
 
@@ -49,6 +51,9 @@ from posttrain.config.policy import OptimizerConfig, ScheduleConfig
             0.3454915,
         ),  # (1 + cos(0.6 pi)) / 2
         ({"name": "warmup_stable_decay", "stable_ratio": 0.5, "decay": "constant"}, 12, 1.0),
+        # counted from 1: the first update of a warm-up over 4 has 1 / 4
+        ({"name": "constant", "warmup_updates": 4, "counts_from": 1}, 0, 0.25),
+        ({"name": "linear", "counts_from": 1}, 4, 0.5),
         # 0.1 + 0.9 * 0.4
         ({"name": "warmup_stable_decay", "stable_ratio": 0.5, "decay": "linear", "min_lr_ratio": 0.1}, 8, 0.46),
     ],
@@ -128,3 +133,27 @@ def test_every_decay_falls_from_the_peak_to_the_floor(decay: str) -> None:
 def test_weight_decay_moves_to_its_end(changes: dict[str, Any], update: int, expected: float) -> None:
     found = weight_decay_at(OptimizerConfig(weight_decay=0.1, **changes), total_updates=8)(update)
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_schedule_is_taken_from_the_checkpoint_on_request() -> None:
+    saved = Rates(OptimizerConfig(lr=1e-3, weight_decay=0.1), ScheduleConfig(name="linear"), 10, 1).saved()
+    other = {"name": "linear", "moves_every": "step"}
+    for from_checkpoint in (False, True):
+        schedule = ScheduleConfig(**other, from_checkpoint=from_checkpoint)
+        rates = Rates(OptimizerConfig(lr=2e-3, weight_decay=0.3), schedule, 40, 2)
+        rates.restore(saved)
+        # update 5 of 10 at a peak of 1e-3; or step 2 of 20 at 2e-3
+        assert 2e-3 * rates.factor(5) == pytest.approx(1e-3 * 0.5 if from_checkpoint else 2e-3 * 0.9)
+        assert rates.weight_decay(3) == pytest.approx(0.1 if from_checkpoint else 0.3)
+        assert rates.updates_per_move == (None if from_checkpoint else 2)
+        rates.restore(None)  # a checkpoint of an earlier version changes nothing
+        assert rates.weight_decay(3) == pytest.approx(0.1 if from_checkpoint else 0.3)
+    assert json.loads(json.dumps(saved)) == saved
+
+
+def test_the_count_of_a_resumed_run_follows_the_schedule_of_its_checkpoint() -> None:
+    by_step = ScheduleConfig(name="linear", moves_every="step")
+    begun = UpdateCount(2, Rates(OptimizerConfig(), by_step, 10, 2), made=3, steps=2)
+    resumed = UpdateCount(None, Rates(OptimizerConfig(), ScheduleConfig(from_checkpoint=True), 10, 2))
+    resumed.restore(begun.saved())
+    assert (resumed.place, resumed.steps, resumed.updates_per_step) == (begun.place, 2, 2)

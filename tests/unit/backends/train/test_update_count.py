@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from batches import sequence_batch, train_batch
-from posttrain.backends.torch_training.start import learning_rate_factor, updates_per_move
+from posttrain.backends.torch_training.rates import learning_rate_factor, updates_per_move
 from posttrain.backends.torch_training.update_count import UpdateCount
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig

@@ -82,6 +82,14 @@ def test_a_cluster_on_the_device_at_hand() -> None:
     assert "reward.model.devices: all instead of [3]" in changes and "placement.nodes: 1 instead of 2" in changes
 
 
+def test_liger_is_left_out_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = config(model={"path": "x", "liger": True})
+    for installed in (False, True):
+        monkeypatch.setattr("posttrain.dialects.here.is_installed", lambda library, there=installed: there)
+        here, changes = at_hand(run)
+        assert here.model.liger is installed and bool(changes) is not installed
+
+
 def test_references_that_cannot_follow_the_policy() -> None:
     def said(**sections: Any) -> list[str]:
         moving = {"reference": {"update_every": 2}, "loss": {"kl_coef": 0.1}}

@@ -105,7 +105,7 @@ class MegatronLearner:
         if offload and not self._offload_optimizer:
             notes.append(f"no effect of {', '.join(offload)}: everything is on the CPU already")
         self.note = "; ".join(notes) or None  # message for the user about unusual computation
-        self._count = UpdateCount(how.get("updates_per_step"))
+        self._count = UpdateCount(how.get("updates_per_step"), how.get("rates"))
 
     @property
     def version(self) -> int:
@@ -266,7 +266,7 @@ class MegatronLearner:
         shell.config = copy.deepcopy(shell.config)  # transformers changes that of what it saves
         return shell
 
-    def _write_beside(self, folder: Path, counters: Mapping[str, int]) -> None:
+    def _write_beside(self, folder: Path, counters: Mapping[str, Any]) -> None:
         """Write the files besides weights and averages."""
         self.tokenizer.save_pretrained(folder)
         (folder / COUNTERS).write_text(json.dumps(counters))

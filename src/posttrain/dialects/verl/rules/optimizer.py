@@ -27,6 +27,7 @@ _MEGATRON_ONLY = (
     "lr_warmup_init",
     "lr_decay_steps",
     "weight_decay_incr_style",
+    "use_checkpoint_opt_param_scheduler",
 )
 _OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
 _SGD_MOMENTUM = 0.9  # megatron-core's default
@@ -134,10 +135,14 @@ def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
     for name in _FSDP_ONLY if megatron else _MEGATRON_ONLY:
         other = SHARDED_TEXT if megatron else f"the strategy {MEGATRON}"
         keys.ignore(f"{optim}.{name}", f"read by {other} only")
+    if get(keys, f"{optim}.zero_indexed_step", True) is False:
+        fields[f"{ours}.counts_from"] = 1
     if megatron:
         grows = keys[f"{optim}.weight_decay_incr_style"]
         if grows != "constant":
             fields[f"{role}.optimizer.weight_decay_shape"] = grows
+        if keys[f"{optim}.use_checkpoint_opt_param_scheduler"]:
+            fields[f"{ours}.from_checkpoint"] = True
         fields |= _decay(keys, section, ours) | _ends(keys, section, ours)
         return fields | _pace(keys, section, ours, fields)
     name = _style(keys, optim)

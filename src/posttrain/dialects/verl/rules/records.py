@@ -44,18 +44,18 @@ def data(keys: Reader) -> dict[str, Any]:
 
 def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:
     """Return the loading of weights, for all roles."""
-    overrides = dict(keys[f"{MODEL}.override_config"] or {})
-    overrides.pop("moe_config", None)
-    overrides |= overrides.pop("model_config", None) or {}
     fields: dict[str, Any] = {
-        "model.config_overrides": overrides,
+        "model.config_overrides": _overrides(keys, f"{MODEL}.override_config"),
         "model.external_modules": _modules(keys, has_critic=has_critic),
     }
     fields |= _precision(keys)
+    if keys.written(f"{ACTOR}.use_torch_compile") and keys[f"{ACTOR}.use_torch_compile"]:
+        fields["model.compile"] = True
     if has_critic:
         path = keys["critic.model.path"]
         fields |= {
             "critic.path": None if path == keys[f"{MODEL}.path"] else path,
+            "critic.config_overrides": _overrides(keys, "critic.model.override_config"),
             "critic.gradient_checkpointing": keys["critic.model.enable_gradient_checkpointing"],
             "critic.activation_offload": get(keys, "critic.model.enable_activation_offload", False),
         }
@@ -67,6 +67,14 @@ def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
         if (path := get(keys, f"{REF}.model.path")) is not None:
             fields["reference.path"] = path
     return fields
+
+
+def _overrides(keys: Reader, key: str) -> dict[str, Any]:
+    """Return fields of config.json to set: flat, as in the FSDP file, or below model_config, as in the Megatron file."""
+    overrides = dict(keys[key] or {})
+    overrides.pop("moe_config", None)
+    nested = overrides.pop("model_config", None) or {}
+    return {**overrides, **nested}
 
 
 def _modules(keys: Reader, *, has_critic: bool) -> list[str]:
