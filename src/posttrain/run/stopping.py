@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -26,7 +27,8 @@ class GraceOver(BaseException):
 
 class StopSignal:
     """While entered, SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a closed terminal, unless under nohup) set ``requested``: the run
-    leaves its step, or finishes it when the weights are being updated, saves and ends. A second one ends it at once.
+    leaves its step, or finishes it when the weights are being updated, saves and ends. A second one ends it at once. In another
+    thread than the main one, which alone hears signals, it hears none.
 
     Args: ``grace_s`` after the first signal GraceOver is raised, unless a checkpoint is being written just then.
     """
@@ -56,6 +58,8 @@ class StopSignal:
             self._saving = False
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in SIGNALS:
             # nohup: the terminal may close
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -67,6 +71,8 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._before:
+            return
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
