@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run folder, of a run that is finished, at work or stopped. Every property reads the disk anew.
+    """A run folder, of a run that is finished, at work or stopped. Every property reads the disk again.
 
     Raises: RequestError when it is not a run folder.
     """
@@ -103,13 +103,11 @@ class Run:
         Raises: RequestError when there is no valid checkpoint.
         """
         import torch
-        from transformers import AutoTokenizer
-
-        from posttrain.models.loading import load_causal_lm
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         with tempfile.TemporaryDirectory(prefix="posttrain-model-") as folder:
             exported = str(self.export(Path(folder) / "model", step))
-            model = load_causal_lm(exported, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
             return model.eval(), AutoTokenizer.from_pretrained(exported)
 
     def _recorded(self) -> RecordedRun:
