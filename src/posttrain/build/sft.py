@@ -82,6 +82,8 @@ def _train(
             total_steps=plan.total_steps,
             device=learner.device,
             notes=[*notes, *about_data, *learner.notes],
+            saved_bytes=checkpoints.bytes_of(progress.engines.values()),
+            save_steps=plan.save_steps(first_step),
         )
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
             sft.run(learner, loader, held_out, progress, plan, run)

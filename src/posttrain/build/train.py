@@ -124,6 +124,8 @@ def _train(
             total_steps=plan.loop.total_steps,
             device=roles.device,
             notes=[*notes, *overlong, *unread, *roles.notes],
+            saved_bytes=checkpoints.bytes_of(progress.engines.values()),
+            save_steps=plan.loop.save_steps(first_step),
         )
         if first_step == 1 and checks_references(config):
             encode = partial(tokenizer.encode, add_special_tokens=False)

@@ -21,11 +21,15 @@ def export(
         Literal["policy", "critic"],
         typer.Option(help="Which model: the policy, or the critic as a token classification model with one label."),
     ] = "policy",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Precision of the weights. By default the checkpoint's own: float32, or that of the shards."),
+    ] = None,
 ) -> None:
     """Write a checkpoint's model as a folder that transformers loads."""
     from posttrain.run.export import export_checkpoint
 
-    source = export_checkpoint(checkpoint, out, role)
+    source = export_checkpoint(checkpoint, out, role, dtype)
     typer.echo(f"wrote {out} from {source}")
     if role == "policy":
         return

@@ -46,6 +46,13 @@ def shown(config: Section) -> dict[str, Any]:
     return _shown(config.model_dump(mode="json"), config, "", config, secret=False)
 
 
+def hidden_texts(config: Section) -> list[str]:
+    """The texts in a configuration that ``shown`` replaces, the longest first."""
+    plain, safe = dict(_leaves(config.model_dump(mode="json"), "")), dict(_leaves(shown(config), ""))
+    hidden = {value for field, value in plain.items() if isinstance(value, str) and value and value != safe[field]}
+    return sorted(hidden, key=len, reverse=True)
+
+
 def secret_warnings(config: Section) -> list[str]:
     """Name the fields that hold a secret in plain text, and the reference that is saved instead of each."""
     plain, safe = dict(_leaves(config.model_dump(mode="json"), "")), dict(_leaves(shown(config), ""))

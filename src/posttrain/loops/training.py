@@ -37,6 +37,14 @@ class LoopPlan:
     export_folder: Path | None = None
     profile: ProfilePlan = field(default_factory=ProfilePlan)
 
+    def save_steps(self, first_step: int) -> list[int]:
+        """The steps from ``first_step`` on after which a checkpoint is written."""
+        return [step for step in range(first_step, self.total_steps + 1) if self.saves(step)]
+
+    def saves(self, step: int) -> bool:
+        """True if a checkpoint is due after a step."""
+        return any(due(step, every) for every in self.save_every) or (step == self.total_steps and self.save_at_end)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
@@ -114,7 +122,7 @@ def run_steps(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> N
             save,
             trackers,
             stop,
-            save_due=any(due(step, every) for every in plan.save_every) or (last and plan.save_at_end),
+            save_due=plan.saves(step),
             last=last,
             background=plan.save_in_background,
             timeline=timeline,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from posttrain.errors import Problem, RequestError, RunStopped
+from posttrain.interfaces.train_engine import OptimizedEngine
 from posttrain.run.checkpoint_folders import (
     AHEAD,
     BESIDE,
@@ -114,9 +115,7 @@ class Checkpoints:
         with self._writing(step) as beside:
             shutil.rmtree(beside, ignore_errors=True)
             self.folder.mkdir(parents=True, exist_ok=True)
-            needed = sum(engine.saved_bytes() for engine in engines.values())
-            # Two of three numbers are averages
-            self._check_room(step, needed if kept else needed // 3)
+            self._check_room(step, self.bytes_of(engines.values()))
             for role, engine in engines.items():
                 (beside / role).mkdir(parents=True)
                 if background or sharded:
@@ -269,6 +268,12 @@ class Checkpoints:
     def holds(self, step: int) -> bool:
         """True if the checkpoint of this step is there and not damaged."""
         return damage_of(self.folder / f"{PREFIX}{step}") is None
+
+    def bytes_of(self, engines: Iterable[OptimizedEngine]) -> int:
+        """The size of a checkpoint of these engines."""
+        needed = sum(engine.saved_bytes() for engine in engines)
+        # Two of three numbers are averages
+        return needed if self.contents.save_optimizer else needed // 3
 
     def written_s(self, step: int) -> float | None:
         """The time at which the checkpoint of a step was whole, in seconds of Unix time; None when there is none here."""

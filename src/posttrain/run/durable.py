@@ -45,8 +45,21 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def same_mode(folder: Path) -> None:
+    """Give every file below ``folder`` the mode that new files of this process have: libraries write weights for the owner alone,
+    beside files that all may read."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file() and path.stat().st_mode & 0o777 != mode:
+            path.chmod(mode)
+
+
 def write_manifest(folder: Path) -> None:
     """Record size and hash of every file below ``folder``, and sync them all to disk. The manifest comes last."""
+    same_mode(folder)
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}

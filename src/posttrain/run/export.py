@@ -21,11 +21,12 @@ from posttrain.models.chunks import WEIGHT_CHUNKS, ChunkedTensors
 from posttrain.models.loading import auto_class, first_line, load_model_config
 from posttrain.models.lora import CONFIG as ADAPTER
 from posttrain.models.lora import merge_saved_adapter
+from posttrain.models.precision import convert_weights
 from posttrain.models.saving import save_model
 from posttrain.models.shards import has_shards, merge_shards
 from posttrain.models.value_head import token_classifier
 from posttrain.run.checkpoint_folders import COUNTERS, OPTIMIZER, PREFIX, resolve_checkpoint
-from posttrain.run.durable import different
+from posttrain.run.durable import different, same_mode
 
 Role = Literal["policy", "critic"]
 # What a training engine keeps beside the Hugging Face files.
@@ -35,14 +36,14 @@ ROLE_FOLDERS: dict[Role, tuple[str, ...]] = {"policy": ("actor", "policy"), "cri
 STEP_FILES = ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt")
 
 
-def export_checkpoint(checkpoint: Path, out: Path, role: Role = "policy") -> Path:
+def export_checkpoint(checkpoint: Path, out: Path, role: Role = "policy", dtype: str | None = None) -> Path:
     """Write a model of a checkpoint (or of a run's newest valid one) as a folder that transformers loads: the policy as a
     causal language model, the critic as a token classification model with one label.
 
     Our checkpoints hold such a folder with the float32 masters, which is copied and compared by hash, or an adapter, which is
     merged into its base model, or what every process has written of the masters, which is put together. Shards of verl and
     SkyRL are merged in the precision they were saved in. A merged folder's logits are compared with those of the merged model.
-    Returns the folder that was taken.
+    With ``dtype`` (float32, bfloat16, float16) the weights are then rounded to it. Returns the folder that was taken.
 
     Raises: RequestError when there is no valid checkpoint, it has no such model, or ``out`` exists and is not an empty folder.
     """
@@ -66,6 +67,9 @@ def export_checkpoint(checkpoint: Path, out: Path, role: Role = "policy") -> Pat
                 raise RequestError(
                     Problem(f"{changed} changed while it was copied to {out}", fix="look after that disk")
                 )
+        if dtype is not None:
+            convert_weights(beside, dtype)
+        same_mode(beside)
     return source
 
 

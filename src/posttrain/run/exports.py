@@ -9,7 +9,7 @@ from pathlib import Path
 from posttrain.errors import RunStopped
 from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
 from posttrain.run.checkpoint_folders import BESIDE, COUNTERS, PREFIX
-from posttrain.run.durable import is_of_the_disk, sync
+from posttrain.run.durable import is_of_the_disk, same_mode, sync
 
 
 def export_models(folder: Path, step: int, policy: TrainEngine, critic: ValueEngine | None = None) -> Path:
@@ -27,6 +27,7 @@ def export_models(folder: Path, step: int, policy: TrainEngine, critic: ValueEng
             (beside / role).mkdir(parents=True)
             engine.save(beside / role, optimizer=False)
             (beside / role / COUNTERS).unlink(missing_ok=True)
+        same_mode(beside)
         for path in [*beside.rglob("*"), beside]:
             sync(path)
         if final.exists():

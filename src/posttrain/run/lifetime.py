@@ -13,6 +13,7 @@ from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.libraries.disk_errors import NO_PLACE, described, is_of_a_disk
 from posttrain.run.checkpoint import Checkpoints, Contents
 from posttrain.run.retention import Retention
+from posttrain.run.room import checkpoint_room
 from posttrain.run.run_folder import RunFolder
 from posttrain.run.step_ends import save_finished
 from posttrain.run.stopping import GraceOver, StopSignal
@@ -60,11 +61,17 @@ def begin_run(
     total_steps: int,
     device: str,
     notes: Sequence[str],
+    saved_bytes: int = 0,
+    save_steps: Sequence[int] = (),
 ) -> None:
     """Write what the run is, claim where its checkpoints are copied to, open the trackers and say ``notes``.
 
-    Raises: RequestError when another run's checkpoints are copied to the same place.
+    Args: saved_bytes, of a checkpoint; save_steps, after which one is written.
+    Raises: RequestError when another run's checkpoints are copied to the same place, or the disk has no room for a checkpoint.
     """
+    room = checkpoint_room(
+        folder.checkpoints, retention(config.checkpoint), saved_bytes, save_steps, folder.checkpoints_setting
+    )
     start_uploads(config.checkpoint, folder, checkpoints, first_step, trackers.message)
     with disk_stops_the_run():
         changes = folder.begin(
@@ -77,7 +84,12 @@ def begin_run(
         trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to continue")
     elif first_step > 1:
         trackers.message(f"resuming after step {first_step - 1}")
-    for text in [*(f"changed since this run was started: {change}" for change in changes), *folder.notes, *notes]:
+    for text in [
+        *(f"changed since this run was started: {change}" for change in changes),
+        *folder.notes,
+        *notes,
+        *([room] if room else []),
+    ]:
         trackers.message(text)
 
 

@@ -26,6 +26,7 @@ from posttrain.run.checkpoint_folders import is_used, steps_in
 from posttrain.run.config_change import Change, changes, flat
 from posttrain.run.durable import write_durably
 from posttrain.run.last_run import ABOUT, CONFIG, LastRun, last_run, read_about, run_of_origin
+from posttrain.run.origins import started_by
 from posttrain.run.own_files import changed_files, keep, own_files
 from posttrain.run.ownership import Owner, check_owner, claim, ids_of, owner_id, owner_of
 from posttrain.run.record import METRICS, keep_aside, lost_rows, read_metrics, steps_on_record
@@ -222,6 +223,7 @@ class RunFolder:
             "id": self.id_from(first_step),
             **({"earlier_ids": earlier} if earlier else {}),
             "started": about.get("started") or now,
+            "starts": [*about.get("starts", []), started_by(self._config, now)],
             "first_step": began,
             "resumes": resumes,
             "lost": [*about.get("lost", []), *lost],
@@ -271,6 +273,7 @@ class RunFolder:
     def end(self, status: str) -> None:
         """Record how the run ended: done, interrupted, stopped or failed. Never raises for a full disk: the error that ended
         the run must come through."""
+        self._about["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
         with suppress(OSError):
             self._write(status)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -489,3 +490,24 @@ def test_a_full_disk_is_known_by_what_libraries_raise(
 
     with pytest.raises(raised, match=str(error.args[0])[:9]):
         checkpoints.save(1, Progress(policy=Failing(), loader=FakeLoader()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_all_files_of_a_checkpoint_and_an_export_have_the_mode_of_new_files(
+    checkpoints: Checkpoints, tmp_path: Path, umask: int
+) -> None:
+    """Libraries write weights with mode 0600, whatever the umask."""
+
+    class Private(FakePolicy):
+        def save(self, folder: Path, *, optimizer: bool = True) -> None:
+            super().save(folder)
+            (folder / "model.safetensors").chmod(0o600)
+
+    before = os.umask(umask)
+    try:
+        checkpoints.save(1, Progress(policy=Private(), loader=FakeLoader()))  # type: ignore[arg-type]
+        export_checkpoint(checkpoints.folder, tmp_path / "out")
+    finally:
+        os.umask(before)
+    files = [path for top in (checkpoints.folder / "global_step_1", tmp_path / "out") for path in top.rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in files if path.is_file()} == {0o666 & ~umask}

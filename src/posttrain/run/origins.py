@@ -1,0 +1,65 @@
+"""The start of a run on record: the command, the machine, and the commit of the folder that the user was in."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.base import Section
+from posttrain.config.shown import hidden_texts, is_secret
+
+HIDDEN = "***"
+GIT_S = 5.0  # for an answer of git
+
+
+def started_by(config: Section, now: str) -> dict[str, Any]:
+    """The entry of run.json about a start. Secrets in the command are left out."""
+    return {
+        "time": now,
+        "command": command_text(sys.argv, hidden_texts(config)),
+        "host": socket.gethostname(),
+        "folder": str(Path.cwd()),
+        **commit_of(Path.cwd()),
+    }
+
+
+def command_text(arguments: Sequence[str], secrets: Sequence[str] = ()) -> str:
+    """A command as it could be typed again, but for secrets: these texts, and what stands under a name such as api_key."""
+    shown, follows = [], False
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        secret = is_secret(re.split(r"[.\[\]]", name.strip("-+~]"))[-1])
+        if follows or (secret and equals and not value.startswith("${oc.env:")):
+            argument = f"{name}={HIDDEN}" if equals and not follows else HIDDEN
+        for text in secrets:
+            argument = argument.replace(text, HIDDEN)
+        follows = secret and not equals and argument.startswith("--")
+        shown.append(argument)
+    return shlex.join([Path(shown[0]).name, *shown[1:]]) if shown else ""
+
+
+def commit_of(folder: Path) -> dict[str, Any]:
+    """The commit that a folder is at, and whether files that git knows differ from it; empty outside of a repository."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None or commit.returncode != 0:
+        return {}
+    changed = _git(folder, "diff-index", "--quiet", "HEAD")
+    return {
+        "commit": commit.stdout.strip(),
+        "uncommitted_changes": None if changed is None or changed.returncode > 1 else changed.returncode == 1,
+    }
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    # A repository may name a program that watches files: it is not started
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "--no-optional-locks", *arguments]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, stdin=subprocess.DEVNULL)
+    return None

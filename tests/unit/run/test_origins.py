@@ -1,0 +1,61 @@
+"""run.json says who started a run, without secrets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from posttrain.config import RunConfig
+from posttrain.run.origins import command_text, commit_of
+from posttrain.run.run_folder import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["/usr/bin/posttrain", "train", "run.yaml", "a.lr=1e-5"], "posttrain train run.yaml a.lr=1e-5"),
+        (["posttrain", "reward.terms.0.options.api_key=sk-123"], "posttrain 'reward.terms.0.options.api_key=***'"),
+        (
+            ["posttrain", "+tracking.wandbToken=abc", "x.password=p"],
+            "posttrain '+tracking.wandbToken=***' 'x.password=***'",
+        ),
+        (["posttrain", "--token", "abc", "--here"], "posttrain --token '***' --here"),
+        (["posttrain", "--api-key=abc"], "posttrain '--api-key=***'"),
+        (["posttrain", "a.api_key=${oc.env:KEY}"], "posttrain 'a.api_key=${oc.env:KEY}'"),
+        (["posttrain", "data.prompt_key=question"], "posttrain data.prompt_key=question"),
+        (["posttrain", "terms=[{options: {key: hidden}}]"], "posttrain 'terms=[{options: {key: ***}}]'"),
+    ],
+)
+def test_a_command_is_kept_without_its_secrets(arguments: list[str], text: str) -> None:
+    assert command_text(arguments, ["hidden"]) == text
+
+
+def test_the_commit_of_the_users_folder(tmp_path: Path) -> None:
+    assert commit_of(tmp_path) == {}
+    (tmp_path / "reward.py").write_text("1")
+    user = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["add", "."], [*user, "commit", "-qm", "a"]):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    found = commit_of(tmp_path)
+    assert len(found["commit"]) == 40 and found["uncommitted_changes"] is False
+    (tmp_path / "reward.py").write_text("2")
+    assert commit_of(tmp_path) == found | {"uncommitted_changes": True}
+
+
+def test_every_start_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = [{"name": "exact_match", "options": {"api_key": "sk-typed"}}]
+    tree = {"model": {"path": "a"}, "data": {"train_files": "b"}, "run": {"folder": str(tmp_path)}}
+    config = RunConfig.model_validate(tree | {"reward": {"terms": terms}})
+    for first_step in (1, 4):
+        monkeypatch.setattr("sys.argv", ["posttrain", "train", f"run.yaml{first_step}", "terms=[{api_key: sk-typed}]"])
+        folder = RunFolder(config)
+        folder.begin(first_step=first_step, total_steps=9, device="cpu")
+        folder.end("done")
+    text = (tmp_path / "run.json").read_text()
+    about = json.loads(text)
+    assert [start["command"].split()[2] for start in about["starts"]] == ["run.yaml1", "run.yaml4"]
+    assert about["ended"] >= about["starts"][1]["time"] and about["starts"][0]["host"]
+    assert "sk-typed" not in text
