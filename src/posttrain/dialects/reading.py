@@ -304,7 +304,7 @@ def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
     elif type_text(row.type).startswith("list") and isinstance(value, str | int | float):
         fix = f"write [{value}]"
     else:
-        fix = ""
+        fix = "a share is above 0 and at most 1" if "share" in type_text(row.type) else ""
     reader.problem(f"{key} must be {type_text(row.type)}, not {show(value)}", key=key, fix=fix)
     reader.bad.add(key)
     return False

@@ -8,6 +8,11 @@ from functools import cache, reduce
 from operator import or_
 from typing import Any, Literal, Union, get_args, get_origin
 
+
+class Share(float):
+    """The type of a part of the whole: above 0, at most 1."""
+
+
 _NAMES: dict[str, Any] = {
     "any": Any,
     "null": None,
@@ -17,6 +22,7 @@ _NAMES: dict[str, Any] = {
     "int": int,
     "float": float,
     "bool": bool,
+    "share": Share,
 }
 _TEXTS = {type: name for name, type in _NAMES.items()}
 
@@ -72,6 +78,8 @@ def fits(value: Any, type: Any) -> bool:
     if origin is list or type is list:
         inner: Sequence[Any] = get_args(type)
         return isinstance(value, list) and all(fits(item, inner[0]) for item in value if inner)
+    if type is Share:
+        return fits(value, float) and 0 < value <= 1
     if type is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if type is int:

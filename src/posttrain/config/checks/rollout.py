@@ -12,6 +12,7 @@ from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.errors import Problem
 from posttrain.registry import is_installed, missing_library
 
+SHARES_OF_MEMORY = ("gpu_memory_utilization", "mem_fraction_static")
 # Options that count also for servers that run already; all others are about their start.
 OF_RUNNING_SERVERS = (
     "api_key_env",
@@ -50,6 +51,11 @@ def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_worker
     """Report the problems of a sampler, also of a run that trains nothing. ``apart``: it has devices of its own;
     ``with_workers``: its servers are started by workers of Ray."""
     engine, sync = rollout.engine, rollout.weight_sync
+    for name in SHARES_OF_MEMORY:
+        share = rollout.engine_options.get(name)
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
+            what = f"{name} is the sampler's share of a device's memory: a number above 0 and at most 1, not {share}"
+            yield Problem(what, fix="use 0.5, for example", field=f"rollout.engine_options.{name}")
     if engine == "http" and not rollout.endpoints and not _own_server(rollout):
         yield Problem("http needs servers", fix="rollout.endpoints=[http://host:8000]", field="rollout.endpoints")
     if engine == "http" and rollout.endpoints and _own_server(rollout):

@@ -11,7 +11,10 @@ from posttrain.registry import POLICY_LOSSES
 
 _ALGORITHM = "trainer.algorithm"
 _TYPE = f"{_ALGORITHM}.ppo_loss_type"
+_DPPO = f"{_ALGORITHM}.dppo.dppo_type"
 LOSSES = {"regular": "ppo_clip", "dual_clip": "ppo_clip"}
+_DIVERGENCES = {"binary_tv": "dppo_tv", "binary_kl": "dppo_kl"}  # of their loss dppo
+_LARGEST_RATIO = 4.85e8  # they clamp the log-ratio at 20, and the weight of a token no further
 THEIR_LOSSES = (
     "regular",
     "dual_clip",
@@ -20,6 +23,7 @@ THEIR_LOSSES = (
     "kl_cov",
     "cispo",
     "sapo",
+    "dppo",
     "rollout_is",
     "cross_entropy",
     "importance_sampling",
@@ -40,6 +44,8 @@ _OF_ONE_LOSS = {
     "kl_cov.ppo_kl_coef": ("kl_cov", "loss.covariance_kl_coef"),
     "cispo.cispo_eps_clip_low": ("cispo", "loss.clip_ratio_low"),
     "cispo.cispo_eps_clip_high": ("cispo", "loss.clip_ratio_high"),
+    "dppo.delta_low": ("dppo", "loss.clip_ratio_low"),
+    "dppo.delta_high": ("dppo", "loss.clip_ratio_high"),
     "sapo.tau_pos": ("sapo", "loss.gate_sharpness_positive"),
     "sapo.tau_neg": ("sapo", "loss.gate_sharpness_negative"),
 }
@@ -48,7 +54,7 @@ _OF_ONE_LOSS = {
 def loss(keys: Reader) -> dict[str, Any]:
     """Name, clipping, aggregation, entropy, correction."""
     kind = get(keys, _TYPE)
-    name = LOSSES.get(kind, kind)
+    name = _DIVERGENCES[get(keys, _DPPO)] if kind == "dppo" else LOSSES.get(kind, kind)
     fields: dict[str, Any] = {}
     if name in POLICY_LOSSES.names():
         fields["loss.name"] = name
@@ -62,6 +68,8 @@ def loss(keys: Reader) -> dict[str, Any]:
         key = f"{_ALGORITHM}.{setting}"
         if kind == "cispo":
             keys.ignore(key, f"cispo clips at {_ALGORITHM}.cispo.cispo_{setting}")
+        elif kind == "dppo":
+            keys.ignore(key, f"dppo drops tokens at {_ALGORITHM}.dppo.{setting.replace('eps_clip', 'delta')}")
         elif field.removeprefix("loss.") in POLICY_LOSSES.settings(name):
             fields[field] = keys[key]
         else:
@@ -72,7 +80,15 @@ def loss(keys: Reader) -> dict[str, Any]:
             fields[field] = get(keys, key)
         else:
             keys.ignore(key, f"{kind} does not use it ({reader} does)")
-    return fields | _aggregation(keys) | _entropy(keys) | _correction(keys, kind)
+    return fields | _aggregation(keys) | _entropy(keys) | _correction(keys, kind) | _dppo(keys, kind)
+
+
+def _dppo(keys: Reader, kind: str) -> dict[str, Any]:
+    """Settings of dppo that SkyRL has no keys for: it measures the move from the sampler's log-probs."""
+    if kind != "dppo":
+        keys.ignore(_DPPO, f"{kind} does not use it (dppo does)")
+        return {}
+    return {"loss.weight_limit": _LARGEST_RATIO, "loss.rollout_correction.use_rollout_logprobs": True}
 
 
 def _aggregation(keys: Reader) -> dict[str, Any]:

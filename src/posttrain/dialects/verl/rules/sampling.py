@@ -35,7 +35,15 @@ def sampling(keys: Reader) -> dict[str, Any]:
         what = "greedy responses of a prompt are all the same, and teach nothing"
         keys.problem(what, key=f"{ROLLOUT}.do_sample", fix=f"use {ROLLOUT}.do_sample=True")
     _check_engine(keys, engine)
-    return fields | _validation(keys) | _engine_kwargs(keys, engine)
+    return fields | concurrency(keys, ROLLOUT, engine) | _validation(keys) | _engine_kwargs(keys, engine)
+
+
+def concurrency(keys: Reader, section: str, engine: str) -> dict[str, Any]:
+    """Sequences decoded concurrently: verl's default is a server's, and makes other engines take memory for 1024."""
+    key = f"{section}.max_num_seqs"
+    if engine in ("vllm", "sglang") or keys.written(key):
+        return {"rollout.max_concurrent_sequences": keys[key]}
+    return {}
 
 
 def _validation(keys: Reader) -> dict[str, Any]:
