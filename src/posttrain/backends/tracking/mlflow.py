@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a local store sends nothing
@@ -39,7 +41,7 @@ class Mlflow:
         elsewhere = os.environ.get("MLFLOW_TRACKING_URI")
         if not elsewhere:
             folder.mkdir(parents=True, exist_ok=True)
-        client = self._client = MlflowClient(tracking_uri=elsewhere or f"sqlite:///{folder}/mlflow.db")
+        client = self._client = MlflowClient(tracking_uri=elsewhere or _database(folder))
         project = client.get_experiment_by_name(run.tracking.project)
         experiment = project.experiment_id if project else client.create_experiment(
             run.tracking.project, artifact_location=None if elsewhere else (folder / "artifacts").as_uri()
@@ -72,6 +74,17 @@ class Mlflow:
         if self._client is not None:
             client, self._client = self._client, None
             client.set_terminated(self._id, ENDS.get(status, "FAILED"))
+
+
+def _database(folder: Path) -> str:
+    """The URI of a database that is made at once: MLflow cannot go on with one whose making was cut off."""
+    database = folder / "mlflow.db"
+    if not database.is_file():
+        with tempfile.TemporaryDirectory(dir=folder) as beside:
+            new = Path(beside) / database.name
+            MlflowClient(tracking_uri=f"sqlite:///{new}").search_experiments(max_results=1)
+            new.replace(database)
+    return f"sqlite:///{database}"
 
 
 def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:

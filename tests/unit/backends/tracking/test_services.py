@@ -340,3 +340,23 @@ def test_wandb_without_a_key_says_so_and_asks_nothing(tmp_path: Path, monkeypatc
     write_run(tmp_path, range(1))
     with pytest.raises(RequestError, match="no API key of Weights & Biases is configured; type `wandb login`"):
         send("wandb", tmp_path)
+
+
+@pytest.mark.slow
+def test_mlflow_s_database_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed while the tables are made leaves some of them, which MLflow cannot go on with."""
+    from mlflow import MlflowClient
+
+    write_run(tmp_path, range(3))
+    search = MlflowClient.search_experiments
+
+    def killed(self: MlflowClient, **options: Any) -> Any:
+        search(self, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "search_experiments", killed)
+        with pytest.raises(KeyboardInterrupt):
+            send("mlflow", tmp_path)
+    assert list((tmp_path / "mlflow").iterdir()) == []
+    assert send("mlflow", tmp_path) == 3
