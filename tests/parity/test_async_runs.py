@@ -275,3 +275,80 @@ def test_a_filter_that_refills_works_ahead_of_training(make: Make) -> None:
         range(1, STEPS + 1), 2
     )
     assert_counts_hold(log)
+
+
+WORLD = '''
+import random, time
+from posttrain.interfaces.env import EnvStart, EnvStep
+
+class Guess:
+    """Ends after 1 to 4 turns, by its seed, and answers after so many seconds."""
+
+    def __init__(self, spec, seconds=0.0):
+        self.turn, self.seconds = 0, seconds
+
+    def reset(self, seed):
+        self.turns = 1 + seed % 4
+        return EnvStart(messages=[{"role": "user", "content": f"go {seed % 7}"}])
+
+    def step(self, action):
+        self.turn += 1
+        time.sleep(self.seconds)
+        return EnvStep(
+            messages=[{"role": "user", "content": "on"}], reward=len(action) / 10, done=self.turn == self.turns
+        )
+
+    def close(self):
+        return {"turns": float(self.turn)}
+'''
+
+
+def in_a_world(make: Make, place: Path, folder: str, workers: int = 0, seconds: float = 0.0, **more: Any) -> Path:
+    (place / "world.py").write_text(WORLD)
+    sections: dict[str, Any] = {
+        "data": {"train_files": [], "validation_files": [], "prompts_per_step": 2},
+        "reward": {},
+        "environment": {
+            "name": f"{place}/world.py:Guess",
+            "train_episodes": 10,
+            "validation_episodes": 2,
+            "workers": workers,
+            "settings": {"seconds": seconds},
+        },
+    }
+    return train_run(make(folder, **(sections | more)))
+
+
+def test_episodes_go_on_over_steps(make: Make, tmp_path: Path) -> None:
+    """With environments in this process a run is a function of its seed; at S = 0 it is the synchronous one."""
+    runs = [in_a_world(make, tmp_path, name, asynchronous=COLOCATE) for name in ("one", "two")]
+    assert results(runs[0]) == results(runs[1])
+    assert_each_group_is_trained_once(runs[0])
+    rows = [
+        json.loads(line)
+        for step in range(1, STEPS + 1)
+        for line in (runs[0] / f"samples/step_{step}.jsonl").read_text().splitlines()
+    ]
+    versions = {turn["policy_version"] for row in rows for turn in row["turns"]}
+    mixed = [row for row in rows if len({turn["policy_version"] for turn in row["turns"]}) > 1]
+    assert len(versions) > 1 and mixed
+    assert max(line["async/staleness_steps_max"] for line in metrics_of(runs[0])) <= 2
+    plain = in_a_world(make, tmp_path, "plain")
+    ahead = in_a_world(make, tmp_path, "ahead", asynchronous={"mode": "colocate", "max_staleness_steps": 0})
+    assert results(ahead) == results(plain)
+
+
+def test_slow_environments_answer_while_a_step_trains(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In processes of their own; a run that dies begins the unfinished episodes again, and trains every group once."""
+    slow: dict[str, Any] = {"workers": 12, "seconds": 0.02, "asynchronous": COLOCATE}
+    with monkeypatch.context() as patch:
+        at_update(patch, 4)
+        with pytest.raises(PowerCut):
+            in_a_world(make, tmp_path, "slow", **slow)
+    folder = in_a_world(make, tmp_path, "slow", **slow)
+    assert_each_group_is_trained_once(folder)
+    consumed = Counter(event["step"] for event in events(folder) if event["event"] == "consumed")
+    assert consumed == dict.fromkeys(range(1, STEPS + 1), 2)
+    assert max(line["async/staleness_steps_max"] for line in metrics_of(folder)) <= 2

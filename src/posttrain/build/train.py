@@ -107,11 +107,17 @@ def _train(
             worlds = start_worlds(config, tokenizer, positions, [*training_prompts, *validation])
             started.callback(worlds.host.close)
             roles = replace(roles, worlds=worlds)
+        players = roles
+        if config.environment.used and config.asynchronous.mode == "colocate":
+            # Their episodes go on while those of a validation are played.
+            worlds = start_worlds(config, tokenizer, positions, training_prompts)
+            started.callback(worlds.host.close)
+            players = replace(roles, worlds=worlds)
         rewards = RewardState(plan.step.reward.kl)
         sampler = None
         if plan.asynchronous:
             by_id = {prompt.prompt_id: prompt for prompt in training_prompts}
-            sampler = rl_async.sampler_of(roles, scorer, loader, by_id, plan, plan.asynchronous)
+            sampler = rl_async.sampler_of(players, scorer, loader, by_id, plan, plan.asynchronous)
         progress = Progress(policy=roles.policy, critic=roles.critic, loader=loader, rewards=rewards, ahead=sampler)
         first_step = checkpoints.restore(progress, trackers.message) + 1
         scorer.keep_in(folder.path)

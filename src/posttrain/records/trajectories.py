@@ -47,6 +47,13 @@ def mixed_seed(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")
 
 
+class VersionSpan(NamedTuple):
+    """Tokens that were sampled with the same weights: from ``first_token`` to the next span or the end."""
+
+    first_token: int
+    version: int  # number of updates the weights had seen
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One action of the policy in an environment, and the world's answer to it."""
@@ -57,15 +64,9 @@ class Turn:
     observation: str = ""  # the answer, as text for people
     reward: float | None = None  # of this turn; it stands on token end - 1. None: this turn has none
     stop_reason: StopReason  # of this turn's sampling
-    policy_version: int
+    policy_version: int  # the oldest, where tokens differ
+    version_spans: tuple[VersionSpan, ...] = ()  # where tokens differ, in tokens of the trajectory
     state_key: str | None = None  # of the state in which the action was taken; equal states have equal keys
-
-
-class VersionSpan(NamedTuple):
-    """Tokens that were sampled with the same weights: from ``first_token`` to the next span or the end."""
-
-    first_token: int
-    version: int  # number of updates the weights had seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

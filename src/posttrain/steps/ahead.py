@@ -2,8 +2,9 @@
 
 Responses are sampled until the ledger has a step's groups. Then the sampler stops between two tokens: what is unfinished is kept
 as token ids, and continues in the next step from there, its keys and values computed with the new weights. Between two steps
-everything is therefore a plain value, which a checkpoint holds and from which a resumed run continues bit for bit. Decisions
-depend on the order in which responses end, counted in passes of the sampler, and not on seconds.
+everything but environments is therefore a plain value, which a checkpoint holds and from which a resumed run continues bit for
+bit. Decisions depend on the order in which responses end, counted in passes of the sampler, and not on seconds; only the answers
+of environments come when they come.
 """
 
 from __future__ import annotations
@@ -20,28 +21,21 @@ from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
-from posttrain.interfaces.rollout_engine import Request, ResumableStream
+from posttrain.interfaces.rollout_engine import ResumableStream
 from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
-from posttrain.records.saved_groups import (
-    trajectory_from_plain,
-    trajectory_to_plain,
-    unfinished_from_plain,
-    unfinished_to_plain,
-)
+from posttrain.records.saved_groups import trajectory_from_plain, trajectory_to_plain
 from posttrain.records.trajectories import (
     SamplingParams,
     ScoredGroup,
     Trajectory,
     TrajectoryGroup,
-    Unfinished,
     mixed_seed,
 )
+from posttrain.steps.in_flight import Cut, Episodes, InFlight, Place, Responses
 from posttrain.steps.score import score
 from posttrain.steps.select import Selection
 from posttrain.steps.shape_rewards import shape_outcomes
-
-WAIT_S = 0.5  # of sampling, before deadlines are looked at
 
 
 @dataclass(slots=True)
@@ -51,13 +45,6 @@ class OpenGroup:
     prompt: Prompt
     samples: int
     ended: dict[int, Trajectory] = field(default_factory=dict)  # by number of the sample
-    begun: dict[int, Unfinished] = field(default_factory=dict)
-
-    @property
-    def sampled_tokens(self) -> int:
-        return sum(each.sampled_tokens for each in self.ended.values()) + sum(
-            len(each.token_ids) for each in self.begun.values()
-        )
 
     def complete(self) -> TrajectoryGroup:
         return TrajectoryGroup(
@@ -65,7 +52,7 @@ class OpenGroup:
         )
 
     def copy(self) -> OpenGroup:
-        return OpenGroup(self.prompt, self.samples, dict(self.ended), dict(self.begun))
+        return OpenGroup(self.prompt, self.samples, dict(self.ended))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +72,7 @@ class Snapshot:
     draws: int
     waiting: tuple[Drawn, ...]
     groups: Mapping[int, OpenGroup]
+    flying: Any  # of InFlight
 
 
 class Ahead:
@@ -115,7 +103,8 @@ class Ahead:
         self._draws = 0
         self._waiting: deque[Drawn] = deque()
         self._groups: dict[int, OpenGroup] = {}  # pending ones, by serial
-        self._heard = 0.0  # when a token was sampled last
+        self._flying: InFlight = Episodes(roles.worlds, self._hear) if roles.worlds else Responses()
+        self._heard = 0.0  # when a token was sampled last, or an environment has answered
 
     def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> Selection:
         """The groups of step ``number``, scored; with a filter that refills, sampled until enough pass.
@@ -150,7 +139,8 @@ class Ahead:
         for entry in self.ledger.end_step():
             group = self._groups.pop(entry.serial)
             self.dropped += 1
-            self.dropped_tokens += group.sampled_tokens
+            self.dropped_tokens += sum(each.sampled_tokens for each in group.ended.values())
+            self.dropped_tokens += self._flying.drop(entry.serial)
             if entry.attempt == 0:
                 again.append(Drawn(group.prompt, entry.draw, attempt=1))
         self._waiting.extendleft(reversed(again))
@@ -163,80 +153,66 @@ class Ahead:
 
         def on_tokens(tokens: int) -> None:
             self.sampled_tokens += tokens
-            self._heard = time.monotonic()
+            self._hear()
             clock.advance(tokens)
 
-        self._heard = time.monotonic()
+        self._hear()
         sampling = self._sampling_of(1)  # each request has the seed of its own draw
         with self._roles.rollout.open_stream(sampling, on_tokens) as opened:
             stream = cast(ResumableStream, opened)
-            for entry in self.ledger.running:
-                self._submit(entry, stream)
+            self._flying.resume(stream)
             while (chosen := self.ledger.choice()) is None:
                 while self.ledger.room():
-                    self._submit(self._admit(), stream)
-                for response in stream.wait(WAIT_S):
-                    self._end(response)
+                    self._admit()
+                clock.advance(0)  # the step may be left while only environments are at work
+                for place, trajectory in self._flying.poll(stream):
+                    self._end(place, trajectory)
                 if time.monotonic() - self._heard > self._wait_timeout_s:
                     raise RunStopped(self._silence(number))
-            self._keep(stream.take_back())
+            for cut in self._flying.suspend(stream):
+                self._note(cut)
         return chosen
 
-    def _admit(self) -> Entry:
+    def _hear(self) -> None:
+        self._heard = time.monotonic()
+
+    def _admit(self) -> None:
         if not self._waiting:
             self._draws += 1
             self._waiting += [Drawn(prompt, self._draws) for prompt in self._loader.next()]
         drawn = self._waiting.popleft()
         entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt)
         self._groups[entry.serial] = OpenGroup(drawn.prompt, self._sampling_of(drawn.draw).samples_per_prompt)
-        return entry
+        self._begin(entry)
 
-    def _submit(self, entry: Entry, stream: ResumableStream) -> None:
-        """Submit the responses of a group that have not ended, each to continue where it is."""
+    def _begin(self, entry: Entry) -> None:
+        """Begin the samples of a group that have not ended."""
         group, sampling = self._groups[entry.serial], self._sampling_of(entry.draw)
-        seed = mixed_seed(sampling.seed, entry.attempt) if entry.attempt else sampling.seed
-        prompt = group.prompt
-        stream.submit(
-            [
-                Request(
-                    f"{entry.serial}/{number}",
-                    prompt.token_ids,
-                    sampling.max_response_tokens,
-                    images=prompt.images,
-                    seed=seed,
-                    draws_as=f"{prompt.prompt_id}/{number}",
-                    begun=group.begun.get(number),
-                )
-                for number in range(group.samples)
-                if number not in group.ended
-            ]
-        )
+        if entry.attempt:
+            sampling = replace(sampling, seed=mixed_seed(sampling.seed, entry.attempt))
+        for number in range(group.samples):
+            if number not in group.ended:
+                self._flying.begin(Place(entry.serial, number), group.prompt, sampling)
 
-    def _end(self, response: Trajectory) -> None:
-        serial, number = map(int, response.sample_id.split("/"))
-        group = self._groups[serial]
-        group.ended[number] = replace(response, sample_id=f"{group.prompt.prompt_id}/{number}")
-        group.begun.pop(number, None)
+    def _end(self, place: Place, trajectory: Trajectory) -> None:
+        group = self._groups[place.serial]
+        group.ended[place.number] = trajectory
         if len(group.ended) == group.samples:
-            self.ledger.finish(serial)
+            self.ledger.finish(place.serial)
             self._scorer.begin(group.complete())  # while others are sampled
 
-    def _keep(self, unfinished: Sequence[Unfinished]) -> None:
-        """Keep the tokens of responses that the step does not wait for."""
-        for each in unfinished:
-            serial, number = map(int, each.sample_id.split("/"))
-            if each.token_ids:
-                self._groups[serial].begun[number] = each
-            self.ledger.record(
-                {
-                    "step": self.ledger.steps + 1,
-                    "event": "cut",
-                    "group": serial,
-                    "sample": number,
-                    "token": len(each.token_ids),
-                    "version": self._roles.rollout.version,
-                }
-            )
+    def _note(self, cut: Cut) -> None:
+        """Record that a sample stops here until the next step."""
+        self.ledger.record(
+            {
+                "step": self.ledger.steps + 1,
+                "event": "cut",
+                "group": cut.place.serial,
+                "sample": cut.place.number,
+                "token": cut.tokens,
+                "version": self._roles.rollout.version,
+            }
+        )
 
     def _take(self, chosen: Sequence[Entry], scored: Sequence[ScoredGroup], selection: Selection) -> None:
         kept = {id(each.group) for each in selection.groups}
@@ -257,13 +233,15 @@ class Ahead:
 
     def snapshot(self) -> Snapshot:
         groups = {serial: group.copy() for serial, group in self._groups.items()}
-        return Snapshot(self.ledger.state(), self._draws, tuple(self._waiting), groups)
+        flying = self._flying.snapshot()
+        return Snapshot(self.ledger.state(), self._draws, tuple(self._waiting), groups, flying)
 
     def go_back(self, snapshot: Snapshot) -> None:
         """Undo a step that was left before its update."""
         self.ledger.restore(snapshot.ledger)
         self._draws, self._waiting = snapshot.draws, deque(snapshot.waiting)
         self._groups = {serial: group.copy() for serial, group in snapshot.groups.items()}
+        self._flying.go_back(snapshot.flying)
 
     def start_after(self, step: int) -> None:
         """Start with nothing sampled, after the steps of a synchronous run, each of which has drawn a batch."""
@@ -280,10 +258,10 @@ class Ahead:
                 serial: {
                     "samples": group.samples,
                     "ended": {number: trajectory_to_plain(each) for number, each in group.ended.items()},
-                    "begun": {number: unfinished_to_plain(each) for number, each in group.begun.items()},
                 }
                 for serial, group in self._groups.items()
             },
+            "begun": self._flying.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -298,5 +276,7 @@ class Ahead:
                 self._prompts[entry.prompt_id],
                 saved["samples"],
                 {int(number): trajectory_from_plain(each) for number, each in saved["ended"].items()},
-                {int(number): unfinished_from_plain(each) for number, each in saved["begun"].items()},
             )
+        for entry in self.ledger.running:
+            self._begin(entry)
+        self._flying.restore(state["begun"])

@@ -88,6 +88,9 @@ class Episode:
                 text=self.writer.text_of(response.token_ids),
                 stop_reason=response.stop_reason,
                 policy_version=response.policy_version,
+                version_spans=tuple(
+                    VersionSpan(start + span.first_token, span.version) for span in response.version_spans
+                ),
                 state_key=self.state_key,
             )
         )
@@ -227,8 +230,14 @@ class Episode:
 
 def version_spans(turns: Sequence[Turn]) -> tuple[VersionSpan, ...]:
     """The spans of a sample whose turns were sampled with different weights; (): with the same."""
-    changes = [turn for before, turn in pairwise(turns) if turn.policy_version != before.policy_version]
-    return tuple(VersionSpan(turn.start, turn.policy_version) for turn in (turns[0], *changes)) if changes else ()
+    spans = [
+        span
+        for turn in turns
+        for span in turn.version_spans or (VersionSpan(turn.start, turn.policy_version),)
+        if span.first_token < turn.end
+    ]
+    changes = [span for before, span in pairwise(spans) if span.version != before.version]
+    return (spans[0], *changes) if changes else ()
 
 
 def _transcript(turns: Sequence[Turn]) -> str:

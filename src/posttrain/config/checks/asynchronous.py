@@ -116,12 +116,6 @@ def _engine_problems(config: RunConfig) -> Iterator[Problem]:
             fix=f"use {_MODE}=one_step, or placement.devices=1 placement.runtime=inprocess",
             field=_MODE,
         )
-    if config.environment.used:
-        yield Problem(
-            "colocate cannot interrupt episodes in environments between two steps yet",
-            fix=f"use {_MODE}=one_step",
-            field=_MODE,
-        )
 
 
 def unsupported_asynchronous(config: RunConfig) -> Iterator[Problem]:
@@ -135,8 +129,13 @@ def unsupported_asynchronous(config: RunConfig) -> Iterator[Problem]:
 
 
 def asynchronous_warnings(config: RunConfig) -> Iterator[str]:
-    """Report settings that have no effect, in sentences."""
+    """Report settings that have no effect, in sentences, and what a resumed run cannot repeat."""
     section, default = config.asynchronous, AsynchronousConfig()
+    if section.mode == "colocate" and config.environment.used:
+        yield (
+            "episodes that had not ended when a run was stopped begin again when it is resumed: environments cannot be saved. "
+            "With workers of their own, they answer when they answer, so two runs differ"
+        )
     if not section.is_on:
         changed = [name for name in AsynchronousConfig.model_fields if getattr(section, name) != getattr(default, name)]
         if changed:

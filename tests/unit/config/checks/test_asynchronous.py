@@ -49,6 +49,12 @@ def test_what_goes_together(asynchronous: dict[str, Any]) -> None:
     assert problems(asynchronous) == []
 
 
+def test_episodes_that_begin_again_are_announced() -> None:
+    assert problems({"mode": "colocate"}, environment={"name": "guess_number"}) == []
+    [said] = asynchronous_warnings(config({"mode": "colocate"}, environment={"name": "guess_number"}))
+    assert "begin again when it is resumed" in said
+
+
 @pytest.mark.parametrize(
     ("asynchronous", "sections", "said"),
     [
@@ -65,7 +71,6 @@ def test_what_goes_together(asynchronous: dict[str, Any]) -> None:
         ),
         ({"mode": "colocate"}, {"rollout": {"engine": "hf"}}, "which hf cannot continue; use rollout.engine=native"),
         ({"mode": "colocate"}, {"placement": {"runtime": "ray"}}, "workers of Ray; use asynchronous.mode=one_step"),
-        ({"mode": "colocate"}, {"environment": {"name": "guess_number"}}, "episodes in environments"),
         (
             {"mode": "one_step"},
             {
