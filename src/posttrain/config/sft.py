@@ -32,6 +32,11 @@ class SftDataConfig(Section):
     response_column: str | None = None
     """Column with the response, a text; a dot reaches into a nested column. null means the first of response and answer
     that the file has."""
+    query_column: str | None = None
+    """Column with more of the prompt, a text that follows it on a new line; empty or null in a row adds nothing. Needs a
+    column of texts for the prompt."""
+    system_column: str | None = None
+    """Column with the system message of a prompt, a text; empty or null in a row means none."""
     tools_column: str = "tools"
     """Conversations: column with the tools that the chat template shows, a list or its JSON text; may be absent."""
     enable_thinking_column: str = "enable_thinking"

@@ -99,6 +99,11 @@ def choose_columns(record: Record, data: SftDataConfig, place: str) -> SftColumn
     pairs = data.prompt_column is not None or data.response_column is not None
     messages = data.messages_column or (MESSAGES if MESSAGES in record and not pairs else None)
     if messages is not None:
+        own = next((name for name in ("query_column", "system_column") if getattr(data, name) is not None), None)
+        if own is not None:
+            what = f"data.{own} adds to a column of prompts, and {place} holds whole conversations in {messages}"
+            fix = "name the columns of prompt and response, or remove it"
+            raise DataError(Problem(what, fix=fix, field=f"data.{own}"))
         if root(messages) not in record:
             raise DataError(_missing(messages, record, place, "messages_column"))
         return SftColumns(messages=messages)
@@ -113,6 +118,10 @@ def choose_columns(record: Record, data: SftDataConfig, place: str) -> SftColumn
         elif column not in record and root(column) not in record:
             problems.append(_missing(column, record, place, field))
         found[kind] = column or ""
+    for field in ("query_column", "system_column"):
+        column = getattr(data, field)
+        if column is not None and column not in record and root(column) not in record:
+            problems.append(_missing(column, record, place, field))
     if problems:
         raise DataError(problems)
     return SftColumns(**found)
@@ -139,12 +148,31 @@ def row_of(record: Record, number: int, place: str, columns: SftColumns, data: S
         field, column = "prompt_column", columns.prompt
         prompt = _value(record, columns.prompt)
         messages = _messages(prompt) if not isinstance(prompt, str) else [{"role": "user", "content": _text(prompt)}]
+        field, column = "query_column", data.query_column or ""
+        if query := _optional_text(record, data.query_column):
+            if not isinstance(prompt, str):
+                raise _BadCell("adds to a prompt that is a list of messages; a text is expected there")
+            messages = [{"role": "user", "content": f"{_text(prompt)}\n{query}"}]
+        field, column = "system_column", data.system_column or ""
+        if system := _optional_text(record, data.system_column):
+            if messages[0]["role"] in ("system", "developer"):
+                raise _BadCell("is a second system message: the prompt begins with one")
+            messages = [{"role": "system", "content": system}, *messages]
+        field, column = "prompt_column", columns.prompt
         if messages[-1]["role"] == "assistant":
             raise _BadCell("ends with an assistant message; a prompt ends before the answer")
         field, column = "response_column", columns.response
         return SftRow(number=number, messages=messages, response=_answer(_value(record, columns.response)))
     except _BadCell as error:
         return Problem(f"row {number} of {place}: column {column} {error}", field=f"data.{field}")
+
+
+def _optional_text(record: Record, column: str | None) -> str:
+    """Return the text of a column; "" without the column's name, or where it is empty or null."""
+    if column is None:
+        return ""
+    value = _value(record, column)
+    return "" if value in (None, "") else _text(value)
 
 
 def _conversation(record: Record, number: int, column: str, data: SftDataConfig) -> SftRow:

@@ -64,6 +64,50 @@ def test_where_prompt_and_response_are(tmp_path: Path, row: dict[str, Any], more
     assert texts(write(tmp_path, [row]), **more) == [(ASKED, "Yo<|im_end|>")]
 
 
+def test_a_prompt_of_several_columns(tmp_path: Path) -> None:
+    """An empty or absent query adds nothing, and neither does an empty system message."""
+    rows = [
+        {"ask": "Add", "more": "1+1", "who": "You add.", "say": "2"},
+        {"ask": "Hi", "more": "", "who": None, "say": "Yo"},
+    ]
+    names = {"prompt_column": "ask", "response_column": "say", "query_column": "more", "system_column": "who"}
+    first, second = texts(write(tmp_path, rows), **names)
+    system = "<|im_start|>system\nYou add.<|im_end|>\n"
+    assert first == (f"{system}<|im_start|>user\nAdd\n1+1<|im_end|>\n<|im_start|>assistant\n", "2<|im_end|>")
+    assert second == (ASKED, "Yo<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "message"),
+    [
+        ({"prompt": "Hi", "answer": "Yo"}, {"query_column": "mroe"}, "has no column mroe"),
+        ({"prompt": "Hi", "answer": "Yo", "q": 3}, {"query_column": "q"}, "column q holds 3; text is expected"),
+        (
+            {"prompt": [{"role": "user", "content": "Hi"}], "answer": "Yo", "q": "?"},
+            {"query_column": "q"},
+            "column q adds to a prompt that is a list of messages",
+        ),
+        (
+            {
+                "prompt": [{"role": "system", "content": "A"}, {"role": "user", "content": "Hi"}],
+                "answer": "Yo",
+                "s": "B",
+            },
+            {"system_column": "s"},
+            "column s is a second system message",
+        ),
+        ({"messages": TURNS, "s": "B"}, {"system_column": "s"}, "data.system_column adds to a column of prompts"),
+    ],
+)
+def test_columns_that_do_not_go_together(
+    tmp_path: Path, row: dict[str, Any], more: dict[str, str], message: str
+) -> None:
+    file = write(tmp_path, [row])
+    with pytest.raises(DataError) as caught:
+        list(read_sft_rows(file, config(file, **more)))
+    assert message in str(caught.value)
+
+
 def test_conversations(tmp_path: Path) -> None:
     file = write(tmp_path, [{"messages": TURNS}])
     assert texts(file) == [(ASKED + "\n", "Yo<|im_end|>")]

@@ -176,6 +176,33 @@ def test_gigpo_and_step_reinforce_have_a_sample_per_turn(load) -> None:
     assert problem.startswith("gigpo needs every turn as a sample of its own")
 
 
+def test_turns_with_the_conversation_before_them_are_samples_of_their_own(load) -> None:
+    concat = "roll.pipeline.agentic.env_manager.step_concat_env_manager.StepConcatEnvManager"
+    lake = {"env_type": "frozen_lake", "env_manager_cls": concat, "max_steps": 3}
+    train = {"num_env_groups": 4, "group_size": 4, "tags": ["Lake"], "num_groups_partition": [4]}
+    loaded = load("adv_estimator=gigpo", train_env_manager=train, custom_envs={"Lake": lake})
+    assert not planned(loaded) and not said(loaded) and loaded.config.environment.sample_per_turn
+
+
+@pytest.mark.parametrize("kind", ["webshop", "game:GuessTheNumber-v0", "rg:letter_counting"])
+def test_a_planned_environment_is_the_only_thing_to_say(load, kind: str) -> None:
+    """Sizes, turns and estimators are checked with a game in its place."""
+    custom = {"Shop": {"env_type": kind, "env_manager_cls": STEPS, "max_steps": 3}}
+    train = {"num_env_groups": 4, "group_size": 4, "tags": ["Shop"], "num_groups_partition": [4]}
+    loaded = load("adv_estimator=gigpo", train_env_manager=train, custom_envs=custom)
+    assert not said(loaded)
+    [only] = planned(loaded)
+    assert f"custom_envs.Shop.env_type={kind} is planned" in only
+    assert loaded.config.environment.named["Shop"].max_turns == 3
+
+
+def test_a_pipeline_that_only_samples_needs_no_trainer(load) -> None:
+    given = ["~actor_train", "~critic", "+actor_infer.device_mapping='list(range(0,8))'", "~adv_estimator"]
+    loaded = load(*given)
+    assert not said(loaded)
+    assert any("a pipeline that plays episodes and trains nothing is planned" in text for text in planned(loaded))
+
+
 @pytest.mark.parametrize("estimator", ["gigpo", "step_reinforce"])
 def test_what_is_done_to_rewards_before_estimators_of_turns_is_planned(load, estimator: str) -> None:
     steps = [f"+custom_env.{name}.env_manager_cls={STEPS}" for name in ("FrozenLake", "SimpleSokoban")]

@@ -206,7 +206,7 @@ BAD = [
     ((*SIXTEEN, "actor_train.strategy_args.strategy_name=deepspeed_train", f"actor_train.{CONFIG}.zero_optimization.stage=0"), "deepspeed_train needs a ZeRO stage above 0, and it is 0, at override actor_train.strategy_args.strategy_config.zero_optimization.stage=0; use stage 2 or 3, such as strategy_config: ${deepspeed_zero2}"),
     ((*SIXTEEN, "use_kl_loss=true", "kl_loss_coef=0.1", "reference.strategy_args.strategy_name=deepspeed_infer", f"reference.{CONFIG}.zero_optimization.stage=2"), "deepspeed_infer needs ZeRO stage 3, and it is 2, at override reference.strategy_args.strategy_config.zero_optimization.stage=2; use strategy_config: ${deepspeed_zero3}"),
     ((*SIXTEEN, "actor_train.model_args.ulysses_size=4", f"actor_train.{CONFIG}.fsdp_size=2"), "fsdp_size is 2, less than ulysses_size=4, at override actor_train.strategy_args.strategy_config.fsdp_size=2; use actor_train.strategy_args.strategy_config.fsdp_size=4"),
-    (("~rewards.d.worker_cls",), "rewards.d has no worker_cls, at override ~rewards.d.worker_cls; use one of MathRuleRewardWorker, GeneralRuleRewardWorker, CrossThinkQARuleRewardWorker, MultipleChoiceBoxedRuleRewardWorker, GeneralValRuleRewardWorker, CodeSandboxRewardWorker, LLMJudgeRewardWorker, or a reward of this program, such as exact_match"),
+    (("~rewards.d.worker_cls",), "rewards.d has no worker_cls, at override ~rewards.d.worker_cls; use one of MathRuleRewardWorker, GeneralRuleRewardWorker, CrossThinkQARuleRewardWorker, MultipleChoiceBoxedRuleRewardWorker, GeneralValRuleRewardWorker, DetectionRewardWorker, CodeSandboxRewardWorker, LLMJudgeRewardWorker, or a reward of this program, such as exact_match"),
     (("~rewards",), "there is no reward: rewards is empty, at override ~rewards; add one, such as rewards: {math_rule: {worker_cls: roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker}}"),
     (("rewards.d.worker_cls=x.MathRulRewardWorker",), "there is no reward 'x.MathRulRewardWorker', at override rewards.d.worker_cls=x.MathRulRewardWorker; did you mean MathRuleRewardWorker?"),
     (("rewards.d.worker_cls=roll.CrossThinkQARuleRewardWorker",), "rewards.d needs a reward_type, at rewards.d.reward_type (a default; the command line does not set it); use rewards.d.reward_type=loose, soft or strict"),
@@ -571,3 +571,23 @@ def test_here_takes_the_judge_along() -> None:
     judge = loaded.config.reward.judge
     assert (judge.engine, judge.devices, judge.path) == ("native", None, "jm")
     assert any(change.startswith("reward.judge.devices") for change in loaded.changes)
+
+
+VISION = ("rewards.d.worker_cls=roll.pipeline.rlvr.rewards.detection_reward_worker.DetectionRewardWorker",)
+
+
+def test_boxes_are_scored_with_the_weights_of_each_row() -> None:
+    loaded = load(*VISION)
+    assert loaded.problems == loaded.unsupported == ()
+    assert [term.name for term in loaded.config.reward.terms] == ["boxes"]
+    assert loaded.config.data.extra_columns == ["reward_model"]
+
+
+def test_boxes_in_pixels_are_planned() -> None:
+    [problem] = load(*VISION, "pretrain=Qwen/Qwen2.5-VL-7B-Instruct").unsupported
+    assert "boxes in pixels, as Qwen2.5-VL writes them, are planned" in str(problem)
+
+
+def test_a_diffusion_models_pipeline_is_named_once() -> None:
+    [problem] = load("actor_train.strategy_args.strategy_name=diffusion_deepspeed_train", "~rewards").problems
+    assert "reward feedback learning of a diffusion model, which is planned" in str(problem)

@@ -85,9 +85,7 @@ def test_what_cannot_be_gets_one_message(overrides: tuple[str, ...], key: str, f
     assert (problem.field, problem.fix) == (key, fix)
 
 
-@pytest.mark.parametrize(
-    "override", ["query_key=input", "system_key=system", f"{MODEL}.additional_target=embed_tokens"]
-)
+@pytest.mark.parametrize("override", [f"{MODEL}.additional_target=embed_tokens"])
 def test_what_is_planned_can_be_planned_for(override: str) -> None:
     loaded = read(override)
     assert loaded.problems == ()

@@ -189,7 +189,9 @@ def _without_validation(keys: Reader) -> dict[str, Any]:
 
 def advantage(keys: Reader) -> dict[str, Any]:
     """The estimator. grpo is reinforce on rewards normalised as reward_normalization says, as in ROLL."""
-    name, (mean, std) = "reinforce" if samples_only(keys) else keys["adv_estimator"], _normalization(keys)
+    name, (mean, std) = keys["adv_estimator"], _normalization(keys)
+    if samples_only(keys):
+        name, mean, std = "reinforce", "none", "none"
     clip, whiten = keys["reward_clip"] or None, keys["whiten_advantages"]
     fields: dict[str, Any] = {"advantage.clip": keys["advantage_clip"] or None, "advantage.whiten": whiten}
     for estimators, names in ((("gigpo",), ("episode_reward_weight", "step_reward_weight")),

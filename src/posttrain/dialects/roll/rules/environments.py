@@ -11,6 +11,8 @@ from posttrain.registry import ENVS
 
 TRAJECTORIES = "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"
 STEPS = "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"
+# A turn's prompt is the conversation before it.
+CONCATENATED = "roll.pipeline.agentic.env_manager.step_concat_env_manager.StepConcatEnvManager"
 ROLLS = (
     "webshop", "sokoban_mcp", "sokoban_tool_call", "sokoban_native_env", "sokoban_sandbox", "roll_math", "roll_qa", "roll_code",
     "deepeyes", "rock_tb_native_env", "openreward_env", "atropos_env", "bandit", "countdown", "metamathqa", "alfworld",
@@ -78,13 +80,14 @@ def samples_turns(keys: Reader, tags: list[str]) -> bool:
         key = f"custom_envs.{tag}.env_manager_cls"
         name = keys[key] or TRAJECTORIES
         managers[tag] = name
-        if name not in (TRAJECTORIES, STEPS):
+        if name not in (TRAJECTORIES, STEPS, CONCATENATED):
             keys.plan_only(f"{key}={name} is planned", key=key, fix=f"use {TRAJECTORIES} or {STEPS}")
-    if {TRAJECTORIES, STEPS} <= set(managers.values()):
+    of_turns = [name.endswith(("StepEnvManager", "StepConcatEnvManager")) for name in managers.values()]
+    if any(of_turns) and not all(of_turns):
         last = tags[-1]
-        keys.problem(f"the environments have different managers: {TRAJECTORIES} and {STEPS}",
+        keys.problem(f"the environments have different managers: {' and '.join(dict.fromkeys(managers.values()))}",
                      key=f"custom_envs.{last}.env_manager_cls", fix="use one for all of them")  # fmt: skip
-    return STEPS in managers.values()
+    return any(of_turns)
 
 
 def _settings(keys: Reader, at: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,14 +9,26 @@ _MARKS = {
     "distillation": ("student", "student_pretrain", "kd_objective"),
     "on-policy distillation": ("student_train", "student_infer"),
 }
+_OF_DIFFUSION = {
+    "actor_train.strategy_args.strategy_name": "diffusion_deepspeed_train",
+    "actor_train.model_args.model_type": "diffusion_module",
+}
+_FIX = "run posttrain train with one of an RLVR or agentic pipeline"
 
 
 def stops_at_another_pipeline(keys: Reader) -> bool:
     """Report a configuration of another pipeline as such, once; nothing else in it is worth a word."""
+    for key, word in _OF_DIFFUSION.items():
+        if keys[key] == word:
+            keys.slips.clear()
+            keys.problem("this is a configuration of reward feedback learning of a diffusion model, which is planned", key=key,
+                         fix=_FIX)  # fmt: skip
+            return True
     for pipeline, marks in _MARKS.items():
         mark = next((key for key in marks if keys.written(key)), None)
         if mark is not None:
+            keys.slips.clear()
             keys.problem(f"this is a configuration of {pipeline}, which is planned", key=mark,
-                         fix="run posttrain train with one of an RLVR or agentic pipeline")  # fmt: skip
+                         fix=_FIX)  # fmt: skip
             return True
     return False

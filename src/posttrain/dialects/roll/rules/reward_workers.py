@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-CODE, JUDGE = "CodeSandboxRewardWorker", "LLMJudgeRewardWorker"
+CODE, JUDGE, BOXES = "CodeSandboxRewardWorker", "LLMJudgeRewardWorker", "DetectionRewardWorker"
+BOXES_COLUMN = "reward_model"  # of a row's own weights
 # Their options besides: the columns of code's rows, and limits of all tests of a program (360 s in ROLL).
 CODE_COLUMNS, TESTS_COLUMN, CODE_S = ["test_case_function", "case_type"], "test_cases", 450.0
 JUDGE_EXTRACT = r"(?i)\b(yes|no)\b"
@@ -29,11 +30,11 @@ WORKERS: dict[str, Worker] = {
     "CrossThinkQARuleRewardWorker": (("crossthinkqa", {}), _REPEATS),
     "MultipleChoiceBoxedRuleRewardWorker": (("multiple_choice", {"boxed": True}),),
     "GeneralValRuleRewardWorker": (("multiple_choice", {"boxed": False}),),
+    BOXES: (("boxes", {}),),
     CODE: (("code", {"block": "first_def", "timeout_s": 20.0, "function_in": "test_case_function"}),),
     JUDGE: (("llm_judge", {"extract": JUDGE_EXTRACT, "prompt_template": JUDGE_TEMPLATE}),),
 }
 PLANNED_WORKERS = {
-    "DetectionRewardWorker": "a reward for boxes around objects",
     "VideoR1RewardWorker": "videos in prompts",
     "RemoteRewardSystemWorker": "a reward service",
 }

@@ -8,6 +8,8 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.rules.judges import is_local_judge, judges
 from posttrain.dialects.roll.rules.reward_workers import (
+    BOXES,
+    BOXES_COLUMN,
     CODE,
     CODE_COLUMNS,
     CODE_S,
@@ -60,7 +62,22 @@ def rewards(keys: Reader) -> dict[str, Any]:
     workers = [str(keys[f"rewards.{name}.worker_cls"]).rpartition(".")[2] for name in domains]
     if CODE in workers:
         fields |= _code(alone=len(domains) == 1)
+    if BOXES in workers:
+        fields["data.extra_columns"] = [*fields.get("data.extra_columns", []), BOXES_COLUMN]
+        _check_pixels(keys, domains[workers.index(BOXES)])
     return fields | _group_filter(keys, list(parts) or domains, parts)
+
+
+def _check_pixels(keys: Reader, domain: str) -> None:
+    """Qwen2.5-VL writes boxes in pixels of the image it reads, other models in thousandths, as references are."""
+    key = "actor_train.model_args.model_name_or_path"
+    path = str(keys[key] or keys["pretrain"] or "")
+    if "qwen2.5-vl" in path.lower().replace("_", "."):
+        keys.plan_only(
+            "boxes in pixels, as Qwen2.5-VL writes them, are planned: boxes are compared in thousandths",
+            key=f"rewards.{domain}.worker_cls",
+            fix="use a model that writes thousandths, such as Qwen3-VL",
+        )
 
 
 def _code(*, alone: bool) -> dict[str, Any]:
