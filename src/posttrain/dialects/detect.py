@@ -81,6 +81,7 @@ PEER_FILES = {
     "ppo_trainer": ("verl", "train"),
     "ppo_megatron_trainer": ("verl", "train"),
     "sft_trainer": ("verl", "sft"),
+    "sft_trainer_engine": ("verl", "sft"),
     "generation": ("verl", "generate"),
     "evaluation": ("verl", "evaluate"),
     "ppo_base_config": ("skyrl", "train"),

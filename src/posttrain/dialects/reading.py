@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.reading.compose import Composed, compose
-from posttrain.config.reading.defaults import read_with_defaults
+from posttrain.config.reading.defaults import read_with_defaults, split_choices
 from posttrain.config.reading.hydra import UNUSED
 from posttrain.config.reading.validate import show, validate
 from posttrain.config.rollout import RolloutConfig
@@ -169,13 +169,14 @@ def read_dialect(
     """
     ledger = (dialect.ledger.at(version) if version else dialect.ledger).of(entry.name)
     known = Known(ledger, dialect.ledger)
+    choices, overrides = split_choices(path, overrides)
     composed = compose(
         path,
         overrides,
         struct=dialect.unknown_keys == "refuse",
         base=ledger.defaults() if dialect.refers_to_defaults else None,
         known=known,
-        read=lambda file: read_with_defaults(file, dialect.built_in),
+        read=lambda file: read_with_defaults(file, dialect.built_in, choices),
         leave_out_missing=True,
     )
     reader = Reader(ledger, composed)

@@ -90,3 +90,35 @@ def test_megatrons_words_for_the_optimizers_memory_change_nothing(tmp_path: Path
     )
     assert not loaded.problems
     assert {f"{section}.optimizer_cpu_offload"} <= {one.key for one in loaded.ignored}
+
+
+class TestLaterFineTuning:
+    """sft_trainer_engine.yaml."""
+
+    def sft(self, *overrides: str, file: str = "sft_trainer_engine"):
+        return read_config(file, ["data.train_files=a.parquet", *overrides], None, here=True)
+
+    def test_the_file_is_known_by_its_name(self) -> None:
+        loaded = self.sft("data.max_token_len_per_gpu=4096")
+        config = loaded.config
+        assert not loaded.problems and loaded.entry == "sft"
+        assert (config.data.messages_column, config.policy.max_tokens_per_micro_batch) == ("messages", 4096)
+        assert (config.policy.schedule.name, config.policy.schedule.warmup_ratio) == ("constant", 0.0)
+        assert (config.policy.optimizer.lr, config.policy.optimizer.betas) == (1e-3, (0.9, 0.999))
+        assert config.data.validation_files == []
+
+    def test_the_earlier_trainer_reads_none_of_it(self) -> None:
+        config = self.sft("optim.lr_scheduler_type=constant", file="sft_trainer").config
+        assert config.policy.schedule.name == "cosine" and config.data.messages_column is None
+
+    def test_halved_precision_is_refused(self) -> None:
+        [problem] = self.sft("engine.dtype=fp16").problems
+        assert problem.what.startswith("engine.dtype=fp16 needs loss scaling")
+
+    def test_a_split_that_devices_do_not_have_is_refused(self) -> None:
+        loaded = read_config(
+            "sft_trainer_engine",
+            ["data.train_files=a", "trainer.n_gpus_per_node=3", "engine.ulysses_sequence_parallel_size=2"],
+            None,
+        )
+        assert "3 devices do not split into groups of 2" in loaded.problems[0].what

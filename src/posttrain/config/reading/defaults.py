@@ -6,8 +6,9 @@ file itself stands where ``_self_`` is, or last. Source: Hydra 1.3, "The Default
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ Tree = dict[str, Any]
 Places = dict[str, Place]
 
 
+# An override such as optim=megatron or model@actor.model=big: group, package, option.
+_CHOICE = re.compile(r"\+{0,2}([\w/]+)(?:@([\w.]*))?=([\w./-]+)")
+
+
 @dataclass(frozen=True, slots=True)
 class DefaultsEntry:
     """One line of a defaults list."""
@@ -28,19 +33,50 @@ class DefaultsEntry:
     name: str  # a file without .yaml, or _self_
     package: str  # dotted place below which it is put; "" is the top
     optional: bool
+    group: str = ""  # the folder whose files are options, for an entry of the form group: option
+
+    @property
+    def choice(self) -> tuple[str, str]:
+        """Name the entry as an override does that chooses another option: the group and its package."""
+        return self.group.rpartition("/")[2] if self.group.startswith(".") else self.group.strip("/"), self.package
 
 
-def read_with_defaults(path: str, built_in: Mapping[str, Callable[[], Tree]]) -> tuple[Tree, Places]:
+Choices = Mapping[tuple[str, str], str]
+
+
+def split_choices(path: str | None, overrides: Sequence[str]) -> tuple[dict[tuple[str, str], str], list[str]]:
+    """Split overrides. Returns: those that choose another file for an entry of the defaults list, ``optim=megatron``, by group
+    and package; and all others."""
+    listed = read_yaml(path)[0].get("defaults") if path is not None and Path(path).expanduser().is_file() else None
+    entries = [_entry(item) for item in listed] if isinstance(listed, list) else []
+    known = {entry.choice for entry in entries if entry is not None and entry.group}
+    choices: dict[tuple[str, str], str] = {}
+    rest = []
+    for text in overrides:
+        match = _CHOICE.fullmatch(text)
+        group = match[1].strip("/") if match else ""
+        place = (group, group.replace("/", ".") if match and match[2] is None else match[2] if match else "")
+        if match and place in known:
+            choices[place] = match[3]
+        else:
+            rest.append(text)
+    return choices, rest
+
+
+def read_with_defaults(
+    path: str, built_in: Mapping[str, Callable[[], Tree]], choices: Choices | None = None
+) -> tuple[Tree, Places]:
     """The file laid upon what its defaults list names.
 
     Args: ``built_in`` holds, by name, what a peer ships and users refer to (``ppo_trainer``); it is used where no file of
         that name lies beside the user's, and for a ``path`` that is no more than such a name. Its keys have no place: they
-        count as defaults.
+        count as defaults. ``choices`` are those of ``split_choices``.
     Raises: ConfigError for files that cannot be read, an entry that names nothing, files that name each other in a circle.
     """
     if path.removesuffix(".yaml") in built_in and not Path(path).is_file():
         return built_in[path.removesuffix(".yaml")](), {}
-    return _read(Path(path), _Search(root=Path(path).parent, built_in=built_in), chain=())
+    search = _Search(root=Path(path).parent, built_in=built_in, choices=choices or {})
+    return _read(Path(path), search, chain=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +86,7 @@ class _Search:
     root: Path  # the folder of the user's file, where names that begin with / start
     built_in: Mapping[str, Callable[[], Tree]]
     folders: tuple[Path, ...] = ()  # hydra.searchpath of the user's file
+    choices: Choices = field(default_factory=dict)  # of the command line, for the user's file
 
     def candidates(self, name: str, folder: Path) -> list[Path]:
         """Files that a name in a file of ``folder`` may mean, the first that exists is meant."""
@@ -67,8 +104,10 @@ def _read(path: Path, search: _Search, chain: tuple[Path, ...]) -> tuple[Tree, P
     where = own_places["defaults"].text
     if path.resolve() in chain:
         raise ConfigError(Problem(f"{path.name} leads back to itself through its defaults list", where=where))
-    chain = (*chain, path.resolve())
     entries = _entries(own.pop("defaults"), own_places)
+    if not chain:
+        entries = [_chosen(entry, search.choices) for entry in entries]
+    chain = (*chain, path.resolve())
     own_places = {key: place for key, place in own_places.items() if key.split(".")[0] != "defaults"}
     if not any(entry.name == "_self_" for entry in entries):
         entries.append(DefaultsEntry("_self_", "", optional=False))
@@ -87,6 +126,12 @@ def _read(path: Path, search: _Search, chain: tuple[Path, ...]) -> tuple[Tree, P
         merged(values, more)
         places.update({f"{prefix}{key}": place for key, place in more_places.items()})
     return values, places
+
+
+def _chosen(entry: DefaultsEntry, choices: Choices) -> DefaultsEntry:
+    """The entry, with the option that the command line chooses for its group."""
+    option = choices.get(entry.choice) if entry.group else None
+    return entry if option is None else replace(entry, name=f"{entry.group}/{option}")
 
 
 def _named(
@@ -144,7 +189,9 @@ def _entry(item: Any) -> DefaultsEntry | None:
         group = text.removeprefix("optional ").removeprefix("override ").strip()
         if value is None:  # Hydra's way of naming nothing
             return DefaultsEntry("_nothing_", "", optional=True)
-        return DefaultsEntry(f"{group}/{value}", _package(package, group), optional) if isinstance(value, str) else None
+        if not isinstance(value, str):
+            return None
+        return DefaultsEntry(f"{group}/{value}", _package(package, group), optional, group)
     return None
 
 

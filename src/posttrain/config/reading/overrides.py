@@ -79,11 +79,11 @@ def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
         if parsed.is_sweep_override():
             fix = f"run once per value, or, for a list, write {parsed.key_or_group}=[...]"
             problems.append(Problem("a sweep over several values is not one run", where=where, fix=fix))
-        elif parsed.package is not None or not parsed.key_or_group:
+        elif not parsed.key_or_group:
             problems.append(Problem("the key must be a dotted name such as data.train_files", where=where))
         else:
-            value = parsed.value()
-            assignments.append(Assignment(text, parsed.key_or_group, _action(parsed), value))
+            key = parsed.key_or_group if parsed.package is None else f"{parsed.key_or_group}@{parsed.package}"
+            assignments.append(Assignment(text, key, _action(parsed), parsed.value()))
     if problems:
         raise ConfigError(problems)
     return assignments
@@ -165,6 +165,9 @@ def apply_overrides(
 def _apply(
     values: dict[str, Any], places: dict[str, Place], this: Assignment, struct: bool, known: KnownKeys | None
 ) -> Problem | None:
+    if "@" in this.key:
+        what = f"the key must be a dotted name, or a group of the file's defaults list, which {this.key} is not"
+        return Problem(what, where=this.where, fix="write a key such as data.train_files")
     by_default = known is not None and known.has(this.key)
     later = known is not None and known.reports_later(this.key)
     needed = not by_default and (this.action == "delete" or (struct and this.action == "set" and not later))

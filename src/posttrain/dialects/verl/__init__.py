@@ -1,4 +1,4 @@
-"""verl's configuration language: ppo_trainer.yaml, sft_trainer.yaml, evaluation.yaml, generation.yaml, of 0.2 and 0.4."""
+"""verl's configuration language: ppo_trainer.yaml, sft_trainer.yaml, evaluation.yaml, generation.yaml, and their later forms."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ def _ppo_trainer() -> dict[str, Any]:
 
 def _sft_trainer() -> dict[str, Any]:
     return LEDGER.of("sft").defaults()
+
+
+def _sft_trainer_engine() -> dict[str, Any]:
+    """Return the differences of the file of verl 0.6 and later."""
+    tree = _sft_trainer()
+    tree["engine"]["strategy"] = "fsdp"
+    tree["model"]["path"] = "~/models/deepseek-llm-7b-chat"
+    tree["data"] |= {"use_dynamic_bsz": True, "val_files": None}
+    tree["optim"] |= {"lr": 1e-3, "betas": [0.9, 0.999], "lr_warmup_steps_ratio": 0.0, "lr_scheduler_type": "constant"}
+    tree["trainer"] |= {"n_gpus_per_node": 1, "logger": ["console", "wandb"]}
+    return tree
 
 
 def _generation() -> dict[str, Any]:
@@ -47,6 +58,7 @@ DIALECT = Dialect(
         "ppo_trainer": _ppo_trainer,
         "ppo_megatron_trainer": _ppo_megatron_trainer,
         "sft_trainer": _sft_trainer,
+        "sft_trainer_engine": _sft_trainer_engine,
         "generation": _generation,
         "evaluation": _evaluation,
     },

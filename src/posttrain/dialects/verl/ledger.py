@@ -26,6 +26,7 @@ TABLES = Tables(
         "trainer",
         "loops",
         "sft",
+        "sft_engine",
         "evaluate",
         "generate",
         "translated",

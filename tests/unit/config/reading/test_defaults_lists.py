@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.config.reading.defaults import read_with_defaults
+from posttrain.config.reading.defaults import read_with_defaults, split_choices
 from posttrain.errors import ConfigError
 
 
@@ -87,3 +87,39 @@ def test_what_cannot_be_found(write, tmp_path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_with_defaults(write(run=text, base="a: 1\n"), {})
     assert str(caught.value).replace(str(tmp_path), "{}") == message
+
+
+@pytest.fixture
+def grouped(tmp_path: Path) -> Path:
+    """A file whose defaults list names options of two groups."""
+    for name, text in {
+        "run.yaml": "defaults:\n  - optim: adam\n  - parts/model@actor.model: small\n  - _self_\nn: 1\n",
+        "optim/adam.yaml": "lr: 1\n",
+        "optim/sgd.yaml": "lr: 2\nmomentum: 3\n",
+        "parts/model/small.yaml": "size: 1\n",
+        "parts/model/big.yaml": "size: 9\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path / "run.yaml"
+
+
+def test_the_command_line_chooses_options_of_groups(grouped: Path) -> None:
+    """As in Hydra: GROUP=OPTION, and GROUP@PACKAGE=OPTION where the list names a package."""
+    choices, rest = split_choices(str(grouped), ["optim=sgd", "parts/model@actor.model=big", "n=2", "optim.lr=5"])
+    assert rest == ["n=2", "optim.lr=5"]
+    values, places = read_with_defaults(str(grouped), {}, choices)
+    assert values == {"optim": {"lr": 2, "momentum": 3}, "actor": {"model": {"size": 9}}, "n": 1}
+    assert places["optim.lr"].text.endswith("optim/sgd.yaml:1")
+
+
+def test_what_is_no_group_stays_an_override(grouped: Path) -> None:
+    texts = ["model=big", "parts/model=big", "optim@other=sgd", "n=1", "+k=v"]
+    assert split_choices(str(grouped), texts) == ({}, texts)
+    assert split_choices(None, texts) == ({}, texts)
+
+
+def test_an_option_that_does_not_exist_is_reported(grouped: Path) -> None:
+    choices, _ = split_choices(str(grouped), ["optim=sdg"])
+    with pytest.raises(ConfigError, match=r"the defaults list names optim/sdg, .*did you mean sgd\?"):
+        read_with_defaults(str(grouped), {}, choices)

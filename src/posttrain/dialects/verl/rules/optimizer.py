@@ -11,7 +11,7 @@ from posttrain.dialects.verl.rules.names import ACTOR
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED_TEXT
 from posttrain.errors import did_you_mean
 
-_OURS = {
+STYLES = {
     "constant": "constant",
     "linear": "linear",
     "cosine": "cosine",
@@ -29,7 +29,7 @@ _MEGATRON_ONLY = (
     "weight_decay_incr_style",
     "use_checkpoint_opt_param_scheduler",
 )
-_OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
+OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
 _SGD_MOMENTUM = 0.9  # megatron-core's default
 # Megatron's own words for memory and transfers, which change no number.
 _MEMORY_OF_MEGATRON = (
@@ -121,7 +121,7 @@ def _further(keys: Reader, section: str, role: str) -> dict[str, Any]:
 def _optimizer(keys: Reader, key: str) -> str:
     """Return our name of the optimizer."""
     written = str(get(keys, key) or "adam")
-    ours = _OPTIMIZERS.get(written.lower())
+    ours = OPTIMIZERS.get(written.lower())
     if ours is None:
         fix = did_you_mean(written, ["AdamW", "SGD", "Muon"], listed=True) or f"use {key}=AdamW"
         keys.problem(f"there is no optimizer called {written} (known: AdamW, SGD, Muon)", key=key, fix=fix)
@@ -197,7 +197,7 @@ def _decay(keys: Reader, section: str, ours: str) -> dict[str, Any]:
     """Megatron's schedule after warm-up."""
     optim = f"{section}.optim"
     style, lr, floor = keys[f"{optim}.lr_decay_style"], keys[f"{optim}.lr"], keys[f"{optim}.min_lr"]
-    fields: dict[str, Any] = {f"{ours}.name": _OURS[style]}
+    fields: dict[str, Any] = {f"{ours}.name": STYLES[style]}
     if style != "constant" and lr > 0:
         fields[f"{ours}.min_lr_ratio"] = floor / lr
     elif floor:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.rules.look import get, kind_of_device
+from posttrain.dialects.verl.rules.look import engine_options, get, kind_of_device
 from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.records import contents, resume, trackers
+from posttrain.dialects.verl.rules.sft_engine import (
+    engine_fields,
+    engine_layout,
+    is_engine,
+    optimizer,
+    schedule,
+)
 from posttrain.dialects.verl.strategies import SHARDED
 from posttrain.plan.engine import engine_called
 
@@ -16,11 +23,13 @@ _MASTERS = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat
 
 def sft_rules(keys: Reader) -> dict[str, Any]:
     """SftConfig fields by dotted name."""
-    fields = _columns(keys) | _dataset_class(keys) | _precision(keys) | lora(keys, "model", "policy")
-    fields |= _layout(keys) | _length(keys) | _cadence(keys) | trackers(keys)
+    later = is_engine(keys)
+    fields = (engine_fields(keys) if later else _columns(keys) | _precision(keys)) | _dataset_class(keys)
+    fields |= lora(keys, "model", "policy") | _layout(keys) | _length(keys) | _cadence(keys) | trackers(keys)
+    fields |= schedule(keys) | optimizer(keys) | _template(keys)
     if get(keys, "trainer.resume_mode") is not None:
         fields |= resume(keys)
-    fields |= contents(keys, "trainer.checkpoint")
+    fields |= contents(keys, "checkpoint" if later else "trainer.checkpoint")
     if keys.written("trainer.default_hdfs_dir"):
         fields["checkpoint.upload"] = keys["trainer.default_hdfs_dir"]
     if not keys.ledger.find("optim.lr_scheduler"):  # verl 0.2 knows no other
@@ -28,6 +37,11 @@ def sft_rules(keys: Reader) -> dict[str, Any]:
     if keys.ledger.find("trainer.device") and keys.written("trainer.device"):
         fields["placement.device"] = kind_of_device(keys)
     return fields
+
+
+def _template(keys: Reader) -> dict[str, Any]:
+    options = keys.section("data.apply_chat_template_kwargs")
+    return {"data.chat_template_options": options} if options else {}
 
 
 def _columns(keys: Reader) -> dict[str, Any]:
@@ -85,6 +99,10 @@ def _layout(keys: Reader) -> dict[str, Any]:
     nodes, per_node = get(keys, "trainer.nnodes", 1), get(keys, "trainer.n_gpus_per_node", 1)
     shared = keys["ulysses_sequence_parallel_size"]
     devices = max(1, nodes * per_node)
+    if is_engine(keys):
+        placed = {"placement.nodes": nodes, "placement.devices": nodes * per_node}
+        keys.ignore("model.fsdp_config", "the section engine says how the weights are shared out")
+        return placed | engine_layout(keys, devices)
     if shared > 1 and devices % shared:
         key = "ulysses_sequence_parallel_size"
         fits = max(size for size in range(1, min(shared, devices) + 1) if devices % size == 0)
@@ -94,7 +112,8 @@ def _layout(keys: Reader) -> dict[str, Any]:
     if shared > 1 and not keys["use_remove_padding"]:
         what = f"{shared} devices share a sequence, which needs packed sequences"
         keys.problem(what, key="ulysses_sequence_parallel_size", fix="use use_remove_padding=True")
-    wrapping = {
+    options = engine_options(keys, "model.fsdp_config", "policy.engine_options")
+    wrapping = options | {
         f"policy.engine_options.wrap_policy.{name}": value
         for name, value in keys.section("model.fsdp_config.wrap_policy").items()
         if name != "min_num_params"
