@@ -87,10 +87,8 @@ def accuracy_table(folder: Path) -> list[str]:
     for task in TASKS:
         scores = [score or 0.0 for score in run.series(f"validation/reasoning_gym/{task.name}/accuracy").values()]
         rows.append((task.name, task.validation_rows, scores[0], scores[-1]))
-    questions = sum(count for _, count, _, _ in rows)
-    before = sum(count * first for _, count, first, _ in rows) / questions
-    after = sum(count * last for _, count, _, last in rows) / questions
-    rows.append(("all", questions, before, after))
+    overall = [score or 0.0 for score in run.series("validation/accuracy").values()]
+    rows.append(("all", sum(count for _, count, _, _ in rows), overall[0], overall[-1]))
     return [
         f"{name:<10} {count:>4} questions   {first:.3f} -> {last:.3f}   ({last - first:+.3f})"
         for name, count, first, last in rows

@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.report.differences import differences
 from posttrain.report.embedded import embed_samples
 from posttrain.report.harmless import finite
-from posttrain.report.read import RecordedRun, json_rows, read_timeline
+from posttrain.report.read import OVERALL, RecordedRun, json_rows, read_timeline
 
 MAX_NOTES = 20  # most notes about unreadable files
 
@@ -56,7 +56,7 @@ def _run(run: RecordedRun, label: str) -> dict[str, Any]:
         "model": run.model,
         "info": {key: finite(value) for key, value in run.info.items()},
         "steps_done": run.steps_done,
-        "headline": [_headline(run, source) for source in run.data_sources()],
+        "headline": _headlines(run),
         "steps": steps,
         "series": {name: [_rounded(run.metrics[step].get(name)) for step in steps] for name in run.metric_names()},
         "nonfinite": {
@@ -76,21 +76,33 @@ def _timeline(run: RecordedRun) -> list[tuple[int, str, float, float]]:
     return [(step, name, round(start - first, 4), round(end - first, 4)) for step, name, start, end in phases]
 
 
-def _headline(run: RecordedRun, source: str) -> dict[str, Any]:
-    """Return the first and last held-out accuracy of one data source, with the counts behind them."""
-    series = [(step, value) for step, value in run.series(f"validation/{source}/accuracy").items() if value is not None]
+def _headlines(run: RecordedRun) -> list[dict[str, Any]]:
+    """Return the held-out accuracies of the head of the page: of all questions together, then of each data source where there are
+    several."""
+    sources = run.data_sources()
+    several = (
+        [_headline(run, "all questions", OVERALL, None)] if len(sources) > 1 and OVERALL in run.metric_names() else []
+    )
+    return [*several, *(_headline(run, source, f"validation/{source}/accuracy", source) for source in sources)]
+
+
+def _headline(run: RecordedRun, called: str, metric: str, source: str | None) -> dict[str, Any]:
+    """Return the first and last value of a held-out accuracy, with the counts behind them; ``source`` None: of all sources."""
+    series = [(step, value) for step, value in run.series(metric).items() if value is not None]
     points = [
         {"step": step, "accuracy": value, **_counts(run, step, source, value)}
         for step, value in ([series[0], series[-1]] if len(series) > 1 else series)
     ]
-    return {"source": source, "points": points}
+    return {"source": called, "points": points}
 
 
-def _counts(run: RecordedRun, step: int, source: str, accuracy: float) -> dict[str, Any]:
+def _counts(run: RecordedRun, step: int, source: str | None, accuracy: float) -> dict[str, Any]:
     """Return the number of prompts behind an accuracy, and its 95 % interval; empty when the validation samples were not kept."""
     path = run.validation.get(step)
     prompts = {
-        str(row.get("prompt_id")) for row in (json_rows(path, []) if path else ()) if row.get("data_source") == source
+        str(row.get("prompt_id"))
+        for row in (json_rows(path, []) if path else ())
+        if source in (None, row.get("data_source"))
     }
     return {"prompts": len(prompts), "interval": wilson_interval(accuracy, len(prompts))} if prompts else {}
 

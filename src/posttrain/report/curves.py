@@ -158,6 +158,8 @@ def title(metric: str) -> str:
     if metric == "reward/mean":
         return "Training reward (mean of a step)"
     if metric.startswith("validation/") and metric.endswith("/accuracy"):
+        if metric == "validation/accuracy":
+            return "Held-out accuracy, all questions"
         return f"Held-out accuracy, {metric.removeprefix('validation/').removesuffix('/accuracy')}"
     return metric
 

@@ -17,6 +17,7 @@ from posttrain.libraries import json_text, yaml_text
 
 SAMPLES_FILE = re.compile(r"step_(\d+)\.jsonl")
 MAX_PHASES = 3000  # per timeline
+OVERALL = "validation/accuracy"  # of all held-out questions together
 ACCURACY = re.compile(r"validation/(.+)/accuracy")
 
 
@@ -58,6 +59,13 @@ class RecordedRun:
     def data_sources(self) -> list[str]:
         """Return the data sources with a held-out accuracy, sorted."""
         return [match[1] for name in self.metric_names() if (match := ACCURACY.fullmatch(name))]
+
+    def accuracy(self, step: int) -> float | None:
+        """Return the accuracy of all held-out questions at a step. A run of an earlier version with several sources has none:
+        the mean of their accuracies would be another number."""
+        found = self.metrics.get(step, {})
+        sources = self.data_sources()
+        return found.get(OVERALL, found.get(f"validation/{sources[0]}/accuracy") if len(sources) == 1 else None)
 
 
 def read_run(folder: Path) -> RecordedRun:

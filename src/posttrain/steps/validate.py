@@ -9,16 +9,20 @@ from posttrain.algos.validation import mean_over_prompts, pass_at, sample_statis
 from posttrain.records.trajectories import Invalid, Outcome, Reward, ScoredGroup
 from posttrain.steps.measure import environment_means
 
+ACCURACY = "validation/accuracy"  # of all held-out questions together
 PASS_SCORE = 1.0  # a response with at least this reward is right
 ANSWER = "pred"  # the text beside a score that says which answer was found; verl's name
 
 
 def validation_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """The metrics of every data source, as ``validation/<data source>/<name>``; see ``source_metrics``. Lengths are in
-    tokens."""
+    tokens. ``validation/accuracy`` is the one number of a run: the accuracy of all questions, each counted once."""
     metrics: dict[str, float] = {}
+    accuracies: list[float] = []
     for source, members in by_source(groups).items():
-        found = source_metrics(members, [prompt_metrics(group.outcomes) for group in members])
+        per_prompt = [prompt_metrics(group.outcomes) for group in members]
+        accuracies += [each["accuracy"] for each in per_prompt]
+        found = source_metrics(members, per_prompt)
         lengths = [trajectory.sampled_tokens for group in members for trajectory in group.group.trajectories]
         found["length_mean"] = sum(lengths) / len(lengths)
         episodes = [each for group in members for each in group.group.trajectories if each.turn_texts]
@@ -26,6 +30,8 @@ def validation_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
             found["turns_mean"] = sum(episode.turn_count for episode in episodes) / len(episodes)
             found |= {f"environment/{name}": value for name, value in environment_means(episodes).items()}
         metrics |= {f"validation/{source}/{name}": value for name, value in found.items()}
+    if accuracies:
+        metrics[ACCURACY] = sum(accuracies) / len(accuracies)
     return metrics
 
 

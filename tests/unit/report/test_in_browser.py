@@ -150,6 +150,20 @@ def test_charts_times_and_phases_are_drawn(visit: Open, demo: Path, tmp_path: Pa
     assert "policy/lr" in " ".join(one.texts("#more-charts .title"))
 
 
+def test_charts_name_their_axis_and_fold_away_nothing_but_zeros(visit: Open, tmp_path: Path) -> None:
+    """Two charts of constant zeros stood before the curves that say something; no axis had a word."""
+    rows = [{"step": i, "reward/mean": i / 10, "policy/clip_fraction": 0.0, "policy/kl_old": 0.0} for i in range(1, 5)]
+    accuracies = {"validation/accuracy": 0.75, "validation/sums/accuracy": 0.7, "validation/products/accuracy": 0.95}
+    write_rows(tmp_path / "metrics.jsonl", [*rows, {"step": 5, "reward/mean": 0.5, **accuracies}])
+    one = visit(write_report([tmp_path]))
+    assert one.texts("#charts .title") == ["Reward mean of a step", "Held-out accuracy share right"]
+    assert one.texts("#charts .legend > span") == ["all questions 0.75", "products 0.95", "sums 0.7"]
+    assert one.page.locator("#charts svg text.x-word").all_text_contents() == ["step", "step"]
+    assert one.texts("#headline h3")[0] == "Held-out accuracy · all questions"
+    one.page.click("#more summary")
+    assert {"policy/clip_fraction", "policy/kl_old"} <= set(one.texts("#more-charts .title"))
+
+
 def test_ticks_can_be_told_apart(visit: Open, tmp_path: Path) -> None:
     """From low to high, with the tick that the axis takes: 4.952 to 4.961 in steps of 0.002, and so on."""
     expected = {

@@ -95,3 +95,34 @@ def test_json_rows_only_splits_at_newlines(tmp_path: Path) -> None:
     notes: list[str] = []
     assert [row["response"] for row in json_rows(path, notes)] == ["a\u2028b\u0085c", "d"]
     assert len(notes) == 1 and "line 3" in notes[0]
+
+
+def test_one_answer_to_how_good_a_run_is(tmp_path: Path) -> None:
+    """80 questions at 0.7 and 40 at 0.95 are 0.783 per question; the mean of the two tasks, 0.825, is shown nowhere."""
+    from posttrain.backends.tracking.console import accuracies
+    from posttrain.cli.viewer.app import _cells
+    from posttrain.report.contents import page_data
+
+    overall = (80 * 0.7 + 40 * 0.95) / 120
+    metrics = {"validation/sums/accuracy": 0.7, "validation/products/accuracy": 0.95}
+    (tmp_path / "metrics.jsonl").write_text(
+        json.dumps({"step": 1} | metrics)
+        + "\n"
+        + json.dumps({"step": 2, "validation/accuracy": overall} | metrics)
+        + "\n"
+    )
+    run = read_run(tmp_path)
+    assert run.accuracy(1) is None  # an earlier version's run does not say it
+    assert run.accuracy(2) == overall
+    assert _cells(run, 2, ())[1] == "0.783"
+    assert accuracies(run.metrics[2]) == {"sums": 0.7, "products": 0.95, "all questions": overall}
+    (first, *_) = page_data([run])["runs"][0]["headline"]
+    assert first["source"] == "all questions" and [point["accuracy"] for point in first["points"]] == [overall]
+
+
+def test_the_only_data_source_is_all_questions(tmp_path: Path) -> None:
+    from posttrain.backends.tracking.console import accuracies
+
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "validation/sums/accuracy": 0.7}\n')
+    assert read_run(tmp_path).accuracy(1) == 0.7
+    assert accuracies({"validation/sums/accuracy": 0.7, "validation/accuracy": 0.7}) == {"sums": 0.7}

@@ -159,6 +159,7 @@ def test_validation_metrics_are_split_by_source() -> None:
         ]
     )
     assert metrics == {
+        "validation/accuracy": 1 / 3,  # of the three questions, not the mean of 1/2 and 0
         "validation/sums/accuracy": 0.5,  # the one that could not be scored counts as wrong
         "validation/sums/reward_mean": 1.0,
         "validation/sums/length_mean": 3.0,

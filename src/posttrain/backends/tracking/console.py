@@ -233,13 +233,16 @@ def validation_lines(step: int, metrics: Mapping[str, float], first: dict[str, f
 
 
 def accuracies(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the accuracy by data source."""
+    """Return the accuracy by data source, and of all questions together where there are several sources."""
     start, end = "validation/", "/accuracy"
-    return {
+    found = {
         name[len(start) : -len(end)]: value
         for name, value in metrics.items()
         if name.startswith(start) and name.endswith(end) and len(name) > len(start) + len(end)
     }
+    if len(found) > 1 and "validation/accuracy" in metrics:
+        found["all questions"] = metrics["validation/accuracy"]
+    return found
 
 
 def accuracy_change(first: float | None, now: float) -> str:

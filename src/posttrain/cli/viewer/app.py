@@ -155,13 +155,12 @@ class Steps(Page):
 def _cells(run: RecordedRun, step: int, columns: Iterable[str]) -> list[str]:
     metrics = run.metrics.get(step, {})
     numbers = [metrics.get(name) for name in columns]
-    accuracies = [metrics.get(f"validation/{source}/accuracy") for source in run.data_sources()]
-    known = [value for value in accuracies if value is not None]
+    accuracy = run.accuracy(step)
     keys = [key for key, files in (("t", run.samples), ("v", run.validation)) if step in files]
     return [
         str(step),
         *("" if value is None else f"{value:.3g}" for value in numbers),
-        f"{sum(known) / len(known):.3f}" if known else "",
+        "" if accuracy is None else f"{accuracy:.3f}",
         " ".join(keys),
     ]
 

@@ -48,6 +48,7 @@
       root.append(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
       root.append(svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, tickLabel(value, valueRange[2])));
     }
+    if (x) root.append(svg("text", { class: "x-word", x: 4, y: height - 5 }, "step"));
     for (const step of x ? stepTicks(stepRange, width) : []) {
       root.append(svg("text", { x: x(step), y: height - 5, "text-anchor": "middle" }, String(step)));
     }

@@ -2,7 +2,7 @@
   // In the order they are shown; a chart whose metrics were not logged is left out.
   const CHARTS = [
     { title: "Reward", unit: "mean of a step", lines: [["reward/mean", "reward"]] },
-    { title: "Held-out accuracy", unit: "share right", match: /^validation\/(.+)\/accuracy$/, dots: true },
+    { title: "Held-out accuracy", unit: "share right", match: /^validation\/(?:(.+)\/)?accuracy$/, rest: "all questions", dots: true },
     { title: "Loss", unit: "nats per token", unless: "reward/mean", lines: [["policy/loss", "training"], ["validation/loss", "held-out"]] },
     { title: "Response length", unit: "tokens", lines: [["response/length_mean", "mean"]] },
     { title: "KL to the reference", unit: "nats per token", lines: [["reference/kl", "KL"]] },
@@ -26,18 +26,22 @@
   function chartsWanted() {
     return CHARTS.flatMap((spec) => {
       const found = spec.match
-        ? allMetrics().filter((metric) => spec.match.test(metric)).map((metric) => [metric, visible(spec.match.exec(metric)[1])])
+        ? allMetrics().filter((metric) => spec.match.test(metric)).map((metric) => [metric, visible(spec.match.exec(metric)[1] || spec.rest)])
         : spec.lines.filter(([metric]) => data.runs.some((run) => metric in run.series));
       if (!found.length || allMetrics().includes(spec.unless)) return [];
+      // One data source is all questions.
+      if (spec.rest && found.length === 2) found.splice(found.findIndex(([, label]) => label === spec.rest), 1);
       if (data.runs.length === 1) return [{ ...spec, lines: found.slice(0, 8).map(([metric, label], i) => ({ run: data.runs[0], metric, label, color: i + 1 })) }];
       return found.map(([metric, label]) => ({ ...spec, title: found.length > 1 || spec.match ? `${spec.title}: ${label}` : spec.title, lines: ofRuns(metric) }));
     });
   }
+  // Nothing but zeros, at every step: such a chart has its place among the others.
+  const isZero = (run, metric) => (run.series[metric] || []).every((value) => value === 0 || value === null) && !(run.nonfinite[metric] || []).length;
   function curves() {
     byId("curves").hidden = false;  // before drawing: a hidden chart has no width
     byId("charts").replaceChildren();
     byId("more-charts").replaceChildren();
-    const wanted = chartsWanted();
+    const wanted = chartsWanted().filter((spec) => !spec.lines.every(({ run, metric }) => isZero(run, metric)));
     const shown = wanted.map((spec) => lineChart(spec, byId("charts"))).some(Boolean);
     const drawn = new Set(wanted.flatMap((spec) => spec.lines.map((line) => line.metric)));
     const others = allMetrics().filter((metric) => !drawn.has(metric));
@@ -57,7 +61,7 @@
   // ---- Several runs side by side ------------------------------------------------------------------------------------
   // [metric or pattern, +1: more is better, -1: less is better, 0: neither]
   const COMPARED = [
-    [/^validation\/.+\/accuracy$/, 1], [/^validation\/.+\/reward_mean$/, 1], [/^validation\/loss$/, -1], [/^reward\/mean$/, 1],
+    [/^validation\/accuracy$/, 1], [/^validation\/.+\/accuracy$/, 1], [/^validation\/.+\/reward_mean$/, 1], [/^validation\/loss$/, -1], [/^reward\/mean$/, 1],
     [/^response\/length_mean$/, 0], [/^response\/truncated_share$/, 0], [/^group\/no_signal_share$/, 0], [/^reward\/invalid_share$/, 0],
     [/^reference\/kl$/, 0], [/^policy\/entropy$/, 0], [/^policy\/loss$/, 0], [/^gap\/mean$/, 0], [/^critic\/explained_variance$/, 0],
     [/^speed\/rollout_tokens_per_s$/, 0], [/^speed\/update_tokens_per_s$/, 0], [/^time\/step_s$/, 0],
