@@ -41,9 +41,8 @@ def _generate(arguments: list[str], dialect: str | None, *, here: bool, drop_unk
     for line in remarks(loaded):
         typer.echo(line, err=True)
     get_ready(loaded, err=False)
-    from posttrain.build.generate import (
-        generate_run,
-    )  # imports torch, which reads the environment that get_ready() has set
+    # Imports torch, which reads the environment that get_ready() has set
+    from posttrain.build.generate import generate_run
 
     with WorkProgress("generate", unit="rows", detail="tokens") as progress:
 
@@ -56,9 +55,7 @@ def _generate(arguments: list[str], dialect: str | None, *, here: bool, drop_unk
 
         try:
             wrote = generate_run(loaded.config, overwrite=overwrite, on_plan=on_plan, on_work=progress.advance)
-        except (
-            RequestError
-        ) as error:  # seen only once the prompts and the model were read: say where in the user's file
+        except RequestError as error:  # found only while reading prompts and model: add the place in the user's file
             error.locate(loaded.locate)
             raise
     if wrote:

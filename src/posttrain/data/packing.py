@@ -21,9 +21,8 @@ class PackedSequences:
 
     token_ids: Tensor  # [N] int64
     position_ids: Tensor  # [N] int64, from 0 in every prompt; a response continues the positions of its prompt
-    groups: tuple[
-        tuple[int, tuple[int, ...]], ...
-    ]  # tokens of the prompt and of each response; no responses: a whole sequence
+    # Tokens of the prompt and of each response; no responses: a whole sequence
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
     predicting: Tensor  # [M] int64, position (in N) whose next token is the scored one
     targets: Tensor  # [M] int64, the scored tokens
     response_mask: Tensor  # [B, T] bool, the places of the M scores, row by row

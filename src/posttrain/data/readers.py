@@ -41,9 +41,8 @@ class DatasetRow:
     """One checked row, not tokenised yet."""
 
     number: int  # in its file, from 0
-    messages: list[
-        dict[str, Any]
-    ]  # chat messages, each with role and content (text, or typed parts); empty where a file of responses has no prompt
+    # Chat messages, each with role and content (text, or typed parts); empty where a file of responses has no prompt
+    messages: list[dict[str, Any]]
     data_source: str
     ground_truth: Any  # as in the dataset; None where only prompts are read
     extra_info: dict[str, Any]  # as in the dataset; empty when absent

@@ -34,9 +34,8 @@ def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
         node = tree
         *above, leaf = name.split(".")
         for part in above:
-            if not isinstance(
-                node.get(part), dict
-            ):  # not there yet, or a list, whose items cannot be named: refused later
+            # Not there yet, or a list, whose items cannot be named: refused later
+            if not isinstance(node.get(part), dict):
                 node[part] = {}
             node = node[part]
         value = fields[name]

@@ -21,9 +21,8 @@ class WrittenKeys(Protocol):
 
     ledger: Ledger
     sources: SourceMap
-    origins: dict[
-        str, str
-    ]  # our fields whose names hold the user's own words, such as an environment's tag, by their keys
+    # Our fields whose names hold the user's own words, such as an environment's tag, by their keys
+    origins: dict[str, str]
 
     def written(self, key: str) -> bool:
         """Tell whether the user wrote the key, or something below it."""

@@ -52,9 +52,10 @@ def same(reference: Any, answer: Any) -> bool:
 def _library() -> Any:
     check_installed("rewards that use math-verify")
     library = importlib.import_module("math_verify")
+    # Each warns once that its time limit is disabled
     for name in (
         "math_verify.parser",
         "math_verify.grader",
-    ):  # each warns once that its time limit is disabled
+    ):
         logging.getLogger(name).setLevel(logging.ERROR)
     return library

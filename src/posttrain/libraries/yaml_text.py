@@ -31,9 +31,8 @@ def check(text: str) -> None:
 
 def _measure(text: str) -> None:
     sizes: dict[str, int] = {}  # values of every anchor that is complete
-    open_: list[
-        tuple[str | None, int]
-    ] = []  # anchor of every collection around this place, and the count when it began
+    # Anchor of every collection around this place, and the count when it began
+    open_: list[tuple[str | None, int]] = []
     count = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, CollectionEndEvent):

@@ -196,9 +196,8 @@ class _AttendPlain(torch.autograd.Function):
             assert part.prefix_places is not None
             for whole, of_prompt in zip((grad_key, grad_value), of_prompts, strict=True):
                 added = of_prompt.index_select(0, part.prefix_places).view(-1, *whole.shape[1:])
-                whole[part.prefix_tokens] = (
-                    whole[part.prefix_tokens] + added
-                )  # a token stands in one prompt of a bucket
+                # A token stands in one prompt of a bucket
+                whole[part.prefix_tokens] = whole[part.prefix_tokens] + added
         return grad_query, grad_key, grad_value, None, None, None
 
 

@@ -146,9 +146,8 @@ class EnginePlan:
 
     def trained_memory(self, model: PlacedModel, *, trained: int, activations: int) -> RoleMemory:
         """Estimate the bytes on a device. Args: trained weights; bytes of activations."""
-        masters = (
-            model.master_width if model.width < model.master_width else 0
-        )  # otherwise weights are their own masters
+        # Otherwise weights are their own masters
+        masters = model.master_width if model.width < model.master_width else 0
         states = (ADAM - AVERAGES) * model.master_width + masters + model.averages * model.master_width
         return RoleMemory(
             role=model.role,

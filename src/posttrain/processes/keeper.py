@@ -47,9 +47,8 @@ class ForkedWorker:
     gate: int | None = None  # where its forks ask for leave
     measure_again_at: float = 0.0  # when its processes' memory is worth another exact look
     most_processes: int = 1  # there are at most so many, itself counted
-    spared: frozenset[int] = (
-        frozenset()
-    )  # processes that loading has started: they end with the worker, not with a call
+    # Processes that loading has started: they end with the worker, not with a call
+    spared: frozenset[int] = frozenset()
     received: bytearray = field(default_factory=bytearray)
     calls: int = 0
     printed: int = 0  # bytes, in this call

@@ -219,9 +219,8 @@ class _Line:
                 self._start()
             except ConfigError as error:
                 return CallFailure(CRASHED, f"a new worker could not be made: {error}"[:500])
-        load_s = (
-            self._limits.load_s if self._setup["load_in_worker"] else 0.0
-        )  # a killed worker loads before it answers
+        # A killed worker loads before it answers
+        load_s = self._limits.load_s if self._setup["load_in_worker"] else 0.0
         try:
             self._write(request, self._limits.wall_s + GRACE_S)
             reply = self._read(self._limits.longest_s + load_s + GRACE_S)

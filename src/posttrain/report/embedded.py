@@ -32,9 +32,8 @@ class Embedded:
     samples: list[dict[str, Any]] = field(default_factory=list)  # by run, step and kind
     # Per run: token id -> its text.
     token_texts: list[dict[str, str]] = field(default_factory=list)
-    pictures: dict[str, str] = field(
-        default_factory=dict
-    )  # file that samples name -> data URL; its name is its content's
+    # File that samples name -> data URL; its name is its content's
+    pictures: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)  # sentences about data that is not on the page
 
 

@@ -102,9 +102,8 @@ def _write_merged(
     """Whole weights with the configuration and the tokenizer in ``home``, in their own precision or another."""
     model = _model_of(home, weights, role, dtype)
     save_model(model, out)
-    (out / GENERATION_CONFIG_NAME).unlink(
-        missing_ok=True
-    )  # made up from the configuration; what ``home`` has is copied
+    # Made up from the configuration; what ``home`` has is copied
+    (out / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
     for path in home.iterdir():  # tokenizer, template, generation config
         kept = path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in ENGINE_FILES
         if path.is_file() and kept and not (out / path.name).exists():

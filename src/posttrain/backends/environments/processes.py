@@ -163,9 +163,8 @@ class ProcessHost:
 
     def _send(self, worker: _Worker, command: dict[str, Any], timeout_s: float) -> None:
         worker.doing, worker.deadline = command["do"], time.monotonic() + timeout_s
-        with suppress(
-            frames.PipeClosed, TimeoutError, OSError
-        ):  # its end, or its silence, shows where answers are read
+        # Its end, or its silence, shows where answers are read
+        with suppress(frames.PipeClosed, TimeoutError, OSError):
             frames.write_frame(worker.socket.fileno(), wire.to_bytes(command), self._timeout_s)
 
     def _look(self, busy: Sequence[_Worker], deadline: float) -> None:

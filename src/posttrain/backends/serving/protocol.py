@@ -18,9 +18,8 @@ class SampledResponse:
     token_ids: list[int]
     logprobs: list[float]
     finish: str  # "stop", "length", or another word of the server
-    prompt_logprobs: list[float] = field(
-        default_factory=list
-    )  # of the prompt's second token to its last, when asked for
+    # Of the prompt's second token to its last, when asked for
+    prompt_logprobs: list[float] = field(default_factory=list)
 
 
 class UnusableAnswer(RunStopped):

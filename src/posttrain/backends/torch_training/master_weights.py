@@ -93,9 +93,8 @@ class MasterWeights:
         norm = float(sharding.whole(total))
         if not math.isfinite(norm):
             return norm
-        if (
-            limit is not None and norm > limit
-        ):  # clip_grad_norm_ would multiply by 1 otherwise: a pass over all gradients
+        # clip_grad_norm_ would multiply by 1 otherwise: a pass over all gradients
+        if limit is not None and norm > limit:
             clip_grads_with_norm_(parameters, limit, total)
         if offload:
             move_state(optimizer, lambda parameter: parameter.device)

@@ -57,12 +57,10 @@ class How(TypedDict, total=False):
     share_prompts: bool  # compute a group's prompt once
     padded: bool  # process padding tokens, too
     master_dtype: torch.dtype  # of the weights that the optimizer works on
-    stored_weights: Callable[
-        [], Mapping[str, Tensor]
-    ]  # what masters start from, by name; without it, the model's weights
-    updates_per_step: (
-        int | None
-    )  # planned, where the learning rate moves once per step; None: it moves with every update
+    # What masters start from, by name; without it, the model's weights
+    stored_weights: Callable[[], Mapping[str, Tensor]]
+    # Planned, where the learning rate moves once per step; None: it moves with every update
+    updates_per_step: int | None
     weight_decay: Factor  # update number -> weight decay; without it, the optimizer's own constant
     rates: Rates  # what these factors come from, for checkpoints
     seed: int  # of an adapter's dropout

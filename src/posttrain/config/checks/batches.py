@@ -17,9 +17,8 @@ def batch_problems(config: RunConfig) -> Iterator[Problem]:
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
     for role, section in _cut_roles(config):
         budget = section.max_tokens_per_micro_batch
-        shared = (
-            config.critic if role == "critic" else config.policy
-        ).sequence_parallel  # devices that pool their budgets
+        # Devices that pool their budgets
+        shared = (config.critic if role == "critic" else config.policy).sequence_parallel
         if budget is not None and prompt + response > budget * shared:
             field = f"{role}.max_tokens_per_micro_batch"
             yield Problem(

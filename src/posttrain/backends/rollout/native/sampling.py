@@ -75,9 +75,8 @@ def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:
         smallest = logits.topk(sampling.top_k, dim=1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     if sampling.top_p < 1:
-        sorted_logits, order = logits.sort(
-            dim=1, descending=True, stable=True
-        )  # probabilities may tie where logits do not
+        # Probabilities may tie where logits do not
+        sorted_logits, order = logits.sort(dim=1, descending=True, stable=True)
         ordered = sorted_logits.softmax(dim=1)
         before = ordered.cumsum(dim=1) - ordered  # probability of all more likely tokens
         forbidden = torch.zeros_like(ordered, dtype=torch.bool).scatter(1, order, before >= sampling.top_p)

@@ -60,9 +60,8 @@ class ModelParts:
             put_adapters(self.stretches, source, self.heads, sharding)
         self.shell = source
         self.whole_shapes = {name: tuple(weight.shape) for name, weight in source.named_parameters()}
-        self.trained = [
-            name for name, weight in source.named_parameters() if weight.requires_grad
-        ]  # all, or an adapter
+        # All, or an adapter
+        self.trained = [name for name, weight in source.named_parameters() if weight.requires_grad]
         self.gpt = nn.ModuleList(self.stretches)
         self.pieces = {self._name(name): parameter for name, parameter in self.gpt.named_parameters()}
         parts = self.cut(dict(source.named_parameters()))
