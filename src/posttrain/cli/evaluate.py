@@ -36,6 +36,7 @@ def _evaluate(arguments: list[str], dialect: str | None, *, drop_unknown: bool, 
     from posttrain.cli.box_text import box_text
     from posttrain.cli.plan_evaluate import check_request
     from posttrain.cli.plan_plain import remarks
+    from posttrain.cli.process import importing
     from posttrain.cli.progress import WorkProgress
     from posttrain.cli.request import load_request
     from posttrain.dialects.entries import EVALUATE
@@ -46,7 +47,8 @@ def _evaluate(arguments: list[str], dialect: str | None, *, drop_unknown: bool, 
     config = loaded.config
     for line in [*remarks(loaded), *box_text(config)]:
         typer.echo(line, err=True)
-    from posttrain.build.evaluate import evaluate_run
+    with importing():
+        from posttrain.build.evaluate import evaluate_run
 
     with WorkProgress("evaluate", unit="prompts", stream=sys.stderr if as_json else None) as progress:
         try:

@@ -20,6 +20,7 @@ def serve(arguments: Arguments = None) -> None:
 def _serve(arguments: list[str]) -> None:
     from posttrain.cli.beginning import get_ready
     from posttrain.cli.plan_plain import check_request, remarks
+    from posttrain.cli.process import importing
     from posttrain.cli.request import load_request
     from posttrain.dialects.entries import SERVE
     from posttrain.plan.files import check_model_files
@@ -31,7 +32,8 @@ def _serve(arguments: list[str]) -> None:
         typer.echo(line, err=True)
     get_ready(loaded)
     # Imports torch, which reads the environment that get_ready() has set.
-    from posttrain.build.serve import serve_run
+    with importing():
+        from posttrain.build.serve import serve_run
 
     def on_ready(address: str, token: str, notes: list[str]) -> None:
         for note in notes:

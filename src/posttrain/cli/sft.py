@@ -37,6 +37,7 @@ def _sft(
     from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.plan_plain import remarks
     from posttrain.cli.plan_sft import check_request
+    from posttrain.cli.process import importing
     from posttrain.cli.request import load_request
     from posttrain.dialects.entries import SFT
 
@@ -47,7 +48,8 @@ def _sft(
         typer.echo(line, err=True)
     get_ready(loaded)
     # Imports torch, which reads the environment that get_ready() has set.
-    from posttrain.build.sft import sft_run
+    with importing():
+        from posttrain.build.sft import sft_run
 
     try:
         sft_run(loaded.config, allow_config_change=allow_config_change, start_over=start_over, say=announce)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from types import FrameType
@@ -20,8 +21,10 @@ def main() -> None:
     try:
         if sys.argv[1:2] and sys.argv[1] in RESUMABLE:
             heed_signals()
+        gc.disable()  # imports leave no garbage
         from posttrain.cli.app import main as run
 
+        gc.enable()
         signal.signal(signal.SIGINT, interrupt if before is signal.default_int_handler else before)
         run()
     except StoppedEarly as stopped:

@@ -37,6 +37,7 @@ def _train(
     from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.box_text import box_text
     from posttrain.cli.plan_plain import remarks
+    from posttrain.cli.process import importing
     from posttrain.cli.request import read_request
 
     announce_reading(arguments)
@@ -45,7 +46,8 @@ def _train(
         typer.echo(line, err=True)
     get_ready(request.loaded)
     # Imports torch, which reads the environment that get_ready() has set.
-    from posttrain.build.train import train_run
+    with importing():
+        from posttrain.build.train import train_run
 
     try:
         train_run(request.loaded.config, allow_config_change=allow_config_change, start_over=start_over, say=announce)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +23,8 @@ def checkpoint_room(folder: Path, rules: Retention, each: int, save_steps: Seque
     most = _most_at_once(rules, save_steps)
     # What is there goes as new ones come, but a new one is whole before that
     needed = max(1, most - there) * each
-    free = shutil.disk_usage(_existing(folder)).free
+    disk = os.statvfs(_existing(folder))
+    free = disk.f_bavail * disk.f_frsize
     size = f"{text_of(each)} for each checkpoint, {most} at once at most, in {folder}"
     if each > free:
         what = f"a checkpoint needs {text_of(each)}, and {folder} has {text_of(free)} free"

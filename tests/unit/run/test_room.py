@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ GB = 10**9
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100 * GB, 90 * GB, 10 * GB))  # type: ignore[attr-defined]
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_frsize=1000, f_bavail=10 * GB // 1000))
 
 
 @pytest.mark.parametrize(
