@@ -138,7 +138,7 @@ def trainer_calls(script: Path, folder: Path) -> list[list[str]]:
             stderr=subprocess.DEVNULL,
             pass_fds=(write,),
         )
-        stop = threading.Timer(5, process.kill)  # a script that waits for a server waits for ever
+        stop = threading.Timer(20, process.kill)  # a script that waits for a server waits for ever
         stop.start()
         os.close(write)
         printed = shown.read().decode("utf-8", errors="replace")
@@ -184,7 +184,9 @@ def judge(launch: Launch, *, here: bool, drop_unknown: bool = False) -> Verdict:
     """The verdict of ``posttrain plan --skip-files`` on one launch."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            loaded = load_request(launch.arguments, launch.dialect, here=here, drop_unknown=drop_unknown)
+            loaded = load_request(
+                launch.arguments, launch.dialect, here=here, drop_unknown=drop_unknown, skip_files=True
+            )
             module = import_module(PLANS[loaded.entry])
             module.plan_text(module.check_request(loaded, look_at_files=False))
     except RequestError as error:

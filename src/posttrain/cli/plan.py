@@ -53,7 +53,7 @@ def _plan(
     from posttrain.cli.request import load_request
     from posttrain.cli.verdict import verdict
 
-    loaded = load_request(arguments, dialect, here=here, drop_unknown=drop_unknown)
+    loaded = load_request(arguments, dialect, here=here, drop_unknown=drop_unknown, skip_files=not look)
     module = import_module(PLANS[loaded.entry])
     request = module.check_request(loaded, look_at_files=look)
     batches = getattr(request, "batches", None)

@@ -125,10 +125,12 @@ def load_request(
     *,
     here: bool = False,
     drop_unknown: bool = False,
+    skip_files: bool = False,
 ) -> LoadedConfig[Any]:
     """Load the configuration that a command's arguments describe; ``entry`` is the expected entry, None for any.
 
-    Args: ``here`` moves a cluster configuration to one device; ``drop_unknown`` leaves out keys of the user's own.
+    Args: ``here`` moves a cluster configuration to one device; ``drop_unknown`` leaves out keys of the user's own;
+        ``skip_files`` opens no file that the configuration names.
 
     Raises: RequestError for unknown options and for files that cannot be read.
     """
@@ -137,7 +139,9 @@ def load_request(
     if not arguments and dialect is None:
         raise ConfigError(Problem("there is nothing to read", fix="name a file, or a --dialect and its keys"))
     path, overrides = split_arguments(arguments)
-    return read_config(path, overrides, dialect, entry=entry, here=here, drop_unknown=drop_unknown)
+    return read_config(
+        path, overrides, dialect, entry=entry, here=here, drop_unknown=drop_unknown, skip_files=skip_files
+    )
 
 
 def read_request(

@@ -96,16 +96,19 @@ def read_config(
     entry: Entry[Any] | None = None,
     here: bool = False,
     drop_unknown: bool = False,
+    skip_files: bool = False,
 ) -> LoadedConfig[Any]:
     """The configuration in the dialect it is written in, or in the one that is named.
 
     Args: ``entry`` is what the user asked for; None takes what the keys show. ``config`` is an ``entry.root``.
-        ``drop_unknown`` leaves out keys that no version of the dialect has.
+        ``drop_unknown`` leaves out keys that no version of the dialect has; ``skip_files`` opens no file that it names.
     Raises: ConfigError for an unknown dialect, one that cannot be detected, a configuration of another entry than the
         requested one, and a file that cannot be read.
     """
     if path is not None and is_shipped(path) and not Path(path).expanduser().is_file():
-        return _read_shipped(path, overrides, dialect, entry=entry, here=here, drop_unknown=drop_unknown)
+        return _read_shipped(
+            path, overrides, dialect, entry=entry, here=here, drop_unknown=drop_unknown, skip_files=skip_files
+        )
     if dialect is not None and dialect not in NAMES:
         raise ConfigError(
             Problem(f"there is no dialect {dialect!r} (known: {', '.join(NAMES)})", fix=did_you_mean(dialect, NAMES))
@@ -134,7 +137,16 @@ def read_config(
         better = find_version(spoken.ledger.of(found.name), written, parse_overrides(overrides))
         if better is not None:
             version, warnings = better.version, (better.said(name, spoken.ledger.version),)
-    loaded = read_dialect(spoken, path, overrides, entry=found, version=version, here=here, drop_unknown=drop_unknown)
+    loaded = read_dialect(
+        spoken,
+        path,
+        overrides,
+        entry=found,
+        version=version,
+        here=here,
+        drop_unknown=drop_unknown,
+        skip_files=skip_files,
+    )
     return replace(loaded, warnings=(*warnings, *loaded.warnings))
 
 
@@ -151,6 +163,7 @@ def _read_shipped(
     entry: Entry[Any] | None,
     here: bool,
     drop_unknown: bool,
+    skip_files: bool,
 ) -> LoadedConfig[Any]:
     """The configuration that starts from a peer's own file, known by its name."""
     peer, kind = PEER_FILES[path.removesuffix(".yaml")]
@@ -163,7 +176,14 @@ def _read_shipped(
     from posttrain.dialects.reading import read_dialect
 
     return read_dialect(
-        load_dialect(peer), path, overrides, entry=found, version=version, here=here, drop_unknown=drop_unknown
+        load_dialect(peer),
+        path,
+        overrides,
+        entry=found,
+        version=version,
+        here=here,
+        drop_unknown=drop_unknown,
+        skip_files=skip_files,
     )
 
 

@@ -74,8 +74,9 @@ class Dialect:
 class Reader:
     """The written values, key by key, for the rules of a dialect; collects what the rules report."""
 
-    def __init__(self, ledger: Ledger, composed: Composed):
+    def __init__(self, ledger: Ledger, composed: Composed, *, skip_files: bool = False):
         self.ledger = ledger
+        self.skip_files = skip_files  # the files that keys name need not exist
         self.values = composed.values
         self.sources = composed.sources
         self.problems: list[Problem] = list(composed.problems)
@@ -160,11 +161,12 @@ def read_dialect(
     version: str = "",
     here: bool = False,
     drop_unknown: bool = False,
+    skip_files: bool = False,
 ) -> LoadedConfig[Any]:
     """The configuration of an entry, and everything there is to say about it.
 
     Args: ``version`` of the peer, "" for the ledger's own; ``here`` does without what only a cluster can give;
-        ``drop_unknown`` without keys of the user's own.
+        ``drop_unknown`` without keys of the user's own; ``skip_files`` without a look into the files that it names.
     Raises: ConfigError when there is nothing to speak of: an unreadable file, broken YAML, a broken override.
     """
     ledger = (dialect.ledger.at(version) if version else dialect.ledger).of(entry.name)
@@ -179,7 +181,7 @@ def read_dialect(
         read=lambda file: read_with_defaults(file, dialect.built_in, choices),
         leave_out_missing=True,
     )
-    reader = Reader(ledger, composed)
+    reader = Reader(ledger, composed, skip_files=skip_files)
     _look_at_every_key(dialect, reader, known, here=here)
     settled = _settle_own_keys(reader, known, drop=drop_unknown)
     reader.ignored += [

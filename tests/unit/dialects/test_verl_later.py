@@ -122,3 +122,13 @@ class TestLaterFineTuning:
             None,
         )
         assert "3 devices do not split into groups of 2" in loaded.problems[0].what
+
+
+def test_tool_files_are_not_opened_with_skip_files() -> None:
+    turns = f"{R}.multi_turn"
+    keys = [*SIZES, f"{turns}.enable=True", f"{turns}.tool_config_path=/nowhere/tools.yaml"]
+    [problem] = read_config(None, keys, "verl", here=True).problems
+    assert "/nowhere/tools.yaml cannot be read" in problem.what
+    loaded = read_config(None, keys, "verl", here=True, skip_files=True)
+    assert not loaded.problems
+    assert any("/nowhere/tools.yaml is not opened (--skip-files)" in text for text in loaded.warnings)

@@ -118,10 +118,18 @@ def _played(keys: Reader) -> tuple[str, dict[str, Any]]:
         "cut": _CUT[keys[f"{TURNS}.tool_response_truncate_side"]],
     }
     if keys[TOOL_FILE] is not None:
-        settings["tools"] = _tools(keys)
+        settings["tools"] = [] if _not_opened(keys, TOOL_FILE) else _tools(keys)
     if keys[INTERACTION_FILE] is None:
         return "tools", settings
-    return "interaction", settings | {"interactions": _interactions(keys)}
+    interactions = [] if _not_opened(keys, INTERACTION_FILE) else _interactions(keys)
+    return "interaction", settings | {"interactions": interactions}
+
+
+def _not_opened(keys: Reader, key: str) -> bool:
+    """Report a file that is not to be opened; its entries are none then."""
+    if keys.skip_files:
+        keys.warn(f"{key}: {keys[key]} is not opened (--skip-files); its entries are not checked")
+    return keys.skip_files
 
 
 def _most_turns(keys: Reader) -> int | None:
