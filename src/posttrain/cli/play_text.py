@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from posttrain.config import RunConfig
-from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvStep
+from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvStep, EnvWithdrawn
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, ScoredGroup, Trajectory
@@ -69,6 +69,8 @@ class PlayText:
     def answered(self, event: EnvEvent) -> None:
         if isinstance(event, EnvFailed):
             self._print(f"--- the environment has failed: {event.reason}: {event.detail}")
+        elif isinstance(event, EnvWithdrawn):
+            self._print("--- the agent has abandoned a turn, which does not count")
         elif isinstance(event, EnvStep):
             reward = "no reward" if event.reward is None else f"reward {event.reward:g}"
             end = f", the end: {event.stop}" if event.stop else ", the end"

@@ -87,9 +87,47 @@ class Env(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvAsk:
+    """A turn that an ``AskingEnv`` asks for; others of the episode may be waiting beside it."""
+
+    turn: str  # its name, which no other turn of the episode has
+    line: int  # its conversation; a number that was asked for before goes on behind that one's last answer
+    messages: Sequence[Message]  # of a new conversation, all; else those that follow its last answer
+    tools: Sequence[Tool] = ()  # of a new conversation
+    max_response_tokens: int | None = None  # limit of the turn, when below the run's
+
+
+@dataclass(frozen=True, slots=True)
+class EnvWithdrawn:
+    """A turn that is no longer wanted, answered or not: it does not count, and its conversation is as before it."""
+
+    turn: str
+
+
+class AskingEnv(Protocol):
+    """One episode of an environment that asks for turns when it wants them, several at a time if it likes: an agent.
+
+    It needs a process of its own. ``emit`` may be called by any thread until ``close`` returns, with turns asked for and
+    withdrawn, with an EnvStep that is ``done`` as the end, or with an exception as a failure.
+    """
+
+    def begin(self, seed: int, emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]) -> None:
+        """Start the episode and return."""
+        ...
+
+    def answer(self, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int) -> None:
+        """Take the text of a turn. ``cut``: a token limit ended it."""
+        ...
+
+    def close(self) -> Mapping[str, float]:
+        """End the episode; as ``Env.close``."""
+        ...
+
+
 # A name in ENVS (a file of envs), or an import path, leads to one of these: a function or a class, called as
 # builder(spec, **spec.settings).
-EnvBuilder = Callable[..., Env]
+EnvBuilder = Callable[..., Env | AskingEnv]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +138,9 @@ class EnvFailed:
     detail: str
 
 
-# An event of an episode: the answer to ``start`` or ``step``, the metrics after ``finish``, or the failure that ended it.
-EnvEvent = EnvStart | EnvStep | Mapping[str, float] | EnvFailed
+# An event of an episode: the answer to ``start`` or ``step``, the metrics after ``finish``, or the failure that ended it. Of an
+# AskingEnv: the turns that it asks for and withdraws, and its end, an EnvStep.
+EnvEvent = EnvStart | EnvStep | EnvAsk | EnvWithdrawn | Mapping[str, float] | EnvFailed
 
 
 class EnvHost(Protocol):
@@ -118,6 +157,12 @@ class EnvHost(Protocol):
 
     def step(self, episode: str, action: str, cut: bool = False) -> None:
         """Step an environment. ``cut``: a token limit, not the model, ended the turn."""
+        ...
+
+    def answer(
+        self, episode: str, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int
+    ) -> None:
+        """Answer a turn that an AskingEnv has asked for."""
         ...
 
     def finish(self, episode: str) -> None:

@@ -168,6 +168,11 @@ class WatchedHost:
     def step(self, episode: str, action: str, cut: bool = False) -> None:
         self._host.step(episode, action, cut)
 
+    def answer(
+        self, episode: str, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int
+    ) -> None:
+        self._host.answer(episode, turn, action, cut=cut, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
+
     def finish(self, episode: str) -> None:
         self._host.finish(episode)
 

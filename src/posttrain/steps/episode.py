@@ -44,6 +44,7 @@ class Episode:
     mask: list[bool] = field(default_factory=list)
     sealed: int = 0
     used: int = 0  # tokens of all samples, observations included
+    used_elsewhere: int = 0  # the same of other conversations of the episode
     turns: list[Turn] = field(default_factory=list)  # of the present sample
     earlier: list[Trajectory] = field(default_factory=list)
     count: int = 0  # turns that were sampled, in all samples
@@ -163,28 +164,23 @@ class Episode:
         Args: metrics that the environment gave when it was closed; they come before sums over steps of the same name;
             close_failure, the error that closing it raised instead.
         """
-        for name, value in (metrics or {}).items():
-            self.metrics[name] = value
+        self.metrics |= metrics or {}
+        return trajectory_of(
+            self.samples(),
+            sample_id=self.sample_id,
+            stop_reason=self.stop_reason,
+            env_stop=self.env_stop,
+            metrics=self.metrics,
+            lost=lost,
+            close_failure=close_failure,
+        )
+
+    def samples(self) -> list[Trajectory]:
+        """The samples so far, oldest first; at least one."""
         samples = list(self.earlier)
         if self.turns or not samples:  # otherwise a sample was begun for a turn that never came
             samples.append(self._sample(self.sample_id))
-        turns = [turn for sample in samples for turn in sample.turns]
-        rewards = [turn.reward for turn in turns if turn.reward is not None]
-        reason, detail = lost.args if lost else ("", "")
-        return replace(
-            samples[-1],
-            sample_id=self.sample_id,
-            text=samples[0].text if len(samples) == 1 else _transcript(turns),
-            earlier=tuple(samples[:-1]),
-            stop_reason=StopReason.FAILED if lost else self.stop_reason,
-            failure=detail,
-            failure_reason=reason,
-            policy_version=min((turn.policy_version for turn in turns), default=0),
-            env_reward=sum(rewards) if rewards else None,
-            env_stop=self.env_stop,
-            env_metrics=tuple(sorted(self.metrics.items())),
-            close_failure=close_failure,
-        )
+        return samples
 
     def _ask(self, wanted: int | None) -> Request | None:
         """The request for the next turn, of at most ``wanted`` tokens; None when there is no room for it."""
@@ -193,7 +189,7 @@ class Episode:
         if self.rules.max_sequence_tokens is not None:
             room = min(room, self.rules.max_sequence_tokens - len(context))
         if self.rules.max_trajectory_tokens is not None:
-            room = min(room, self.rules.max_trajectory_tokens - self.used)
+            room = min(room, self.rules.max_trajectory_tokens - self.used - self.used_elsewhere)
         if len(context) > self.rules.max_context_tokens or room <= 0:
             return None
         # Its random numbers are its own
@@ -226,6 +222,36 @@ class Episode:
             version_spans=version_spans(self.turns),
             turns=tuple(self.turns),
         )
+
+
+def trajectory_of(
+    samples: Sequence[Trajectory],
+    *,
+    sample_id: str,
+    stop_reason: StopReason,
+    env_stop: str,
+    metrics: Mapping[str, float],
+    lost: EpisodeLost | None,
+    close_failure: str,
+) -> Trajectory:
+    """The samples of an episode as one trajectory; with ``lost``, a failed one."""
+    turns = [turn for sample in samples for turn in sample.turns]
+    rewards = [turn.reward for turn in turns if turn.reward is not None]
+    reason, detail = lost.args if lost else ("", "")
+    return replace(
+        samples[-1],
+        sample_id=sample_id,
+        text=samples[0].text if len(samples) == 1 else _transcript(turns),
+        earlier=tuple(samples[:-1]),
+        stop_reason=StopReason.FAILED if lost else stop_reason,
+        failure=detail,
+        failure_reason=reason,
+        policy_version=min((turn.policy_version for turn in turns), default=0),
+        env_reward=sum(rewards) if rewards else None,
+        env_stop=env_stop,
+        env_metrics=tuple(sorted(metrics.items())),
+        close_failure=close_failure,
+    )
 
 
 def version_spans(turns: Sequence[Turn]) -> tuple[VersionSpan, ...]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from posttrain.errors import DataError
-from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvStart
+from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request, RequestStream, TurnSampler
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
+from posttrain.steps.conversations import Conversations
 from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
 
 SAMPLE_S = 0.02  # of sampling, before environments are polled again
@@ -43,7 +44,7 @@ def play(
                     playing.take_event(name, event, stream)
                 if playing.asked:
                     for response in stream.wait(SAMPLE_S):
-                        playing.take_response(response)
+                        playing.take_response(response, stream)
         finally:
             if not playing.over:
                 worlds.host.abandon()
@@ -65,11 +66,12 @@ class _Playing:
             [f"{prompt.prompt_id}/{number}" for number in range(sampling.samples_per_prompt)] for prompt in prompts
         ]
         self._group_of = {name: index for index, names in enumerate(self._names) for name in names}
-        self._episodes: dict[str, Episode] = {}
+        self._episodes: dict[str, Episode | Conversations] = {}
         self._done: dict[str, Trajectory] = {}
         self._groups: dict[int, TrajectoryGroup] = {}
         self._closing: set[str] = set()  # complete episodes whose environments are being closed
         self.asked: dict[str, str] = {}  # request -> episode, of what is being sampled
+        self._turn_of: dict[str, str] = {}  # request -> turn, of environments that ask for turns by themselves
 
     @property
     def over(self) -> bool:
@@ -83,33 +85,67 @@ class _Playing:
                 self._worlds.host.start(name, spec, seed)
 
     def take_event(self, name: str, event: EnvEvent, stream: RequestStream) -> None:
-        """An environment has answered."""
+        """An environment has answered, or asks for a turn."""
+        if name in self._done or (name in self._closing and isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep))):
+            return  # it was asked for before the episode ended
         episode = self._episodes[name]
         try:
             # The episode is complete without the metrics that close returns.
             if isinstance(event, EnvFailed) and name in self._closing:
                 self._end(name, episode.trajectory(close_failure=f"{event.reason}: {event.detail}"))
             elif isinstance(event, EnvFailed):
+                self._drop_asked(name, stream)
                 self._end(name, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)))
             elif isinstance(event, Mapping):
                 self._end(name, episode.trajectory(event))
+            elif isinstance(event, (EnvAsk, EnvWithdrawn)) or isinstance(episode, Conversations):
+                self._converse(name, event, stream)
             else:
                 request = episode.begin(event) if isinstance(event, EnvStart) else episode.answered(event)
                 self._ask(name, request, stream)
         except EpisodeLost as lost:
-            self._lose(name, lost)
+            self._lose(name, lost, stream)
         except DataError as error:
-            self._lose(name, EpisodeLost(TEMPLATE, str(error)))
+            self._lose(name, EpisodeLost(TEMPLATE, str(error)), stream)
 
-    def take_response(self, response: Trajectory) -> None:
+    def _converse(self, name: str, event: EnvAsk | EnvWithdrawn | EnvStart | EnvStep, stream: RequestStream) -> None:
+        """An environment that asks for turns by itself has done so, or withdraws one, or has ended."""
+        talk = self._episodes[name]
+        if not isinstance(talk, Conversations):
+            talk = Conversations(talk.prompt, name, self._worlds.writer, self._rules)
+            self._episodes[name] = talk
+        if isinstance(event, EnvWithdrawn):
+            self._cancel(talk.withdraw(event.turn), stream)
+        elif isinstance(event, EnvAsk):
+            request = talk.ask(event)
+            if request is None:
+                self._drop_asked(name, stream)
+            else:
+                self._turn_of[request.sample_id] = event.turn
+            self._ask(name, request, stream)
+        elif isinstance(event, EnvStep):
+            self._drop_asked(name, stream)
+            talk.ended(event)
+            self._ask(name, None, stream)
+
+    def take_response(self, response: Trajectory, stream: RequestStream) -> None:
         """The policy has acted."""
-        name = self.asked.pop(response.sample_id)
+        name = self.asked.pop(response.sample_id, None)
+        if name is None:  # of an episode that was lost a moment ago
+            return
+        episode = self._episodes[name]
+        cut = response.stop_reason is StopReason.LENGTH
         try:
-            action = self._episodes[name].sampled(response)
+            if isinstance(episode, Conversations):
+                turn = self._turn_of.pop(response.sample_id)
+                action, read = episode.sampled(turn, response)
+                self._worlds.host.answer(
+                    name, turn, action, cut=cut, prompt_tokens=read, response_tokens=len(response.token_ids)
+                )
+            else:
+                self._worlds.host.step(name, episode.sampled(response), cut)
         except EpisodeLost as lost:
-            self._lose(name, lost)
-        else:
-            self._worlds.host.step(name, action, response.stop_reason is StopReason.LENGTH)
+            self._lose(name, lost, stream)
 
     def groups(self) -> list[TrajectoryGroup]:
         return [self._groups[index] for index in range(len(self._prompts))]
@@ -122,10 +158,24 @@ class _Playing:
         self.asked[request.sample_id] = name
         stream.submit([request])
 
-    def _lose(self, name: str, lost: EpisodeLost) -> None:
+    def _lose(self, name: str, lost: EpisodeLost, stream: RequestStream) -> None:
         """The environment has nothing to do with it, and is closed; what it says to that changes nothing any more."""
+        self._drop_asked(name, stream)
         self._end(name, self._episodes[name].trajectory(lost=lost))
         self._worlds.host.drop(name)
+
+    def _drop_asked(self, name: str, stream: RequestStream) -> None:
+        """Withdraw the turns of an episode that are still being sampled."""
+        for request in [request for request, episode in self.asked.items() if episode == name]:
+            episode = self._episodes[name]
+            if isinstance(episode, Conversations):
+                episode.withdraw(self._turn_of[request])
+            self._cancel(request, stream)
+
+    def _cancel(self, request: str, stream: RequestStream) -> None:
+        self.asked.pop(request, None)
+        self._turn_of.pop(request, None)
+        stream.cancel([request])
 
     def _end(self, name: str, trajectory: Trajectory) -> None:
         self._done[name] = trajectory

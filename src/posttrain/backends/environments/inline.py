@@ -36,6 +36,11 @@ class InlineHost:
     def step(self, episode: str, action: str, cut: bool = False) -> None:
         self._do(episode, lambda: self._episodes[episode].step(action, cut), step_of)
 
+    def answer(
+        self, episode: str, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int
+    ) -> None:
+        raise RuntimeError("environments that ask for turns by themselves are not started in this process")
+
     def finish(self, episode: str) -> None:
         self._do(episode, lambda: self._episodes.pop(episode).close(), closed_of)
 

@@ -8,12 +8,22 @@ import math
 import random
 import sys
 import traceback
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from posttrain.errors import RequestError
-from posttrain.interfaces.env import Env, EnvBuilder, EnvFailed, EnvSpec, EnvStart, EnvStep
+from posttrain.interfaces.env import (
+    AskingEnv,
+    Env,
+    EnvAsk,
+    EnvBuilder,
+    EnvFailed,
+    EnvSpec,
+    EnvStart,
+    EnvStep,
+    EnvWithdrawn,
+)
 from posttrain.libraries import json_text
 from posttrain.libraries.own_code import load
 from posttrain.registry import ENVS
@@ -38,10 +48,24 @@ class HostedEpisode:
         random.seed(seed)
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(seed)
-        self._env = make(spec)
+        self._env: Any = make(spec)  # an Env or an AskingEnv
         self._seed = seed
 
+    @property
+    def asks(self) -> bool:
+        """True for an AskingEnv."""
+        return hasattr(self._env, "begin") and hasattr(self._env, "answer")
+
+    def begin(self, emit: Callable[[dict[str, Any]], None]) -> None:
+        """Begin the episode of an AskingEnv, whose events ``emit`` gets as plain values."""
+        self._env.begin(self._seed, lambda event: emit(_plain_event(event)))
+
+    def answer(self, turn: str, action: str, **more: Any) -> None:
+        self._env.answer(turn, action, **more)
+
     def reset(self) -> dict[str, Any]:
+        if self.asks:
+            raise BadAnswer("it asks for turns by itself, for which it needs a process (environment.workers above 0)")
         return _plain(self._done(self._env.reset(self._seed)), EnvStart)
 
     def step(self, action: str, cut: bool = False) -> dict[str, Any]:
@@ -66,7 +90,7 @@ async def _awaited(value: Awaitable[T]) -> T:
     return await value
 
 
-def make(spec: EnvSpec) -> Env:
+def make(spec: EnvSpec) -> Env | AskingEnv:
     """Raises: ConfigError when there is no such environment; whatever the builder raises."""
     return builder_of(spec.name)(spec, **spec.settings)
 
@@ -108,6 +132,17 @@ def _plain(value: Any, kind: type[EnvStart] | type[EnvStep]) -> dict[str, Any]:
         method = "reset" if kind is EnvStart else "step"
         raise BadAnswer(f"{method} returned {_named(value)} instead of an {kind.__name__}")
     return {item.name: getattr(value, item.name) for item in fields(kind)}
+
+
+def _plain_event(event: EnvAsk | EnvWithdrawn | EnvStep | Exception) -> dict[str, Any]:
+    """{"ask": …}, {"withdrawn": …}, {"end": …} or {"failed": [reason, detail]}."""
+    if isinstance(event, EnvAsk):
+        return {"ask": {item.name: getattr(event, item.name) for item in fields(event)}}
+    if isinstance(event, EnvWithdrawn):
+        return {"withdrawn": event.turn}
+    if isinstance(event, EnvStep):
+        return {"end": _plain(event, EnvStep)}
+    return {"failed": list(failure_of(event))}
 
 
 def _named(value: object) -> str:
@@ -160,6 +195,31 @@ def step_of(plain: Any) -> EnvStep | EnvFailed:
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"step: {error}")
+
+
+def event_of(plain: Any) -> EnvAsk | EnvWithdrawn | EnvStep | EnvFailed:
+    """Check and convert an event of an AskingEnv."""
+    try:
+        values = _mapping(json_text.whole_characters(plain))
+        if "end" in values:
+            return step_of(values["end"])
+        if "failed" in values:
+            reason, detail = values["failed"]
+            return EnvFailed(str(reason), str(detail))
+        if "withdrawn" in values:
+            return EnvWithdrawn(str(values["withdrawn"]))
+        ask = _mapping(values.get("ask"))
+        if not isinstance(line := ask.get("line"), int):
+            raise BadAnswer(f"line is {_shown(line)} instead of a number")
+        return EnvAsk(
+            turn=str(ask.get("turn")),
+            line=line,
+            messages=_messages(ask, "messages", EnvAsk),
+            tools=_messages(ask, "tools", EnvAsk, role=False),
+            max_response_tokens=_count(ask, "max_response_tokens"),
+        )
+    except BadAnswer as error:
+        return EnvFailed(INVALID, f"a request for a turn: {error}")
 
 
 def closed_of(plain: Any) -> Mapping[str, float] | EnvFailed:

@@ -17,11 +17,12 @@ from posttrain.backends.environments.make import (
     MEMORY,
     TIMEOUT,
     closed_of,
+    event_of,
     plain_spec,
     start_of,
     step_of,
 )
-from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec
+from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvSpec, EnvWithdrawn
 from posttrain.processes import frames, wire
 from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.forks import ForkedEnd, ForkServer
@@ -41,6 +42,8 @@ class _Worker:
     episode: str | None = None  # None: it is free
     doing: str = ""  # the command whose answer is awaited
     told: bool = True  # False: the answer is dropped
+    asks: bool = False  # its environment asks for turns by itself, and has not ended
+    turns: set[str] = field(default_factory=set)  # those that it waits for
     deadline: float = 0.0
     received: bytearray = field(default_factory=bytearray)
 
@@ -103,6 +106,18 @@ class ProcessHost:
     def step(self, episode: str, action: str, cut: bool = False) -> None:
         self._send(self._by_episode[episode], {"do": "step", "action": action, "cut": cut}, self._timeout_s)
 
+    def answer(
+        self, episode: str, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int
+    ) -> None:
+        worker = self._by_episode.get(episode)
+        if worker is None:  # it has failed meanwhile
+            return
+        command = {"do": "answer", "turn": turn, "action": action, "cut": cut}
+        self._write(worker, {**command, "prompt_tokens": prompt_tokens, "response_tokens": response_tokens})
+        worker.turns.discard(turn)
+        if not worker.turns:
+            worker.deadline = time.monotonic() + self._timeout_s
+
     def finish(self, episode: str) -> None:
         self._send(self._by_episode[episode], {"do": "close"}, self._timeout_s)
 
@@ -115,7 +130,7 @@ class ProcessHost:
     def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:
         deadline = time.monotonic() + timeout_s
         while True:
-            busy = [worker for worker in self._workers if worker.doing]
+            busy = [worker for worker in self._workers if worker.doing or worker.asks]
             events, self._events = self._events, []
             if events or not busy:
                 return events
@@ -163,7 +178,11 @@ class ProcessHost:
 
     def _send(self, worker: _Worker, command: dict[str, Any], timeout_s: float) -> None:
         worker.doing, worker.deadline = command["do"], time.monotonic() + timeout_s
-        # Its end, or its silence, shows where answers are read
+        worker.asks = False
+        self._write(worker, command)
+
+    def _write(self, worker: _Worker, command: dict[str, Any]) -> None:
+        # The end of the process, or its silence, shows where answers are read.
         with suppress(frames.PipeClosed, TimeoutError, OSError):
             frames.write_frame(worker.socket.fileno(), wire.to_bytes(command), self._timeout_s)
 
@@ -174,21 +193,25 @@ class ProcessHost:
         by_fd = {worker.socket.fileno(): worker for worker in busy}
         for fd in by_fd:
             poller.register(fd, select.POLLIN)
-        until = min(deadline, min(worker.deadline for worker in busy))
+        until = min([deadline, *(worker.deadline for worker in busy if worker.doing or not worker.turns)])
         for fd, _ in poller.poll(max(until - time.monotonic(), 0.0) * 1000):
             self._receive(by_fd[fd])
         now = time.monotonic()
         for worker in busy:
-            if worker.doing and worker.deadline <= now:
-                self._tell(worker, EnvFailed(TIMEOUT, f"no answer to {worker.doing} in time"))
+            waits = worker.doing or (worker.asks and not worker.turns)
+            if waits and worker.deadline <= now:
+                what = f"no answer to {worker.doing}" if worker.doing else "neither a request nor its end came"
+                self._tell(worker, EnvFailed(TIMEOUT, f"{what} in time"))
                 self._kill(worker)
 
     def _receive(self, worker: _Worker) -> None:
         try:
             data = worker.socket.recv(1 << 20)
             worker.received += data
-            frame = frames.take_frame(worker.received, MOST_BYTES)
-            if not data and frame is None:
+            answers = []
+            while (frame := frames.take_frame(worker.received, MOST_BYTES)) is not None:
+                answers.append(wire.from_bytes(frame))
+            if not data and not answers:
                 episode, told = worker.episode, worker.told
                 end = self._reap(worker)
                 failed = EnvFailed(CRASHED, f"its process ended: {end}")
@@ -197,15 +220,37 @@ class ProcessHost:
                 if told and episode is not None:
                     self._events.append((episode, failed))
                 return
-            answer = None if frame is None else wire.from_bytes(frame)
         except (OSError, frames.FrameTooLong, ValueError) as error:
             self._tell(worker, EnvFailed(INVALID, f"its process sent what is no answer: {error}"))
             self._kill(worker)
             return
-        if answer is not None:
-            self._take(worker, answer)
+        for answer in answers:
+            if isinstance(answer, dict) and "event" in answer:
+                self._take_event(worker, event_of(answer["event"]))
+            else:
+                self._take(worker, answer)
+
+    def _take_event(self, worker: _Worker, event: EnvEvent) -> None:
+        """Take in what an environment has said by itself."""
+        if not worker.asks:
+            return  # it is being closed
+        match event:
+            case EnvAsk():
+                worker.turns.add(event.turn)
+            case EnvWithdrawn():
+                worker.turns.discard(event.turn)
+                worker.deadline = time.monotonic() + self._timeout_s
+            case _:
+                worker.asks = False
+        self._tell(worker, event)
+        if isinstance(event, EnvFailed):
+            worker.told = False
+            self._send(worker, {"do": "close"}, self._timeout_s)
 
     def _take(self, worker: _Worker, answer: Any) -> None:
+        if worker.doing == "start" and isinstance(answer, dict) and answer.get("ok") == "asks":
+            worker.doing, worker.asks, worker.turns = "", True, set()
+            return
         if isinstance(answer, dict) and "ok" in answer:
             event = _READ[worker.doing](answer["ok"])
         else:
@@ -227,7 +272,7 @@ class ProcessHost:
     def _free(self, worker: _Worker) -> None:
         if worker.episode is not None:
             self._by_episode.pop(worker.episode, None)
-        worker.episode, worker.doing = None, ""
+        worker.episode, worker.doing, worker.asks = None, "", False
 
     def _fork(self) -> _Worker:
         pid, own = self._server.fork()

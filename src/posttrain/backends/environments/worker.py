@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,35 +35,75 @@ def serve(fd: int) -> None:
     """Answer commands until the socket ends.
 
     Commands: {"do": "load", "names": …}, {"do": "start", "spec": …, "seed": …}, {"do": "step", "action": …, "cut": …},
-    {"do": "close"}. Answers: {"ok": what the environment returned}, or {"failed": [reason, detail]}.
+    {"do": "answer", "turn": …, …}, {"do": "close"}. Answers: {"ok": what the environment returned}, or {"failed": [reason,
+    detail]}. The start of an environment that asks for turns by itself is answered by {"ok": "asks"}; its events come as
+    {"event": …}, and an answered turn has no answer.
     """
-    episode: HostedEpisode | None = None
     with contextlib.suppress(PipeClosed, ValueError):  # the trainer has gone
+        _Hosting(fd).serve()
+
+
+class _Hosting:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._episode: HostedEpisode | None = None
+        self._writing = threading.Lock()
+        self._number = 0  # of the episode: events of one that is over are dropped
+
+    def serve(self) -> None:
         while True:
-            command = wire.from_bytes(read_frame(fd, MOST_BYTES))
-            answer: dict[str, Any]
+            command = wire.from_bytes(read_frame(self._fd, MOST_BYTES))
+            data: bytes | None
             try:
-                if command["do"] == "load":
-                    answer = {"ok": loading_failures(command["names"])}
-                elif command["do"] == "start":
-                    episode = None
-                    episode = HostedEpisode(spec_of(command["spec"]), command["seed"])
-                    answer = {"ok": episode.reset()}
-                elif command["do"] == "step":
-                    assert episode is not None
-                    answer = {"ok": episode.step(command["action"], command["cut"])}
-                else:
-                    assert episode is not None
-                    ending, episode = episode, None
-                    answer = {"ok": ending.close()}
-                data = wire.to_bytes(answer)
+                found = self._done(command)
+                data = None if command["do"] == "answer" else wire.to_bytes({"ok": found})
             except BaseException as error:  # noqa: BLE001 - someone's code, which may also call sys.exit; it is reported
                 data = wire.to_bytes({"failed": list(failure_of(error))})
-                if episode is not None:
+                self._number += 1
+                if self._episode is not None:
                     with contextlib.suppress(BaseException):
-                        episode.close()
-                    episode = None
+                        self._episode.close()
+                    self._episode = None
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
                     stream.flush()
-            write_frame(fd, data)
+            if data is not None:
+                self._write(data)
+            if command["do"] == "start" and self._episode is not None and self._episode.asks:
+                self._begin(self._episode)
+
+    def _done(self, command: dict[str, Any]) -> Any:
+        match command["do"]:
+            case "load":
+                return loading_failures(command["names"])
+            case "start":
+                self._episode = None
+                self._episode = HostedEpisode(spec_of(command["spec"]), command["seed"])
+                return "asks" if self._episode.asks else self._episode.reset()
+        assert self._episode is not None
+        match command["do"]:
+            case "step":
+                return self._episode.step(command["action"], command["cut"])
+            case "answer":
+                return self._episode.answer(**{name: value for name, value in command.items() if name != "do"})
+        self._number += 1
+        ending, self._episode = self._episode, None
+        return ending.close()
+
+    def _begin(self, episode: HostedEpisode) -> None:
+        """Begin the episode of an environment that asks for turns by itself."""
+        number = self._number
+
+        def emit(event: dict[str, Any]) -> None:
+            if number == self._number:
+                with contextlib.suppress(PipeClosed, OSError):  # the trainer has gone
+                    self._write(wire.to_bytes({"event": event}))
+
+        try:
+            episode.begin(emit)
+        except Exception as error:  # noqa: BLE001 - someone's code
+            emit({"failed": list(failure_of(error))})
+
+    def _write(self, data: bytes) -> None:
+        with self._writing:
+            write_frame(self._fd, data)

@@ -1,16 +1,18 @@
 """Existing agents as environments: a function or program that requests its turns from an OpenAI-compatible endpoint.
 
-    agent (a process of its own) ──HTTP on loopback──▶ listener.py ──▶ Agent.step ──▶ the run's sampler
+    agent (a process of its own) ──HTTP on loopback──▶ listener.py ──▶ Agent ──▶ the run's sampler
 
 Every request of the agent is a turn of the episode: the policy's response is returned to the agent, and the next request is
-the observation. A request that extends the previous conversation is appended to the sampled tokens; any other one (edited
-history, a parallel conversation) begins a new training sample. Nothing is tokenised here.
+the observation. Requests do not wait for each other. One that extends a conversation of the episode, whichever was last, goes on
+behind the tokens sampled there; any other one (edited history, a new conversation) begins a training sample of its own. A
+request whose client disconnects (its time limit is over, and it tries again) does not count. Nothing is tokenised here.
 """
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from posttrain.data.chat_api import added_messages, assistant_message
@@ -18,7 +20,7 @@ from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.envs.agent.listener import Listener, TurnRequest
 from posttrain.envs.agent.process import AgentEnd, AgentProcess, start_command, start_function, with_result
 from posttrain.errors import ConfigError, Problem
-from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
+from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, Message
 from posttrain.registry import ENVS
 
 __all__ = ["Agent", "AgentEpisode", "agent"]
@@ -36,7 +38,7 @@ def agent(
     command: Sequence[str] | None = None,
     any_sampling: bool = False,
     options: Mapping[str, Any] | None = None,
-) -> Env:
+) -> AskingEnv:
     """An agent that plays the episode of a row.
 
     Args: function, package.module:function or path/to/file.py:function, is called with an AgentEpisode and ``options`` as keyword
@@ -59,8 +61,31 @@ def agent(
     return Agent(spec, function, command, any_sampling=any_sampling, options=options or {})
 
 
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """The last answered request of a conversation, and its answer."""
+
+    request: TurnRequest
+    answer: Message
+
+    def added(self, request: TurnRequest) -> Sequence[Message] | None:
+        """Return the messages that a request adds; None when it does not go on behind the answer."""
+        if list(request.tools) != list(self.request.tools):
+            return None
+        return added_messages(self.request.messages, self.answer, request.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A request that the policy is answering, and its conversation before it."""
+
+    request: TurnRequest
+    line: int
+    before: _Conversation | None
+
+
 class Agent:
-    """One episode of an agent. Concurrent requests are answered one after the other."""
+    """One episode of an agent, as an AskingEnv: requests are turns, and several may wait at a time."""
 
     def __init__(
         self,
@@ -75,17 +100,23 @@ class Agent:
         self._function = function
         self._command = command
         self._options = options
-        self._events: queue.SimpleQueue[TurnRequest | AgentEnd] = queue.SimpleQueue()
-        self._listener = Listener(self._events.put, any_sampling=any_sampling)
+        self._listener = Listener(self._requested, any_sampling=any_sampling, on_gone=self._gone)
         self._process: AgentProcess | None = None
-        self._current: TurnRequest | None = None  # the request that the policy is answering
+        self._emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None] = lambda event: None
+        self._lock = threading.RLock()  # of what follows: requests come in threads
+        self._pending: dict[str, _Pending] = {}  # by the names of their turns
+        self._conversations: dict[int, _Conversation] = {}
+        self._asked = 0
+        self._lines = 0
         self._turns = 0
         self._refused = 0
-        self._cut = False
+        self._abandoned = 0
+        self._over = False
         self._metrics: Mapping[str, float] = {}
 
-    def reset(self, seed: int) -> EnvStart:
-        """Start the agent. Raises: AgentFailed when it ends before its first request."""
+    def begin(self, seed: int, emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]) -> None:
+        """Start the agent."""
+        self._emit = emit
         episode = AgentEpisode(
             base_url=f"{self._listener.url}/v1",
             api_key=self._listener.token,
@@ -100,59 +131,93 @@ class Agent:
             assert self._command is not None
             self._process = start_command(self._command, episode)
         self._listener.start(episode, self._options)
-        self._process.watch(self._events.put)
-        event = self._next()
-        if isinstance(event, AgentEnd):
-            raise AgentFailed(event.failure or "the agent ended without requesting a turn")
-        self._current = event
-        return EnvStart(messages=event.messages, tools=event.tools, max_response_tokens=event.max_tokens)
+        self._process.watch(self._ended)
 
-    def turn_was_cut(self) -> None:
-        self._cut = True
-
-    def step(self, action: str) -> EnvStep:
-        """Answer the request, and wait for the next one. Raises: AgentFailed when the agent ended by an error or a signal, unless
-        that was caused by the limit of turns."""
-        assert self._current is not None
-        self._turns += 1
-        before, answer = (
-            self._current,
-            assistant_message(action, f"{self._turns}", with_tools=bool(self._current.tools)),
-        )
-        before.answer(answer, cut=self._cut)
-        self._cut = False
-        event = self._next()
-        if isinstance(event, AgentEnd):
-            return self._ended(event)
-        self._current = event
-        same_tools = list(event.tools) == list(before.tools)
-        added = added_messages(before.messages, answer, event.messages) if same_tools else None
-        if added is not None:
-            return EnvStep(messages=added, max_response_tokens=event.max_tokens)
-        return EnvStep(conversation=event.messages, tools=event.tools, max_response_tokens=event.max_tokens)
+    def answer(self, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int) -> None:
+        """Answer a request, unless its client has gone."""
+        with self._lock:
+            pending = self._pending.get(turn)
+            if pending is None:
+                return  # withdrawn meanwhile
+            request = pending.request
+            if request.gone():
+                self._withdraw(turn)
+                return
+            del self._pending[turn]
+            self._turns += 1
+            message = assistant_message(action, turn, with_tools=bool(request.tools))
+            self._conversations[pending.line] = _Conversation(request, message)
+        request.answer(message, cut=cut, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
 
     def close(self) -> Mapping[str, float]:
-        """End the agent and its child processes. Returns: its own metrics, and the number of turns."""
+        """End the agent and its child processes. Returns: its own metrics, and the numbers of turns, of requests beyond the limit
+        of turns, and of requests that the agent abandoned."""
+        with self._lock:
+            self._over = True
         if self._process is not None:
             self._process.kill()
         self._listener.close()
-        return {**self._metrics, "num_actions": float(self._turns), "refused_turns": float(self._refused)}
+        counts = {"num_actions": self._turns, "refused_turns": self._refused, "abandoned_turns": self._abandoned}
+        return {**self._metrics, **{name: float(count) for name, count in counts.items()}}
 
-    def _next(self) -> TurnRequest | AgentEnd:
-        """Return the next request that may be answered, or the agent's end."""
-        while True:
-            event = self._events.get()
-            if isinstance(event, TurnRequest) and self._turns == self._spec.max_turns:
+    def _requested(self, request: TurnRequest) -> None:
+        with self._lock:
+            for turn in [turn for turn, each in self._pending.items() if each.request.gone()]:
+                self._withdraw(turn)  # before a second try of the same request is compared with what was said
+            if self._over:
+                request.refuse("the episode is over", 503)
+                return
+            if self._turns + len(self._pending) == self._spec.max_turns:
                 self._refused += 1
-                event.refuse(f"all {self._turns} turns of this episode are used (environment.max_turns)")
-            else:
-                return event
+                request.refuse(f"all {self._spec.max_turns} turns of this episode are used (environment.max_turns)")
+                return
+            self._asked += 1
+            turn, (line, added) = f"{self._asked}", self._line_of(request)
+            self._pending[turn] = _Pending(request, line, self._conversations.pop(line, None))
+            self._emit(
+                EnvAsk(
+                    turn=turn, line=line, messages=added, tools=request.tools, max_response_tokens=request.max_tokens
+                )
+            )
 
-    def _ended(self, end: AgentEnd) -> EnvStep:
-        end = with_result(end, self._listener.result)
-        if end.failure is not None:
-            if self._refused:
-                return EnvStep(done=True, stop="max_turns")
-            raise AgentFailed(end.failure)
-        self._metrics = end.metrics
-        return EnvStep(done=True, stop="ended", reward=end.reward)
+    def _line_of(self, request: TurnRequest) -> tuple[int, Sequence[Message]]:
+        """Return the conversation that a request goes on with (the longest that fits, or a new one), and its new messages."""
+        found = [
+            (line, added) for line, each in self._conversations.items() if (added := each.added(request)) is not None
+        ]
+        if found:
+            return min(found, key=lambda each: len(each[1]))
+        self._lines += 1
+        return self._lines, request.messages
+
+    def _gone(self, request: TurnRequest) -> None:
+        with self._lock:
+            for turn in [turn for turn, each in self._pending.items() if each.request is request]:
+                self._withdraw(turn)
+        request.refuse("the client has left", 499)
+
+    def _withdraw(self, turn: str) -> None:
+        pending = self._pending.pop(turn)
+        self._abandoned += 1
+        if pending.before is not None:
+            self._conversations[pending.line] = pending.before
+        pending.request.refuse("the client has left", 499)
+        if not self._over:
+            self._emit(EnvWithdrawn(turn))
+
+    def _ended(self, end: AgentEnd) -> None:
+        """The agent has ended by itself: with a result, or with a failure, which the limit of turns may have caused."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            end = with_result(end, self._listener.result)
+            if not self._turns:
+                self._emit(AgentFailed(end.failure or "the agent ended without requesting a turn"))
+            elif end.failure is None:
+                self._metrics = end.metrics
+                self._emit(EnvStep(done=True, stop="ended", reward=end.reward))
+            elif self._refused:
+                self._emit(EnvStep(done=True, stop="max_turns"))
+            else:
+                self._emit(AgentFailed(end.failure))

@@ -1,6 +1,7 @@
 """The endpoint of an agent: POST /v1/chat/completions, and GET /episode, POST /result for programs.
 
-It listens on loopback, on a port of its own, and requires the token. A request waits here until the run has sampled its turn.
+It listens on loopback, on a port of its own, and requires the token. A request waits here until the run has sampled its turn,
+beside any other; one whose client disconnects before that is withdrawn.
 Every connection serves one request, so that its thread ends with the answer.
 """
 
@@ -10,10 +11,12 @@ import hmac
 import json
 import queue
 import secrets
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -33,6 +36,7 @@ from posttrain.libraries import json_text
 
 MODEL = "policy"  # the only name that requests may give
 LARGEST_BODY = 16 << 20  # bytes
+LOOK_S = 0.1  # between two checks that a client is still connected
 READ_S = 60.0  # time limit for reading the body of a request
 
 
@@ -42,37 +46,53 @@ class _Answer:
     finish_reason: str = ""
     why: str = ""
     status: int = 400
+    prompt_tokens: int = 0
+    response_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnRequest:
-    """A request for a turn, pending until ``answer`` or ``refuse`` is called."""
+    """A request for a turn, pending until ``answer`` or ``refuse`` is called. ``gone`` tells that its client has disconnected."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool]
     max_tokens: int | None
     stream: bool
+    gone: Callable[[], bool] = lambda: False
     _reply: queue.SimpleQueue[_Answer] = field(default_factory=queue.SimpleQueue)
 
-    def answer(self, message: Message, *, cut: bool) -> None:
+    def answer(self, message: Message, *, cut: bool, prompt_tokens: int, response_tokens: int) -> None:
         """Answer the request. ``cut``: a token limit ended the turn."""
         reason = "tool_calls" if "tool_calls" in message else "length" if cut else "stop"
-        self._reply.put(_Answer(message, reason))
+        self._reply.put(_Answer(message, reason, prompt_tokens=prompt_tokens, response_tokens=response_tokens))
 
     def refuse(self, why: str, status: int = 400) -> None:
         self._reply.put(_Answer(None, why=why, status=status))
 
-    def wait(self) -> _Answer:
-        return self._reply.get()
+    def wait(self, on_gone: Callable[[], None]) -> _Answer:
+        """Return the answer. ``on_gone`` is called when the client disconnects before it, and may answer."""
+        while True:
+            try:
+                return self._reply.get(timeout=LOOK_S)
+            except queue.Empty:
+                if self.gone():
+                    on_gone()
 
 
 class Listener:
     """The HTTP server of one episode. Listens from its creation, and answers after ``start``."""
 
-    def __init__(self, on_request: Callable[[TurnRequest], None], *, any_sampling: bool):
+    def __init__(
+        self,
+        on_request: Callable[[TurnRequest], None],
+        *,
+        any_sampling: bool,
+        on_gone: Callable[[TurnRequest], None] = lambda request: request.refuse("the client has left", 499),
+    ):
         self.token = secrets.token_urlsafe(24)
         self.result: Mapping[str, Any] | None = None  # sent by a program to POST /result
         self._on_request = on_request
+        self._on_gone = on_gone
         self._any_sampling = any_sampling
         self._waiting: set[TurnRequest] = set()
         self._lock = threading.Lock()
@@ -114,15 +134,15 @@ class Listener:
     def episode_body(self) -> dict[str, Any]:
         return self._episode
 
-    def turn(self, body: Any) -> tuple[TurnRequest, _Answer]:
-        """Wait for the policy's turn. Raises: Refused."""
-        request = read(body, any_sampling=self._any_sampling)
+    def turn(self, body: Any, gone: Callable[[], bool]) -> tuple[TurnRequest, _Answer]:
+        """Wait for the policy's turn, or until the client has ``gone``. Raises: Refused."""
+        request = replace(read(body, any_sampling=self._any_sampling), gone=gone)
         with self._lock:
             if self._closed:
                 raise Refused("the episode is over", 503)
             self._waiting.add(request)
         self._on_request(request)
-        answer = request.wait()
+        answer = request.wait(lambda: self._on_gone(request))
         with self._lock:
             self._waiting.discard(request)
         return request, answer
@@ -195,7 +215,7 @@ class _AgentHandler(BaseHTTPRequestHandler):
             self._send("".join(found) if events else json.dumps(found), 200, "text/event-stream" if events else "")
 
     def _turn(self) -> Any:
-        request, answer = self._listener.turn(self._body())
+        request, answer = self._listener.turn(self._body(), self._client_has_gone)
         if answer.message is None:
             raise Refused(answer.why, answer.status)
         choice = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None, "message": answer.message}
@@ -205,9 +225,22 @@ class _AgentHandler(BaseHTTPRequestHandler):
             "created": int(time.time()),
             "model": MODEL,
             "choices": [choice],
-            "usage": None,
+            "usage": {
+                "prompt_tokens": answer.prompt_tokens,
+                "completion_tokens": answer.response_tokens,
+                "total_tokens": answer.prompt_tokens + answer.response_tokens,
+            },
         }
         return as_events(whole) if request.stream else whole
+
+    def _client_has_gone(self) -> bool:
+        """A client that waits for an answer sends nothing: its connection is readable once it is closed."""
+        poller = select.poll()
+        try:
+            poller.register(self.connection, select.POLLIN)
+            return bool(poller.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            return True
 
     def _result(self) -> Any:
         body = self._body()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import sys
 import time
 import urllib.error
@@ -18,7 +19,7 @@ from posttrain.data.chat_api import Refused
 from posttrain.envs.agent import Agent, AgentFailed, agent
 from posttrain.envs.agent.listener import Listener, read
 from posttrain.errors import ConfigError
-from posttrain.interfaces.env import EnvFailed, EnvSpec, EnvStart, EnvStep
+from posttrain.interfaces.env import EnvAsk, EnvFailed, EnvSpec, EnvStart, EnvStep
 from posttrain.processes import proc
 
 ASKED = [{"role": "user", "content": "Guess."}]
@@ -92,14 +93,54 @@ def agents(tmp_path: Path) -> Path:
     return tmp_path / "agents.py"
 
 
-@pytest.fixture
-def made(agents: Path) -> Iterator[Callable[..., Agent]]:
-    alive: list[Agent] = []
+class InTurns:
+    """An agent that makes one request after the other, driven as the environments that answer turn by turn."""
 
-    def make(name: str, max_turns: int | None = None, **settings: Any) -> Agent:
-        spec = EnvSpec(name="agent", messages=ASKED, row={"id": 3}, max_turns=max_turns)
-        env = agent(spec, function=f"{agents}:{name}", **settings)
+    def __init__(self, env: Any):
         assert isinstance(env, Agent)
+        self.env = env
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.asked = EnvAsk(turn="", line=0, messages=())
+        self.cut = False
+
+    def reset(self, seed: int) -> EnvStart:
+        self.env.begin(seed, self.events.put)
+        asked = self.next()
+        assert isinstance(asked, EnvAsk)
+        self.asked = asked
+        return EnvStart(messages=asked.messages, tools=asked.tools, max_response_tokens=asked.max_response_tokens)
+
+    def turn_was_cut(self) -> None:
+        self.cut = True
+
+    def step(self, action: str) -> EnvStep:
+        self.env.answer(self.asked.turn, action, cut=self.cut, prompt_tokens=11, response_tokens=len(action))
+        self.cut = False
+        before, event = self.asked.line, self.next()
+        if isinstance(event, EnvStep):
+            return event
+        self.asked = event
+        if event.line == before:
+            return EnvStep(messages=event.messages, max_response_tokens=event.max_response_tokens)
+        return EnvStep(conversation=event.messages, tools=event.tools, max_response_tokens=event.max_response_tokens)
+
+    def next(self) -> Any:
+        event = self.events.get(timeout=30)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def close(self) -> dict[str, float]:
+        return dict(self.env.close())
+
+
+@pytest.fixture
+def made(agents: Path) -> Iterator[Callable[..., InTurns]]:
+    alive: list[InTurns] = []
+
+    def make(name: str, max_turns: int | None = None, **settings: Any) -> InTurns:
+        spec = EnvSpec(name="agent", messages=ASKED, row={"id": 3}, max_turns=max_turns)
+        env = InTurns(agent(spec, function=f"{agents}:{name}", **settings))
         alive.append(env)
         return env
 
@@ -108,7 +149,7 @@ def made(agents: Path) -> Iterator[Callable[..., Agent]]:
         env.close()
 
 
-def test_requests_are_turns(made: Callable[..., Agent]) -> None:
+def test_requests_are_turns(made: Callable[..., InTurns]) -> None:
     env = made("three", options={"bonus": 0.25})
     assert env.reset(7) == EnvStart(messages=ASKED)
     step = env.step("Ten")
@@ -119,10 +160,10 @@ def test_requests_are_turns(made: Callable[..., Agent]) -> None:
     env.turn_was_cut()
     step = env.step("Fine")
     assert (step.done, step.stop, step.reward) == (True, "ended", 4.25)
-    assert env.close() == {"seed": 7, "cut": 1, "num_actions": 3, "refused_turns": 0}
+    assert env.close() == {"seed": 7, "cut": 1, "num_actions": 3, "refused_turns": 0, "abandoned_turns": 0}
 
 
-def test_calls_of_tools_come_back_as_they_were_told(made: Callable[..., Agent]) -> None:
+def test_calls_of_tools_come_back_as_they_were_told(made: Callable[..., InTurns]) -> None:
     env = made("caller")
     assert env.reset(0).tools == [TOOL]
     step = env.step('Let me see.<tool_call>{"name": "look", "arguments": {"at": "door"}}</tool_call>')
@@ -132,18 +173,18 @@ def test_calls_of_tools_come_back_as_they_were_told(made: Callable[..., Agent]) 
     assert env.step("Done.").reward is None  # it returned nothing: the run's terms score it
 
 
-def test_coroutine_functions(made: Callable[..., Agent]) -> None:
+def test_coroutine_functions(made: Callable[..., InTurns]) -> None:
     env = made("waits")
     env.reset(0)
     assert env.step("x").reward == 0.5
 
 
-def test_turns_are_limited(made: Callable[..., Agent]) -> None:
+def test_turns_are_limited(made: Callable[..., InTurns]) -> None:
     env = made("greedy", max_turns=2)
     env.reset(0)
     assert env.step("a").conversation == ASKED
     assert env.step("b") == EnvStep(done=True, stop="max_turns")  # the third was refused, and the agent gave up
-    assert env.close() == {"num_actions": 2, "refused_turns": 1}
+    assert env.close() == {"num_actions": 2, "refused_turns": 1, "abandoned_turns": 0}
 
 
 @pytest.mark.parametrize(
@@ -154,14 +195,14 @@ def test_turns_are_limited(made: Callable[..., Agent]) -> None:
         ("nonsense", "its reward is 'much'"),
     ],
 )
-def test_an_agent_that_fails_says_how(name: str, words: str, made: Callable[..., Agent]) -> None:
+def test_an_agent_that_fails_says_how(name: str, words: str, made: Callable[..., InTurns]) -> None:
     env = made(name)
     env.reset(0)
     with pytest.raises(AgentFailed, match=words):
         env.step("x")
 
 
-def test_one_that_asks_for_nothing(made: Callable[..., Agent]) -> None:
+def test_one_that_asks_for_nothing(made: Callable[..., InTurns]) -> None:
     with pytest.raises(AgentFailed, match="ended without requesting a turn"):
         made("silent").reset(0)
 
@@ -183,8 +224,7 @@ def test_a_program(tmp_path: Path) -> None:
     )
     spec = EnvSpec(name="agent", messages=ASKED, row={"id": 3})
     for arguments in ([], ["fail"]):
-        env = agent(spec, command=[sys.executable, str(program), *arguments], options={"x": 1})
-        assert isinstance(env, Agent)
+        env = InTurns(agent(spec, command=[sys.executable, str(program), *arguments], options={"x": 1}))
         try:
             env.reset(5)
             if arguments:
@@ -216,7 +256,7 @@ def test_an_agent_sees_no_secret_of_the_trainer(
     )
     file.write_text(ask)
     where: dict[str, Any] = {"command": [sys.executable, str(file)]} if as_program else {"function": f"{file}:main"}
-    env = agent(EnvSpec(name="agent", messages=ASKED), **where)
+    env = InTurns(agent(EnvSpec(name="agent", messages=ASKED), **where))
     try:
         env.reset(0)
         env.step("x")
@@ -240,15 +280,16 @@ def test_a_hanging_agent_is_killed_with_what_it_has_started(agents: Path, tmp_pa
     host = ProcessHost(1, 1.0, ["agent"])
     try:
         host.start("a", EnvSpec(name="agent", settings=settings, messages=ASKED), 0)
-        [(_, start)] = host.wait(60)
-        assert isinstance(start, EnvStart)
-        host.step("a", "x")
+        [(_, asked)] = host.wait(60)
+        assert isinstance(asked, EnvAsk)
+        host.answer("a", asked.turn, "x", cut=False, prompt_tokens=1, response_tokens=1)
         [(_, failed)] = host.wait(60)
         assert isinstance(failed, EnvFailed) and failed.reason == "env_timeout"
         # the next episode finds a worker of its own, and plays
         host.start("b", EnvSpec(name="agent", settings={"function": f"{agents}:waits"}, messages=ASKED), 0)
-        [(_, start)] = host.wait(60)
-        host.step("b", "x")
+        [(_, asked)] = host.wait(60)
+        assert isinstance(asked, EnvAsk)
+        host.answer("b", asked.turn, "x", cut=False, prompt_tokens=1, response_tokens=1)
         [(_, step)] = host.wait(60)
         assert isinstance(step, EnvStep) and step.reward == 0.5
         started = [int(pid) for pid in pids.read_text().split()]

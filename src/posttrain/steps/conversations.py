@@ -1,0 +1,142 @@
+"""The conversations of one episode whose environment asks for turns by itself: several at a time, each with its own tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from posttrain.interfaces.env import EnvAsk, EnvStart, EnvStep
+from posttrain.interfaces.rollout_engine import Request
+from posttrain.interfaces.worlds import EpisodeRules, TurnWriter
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import StopReason, Trajectory
+from posttrain.steps.episode import Episode, EpisodeLost, trajectory_of
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedTurn:
+    """A turn that was asked for, and its conversation as it was before."""
+
+    line: int
+    request: Request
+    before: Episode | None  # None: the turn begins the conversation
+
+
+@dataclass(slots=True)
+class Conversations:
+    """The state of one episode: an ``Episode`` per conversation (``EnvAsk.line``), with limits for all of them together."""
+
+    prompt: Prompt
+    sample_id: str
+    writer: TurnWriter
+    rules: EpisodeRules
+    lines: dict[int, Episode] = field(default_factory=dict)  # that with the newest turn comes last
+    asked: dict[str, _AskedTurn] = field(default_factory=dict)  # by the environment's names of turns
+    names: set[str] = field(default_factory=set)  # of all requests but those that were withdrawn
+    stop_reason: StopReason = StopReason.EOS
+    env_stop: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def ask(self, asked: EnvAsk) -> Request | None:
+        """Return the request for a turn; None when there is no room for it.
+
+        Raises: EpisodeLost when there is no room for the very first one, or a history changes that may not; DataError when
+            the template refuses the messages.
+        """
+        line = self.lines.get(asked.line)
+        before = None if line is None else _copy(line)
+        if line is None:
+            rules = replace(self.rules, max_turns=None)  # the environment counts those of all conversations
+            line = Episode(self.prompt, self.sample_id, self.writer, rules)
+        line.used_elsewhere = sum(each.used for each in self.lines.values() if each is not line)
+        request = self._requested(line, asked, first=before is None)
+        if request is None:
+            self.stop_reason = StopReason.LENGTH
+            return None
+        request = replace(request, sample_id=self._name(request), conversation=f"{self.sample_id}/{asked.line}")
+        self.lines[asked.line] = line
+        self.names.add(request.sample_id)
+        self.asked = {turn: each for turn, each in self.asked.items() if each.line != asked.line}
+        self.asked[asked.turn] = _AskedTurn(asked.line, request, before)
+        return request
+
+    def sampled(self, turn: str, response: Trajectory) -> tuple[str, int]:
+        """Take in what the policy did in a turn. Returns: the action, and the tokens of the turn's prompt.
+
+        Raises: EpisodeLost when the sampler failed.
+        """
+        asked = self.asked[turn]
+        line = self.lines.pop(asked.line)
+        self.lines[asked.line] = line
+        self.stop_reason = response.stop_reason
+        return line.sampled(response), len(asked.request.token_ids)
+
+    def withdraw(self, turn: str) -> str:
+        """Undo a turn, sampled or not: it is neither trained nor counted. Returns: the name of its request."""
+        asked = self.asked.pop(turn)
+        self.names.discard(asked.request.sample_id)
+        if asked.before is None:
+            del self.lines[asked.line]
+        else:
+            self.lines[asked.line] = asked.before
+        return asked.request.sample_id
+
+    def ended(self, step: EnvStep) -> None:
+        """Take in the end of the episode, whose reward stands on the last turn."""
+        self.env_stop = step.stop
+        self.metrics |= step.metrics
+        if self.lines and (turns := [*self.lines.values()][-1].turns):
+            turns[-1] = replace(turns[-1], reward=step.reward)
+
+    def trajectory(
+        self,
+        metrics: Mapping[str, float] | None = None,
+        lost: EpisodeLost | None = None,
+        close_failure: str = "",
+    ) -> Trajectory:
+        """The samples of all conversations as one trajectory, the one with the newest turn last; as ``Episode.trajectory``."""
+        samples = [sample for line in self.lines.values() for sample in line.samples() if sample.turns]
+        named = [replace(sample, sample_id=f"{self.sample_id}#{place}") for place, sample in enumerate(samples)]
+        return trajectory_of(
+            named or Episode(self.prompt, self.sample_id, self.writer, self.rules).samples(),
+            sample_id=self.sample_id,
+            stop_reason=self.stop_reason,
+            env_stop=self.env_stop,
+            metrics={**self.metrics, **(metrics or {})},
+            lost=lost,
+            close_failure=close_failure,
+        )
+
+    def _requested(self, line: Episode, asked: EnvAsk, *, first: bool) -> Request | None:
+        if not first:
+            return line.answered(EnvStep(messages=asked.messages, max_response_tokens=asked.max_response_tokens))
+        try:
+            start = EnvStart(messages=asked.messages, tools=asked.tools, max_response_tokens=asked.max_response_tokens)
+            return line.begin(start)
+        except EpisodeLost:
+            if any(each.count for each in self.lines.values()):
+                return None
+            raise
+
+    def _name(self, request: Request) -> str:
+        """A turn's random numbers depend on what it reads, not on which conversation is quicker; equal prompts are numbered."""
+        read = ",".join(map(str, request.token_ids))
+        name = f"{self.sample_id}@{hashlib.blake2b(read.encode(), digest_size=8).hexdigest()}"
+        number = 0
+        while (numbered := f"{name}.{number}" if number else name) in self.names:
+            number += 1
+        return numbered
+
+
+def _copy(line: Episode) -> Episode:
+    return replace(
+        line,
+        messages=list(line.messages),
+        ids=list(line.ids),
+        logprobs=list(line.logprobs),
+        mask=list(line.mask),
+        turns=list(line.turns),
+        earlier=list(line.earlier),
+        metrics=dict(line.metrics),
+    )
