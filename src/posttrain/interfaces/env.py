@@ -92,7 +92,7 @@ class EnvAsk:
     """A turn that an ``AskingEnv`` asks for; others of the episode may be waiting beside it."""
 
     turn: str  # its name, which no other turn of the episode has
-    line: int  # its conversation; a number that was asked for before goes on behind that one's last answer
+    line: int  # its conversation; a known number continues behind that one's last answer
     messages: Sequence[Message]  # of a new conversation, all; else those that follow its last answer
     tools: Sequence[Tool] = ()  # of a new conversation
     max_response_tokens: int | None = None  # limit of the turn, when below the run's

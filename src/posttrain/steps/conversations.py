@@ -16,7 +16,7 @@ from posttrain.steps.episode import Episode, EpisodeLost, trajectory_of
 
 @dataclass(frozen=True, slots=True)
 class _AskedTurn:
-    """A turn that was asked for, and its conversation as it was before."""
+    """A requested turn, and its conversation before it."""
 
     line: int
     request: Request
@@ -32,7 +32,8 @@ class Conversations:
     writer: TurnWriter
     rules: EpisodeRules
     lines: dict[int, Episode] = field(default_factory=dict)  # that with the newest turn comes last
-    asked: dict[str, _AskedTurn] = field(default_factory=dict)  # by the environment's names of turns
+    # By the environment's names of turns.
+    asked: dict[str, _AskedTurn] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)  # of all requests but those that were withdrawn
     stop_reason: StopReason = StopReason.EOS
     env_stop: str = ""

@@ -87,7 +87,7 @@ class _Playing:
     def take_event(self, name: str, event: EnvEvent, stream: RequestStream) -> None:
         """An environment has answered, or asks for a turn."""
         if name in self._done or (name in self._closing and isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep))):
-            return  # it was asked for before the episode ended
+            return  # it was sent before the episode ended
         episode = self._episodes[name]
         try:
             # The episode is complete without the metrics that close returns.

@@ -181,7 +181,7 @@ class Agent:
             )
 
     def _line_of(self, request: TurnRequest) -> tuple[int, Sequence[Message]]:
-        """Return the conversation that a request goes on with (the longest that fits, or a new one), and its new messages."""
+        """Return the conversation that a request continues (the longest that fits, or a new one), and its new messages."""
         found = [
             (line, added) for line, each in self._conversations.items() if (added := each.added(request)) is not None
         ]
