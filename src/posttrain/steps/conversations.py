@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from posttrain.interfaces.env import EnvAsk, EnvStart, EnvStep
+from posttrain.interfaces.env import EnvAsk, EnvStart, EnvStep, EnvWithdrawn
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, TurnWriter
 from posttrain.records.prompts import Prompt
@@ -23,6 +23,24 @@ class _AskedTurn:
     before: Episode | None  # None: the turn begins the conversation
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The consequences of an event: a request to sample, requests that are no longer wanted, the end of the episode."""
+
+    request: Request | None = None
+    withdrawn: tuple[str, ...] = ()
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SampledAnswer:
+    """The policy's answer to a turn, for the environment."""
+
+    turn: str
+    action: str
+    prompt_tokens: int
+
+
 @dataclass(slots=True)
 class Conversations:
     """The state of one episode: an ``Episode`` per conversation (``EnvAsk.line``), with limits for all of them together."""
@@ -32,19 +50,48 @@ class Conversations:
     writer: TurnWriter
     rules: EpisodeRules
     lines: dict[int, Episode] = field(default_factory=dict)  # that with the newest turn comes last
-    # By the environment's names of turns.
+    # By the environment's names of turns: the newest of each conversation.
     asked: dict[str, _AskedTurn] = field(default_factory=dict)
+    pending: set[str] = field(default_factory=set)  # those among them that have no answer
     names: set[str] = field(default_factory=set)  # of all requests but those that were withdrawn
     stop_reason: StopReason = StopReason.EOS
     env_stop: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def ask(self, asked: EnvAsk) -> Request | None:
-        """Return the request for a turn; None when there is no room for it.
+    def take(self, event: EnvAsk | EnvWithdrawn | EnvStep) -> Taken:
+        """Take in what the environment says.
 
-        Raises: EpisodeLost when there is no room for the very first one, or a history changes that may not; DataError when
+        Raises: EpisodeLost when there is no room for the very first turn, or a history changes that may not; DataError when
             the template refuses the messages.
         """
+        if isinstance(event, EnvAsk):
+            request = self._ask(event)
+            return Taken(request, over=request is None, withdrawn=() if request else self.drop_pending())
+        if isinstance(event, EnvWithdrawn):
+            return Taken(withdrawn=(self._withdraw(event.turn),))
+        withdrawn = self.drop_pending()
+        self.env_stop = event.stop
+        self.metrics |= event.metrics
+        if self.lines and (turns := [*self.lines.values()][-1].turns):
+            turns[-1] = replace(turns[-1], reward=event.reward)
+        return Taken(over=True, withdrawn=withdrawn)
+
+    def sampled(self, request: str, response: Trajectory) -> SampledAnswer:
+        """Take in the policy's answer to a request, given by its name. Raises: EpisodeLost when the sampler failed."""
+        turn = next(turn for turn, each in self.asked.items() if each.request.sample_id == request)
+        self.pending.discard(turn)
+        asked = self.asked[turn]
+        line = self.lines.pop(asked.line)
+        self.lines[asked.line] = line
+        self.stop_reason = response.stop_reason
+        return SampledAnswer(turn, line.sampled(response), len(asked.request.token_ids))
+
+    def drop_pending(self) -> tuple[str, ...]:
+        """Withdraw the turns that have no answer. Returns: the names of their requests."""
+        return tuple(self._withdraw(turn) for turn in sorted(self.pending))
+
+    def _ask(self, asked: EnvAsk) -> Request | None:
+        """Return the request for a turn; None when there is no room for it."""
         line = self.lines.get(asked.line)
         before = None if line is None else _copy(line)
         if line is None:
@@ -60,35 +107,19 @@ class Conversations:
         self.names.add(request.sample_id)
         self.asked = {turn: each for turn, each in self.asked.items() if each.line != asked.line}
         self.asked[asked.turn] = _AskedTurn(asked.line, request, before)
+        self.pending.add(asked.turn)
         return request
 
-    def sampled(self, turn: str, response: Trajectory) -> tuple[str, int]:
-        """Take in what the policy did in a turn. Returns: the action, and the tokens of the turn's prompt.
-
-        Raises: EpisodeLost when the sampler failed.
-        """
-        asked = self.asked[turn]
-        line = self.lines.pop(asked.line)
-        self.lines[asked.line] = line
-        self.stop_reason = response.stop_reason
-        return line.sampled(response), len(asked.request.token_ids)
-
-    def withdraw(self, turn: str) -> str:
+    def _withdraw(self, turn: str) -> str:
         """Undo a turn, sampled or not: it is neither trained nor counted. Returns: the name of its request."""
         asked = self.asked.pop(turn)
+        self.pending.discard(turn)
         self.names.discard(asked.request.sample_id)
         if asked.before is None:
             del self.lines[asked.line]
         else:
             self.lines[asked.line] = asked.before
         return asked.request.sample_id
-
-    def ended(self, step: EnvStep) -> None:
-        """Take in the end of the episode, whose reward stands on the last turn."""
-        self.env_stop = step.stop
-        self.metrics |= step.metrics
-        if self.lines and (turns := [*self.lines.values()][-1].turns):
-            turns[-1] = replace(turns[-1], reward=step.reward)
 
     def trajectory(
         self,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from posttrain.errors import DataError
-from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvStart
+from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn
 from posttrain.interfaces.rollout_engine import Request, ResumableStream
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import unfinished_from_plain, unfinished_to_plain
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+from posttrain.steps.conversations import Conversations
 from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
 from posttrain.steps.play import seed_of
 
@@ -143,10 +144,12 @@ class Episodes:
     def __init__(self, worlds: Worlds, on_answer: Callable[[], None] = lambda: None):
         self.on_answer = on_answer  # called when an environment has answered
         self._worlds = worlds
-        self._episodes: dict[Place, Episode] = {}
+        self._episodes: dict[Place, Episode | Conversations] = {}
         self._sampling: dict[Place, SamplingParams] = {}
-        self._turns: dict[Place, Request] = {}  # of episodes in which it is the policy's turn
-        self._new: list[Place] = []  # turns that are not submitted
+        # Turns that the policy takes, by the names of their requests: PLACE@NUMBER.
+        self._turns: dict[str, Request] = {}
+        self._counts: dict[Place, int] = {}  # of the requests of each episode
+        self._new: list[str] = []  # turns that are not submitted
         self._closing: set[Place] = set()  # complete episodes whose environments are being closed
 
     def begin(self, place: Place, prompt: Prompt, sampling: SamplingParams) -> None:
@@ -156,35 +159,34 @@ class Episodes:
         self._worlds.host.start(str(place), self._worlds.spec_of(prompt), seed_of(prompt, sampling))
 
     def resume(self, stream: ResumableStream) -> None:
-        self._new = sorted(self._turns)
+        self._new = sorted(self._turns, key=_place_and_number)
 
     def poll(self, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
         ended = []
         for name, event in self._worlds.host.wait(0.0 if self._turns else PASS_S):
             self.on_answer()
-            ended += self._answered(_place(name), event)
-        stream.submit([self._turns[place] for place in self._new])
+            ended += self._answered(_place(name), event, stream)
+        stream.submit([self._turns[name] for name in self._new])
         self._new = []
         if self._turns:
             for response in stream.wait(TURN_S):
-                ended += self._sampled(_place(response.sample_id.partition("@")[0]), response)
+                ended += self._sampled(response, stream)
         return ended
 
     def suspend(self, stream: ResumableStream) -> list[Cut]:
         cuts = []
         for each in stream.take_back():
-            place = _place(each.sample_id.partition("@")[0])
             if each.token_ids:
-                self._turns[place] = replace(self._turns[place], begun=each)
-            cuts.append(Cut(place, len(each.token_ids)))
+                self._turns[each.sample_id] = replace(self._turns[each.sample_id], begun=each)
+            cuts.append(Cut(_place_and_number(each.sample_id)[0], len(each.token_ids)))
         return cuts
 
     def drop(self, serial: int) -> int:
         tokens = 0
         for place in [each for each in self._episodes if each.serial == serial]:
             tokens += self._episodes[place].trajectory().sampled_tokens
-            begun = self._turns[place].begun if place in self._turns else None
-            tokens += len(begun.token_ids) if begun else 0
+            begun = [self._turns[name].begun for name in self._turns_of(place)]
+            tokens += sum(len(each.token_ids) for each in begun if each)
             self._forget(place)
             self._worlds.host.drop(str(place))
         return tokens
@@ -204,60 +206,129 @@ class Episodes:
     def restore(self, state: Mapping[str, Any]) -> None:
         """No-op: episodes begin again."""
 
-    def _answered(self, place: Place, event: EnvEvent) -> list[tuple[Place, Trajectory]]:
-        """Take in what an environment answered."""
+    def _answered(self, place: Place, event: EnvEvent, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+        """Take in what an environment answered, or asks for."""
+        if place not in self._episodes or (
+            place in self._closing and isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep))
+        ):
+            return []  # it was sent before the episode ended
         episode = self._episodes[place]
         try:
             if isinstance(event, EnvFailed) and place in self._closing:
                 # The episode is complete without what close says.
                 return self._end(place, episode.trajectory(close_failure=f"{event.reason}: {event.detail}"))
             if isinstance(event, EnvFailed):
+                self._drop_pending(place, stream)
                 return self._end(place, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)))
             if isinstance(event, Mapping):
                 return self._end(place, episode.trajectory(event))
-            request = episode.begin(event) if isinstance(event, EnvStart) else episode.answered(event)
+            if isinstance(event, EnvStart) and isinstance(episode, Episode):
+                self._ask(place, episode.begin(event))
+            elif isinstance(event, EnvStep) and isinstance(episode, Episode):
+                self._ask(place, episode.answered(event))
+            elif isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep)):
+                self._converse(place, event, stream)
         except EpisodeLost as lost:
-            return self._lose(place, lost)
+            return self._lose(place, lost, stream)
         except DataError as error:
-            return self._lose(place, EpisodeLost(TEMPLATE, str(error)))
+            return self._lose(place, EpisodeLost(TEMPLATE, str(error)), stream)
+        return []
+
+    def _converse(self, place: Place, event: EnvAsk | EnvWithdrawn | EnvStep, stream: ResumableStream) -> None:
+        """An environment that asks for turns by itself has done so, or withdraws one, or has ended."""
+        talk = self._episodes[place]
+        if not isinstance(talk, Conversations):
+            talk = Conversations(talk.prompt, talk.sample_id, talk.writer, talk.rules)
+            self._episodes[place] = talk
+        taken = talk.take(event)
+        self._cancel(place, taken.withdrawn, stream)
+        if taken.request or taken.over:
+            self._ask(place, taken.request)
+
+    def _ask(self, place: Place, request: Request | None) -> None:
+        """Note the request for a turn, which the next poll submits; None: the episode is over."""
         if request is None:
             self._closing.add(place)
             self._worlds.host.finish(str(place))
-            return []
-        self._turns[place] = replace(
+            return
+        number = self._counts.get(place, 0)
+        self._counts[place] = number + 1
+        name = f"{place}@{number}"
+        line = request.conversation.removeprefix(self._episodes[place].sample_id)
+        self._turns[name] = replace(
             request,
-            sample_id=f"{place}@{episode.count}",
+            sample_id=name,
             draws_as=request.sample_id,
-            conversation=str(place),
+            conversation=f"{place}{line}",
             seed=self._sampling[place].seed,
         )
-        self._new.append(place)
-        return []
+        self._new.append(name)
 
-    def _sampled(self, place: Place, response: Trajectory) -> list[tuple[Place, Trajectory]]:
+    def _sampled(self, response: Trajectory, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
         """The policy has acted."""
-        del self._turns[place]
+        request = self._turns.pop(response.sample_id, None)
+        if request is None:  # of an episode that was lost a moment ago
+            return []
+        place = _place_and_number(response.sample_id)[0]
+        episode = self._episodes[place]
+        cut, tokens = response.stop_reason is StopReason.LENGTH, len(response.token_ids)
         try:
-            action = self._episodes[place].sampled(response)
+            if isinstance(episode, Conversations):
+                said = episode.sampled(request.draw_name, response)
+                self._worlds.host.answer(
+                    str(place),
+                    said.turn,
+                    said.action,
+                    cut=cut,
+                    prompt_tokens=said.prompt_tokens,
+                    response_tokens=tokens,
+                )
+            else:
+                self._worlds.host.step(str(place), episode.sampled(response), cut)
         except EpisodeLost as lost:
-            return self._lose(place, lost)
-        self._worlds.host.step(str(place), action, response.stop_reason is StopReason.LENGTH)
+            return self._lose(place, lost, stream)
         return []
 
-    def _lose(self, place: Place, lost: EpisodeLost) -> list[tuple[Place, Trajectory]]:
+    def _lose(self, place: Place, lost: EpisodeLost, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+        self._drop_pending(place, stream)
         trajectory = self._episodes[place].trajectory(lost=lost)
         self._worlds.host.drop(str(place))
         return self._end(place, trajectory)
+
+    def _drop_pending(self, place: Place, stream: ResumableStream) -> None:
+        episode = self._episodes[place]
+        if isinstance(episode, Conversations):
+            self._cancel(place, episode.drop_pending(), stream)
+
+    def _cancel(self, place: Place, draws: Collection[str], stream: ResumableStream) -> None:
+        """Drop the requests of an episode that draw as these names."""
+        names = [name for name in self._turns_of(place) if self._turns[name].draw_name in draws]
+        stream.cancel([name for name in names if name not in self._new])
+        self._new = [name for name in self._new if name not in names]
+        for name in names:
+            del self._turns[name]
+
+    def _turns_of(self, place: Place) -> list[str]:
+        return [name for name in self._turns if _place_and_number(name)[0] == place]
 
     def _end(self, place: Place, trajectory: Trajectory) -> list[tuple[Place, Trajectory]]:
         self._forget(place)
         return [(place, trajectory)]
 
     def _forget(self, place: Place) -> None:
-        for held in (self._episodes, self._sampling, self._turns):
-            held.pop(place, None)
+        for name in self._turns_of(place):
+            del self._turns[name]
+        self._episodes.pop(place, None)
+        self._sampling.pop(place, None)
+        self._counts.pop(place, None)
         self._closing.discard(place)
-        self._new = [each for each in self._new if each != place]
+        self._new = [name for name in self._new if name in self._turns]
+
+
+def _place_and_number(name: str) -> tuple[Place, int]:
+    """Read PLACE@NUMBER."""
+    place, _, number = name.partition("@")
+    return _place(place), int(number)
 
 
 def _place(name: str) -> Place:

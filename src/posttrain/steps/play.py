@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from posttrain.errors import DataError
@@ -71,7 +71,6 @@ class _Playing:
         self._groups: dict[int, TrajectoryGroup] = {}
         self._closing: set[str] = set()  # complete episodes whose environments are being closed
         self.asked: dict[str, str] = {}  # request -> episode, of what is being sampled
-        self._turn_of: dict[str, str] = {}  # request -> turn, of environments that ask for turns by themselves
 
     @property
     def over(self) -> bool:
@@ -98,35 +97,27 @@ class _Playing:
                 self._end(name, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)))
             elif isinstance(event, Mapping):
                 self._end(name, episode.trajectory(event))
-            elif isinstance(event, (EnvAsk, EnvWithdrawn)) or isinstance(episode, Conversations):
+            elif isinstance(event, EnvStart) and isinstance(episode, Episode):
+                self._ask(name, episode.begin(event), stream)
+            elif isinstance(event, EnvStep) and isinstance(episode, Episode):
+                self._ask(name, episode.answered(event), stream)
+            elif isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep)):
                 self._converse(name, event, stream)
-            else:
-                request = episode.begin(event) if isinstance(event, EnvStart) else episode.answered(event)
-                self._ask(name, request, stream)
         except EpisodeLost as lost:
             self._lose(name, lost, stream)
         except DataError as error:
             self._lose(name, EpisodeLost(TEMPLATE, str(error)), stream)
 
-    def _converse(self, name: str, event: EnvAsk | EnvWithdrawn | EnvStart | EnvStep, stream: RequestStream) -> None:
+    def _converse(self, name: str, event: EnvAsk | EnvWithdrawn | EnvStep, stream: RequestStream) -> None:
         """An environment that asks for turns by itself has done so, or withdraws one, or has ended."""
         talk = self._episodes[name]
         if not isinstance(talk, Conversations):
             talk = Conversations(talk.prompt, name, self._worlds.writer, self._rules)
             self._episodes[name] = talk
-        if isinstance(event, EnvWithdrawn):
-            self._cancel(talk.withdraw(event.turn), stream)
-        elif isinstance(event, EnvAsk):
-            request = talk.ask(event)
-            if request is None:
-                self._drop_asked(name, stream)
-            else:
-                self._turn_of[request.sample_id] = event.turn
-            self._ask(name, request, stream)
-        elif isinstance(event, EnvStep):
-            self._drop_asked(name, stream)
-            talk.ended(event)
-            self._ask(name, None, stream)
+        taken = talk.take(event)
+        self._cancel(taken.withdrawn, stream)
+        if taken.request or taken.over:
+            self._ask(name, taken.request, stream)
 
     def take_response(self, response: Trajectory, stream: RequestStream) -> None:
         """The policy has acted."""
@@ -134,13 +125,12 @@ class _Playing:
         if name is None:  # of an episode that was lost a moment ago
             return
         episode = self._episodes[name]
-        cut = response.stop_reason is StopReason.LENGTH
+        cut, tokens = response.stop_reason is StopReason.LENGTH, len(response.token_ids)
         try:
             if isinstance(episode, Conversations):
-                turn = self._turn_of.pop(response.sample_id)
-                action, read = episode.sampled(turn, response)
+                said = episode.sampled(response.sample_id, response)
                 self._worlds.host.answer(
-                    name, turn, action, cut=cut, prompt_tokens=read, response_tokens=len(response.token_ids)
+                    name, said.turn, said.action, cut=cut, prompt_tokens=said.prompt_tokens, response_tokens=tokens
                 )
             else:
                 self._worlds.host.step(name, episode.sampled(response), cut)
@@ -166,16 +156,13 @@ class _Playing:
 
     def _drop_asked(self, name: str, stream: RequestStream) -> None:
         """Withdraw the turns of an episode that are still being sampled."""
-        for request in [request for request, episode in self.asked.items() if episode == name]:
-            episode = self._episodes[name]
-            if isinstance(episode, Conversations):
-                episode.withdraw(self._turn_of[request])
-            self._cancel(request, stream)
+        episode = self._episodes[name]
+        self._cancel(episode.drop_pending() if isinstance(episode, Conversations) else (), stream)
 
-    def _cancel(self, request: str, stream: RequestStream) -> None:
-        self.asked.pop(request, None)
-        self._turn_of.pop(request, None)
-        stream.cancel([request])
+    def _cancel(self, requests: Collection[str], stream: RequestStream) -> None:
+        sampled = [request for request in requests if self.asked.pop(request, None) is not None]
+        if sampled:
+            stream.cancel(sampled)
 
     def _end(self, name: str, trajectory: Trajectory) -> None:
         self._done[name] = trajectory
