@@ -17,6 +17,7 @@ from posttrain.interfaces.rollout_engine import Request, check_requests
 from posttrain.interfaces.worlds import EpisodeRules, Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+from posttrain.steps.in_flight import Episodes, Place
 from posttrain.steps.play import play
 from toy import toy_tokenizer
 
@@ -244,3 +245,28 @@ def test_limits_hold_for_all_conversations_together(played: Callable[..., Trajec
     # two answers of 2 tokens each; the third turn has no room
     short = played("interleaved", Sampler(), max_trajectory_tokens=4)
     assert short.stop_reason is StopReason.LENGTH and short.turn_count == 2 and short.env_reward is None
+
+
+def test_asynchronous_runs_play_the_same_conversations(folder: Path, host: ProcessHost) -> None:
+    spec = EnvSpec(name="agent", settings={"function": f"{folder}/agents.py:impatient"})
+    rules = EpisodeRules(max_response_tokens=10, max_context_tokens=1000)
+    episodes = Episodes(
+        Worlds(host=host, writer=TemplateTurns(toy_tokenizer(), {}), rules=rules, spec_of=lambda _: spec)
+    )
+    prompt = Prompt(prompt_id="p", token_ids=(), text="", data_source="t")
+    tries: set[int] = set()
+
+    def third_try(waiting: Sequence[Request], answered: int) -> Sequence[Request]:
+        tries.update(map(id, waiting))
+        return waiting if answered == 0 or len(tries) == 4 else []
+
+    sampler, ended = Sampler(third_try), []
+    episodes.begin(Place(0, 0), prompt, SamplingParams(max_response_tokens=10))
+    until = time.monotonic() + 30
+    while not ended and time.monotonic() < until:
+        ended = episodes.poll(sampler)  # type: ignore[arg-type]
+    [(place, trajectory)] = ended
+    assert place == Place(0, 0) and trajectory.env_reward == 1.0
+    assert [text_of(sample)[:2] for sample in trajectory.samples] == [("Uone$\nA", "x$\nUslow$\nAx$")]
+    assert dict(trajectory.env_metrics)["abandoned_turns"] == 2 and len(sampler.cancelled) == 2
+    assert {each.draw_name for each in sampler.asked[1:]} == {sampler.asked[1].draw_name}
