@@ -54,6 +54,8 @@ class RewardFacts:
 class RolloutEngineFacts:
     """Facts about a rollout engine."""
 
+    records_experts: bool = False
+    """Can record the experts that each token of a mixture of experts was sent to."""
     shares_weights: bool = False
     """Samples from the trainer's own module: there is no second copy of the weights and, on one device, nothing to send."""
     reads_images: bool = False

@@ -56,6 +56,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         kl_coef=config.loss.kl_coef,
         kl_estimator=config.loss.kl_estimator,
         kl_importance_weighted=config.loss.kl_importance_weighted,
+        router_balance_coef=config.loss.router_balance_coef,
         off_policy_limit=config.loss.off_policy_limit,
         high_entropy_share=config.loss.high_entropy_share,
     )

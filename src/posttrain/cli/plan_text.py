@@ -222,6 +222,8 @@ def _loss(config: RunConfig) -> str:
         text += f"\n{'':<11}on the {100 * loss.high_entropy_share:g} % of tokens with the highest entropy"
     if loss.sft_coef:
         text += f"\n{'':<11}+ {loss.sft_coef:g} x SFT on responses with a score above 0"
+    if loss.router_balance_coef:
+        text += f"\n{'':<11}+ {loss.router_balance_coef:g} x balance of experts"
     if loss.entropy_coef:
         text += f"\n{'':<11}- {loss.entropy_coef:g} x entropy"
     if loss.kl_coef:

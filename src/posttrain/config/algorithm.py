@@ -188,6 +188,9 @@ class LossConfig(AlgorithmSection):
     """Weight of a supervised term besides the loss: -score x log pi on the responses with a score above 0."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the entropy bonus."""
+    router_balance_coef: float = Field(default=0.0, ge=0.0)
+    """Weight of the loss that spreads tokens evenly over the experts of a layer (arXiv:2101.03961); for mixtures of experts. A
+    pass over the mini-batch counts tokens first, so that micro-batches change nothing."""
     kl_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the KL to the reference in the loss; 0 loads no reference model."""
     kl_estimator: KlEstimator = "k3"

@@ -33,6 +33,9 @@ class SamplingConfig(Section):
 
 
 class RolloutConfig(SamplingConfig):
+    routing_replay: bool = False
+    """The trainer sends every token of a mixture of experts to the experts that it had while it was sampled (arXiv:2510.11370),
+    in old log-probs and updates; with the native sampler."""
     engine: str = "native"
     """Sampler: native samples from the weights being trained, and so does hf (slowly, by model.generate); vllm, sglang and http
     (any server that speaks OpenAI's completions) have a copy of the weights, which is sent to them after every step."""

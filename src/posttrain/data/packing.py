@@ -26,6 +26,8 @@ class PackedSequences:
     predicting: Tensor  # [M] int64, position (in N) whose next token is the scored one
     targets: Tensor  # [M] int64, the scored tokens
     response_mask: Tensor  # [B, T] bool, the places of the M scores, row by row
+    rows: Tensor  # [N] int64, the row that a token is a response of; -1: a prompt's token, or padding
+    experts: Tensor | None = None  # [N, layers, chosen] int16, of the batch; None: it has none
     images: tuple[PlacedImages, ...] = ()  # of the prompts that have any; position_ids still count text only
 
     def unpack(self, values: Tensor) -> Tensor:
@@ -51,7 +53,9 @@ def pack(
     prompts: list[int] = batch.prompt_lengths.tolist()
     responses: list[int] = batch.response_lengths.tolist()
     tokens: list[Tensor] = []
+    experts: list[Tensor] = []
     positions: list[Tensor] = []
+    row_of: list[Tensor] = []
     groups: list[tuple[int, tuple[int, ...]]] = []
     prompt_ends, response_starts = [0] * len(batch), [0] * len(batch)  # in the packed row
     start = 0
@@ -61,10 +65,16 @@ def pack(
     for rows in ([row] for row in range(len(batch))) if alone else rows_sharing_a_prompt(batch):
         prompt = prompts[rows[0]]
         tokens.append(batch.tokens[rows[0], width - prompt : width])
+        if batch.experts is not None:
+            experts.append(batch.experts[rows[0], width - prompt : width])
         positions.append(torch.arange(prompt))
+        row_of.append(torch.full((prompt,), -1))
         prompt_end = start = start + prompt
         for row in rows:
             tokens.append(batch.tokens[row, width : width + responses[row]])
+            if batch.experts is not None:
+                experts.append(batch.experts[row, width : width + responses[row]])
+            row_of.append(torch.full((responses[row],), row))
             positions.append(torch.arange(prompt, prompt + responses[row]))
             prompt_ends[row], response_starts[row] = prompt_end, start
             start += responses[row]
@@ -74,6 +84,9 @@ def pack(
         if padded:
             used = prompt + responses[rows[0]]
             tokens.append(batch.tokens.new_zeros(longest - used))
+            if batch.experts is not None:
+                experts.append(batch.experts.new_full((longest - used, *batch.experts.shape[2:]), -1))
+            row_of.append(torch.full((longest - used,), -1))
             positions.append(torch.arange(used, longest))
             groups.append((longest, ()))
             start += longest - used
@@ -92,6 +105,8 @@ def pack(
         predicting=predicting[scored].to(device),
         targets=batch.tokens[:, width:][scored].to(device),
         response_mask=scored.to(device),
+        rows=torch.cat(row_of).to(device),
+        experts=torch.cat(experts).to(device) if experts else None,
         images=tuple(images),
     )
 

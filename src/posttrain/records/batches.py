@@ -33,6 +33,7 @@ class SequenceBatch:
     group_index: Tensor  # [B] int64, equal for responses to the same prompt
     trajectory_index: Tensor  # [B] int64, equal for rows of one trajectory
     sample_ids: tuple[str, ...]  # B names, as in samples/step_N.jsonl
+    experts: Tensor | None = None  # [B, P + T, layers, chosen] int16, while sampling; -1: not known; None: not recorded
     images: tuple[PromptImages | None, ...] = ()  # B, of each row's prompt; (): no prompt has any
 
     def __len__(self) -> int:

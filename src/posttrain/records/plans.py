@@ -28,6 +28,7 @@ class LossPlan:
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
     kl_importance_weighted: bool = False
+    router_balance_coef: float = 0.0
     off_policy_limit: float | None = None  # nats per token; None masks nothing
     high_entropy_share: float | None = None  # of a mini-batch's loss tokens; None: all of them
 

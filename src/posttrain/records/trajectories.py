@@ -6,9 +6,13 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posttrain.records.prompts import Prompt
+
+if TYPE_CHECKING:  # a plan reads these records, and needs no arrays
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class StopReason(StrEnum):
@@ -97,6 +101,8 @@ class Trajectory:
     policy_version: int  # number of updates the sampling weights had seen; the oldest, where tokens differ
     version_spans: tuple[VersionSpan, ...] = ()  # where tokens differ, in order; (): all of them have policy_version
     prompt_logprobs: tuple[float, ...] = ()  # nats, of the prompt's second token to its last; (): not requested
+    # [tokens, layers, chosen] int16, the experts that prompt and response were sent to, but its last token; None: not recorded
+    experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
     failure: str = ""  # with FAILED: what happened, in a sentence
     failure_reason: str = ""  # with FAILED: a short word to count by, where it was not the sampler that failed
     response_mask: tuple[bool, ...] = ()  # True on tokens that the policy sampled; (): all of them

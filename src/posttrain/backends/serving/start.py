@@ -52,6 +52,7 @@ def make_sampler(
             tokenizer,
             max_concurrent_sequences=rollout.max_concurrent_sequences,
             max_prefill_tokens=rollout.max_prefill_tokens,
+            **({"records_experts": True} if rollout.routing_replay else {}),
         )
         return sharing
     served: RolloutEngine = engine(

@@ -17,7 +17,9 @@ from posttrain.backends.torch_training.optimized_model import Learning, MicroBat
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import TrainingConfig
+from posttrain.data.packing import PackedSequences
 from posttrain.errors import ModelError, Problem
+from posttrain.models.routing import Routers
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan
 from posttrain.records.statistics import ForwardBackwardStats
@@ -35,6 +37,7 @@ class PolicyModel(OptimizedModel):
         max_tokens_per_scoring_batch: int | None = None,  # replaces the number of sequences
         reference: LogprobScorer | None = None,  # for the KL over the whole vocabulary (kl_estimator full) in the loss
         moving_reference: MovingReference | None = None,  # follows this policy
+        routers: Routers | None = None,  # that replay the sampler's experts, or are balanced by the loss
         **how: Unpack[Learning],
     ):
         # Before the model is sharded: the form of its head is detected by running it.
@@ -46,7 +49,9 @@ class PolicyModel(OptimizedModel):
             padded=how.get("padded", False),
             sharding=how.get("sharding"),
             notices=how.get("notices"),
+            routers=routers,
         )
+        self._routers = routers
         self._reference = reference
         if reference:
             _check_same_vocabulary(model, reference.model)
@@ -130,20 +135,69 @@ class PolicyModel(OptimizedModel):
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         reference = self._reference if loss.kl_coef and loss.kl_estimator == "full" else None
 
+        balance = self._balance(batch, loss.router_balance_coef)
+
         def learn(micro: TrainBatch) -> MicroBatch:
             packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)
+            if self._routers:
+                self._routers.prepare(packed.experts, learned_tokens(packed, micro) if balance else None)
             scores = self._scorer.score(
                 packed, loss.temperature, entropy_gradient=loss.entropy_coef > 0, reference=reference
             )
             logprobs, entropies = packed.unpack(scores.logprobs).cpu(), packed.unpack(scores.entropy).cpu()
             full_kl = packed.unpack(scores.full_kl).cpu() if scores.full_kl is not None else None
             micro_loss, sums = policy_objective(logprobs, entropies, micro, loss, counts, full_kl)
+            if balance:
+                part = balance(self.device)
+                micro_loss = micro_loss + loss.router_balance_coef * part.cpu()
+                sums["policy/router_balance"] = float(part.detach()) * counts.tokens
             return MicroBatch(loss=micro_loss, sums=sums, values=logprobs.detach())
 
-        total, sums, policy_logprobs = self.accumulate(batch, learn)
+        try:
+            total, sums, policy_logprobs = self.accumulate(batch, learn)
+        finally:
+            if self._routers:
+                self._routers.clear()
         return ForwardBackwardStats(
             loss=total, sums=sums, tokens=int(batch.loss_mask.sum()), policy_logprobs=policy_logprobs
         )
+
+    def _balance(self, batch: TrainBatch, coef: float) -> Callable[[torch.device], Tensor] | None:
+        """Return the function that gives a pass's part of the balance loss; None without one. A pass over the whole mini-batch
+        counts the tokens of every expert first: their shares are factors of every micro-batch's loss."""
+        if not coef:
+            return None
+        routers = self._routers
+        assert routers is not None, "routers are given to an engine whose loss balances them"
+        counts = self._expert_counts(batch, routers)
+        assigned = counts.sum(dim=1, keepdim=True).clamp(min=1)
+        tokens = float(counts.sum()) / (routers.layers * routers.chosen)
+        return lambda device: routers.balance((counts / assigned).to(device), tokens)
+
+    @torch.no_grad()
+    def _expert_counts(self, batch: TrainBatch, routers: Routers) -> Tensor:
+        """Count the learned tokens of a mini-batch that each expert gets, on all processes, [layers, experts]."""
+        whole = self.cutter.cut(batch.sequences)
+        loads = [self.cutter.tokens(batch.sequences, rows) for rows in whole]
+        counts: Tensor | None = None
+        for rows in self._sharding.deal(whole, loads):
+            micro = batch.rows(rows or [0])
+            packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)
+            learned = learned_tokens(packed, micro) & bool(rows)
+            routers.prepare(packed.experts, learned)
+            self._scorer.score(packed, 1.0)
+            found = routers.counts().cpu()
+            counts = found if counts is None else counts + found
+        assert counts is not None, "every process has a micro-batch"
+        places = {f"{layer} {expert}": float(n) for layer, row in enumerate(counts) for expert, n in enumerate(row)}
+        total = self._sharding.total(places)
+        return torch.tensor([total[name] for name in places], dtype=torch.float64).view_as(counts)
+
+
+def learned_tokens(packed: PackedSequences, batch: TrainBatch) -> Tensor:
+    """The response tokens of rows with a loss token, [N] bool: each is in exactly one micro-batch, as prompts are not."""
+    learned = batch.loss_mask.any(dim=1).to(packed.rows.device)
+    return (packed.rows >= 0) & learned[packed.rows.clamp(min=0)]
 
 
 def _check_same_vocabulary(policy: PreTrainedModel, reference: PreTrainedModel) -> None:

@@ -15,6 +15,7 @@ from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
 from posttrain.backends.torch_training.sharding import Row, Sharding
 from posttrain.data.packing import PackedSequences, pack
 from posttrain.models.head import HeadForm, head_form, last_hidden_states, states_at
+from posttrain.models.routing import Routers
 from posttrain.models.vision import model_inputs
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.notices import Notices
@@ -42,6 +43,7 @@ class LogprobScorer:
         rests_on_cpu: bool = False,
         sharding: Sharding | None = None,
         notices: Notices | None = None,
+        routers: Routers | None = None,
     ):
         self.model = model
         self.padded = padded
@@ -54,6 +56,7 @@ class LogprobScorer:
             what="a scoring batch",
         )
         self.head = head_form(model)
+        self.routers = routers  # that use the experts of the batch, where it has any; None: every router chooses itself
         self._weights = weights
         self._device = model.device
         self._rests = rests_on_cpu
@@ -97,6 +100,8 @@ class LogprobScorer:
     def _over_batch(self, batch: SequenceBatch, scores: Callable[[PackedSequences], Tensor | None]) -> Tensor:
         def of(rows: list[int]) -> Tensor:
             packed = self.pack(batch.rows(rows))
+            if self.routers:
+                self.routers.prepare(packed.experts)
             found = scores(packed)
             assert found is not None, "the requested scores are present"
             return packed.unpack(found).cpu()
@@ -106,6 +111,8 @@ class LogprobScorer:
         try:
             return over_rows(batch, self.cutter, self.sharding, of)
         finally:
+            if self.routers:
+                self.routers.clear()
             self._rest()
 
     def _rest(self) -> None:

@@ -30,6 +30,7 @@ from posttrain.models.liger import use_liger
 from posttrain.models.loading import DTYPES, load_causal_lm, load_model_config
 from posttrain.models.lora import adapter_off, add_adapter
 from posttrain.models.reward_model import load_reward_model, load_reward_tokenizer
+from posttrain.models.routing import routers_of
 from posttrain.models.value_head import head_name, load_value_model
 from posttrain.models.vision import freeze_vision
 from posttrain.plan.engine import engine_options
@@ -128,11 +129,22 @@ def start_policy(
         max_tokens_per_scoring_batch=config.reference.max_tokens_per_micro_batch,
         reference=reference if has_full_kl(config) else None,
         **_moving(config, reference),
+        **_routers(config, model),
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
         **how(config, notices, sharding, _policy_stored(config, sharding)),
     )
     return policy, reference
+
+
+def _routers(config: RunConfig, model: PreTrainedModel) -> dict[str, Any]:
+    """Return the argument of engines that replay the sampler's experts, or balance them. Before the model is sharded: its routers
+    are tried out."""
+    if config.rollout.routing_replay:
+        return {"routers": routers_of(model, "rollout.routing_replay")}
+    if config.loss.router_balance_coef:
+        return {"routers": routers_of(model, "loss.router_balance_coef")}
+    return {}
 
 
 def _moving(config: RunConfig, reference: LogprobScorer | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.roles import trained_roles, uses_reference
 from posttrain.errors import Problem
 from posttrain.plan.engine import EnginePlan, Learners, engine_options, engine_plan, engine_that
-from posttrain.registry import is_installed, missing_library
+from posttrain.registry import ROLLOUT_ENGINES, is_installed, missing_library
 
 
 def engine_problems(config: TrainingConfig) -> Iterator[Problem]:
@@ -66,6 +66,31 @@ def reference_problems(config: RunConfig) -> Iterator[Problem]:
         what = f"{field}: policy.engine={config.policy.engine} cannot mix its weights into the reference"
         other = engine_that(lambda engine: engine.shares_out and engine.moves_reference)
         yield Problem(what, fix=f"use policy.engine={other}, or {frozen}", field=field)
+
+
+def router_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield why experts cannot be replayed or balanced in this run."""
+    replay, balance = "rollout.routing_replay", "loss.router_balance_coef"
+    asked = [replay] * config.rollout.routing_replay + [balance] * bool(config.loss.router_balance_coef)
+    engine = config.policy.engine
+    for field in asked:
+        if not engine_plan(engine).hooks_routers:
+            own = ", or its own moe_aux_loss_coeff in policy.engine_options" if field == balance else ""
+            other = engine_that(lambda plan: plan.hooks_routers and plan.shares_out)
+            what = f"{field} is not supported by policy.engine={engine}"
+            yield Problem(what, fix=f"use policy.engine={other}{own}", field=field)
+        if config.policy.sequence_parallel > 1:
+            what = f"{field} needs whole sequences, and policy.sequence_parallel={config.policy.sequence_parallel} cuts them"
+            yield Problem(what, fix="use policy.sequence_parallel=1", field=field)
+    if config.rollout.routing_replay:
+        sampler = config.rollout.engine
+        if sampler in ROLLOUT_ENGINES.names() and not ROLLOUT_ENGINES.facts(sampler).records_experts:
+            able = ", ".join(ROLLOUT_ENGINES.stating("records_experts"))
+            what = f"{replay}: rollout.engine={sampler} does not report the experts of its tokens"
+            yield Problem(what, fix=f"use rollout.engine={able}, or {replay}=false", field=replay)
+        if config.environment.used:
+            what = f"{replay} is for single-turn responses: experts are not kept from turn to turn"
+            yield Problem(what, fix=f"use {replay}=false", field=replay)
 
 
 def reference_warnings(config: RunConfig) -> Iterator[str]:

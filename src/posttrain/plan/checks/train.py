@@ -31,6 +31,7 @@ from posttrain.plan.checks.engines import (
     engine_warnings,
     reference_problems,
     reference_warnings,
+    router_problems,
     sharded_saving_problems,
 )
 from posttrain.plan.checks.libraries import missing_libraries
@@ -75,6 +76,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from environment_problems(config)
     yield from engine_problems(config)
     yield from reference_problems(config)
+    yield from router_problems(config)
     yield from training_problems(config)
     yield from reward_problems(config)
     yield from tracking_problems(config.tracking)

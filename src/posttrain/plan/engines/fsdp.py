@@ -206,6 +206,7 @@ class FsdpPlan(EnginePlan):
     peer_names: ClassVar[tuple[str, ...]] = ("fsdp", "fsdp2")
     shares_out: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
+    hooks_routers: ClassVar[bool] = True
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd", "muon")
     splits_sequences: ClassVar[bool] = True
 

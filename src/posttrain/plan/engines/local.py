@@ -20,6 +20,7 @@ class LocalPlan(EnginePlan):
     keeps_whole: ClassVar[bool] = True
     reads_images: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
+    hooks_routers: ClassVar[bool] = True
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd", "muon")
 
     def problems(self, config: TrainingConfig, learners: Learners) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from posttrain.backends.rollout.native.stream import NativeStream
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request
 from posttrain.models.loading import end_token_ids
+from posttrain.models.routing import routers_of
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
@@ -22,6 +23,7 @@ from posttrain.registry import ROLLOUT_ENGINES
     reads_options=False,
     reads_sampling=False,
     resumes_responses=True,
+    records_experts=True,
 )
 class NativeEngine:
     """See interfaces.rollout_engine.RolloutEngine."""
@@ -33,7 +35,9 @@ class NativeEngine:
         *,
         max_concurrent_sequences: int,
         max_prefill_tokens: int,
+        records_experts: bool = False,  # of every token of a mixture of experts
     ):
+        self.routers = routers_of(model, "rollout.routing_replay") if records_experts else None
         self.model = model
         self.tokenizer = tokenizer
         self.end_tokens = end_token_ids(model, tokenizer)
@@ -114,6 +118,7 @@ class NativeEngine:
             max_prefill_tokens=self.max_prefill_tokens,
             on_tokens=on_tokens,
             on_close=self._closed,
+            routers=self.routers,
         )
         return self._stream
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from posttrain.backends.rollout.native.cache import Past
@@ -29,6 +30,8 @@ class PromptState:
     logits: Tensor | None = None  # [vocabulary], of the first token of a response; None until it is prefilled
     logprobs: tuple[float, ...] = ()  # of all tokens but the first, when requested
 
+    experts: NDArray[np.int16] | None = None  # [tokens, layers, chosen], when recorded
+
     @property
     def key(self) -> PromptKey:
         return prompt_key(self.token_ids, self.images)
@@ -47,6 +50,15 @@ class Response:
     spans: list[VersionSpan] = field(default_factory=list)
     begun: int = 0  # leading tokens that were sampled before, and are in its prompt's slot
     stop_reason: StopReason | None = None
+    experts: list[NDArray[np.int16]] = field(
+        default_factory=list
+    )  # of the tokens drawn here but the newest, when recorded
+
+    @property
+    def all_experts(self) -> NDArray[np.int16] | None:
+        """[tokens, layers, chosen] of prompt and response but the newest token; None where they were not recorded."""
+        prompt = self.prompt.experts
+        return None if prompt is None else np.concatenate([prompt, *(chosen[None] for chosen in self.experts)])
 
     @property
     def cached(self) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Self, cast
 
 import torch
@@ -32,6 +32,7 @@ from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
 from posttrain.models.packed_attention import continued_layout
+from posttrain.models.routing import Routers
 from posttrain.models.vision import model_inputs, position_shift
 from posttrain.records.images import PlacedImages
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
@@ -60,6 +61,7 @@ class NativeStream:
         max_prefill_tokens: int,
         on_tokens: OnTokens | None = None,
         on_close: Callable[[], None] = lambda: None,
+        routers: Routers | None = None,  # whose choices are recorded
     ):
         self.model = model
         self.tokenizer = tokenizer
@@ -71,6 +73,7 @@ class NativeStream:
         self.prompt_slots = prompt_slots
         self.max_prefill_tokens = max_prefill_tokens
         self.closed = False
+        self.routers = routers
         self._on_tokens = on_tokens
         self._on_close = on_close
         self._prompts: dict[PromptKey, PromptState] = {}  # of the responses that wait or are in progress
@@ -250,16 +253,20 @@ class NativeStream:
         self._cache.prefilling(parts)
         inputs = model_inputs(self.model, self._tensor(tokens), self._tensor(positions), placed)
         lengths = [(reused, end - start) for start, end, _, reused in parts]
-        logits, logprobs = self.token_pass.prefill(
-            inputs,
-            continued_layout(lengths, self.model.device),
-            self._cache,
-            self._tensor([end - 1 for _, end, _, _ in parts]),
-            self._tensor([*tokens[1:], tokens[0]]) if self.sampling.prompt_logprobs else None,
-        )
+        with self._recording() as recorded:
+            logits, logprobs = self.token_pass.prefill(
+                inputs,
+                continued_layout(lengths, self.model.device),
+                self._cache,
+                self._tensor([end - 1 for _, end, _, _ in parts]),
+                self._tensor([*tokens[1:], tokens[0]]) if self.sampling.prompt_logprobs else None,
+            )
+        experts = self.routers.stacked(recorded).numpy() if self.routers else None
         for number, (start, end, slot, _) in enumerate(parts):
             prompt = self._held[slot]
             prompt.logits = logits[number]
+            if experts is not None and not parts[number][3]:  # those of reused tokens are not kept
+                prompt.experts = experts[start:end]
             if prompt.images:
                 prompt.shift = position_shift(inputs["position_ids"], start, end)
             if logprobs is not None:  # the token after a prompt's end belongs to no prompt
@@ -279,11 +286,15 @@ class NativeStream:
         response_lens = [response.cached for response in filled]
         self._cache.decoding([slot_of[response.prompt] for response in filled], prompt_lens, response_lens)
         positions = [sum(lens) for lens in zip(prompt_lens, response_lens, strict=True)]
-        hidden = self.token_pass(
-            self._tensor([response.token_ids[-1] for response in filled]),
-            self._tensor([at + response.prompt.shift for at, response in zip(positions, filled, strict=True)]),
-            self._cache,
-        )
+        with self._recording() as recorded:
+            hidden = self.token_pass(
+                self._tensor([response.token_ids[-1] for response in filled]),
+                self._tensor([at + response.prompt.shift for at, response in zip(positions, filled, strict=True)]),
+                self._cache,
+            )
+        if self.routers:
+            for response, chosen in zip(active, self.routers.stacked(recorded).numpy(), strict=False):
+                response.experts.append(chosen)
         start = 0
 
         def logits(some: list[Response]) -> Tensor:
@@ -373,7 +384,11 @@ class NativeStream:
             policy_version=min(span.version for span in response.spans),
             version_spans=tuple(response.spans) if len(response.spans) > 1 else (),
             prompt_logprobs=response.prompt.logprobs,
+            experts=response.all_experts,
         )
+
+    def _recording(self) -> AbstractContextManager[Mapping[int, Tensor]]:
+        return self.routers.recording() if self.routers else nullcontext({})
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.model.device)

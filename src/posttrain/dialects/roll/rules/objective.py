@@ -7,6 +7,7 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.rules.look import uses_critic
 from posttrain.dialects.roll.rules.normalization import normalization
+from posttrain.dialects.roll.strategies import MEGATRON
 from posttrain.dialects.value_types import fits
 
 AGGREGATIONS = {
@@ -127,6 +128,23 @@ def loss(keys: Reader) -> dict[str, Any]:
         )
     fields["loss.sft_coef"] = keys["postive_loss_coef"] or keys["sft_loss_coef"]
     fields["policy.optimizer.max_grad_norm"] = keys["max_grad_norm"] or None
+    return fields | _experts(keys)
+
+
+def _experts(keys: Reader) -> dict[str, Any]:
+    """The balance and the replay of a mixture's experts."""
+    coef, key = keys["actor_train.model_args.moe_aux_loss_coef"], "actor_train.router_replay.mode"
+    fields: dict[str, Any] = {}
+    if coef and keys["actor_train.strategy_args.strategy_name"] == f"{MEGATRON}_train":
+        fields["policy.engine_options.moe_aux_loss_coeff"] = coef
+    elif coef:
+        fields["loss.router_balance_coef"] = coef
+    mode = keys[key] if keys.ledger.find(key) else "disable"
+    if mode == "R3":
+        fields["rollout.routing_replay"] = True
+    elif mode == "R2":
+        what = f"{key}=R2 replays the experts of the old log-probs; those of the sampler are replayed here"
+        keys.problem(what, key=key, fix=f"use {key}=R3, or disable")
     return fields
 
 

@@ -12,7 +12,7 @@ from posttrain.dialects.verl.rules.layout import layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL
-from posttrain.dialects.verl.rules.optimizer import optimizers, shuffles
+from posttrain.dialects.verl.rules.optimizer import optimizers, routing, shuffles
 from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward
 from posttrain.dialects.verl.rules.sampling import sampling
@@ -37,6 +37,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= batches(keys, places, has_critic=has_critic, has_reference=has_reference)
     fields |= optimizers(keys, has_critic=has_critic)
     fields |= shuffles(keys, has_critic=has_critic)
+    fields |= routing(keys)
     fields |= lora(keys, MODEL, "policy")
     if has_critic:
         fields |= lora(keys, "critic.model", "critic")

@@ -7,7 +7,7 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules.batches import updates_per_step
 from posttrain.dialects.verl.rules.look import get
-from posttrain.dialects.verl.rules.names import ACTOR
+from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED_TEXT
 from posttrain.errors import did_you_mean
 
@@ -70,6 +70,16 @@ def shuffles(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
         if its_seed not in (None, seed):
             fields["critic.shuffle_seed"] = its_seed
     return fields
+
+
+def routing(keys: Reader) -> dict[str, Any]:
+    """The experts of a mixture: recorded by the sampler (R3), and replayed by the actor."""
+    key, recorded = f"{ACTOR}.router_replay.mode", get(keys, f"{ROLLOUT}.enable_rollout_routing_replay", False)
+    mode = get(keys, key)
+    if mode == "R2":
+        what = "router_replay.mode=R2 replays the experts of the old log-probs; those of the sampler are replayed here"
+        keys.problem(what, key=key, fix=f"use {key}=R3, or disabled")
+    return {"rollout.routing_replay": True} if mode == "R3" or recorded else {}
 
 
 def _shuffle(keys: Reader, section: str) -> tuple[bool, int | None]:
