@@ -51,6 +51,7 @@ class Key:
     earlier: Mapping[str, Any] = field(default_factory=dict)  # version -> its default, where it is another
     since: str = ""  # the version that brought it; "" in all; "later": after the documented ones
     until: str = ""  # the last version that had it
+    released: bool = False  # without default: some file that the peer ships holds it all the same
     note: str = ""  # where the peer's document and code disagree, and what is done here
     engine: str = ""  # mapped to an engine's options: the only engine that reads it
     same_as: str = ""  # the earlier name of the same setting
@@ -59,7 +60,7 @@ class Key:
     @property
     def in_a_file(self) -> bool:
         """True when a file that the peer ships holds the key, so that an override needs no +."""
-        return self.default is not ABSENT or self.since == LATER
+        return self.default is not ABSENT or self.since == LATER or self.released
 
     @property
     def asks_nothing(self) -> tuple[Any, ...]:

@@ -162,6 +162,7 @@ def key_of(row: Row, entry: str = "train") -> Key:
         earlier={version: default_of(value) for version, value in get("earlier", {}).items()},
         since=get("since", ""),
         until=get("until", ""),
+        released=get("released", False),
         note=get("note", ""),
         engine=get("engine", ""),
         entry=entry,

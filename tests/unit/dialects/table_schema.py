@@ -27,6 +27,7 @@ OF_A_ROW = {
     "default",
     "earlier",
     "since",
+    "released",
     "until",
     "meaning",
     "for",

@@ -755,11 +755,12 @@ def test_defaults_of_planned_keys_ask_for_nothing() -> None:
             assert read(f"++{row.name}={text}").unsupported == (), (row.name, text)
 
 
-def test_shuffled_mini_batches_of_megatron_are_planned() -> None:
+def test_shuffled_mini_batches_are_drawn_by_every_engine() -> None:
     shuffled = (f"{A}.shuffle=True", f"{A}.data_loader_seed=1")
-    [problem] = read(f"{A}.strategy=megatron", *shuffled).unsupported
-    assert problem.what == "shuffled mini-batches are planned"
-    assert read(*shuffled).unsupported == ()  # verl's FSDP actor does not read it
+    for strategy in ("megatron", "fsdp"):
+        loaded = read(f"{A}.strategy={strategy}", *shuffled)
+        assert loaded.unsupported == ()
+        assert (loaded.config.policy.shuffle, loaded.config.policy.shuffle_seed) == (True, 1)
 
 
 def test_a_named_checkpoint_is_gone_on_from_in_both_versions() -> None:

@@ -169,8 +169,6 @@ def _check_shuffle(keys: Reader, section: str) -> None:
         return
     if get(keys, seed) is None and keys.ledger.find(seed) and not keys.in_file(key):
         keys.problem("shuffled mini-batches need a seed", key=key, fix=f"give {seed}=1, or use {key}=False")
-    elif keys.written(key):
-        keys.plan_only("shuffled mini-batches are planned", key=key, fix=f"use {key}=False")
 
 
 def _sampler(keys: Reader, devices: int) -> dict[str, Any]:
