@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from posttrain.errors import PosttrainError, RequestError, RunStopped
 from posttrain.libraries.disk_errors import NO_PLACE, described, is_of_a_disk
+from posttrain.run.early_stop import StoppedEarly, heard
 
 
 def run_guarded(command: Callable[[], object]) -> int:
@@ -33,7 +34,13 @@ def run_guarded(command: Callable[[], object]) -> int:
 
 
 def report_bug() -> int:
-    """Print the traceback of the current error. Returns: the exit code."""
+    """Print the traceback of the current error. Returns: the exit code.
+
+    Raises: StoppedEarly when a signal asked for a stop: a library that was being imported or called has made an error of its own
+        of the exception.
+    """
+    if name := heard():
+        raise StoppedEarly(name)
     traceback.print_exc()
     print("\nThis is a bug in posttrain. Please report it with the lines above.", file=sys.stderr)
     return 1

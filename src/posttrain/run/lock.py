@@ -14,6 +14,7 @@ from itertools import chain, repeat
 from pathlib import Path
 
 from posttrain.errors import Problem, RequestError
+from posttrain.libraries.disk_errors import naming
 from posttrain.libraries.folders import make_folder
 
 LOCK = "lock"
@@ -66,13 +67,14 @@ def _locked(folder: Path, field: str, notes: list[str]) -> Iterator[None]:
         # A run has the lock of its folder and of its checkpoints; one note will do
         if (left := _holder(path)) and not any(f"({left})" in note for note in notes):
             notes.append(f"the lock of a run that died was left in {folder} ({left}); it is taken over")
-        os.truncate(descriptor, 0)
         about = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        os.write(descriptor, json.dumps(about).encode())
+        with naming(path):
+            os.truncate(descriptor, 0)
+            os.write(descriptor, json.dumps(about).encode())
         yield
     finally:
         path.unlink(missing_ok=True)  # while it is held: whoever opens the name next makes a new file

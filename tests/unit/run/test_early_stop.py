@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from posttrain.cli import start
+from posttrain.cli.errors import run_guarded
 from posttrain.run import early_stop
 from posttrain.run.early_stop import SIGNALS, StoppedEarly, heed_signals
 from posttrain.run.stopping import StopSignal
@@ -80,3 +81,21 @@ def test_nohup_keeps_its_meaning() -> None:
     with StopSignal(5.0) as stop:
         signal.raise_signal(signal.SIGHUP)
         assert not stop.requested
+
+
+def test_an_error_that_a_library_makes_of_the_stop_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compiled code that calls Python back raises an error of its own when that is left by an exception."""
+
+    def careless() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except BaseException:  # noqa: BLE001  # as compiled code does
+            raise SystemError("returned NULL without setting an exception") from None
+
+    monkeypatch.setattr(sys, "argv", ["posttrain", "train"])
+    monkeypatch.setattr("posttrain.cli.app.main", lambda: sys.exit(run_guarded(careless)))
+    with pytest.raises(SystemExit) as caught:
+        start.main()
+    assert caught.value.code == 75 and "bug" not in capsys.readouterr().err
