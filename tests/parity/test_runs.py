@@ -563,7 +563,14 @@ def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, 
     """A run with everything on, and one of what does not go with that. <placeholders> in the glossary stand for any name."""
     (tmp_path / "sometimes").touch()
     correction = {"weights": "token", "reject": ["token_k3"], "reject_bounds": ["5.0"]}
-    loss = {"kl_coef": 0.01, "entropy_coef": 0.01, "dual_clip": 3.0, "sft_coef": 0.1, "rollout_correction": correction}
+    loss = {
+        "kl_coef": 0.01,
+        "entropy_coef": 0.01,
+        "dual_clip": 3.0,
+        "sft_coef": 0.1,
+        "topr_coef": 0.1,
+        "rollout_correction": correction,
+    }
     reward = {
         "workers": 1,
         "terms": [{"name": "score", "path": str(tmp_path / "reward.py")}],

@@ -23,13 +23,14 @@ def policy_objective(
     counts: LossCounts,
     full_kl: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference) + sft_coef * SFT, each aggregated by ``counts``.
+    """policy_coef * policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference) + sft_coef * SFT + topr_coef * TOPR,
+    each aggregated by ``counts``.
 
     Without old log-probs (one update per step) the policy's own, detached, take their place: the ratio is 1 and its
-    gradient is that of the log-prob. Importance weights multiply the policy loss after its clipping. SFT is
-    -score x log pi on the responses whose score is above 0. The entropy has an aggregation of its own. Tokens that
-    off_policy_limit or the batch's high-entropy mask take out of the policy loss still count in its divisor, and stay in the
-    other terms.
+    gradient is that of the log-prob. Importance weights and weights of responses multiply the policy loss after its
+    clipping. SFT is -score x log pi on the responses whose score is above 0, TOPR -min(pi / pi_old, 1) x advantage x log pi
+    on the others. The entropy has an aggregation of its own. Tokens that off_policy_limit or the batch's high-entropy mask
+    take out of the policy loss still count in its divisor, and stay in the other terms.
 
     Args: policy_logprobs and entropy [B, T] nats, carrying grad; batch: the same B rows; full_kl [B, T] nats, carrying
         grad: the KL over the whole vocabulary, which kl_estimator "full" asks for.
@@ -66,7 +67,9 @@ def policy_objective(
     if batch.high_entropy is not None:
         token_loss = torch.where(batch.high_entropy, token_loss, 0.0)
         report["policy/high_entropy_fraction"] = batch.high_entropy.float()
-    loss = aggregated(token_loss)
+    if batch.weights is not None:
+        token_loss = token_loss * batch.weights[:, None]
+    loss = plan.policy_coef * aggregated(token_loss)
     report["policy/pg_loss"] = token_loss
     report["policy/entropy"] = entropy
     if plan.entropy_coef:
@@ -76,6 +79,14 @@ def policy_objective(
         sft = torch.where(imitated, -scores[:, None] * torch.where(imitated, policy_logprobs, 0.0), 0.0)
         loss = loss + plan.sft_coef * aggregated(sft)
         report["policy/sft_loss"] = sft
+    if plan.topr_coef:
+        wrong = mask & (scores <= 0)[:, None]
+        old = _old_logprobs(policy_logprobs, batch, plan)
+        ratio = torch.where(wrong, policy_logprobs.detach() - old, 0.0).exp().clamp(max=1.0)
+        kept = torch.where(wrong, policy_logprobs, 0.0)
+        topr = -ratio * torch.where(wrong, batch.advantages, 0.0) * kept
+        loss = loss + plan.topr_coef * aggregated(topr)
+        report["policy/topr_loss"] = topr
     if plan.kl_coef:
         if plan.kl_estimator == "full":
             assert full_kl is not None, "kl_estimator full without a reference model"

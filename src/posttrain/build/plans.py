@@ -51,6 +51,8 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         norm_tokens=config.loss.norm_tokens or config.rollout.max_response_tokens,
         temperature=config.rollout.temperature,
         use_rollout_logprobs=correction.use_rollout_logprobs,
+        policy_coef=config.loss.policy_coef,
+        topr_coef=config.loss.topr_coef,
         sft_coef=config.loss.sft_coef,
         entropy_coef=config.loss.entropy_coef,
         kl_coef=config.loss.kl_coef,
@@ -84,6 +86,8 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         domain_statistics=config.data.domain_statistics,
         reward=reward_plan(config),
         mask_truncated=config.loss.mask_truncated,
+        mask_long_wrong_tokens=config.loss.mask_long_wrong_tokens,
+        weigh_by=tuple(config.loss.weigh_by),
         update=UpdatePlan(
             loss=loss,
             epochs=batches.epochs_per_step,
@@ -194,6 +198,7 @@ def reward_plan(config: RunConfig) -> RewardPlan:
         normalize_mean=reward.normalize_mean,
         normalize_std=reward.normalize_std,
         clip=reward.clip,
+        clip_tokens=reward.clip_tokens,
         kl=KlRewardPlan(**reward.kl.model_dump()),
     )
 

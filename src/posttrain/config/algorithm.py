@@ -184,6 +184,16 @@ class LossConfig(AlgorithmSection):
     rollout.max_response_tokens."""
     mask_truncated: bool = False
     """Leave responses that were cut at max_response_tokens out of the loss; their rewards still count in the baseline."""
+    mask_long_wrong_tokens: int | None = Field(default=None, ge=1)
+    """Leave responses of at least so many sampled tokens whose score is not above 0 out of the loss; null leaves none out."""
+    weigh_by: list[Literal["difficulty", "length"]] = []
+    """Multiply the policy loss of responses by weights whose mean over the step is 1: by difficulty 0.5 + 1.5 x the row's extra
+    column difficulty (0 to 1), by length from 1.5 for the shortest response of the step to 0.5 for the longest."""
+    policy_coef: float = Field(default=1.0, gt=0.0)
+    """Weight of the policy loss beside the terms below, which have their own."""
+    topr_coef: float = Field(default=0.0, ge=0.0)
+    """Weight of a further loss on the responses whose score is not above 0: -min(pi / pi_old, 1) x advantage x log pi, with the
+    ratio held constant."""
     sft_coef: float = Field(default=0.0, ge=0.0)
     """Weight of a supervised term besides the loss: -score x log pi on the responses with a score above 0."""
     entropy_coef: float = Field(default=0.0, ge=0.0)

@@ -112,5 +112,7 @@ class RewardConfig(Section):
     """Divide by the standard deviation of the group, of the step, or of the run so far."""
     clip: float | None = Field(default=None, gt=0.0)
     """Rewards are cut to plus or minus this, after normalisation; null does not cut."""
+    clip_tokens: float | None = Field(default=None, gt=0.0)
+    """Rewards of tokens are cut to plus or minus this, after the KL; null does not cut."""
     kl: KlRewardConfig = KlRewardConfig()
     """KL penalty inside the reward."""

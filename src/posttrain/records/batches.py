@@ -94,6 +94,7 @@ class ScoredBatch:
     # [B] float32 unweighted, NaN without this term
     reward_terms: Mapping[str, Tensor] = field(default_factory=dict)
     turn_rewards: Tensor | None = None  # [B, T] float32, each turn's on its last token; None: no environment gives any
+    weights: Tensor | None = None  # [B] float32 of the response in the policy loss, mean 1; None: all count the same
     part_index: Tensor | None = None  # [B] int64, equal where batch statistics are taken together; None: over all rows
     # Inputs of single estimators, computed where the chosen one names them: greedy_rewards [B] float32, NaN if invalid;
     # sum_pi_squared [B, T] float32; state_index [B] int64, equal where the row's turn began in the same state.
@@ -153,6 +154,7 @@ class TrainBatch:
     logprobs: TrainerLogprobs
     advantages: Tensor  # [B, T] float32, reward units; 0 where masked
     loss_mask: Tensor  # [B, T] bool, the token enters the loss
+    weights: Tensor | None = None  # [B] float32, as in ScoredBatch
     high_entropy: Tensor | None = None  # [B, T] bool, the only tokens of the policy loss; None: all loss tokens
     critic: CriticTargets | None = None  # None: there is no critic
 

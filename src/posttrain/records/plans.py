@@ -23,6 +23,8 @@ class LossPlan:
     norm_tokens: int | None = None  # sequence_mean_token_sum_norm divides by it
     temperature: float  # divides the logits, as in sampling
     use_rollout_logprobs: bool = False  # the ratio is to the sampler's log-probs, not the trainer's old ones
+    policy_coef: float = 1.0
+    topr_coef: float = 0.0
     sft_coef: float = 0.0
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
@@ -141,6 +143,7 @@ class RewardPlan:
     normalize_mean: str = "none"
     normalize_std: str = "none"
     clip: float | None = None
+    clip_tokens: float | None = None
     kl: KlRewardPlan = KlRewardPlan(coef=0.0)
 
 
@@ -227,6 +230,8 @@ class StepPlan:
     domain_statistics: bool = False  # batch statistics of rewards and advantages are over a domain's part of the step
     reward: RewardPlan = field(default_factory=RewardPlan)
     mask_truncated: bool = False  # responses cut at the token limit have no part in the loss
+    mask_long_wrong_tokens: int | None = None  # neither have so long ones whose score is not above 0; None: they have
+    weigh_by: tuple[str, ...] = ()  # difficulty, length: weights of responses in the policy loss
     advantage: AdvantagePlan
     update: UpdatePlan
     critic_update: CriticUpdatePlan | None = None  # None: there is no critic

@@ -94,6 +94,7 @@ def _scored_values(scored: ScoredBatch) -> dict[str, Any]:
         **{f"reward_terms.{name}": tensor for name, tensor in scored.reward_terms.items()},
         "token_rewards": by_turn,
         "part_index": scored.part_index,
+        "weights": scored.weights,
         "step_rewards": None if by_turn is None else by_turn.sum(dim=1),
         **scored.extras,
     }
@@ -127,5 +128,6 @@ def _scored_batch(values: Mapping[str, Any]) -> ScoredBatch:
         reward_terms={name: values[f"reward_terms.{name}"] for name in values.get("reward_terms", [])},
         turn_rewards=values.get("token_rewards"),
         part_index=values.get("part_index"),
+        weights=values.get("weights"),
         extras={name: values[name] for name in EXTRAS if name in values},
     )

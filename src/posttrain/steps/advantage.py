@@ -36,6 +36,7 @@ def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: Advant
         logprobs=shaped.logprobs,
         advantages=advantages,
         loss_mask=loss_mask,
+        weights=scored.weights,
         critic=CriticTargets(values=values, returns=returns) if values is not None and returns is not None else None,
     )
 

@@ -123,6 +123,8 @@ class Ahead:
                     plan.max_invalid_share,
                     reward_model=self._roles.reward_model,
                     model_weight=plan.reward.model_weight,
+                    judge=self._roles.judge,
+                    judging=plan.reward.judge,
                 )
                 shaped = shape_outcomes(scored, plan.reward)
                 selection.add(shaped)

@@ -69,7 +69,13 @@ def train_on(
 ) -> StepResult:
     """The part of a step after sampling and scoring; see ``learn`` for before_sync."""
     # Pad to [batch, response_len]
-    scored = assemble(selection.groups, mask_truncated=plan.mask_truncated, parts=plan.parts)
+    scored = assemble(
+        selection.groups,
+        mask_truncated=plan.mask_truncated,
+        mask_long_wrong_tokens=plan.mask_long_wrong_tokens,
+        weigh_by=plan.weigh_by,
+        parts=plan.parts,
+    )
     # For ReMax alone
     scored = add_greedy_rewards(scored, selection.groups, roles, scorer, plan, clock, collect)
     learned = learn(roles, scored, rewards, plan, clock, before_sync)

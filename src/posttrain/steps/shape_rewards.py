@@ -76,7 +76,8 @@ def shape_rewards(scored: ScoredBatch, logprobs: TrainerLogprobs, plan: RewardPl
     parts = None if scored.part_index is None else scored.part_index[last]
     per_trajectory = _clipped(_normalized(rewards, valid, groups, parts, plan, state), valid, plan, state)
     shaped = _with_rewards(scored, logprobs, per_trajectory[last.long().cumsum(0) - last.long()])
-    return _less_divergence(shaped, plan.kl, state) if plan.kl.coef else shaped
+    shaped = _less_divergence(shaped, plan.kl, state) if plan.kl.coef else shaped
+    return shaped if plan.clip_tokens is None else _with_clipped_tokens(shaped, plan.clip_tokens)
 
 
 def _with_rewards(scored: ScoredBatch, logprobs: TrainerLogprobs, rewards: Tensor) -> ShapedBatch:
@@ -130,7 +131,16 @@ def _less_divergence(shaped: ShapedBatch, plan: KlRewardPlan, state: RewardState
         state.kl_coef = next_kl_coef(
             state.kl_coef, measured, sequences, target_kl=plan.target, horizon=plan.horizon_sequences
         )
-    # A trajectory's reward, on each of its rows, is the sum over them.
+    return _with_token_rewards(shaped, rewards)
+
+
+def _with_clipped_tokens(shaped: ShapedBatch, clip: float) -> ShapedBatch:
+    """The batch with rewards of tokens cut to plus or minus clip."""
+    return _with_token_rewards(shaped, shaped.rewards_on_tokens().clamp(-clip, clip))
+
+
+def _with_token_rewards(shaped: ShapedBatch, token_rewards: Tensor) -> ShapedBatch:
+    """The batch with other rewards of tokens [B, T]; a trajectory's reward, on each of its rows, is the sum over them."""
     trajectories = shaped.sequences.trajectory_index
-    whole = torch.zeros_like(shaped.rewards).index_add(0, trajectories, rewards.sum(dim=1))
-    return replace(shaped, token_rewards=rewards, rewards=whole[trajectories])
+    whole = torch.zeros_like(shaped.rewards).index_add(0, trajectories, token_rewards.sum(dim=1))
+    return replace(shaped, token_rewards=token_rewards, rewards=whole[trajectories])

@@ -283,8 +283,6 @@ def test_what_must_be_given_is_asked_for(key) -> None:
         (("actor_train.data_args.template=longcot_V3",), "a template with texts of its own"),
         (("track_with=ml_tracker",), "ml_tracker"),
         (("use_topr_loss=true",), "a loss on bad responses beside the policy's"),
-        (("rl_loss_coef=0.5",), "a weight on the loss"),
-        (("difficulty_loss_weight=true",), "weights of samples"),
         (("track_with=trackio",), "trackio"),
     ],
 )  # fmt: skip

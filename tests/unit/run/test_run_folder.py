@@ -159,7 +159,11 @@ def test_harmless_changes_go_on_and_are_told(tmp_path: Path) -> None:
 
 def test_every_harmless_setting_exists() -> None:
     """A setting that was renamed would become a grave one unnoticed."""
-    tree = {"model": {"path": "a"}, "data": {"train_files": "b"}, "reward": {"model": {"path": "c"}}}
+    tree = {
+        "model": {"path": "a"},
+        "data": {"train_files": "b"},
+        "reward": {"model": {"path": "c"}, "judge": {"path": "d"}},
+    }
     known = flat(RunConfig.model_validate(tree).model_dump(mode="json"))
     del tree["reward"]
     known |= flat(SftConfig.model_validate(tree).model_dump(mode="json"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -161,3 +163,36 @@ def test_limit_of_0_accepts_a_step_without_failures() -> None:
 def test_scorer_that_forgets_a_response_is_an_error() -> None:
     with pytest.raises(ValueError, match="1 outcomes for 2 responses"):
         score(GROUPS, Scripted([(Reward(1.0),), OUTCOMES[1]]))
+
+
+def weighed(name: str, difficulty: object, *lengths: int, rewards: tuple[float, ...] = ()) -> ScoredGroup:
+    made = make_group(name, (1,), [tuple(range(10, 10 + length)) for length in lengths])
+    prompt = replace(made.prompt, extra_info={} if difficulty is None else {"difficulty": difficulty})
+    outcomes = tuple(Reward(value) for value in rewards or (0.0,) * len(lengths))
+    return ScoredGroup(group=replace(made, prompt=prompt), outcomes=outcomes)
+
+
+def test_responses_weigh_by_difficulty_and_length() -> None:
+    """0.5 + 1.5 d: 0.5, 0.5, 2 (1.7 is cut to 1), mean 1. Lengths 1, 3, 5: 1.5, 1, 0.5. Their product 0.75, 0.5, 1, times
+    3 / 2.25."""
+    groups = [weighed("a", 0.0, 1, 3), weighed("b", 1.7, 5)]
+    by = lambda *names: assemble(groups, weigh_by=names).weights  # noqa: E731
+    assert by("difficulty").tolist() == pytest.approx([0.5, 0.5, 2.0])
+    assert by("length").tolist() == pytest.approx([1.5, 1.0, 0.5])
+    assert by("difficulty", "length").tolist() == pytest.approx([1.0, 2 / 3, 4 / 3])
+    assert assemble(groups).weights is None
+    equal = assemble([weighed("a", None, 4, 4)], weigh_by=["length"]).weights
+    assert equal is not None and equal.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("difficulty", [None, "hard", float("nan"), True])
+def test_a_row_without_a_difficulty_stops_the_run(difficulty: object) -> None:
+    with pytest.raises(RunStopped, match=r"for difficulty, and loss\.weigh_by asks"):
+        assemble([weighed("a", difficulty, 2)], weigh_by=["difficulty"])
+
+
+def test_long_wrong_responses_leave_the_loss() -> None:
+    """3 tokens and more: the wrong one of 3 goes, the right one of 3 and the wrong one of 2 stay, and so do all rewards."""
+    batch = assemble([weighed("a", None, 3, 3, 2, rewards=(0.0, 1.0, 0.0))], mask_long_wrong_tokens=3)
+    assert batch.trained.tolist() == [False, True, True]
+    assert batch.rewards.tolist() == [0.0, 1.0, 0.0]

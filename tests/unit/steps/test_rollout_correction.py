@@ -183,6 +183,38 @@ def test_the_sft_term_imitates_responses_with_a_positive_score() -> None:
     assert gradient.tolist() == [pytest.approx([-0.3, -0.3]), [0, 0], [0, 0]]
 
 
+def test_the_policy_loss_has_a_weight_beside_other_terms() -> None:
+    """r = 1: the policy loss is -1, a quarter of it -0.25; the supervised term of the first response stays 0.6."""
+    train = trained(ONES, scores=torch.tensor([3.0, 0.0, -2.0]))
+    assert objective("ppo_clip", train, policy_coef=0.25)[0] == pytest.approx(-0.25)
+    assert objective("ppo_clip", train, policy_coef=0.25, sft_coef=0.5)[0] == pytest.approx(0.35)
+
+
+def test_responses_may_weigh_differently() -> None:
+    """-(2 + 2 + 0.5 + 0.5 + 1) / 5, and the gradient of a token is its weight's share."""
+    loss, gradient = objective("ppo_clip", replace(trained(ONES), weights=torch.tensor([2.0, 0.5, 1.0])))
+    assert loss == pytest.approx(-1.2)
+    assert gradient.tolist() == [pytest.approx([-0.4, -0.4]), pytest.approx([-0.1, -0.1]), pytest.approx([-0.2, 0.0])]
+
+
+def test_bad_responses_may_have_a_loss_of_their_own() -> None:
+    """Scores 3, 0, -2, advantages 0, -1, -2; log pi is -1 everywhere.
+
+    The second has r = e, cut to 1: -1 x -1 x -1 on each of its two tokens; the third r = 1/e: -(1/e) x -2 x -1 on its one. The
+    sum -2 - 2/e, over 5 tokens, x 0.5. The gradient is -r x A / 5 x 0.5.
+    """
+    old = torch.tensor([[-1.0, -1.0], [-2.0, -2.0], [0.0, 0.0]])
+    advantages = torch.tensor([[0.0, 0.0], [-1.0, -1.0], [-2.0, 0.0]])
+    train = train_batch(sequences(), advantages, scores=torch.tensor([3.0, 0.0, -2.0]), old=old)
+    alone = replace(train, advantages=torch.zeros(3, 2))
+    without, flat = objective("ppo_clip", train)
+    loss, gradient = objective("ppo_clip", train, topr_coef=0.5)
+    assert loss - without == pytest.approx(0.5 * (-2 - 2 / math.e) / 5)
+    more = (gradient - flat).tolist()
+    assert more == [[0, 0], pytest.approx([0.1, 0.1]), pytest.approx([0.2 / math.e, 0.0])]
+    assert objective("ppo_clip", alone, topr_coef=0.5)[0] == 0.0
+
+
 def test_metrics_of_a_correction_by_hand() -> None:
     done = corrected(("token_k2", "sequence_max_k1"), ("0.5", "0.6_1.5"), weights="token", weight_high=3.0)
     # weights 2, 1, 1, 3, 1: mean 1.6; (sum 8)^2 / (sum of squares 16) = 4 of 5 tokens; 4 of 5 tokens and 2 of 3 gone

@@ -147,6 +147,19 @@ def test_coefficient_is_steered_after_it_was_used_and_saved_exactly() -> None:
     assert fixed.moments == state.moments
 
 
+def test_rewards_of_tokens_are_cut_after_the_kl() -> None:
+    """k1 = -1 - (-4) = 3 on the first token, x 1: 0 - 3, cut to -2; 1 - 0.5 on the last: 0.5. The response has -1.5."""
+    kl = KlRewardPlan(coef=1.0)
+    logprobs = TrainerLogprobs(old=torch.full((1, 2), -1.0), ref=torch.tensor([[-4.0, -1.5]]))
+    plan = RewardPlan(kl=kl, clip_tokens=2.0)
+    shaped = shape_rewards(batch_of([1.0], [0]), logprobs, plan, RewardState(kl))
+    assert shaped.token_rewards is not None
+    assert shaped.token_rewards.tolist() == [pytest.approx([-2.0, 0.5])]
+    assert shaped.rewards.tolist() == pytest.approx([-1.5])
+    uncut = shape_rewards(batch_of([1.0], [0]), logprobs, replace(plan, clip_tokens=None), RewardState(kl))
+    assert uncut.rewards.tolist() == pytest.approx([-2.5])
+
+
 def test_kl_that_is_not_finite_does_not_reach_the_coefficient() -> None:
     kl = KlRewardPlan(coef=0.1, target=0.5)
     state = RewardState(kl)

@@ -83,6 +83,7 @@ def kl(keys: Reader) -> dict[str, Any]:
             keys.problem("kl_penalty=full sums over an axis that a step's log-probs do not have; ROLL fails with it",
                          key="kl_penalty", fix="use kl_penalty=kl, abs or mse")  # fmt: skip
         fields |= {"reward.kl.coef": keys["init_kl_coef"], "reward.kl.estimator": KL.get(kind, "k1")}
+        fields["reward.clip_tokens"] = keys["reward_clip"] or None
         if keys["target_kl"] is not None:
             fields |= {"reward.kl.target": keys["target_kl"], "reward.kl.horizon_sequences": keys["kl_horizon"]}
         else:
@@ -92,7 +93,7 @@ def kl(keys: Reader) -> dict[str, Any]:
         for key in ("init_kl_coef", "kl_penalty", "target_kl", "kl_horizon"):
             keys.ignore(key, f"no KL is taken from the reward: {reason}")
     if keys["use_kl_loss"] and keys["kl_loss_coef"]:
-        fields |= {"loss.kl_coef": keys["kl_loss_coef"], "loss.kl_estimator": "k3"}
+        fields |= {"loss.kl_coef": keys["kl_loss_coef"] * keys["rl_loss_coef"], "loss.kl_estimator": "k3"}
     elif keys["use_kl_loss"]:
         keys.warn("use_kl_loss has no effect: kl_loss_coef is 0")
     else:
@@ -126,6 +127,13 @@ def loss(keys: Reader) -> dict[str, Any]:
             "loss_agg_mode=seq-mean-token-sum-norm is divided by the number of sequences here and not in ROLL: losses and "
             "gradient norms are smaller by that, which AdamW levels out and max_grad_norm does not"
         )
+    fields["loss.policy_coef"] = keys["rl_loss_coef"]
+    if keys["error_max_len_clip"]:
+        fields["loss.mask_long_wrong_tokens"] = keys["error_max_len_threshold"]
+    else:
+        keys.ignore("error_max_len_threshold", "error_max_len_clip is false")
+    weights = (("difficulty_loss_weight", "difficulty"), ("length_loss_weight", "length"))
+    fields["loss.weigh_by"] = [name for key, name in weights if keys[key]]
     fields["loss.sft_coef"] = keys["postive_loss_coef"] or keys["sft_loss_coef"]
     fields["policy.optimizer.max_grad_norm"] = keys["max_grad_norm"] or None
     return fields | _experts(keys)

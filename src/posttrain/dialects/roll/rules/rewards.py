@@ -65,6 +65,8 @@ def rewards(keys: Reader) -> dict[str, Any]:
     if BOXES in workers:
         fields["data.extra_columns"] = [*fields.get("data.extra_columns", []), BOXES_COLUMN]
         _check_pixels(keys, domains[workers.index(BOXES)])
+    if keys["difficulty_loss_weight"]:
+        fields["data.extra_columns"] = [*fields.get("data.extra_columns", []), "difficulty"]
     return fields | _group_filter(keys, list(parts) or domains, parts)
 
 

@@ -235,7 +235,7 @@ def sampling(keys: Reader) -> dict[str, Any]:
         keys.problem("is_use_additional_prompts needs max_additional_running_prompts above 0",
                      key="max_additional_running_prompts", fix="use max_additional_running_prompts=16")  # fmt: skip
     temperature = keys["actor_infer.generating_args.temperature"]
-    if temperature != 1 and keys.written("actor_infer.generating_args.temperature"):
+    if temperature != 1:
         keys.warn(f"actor_infer.generating_args.temperature={temperature:g} divides the logits in training too; ROLL computes "
                   "log-probs for training at temperature 1")  # fmt: skip
     return fields
