@@ -5,22 +5,67 @@ from __future__ import annotations
 import os
 import platform
 from importlib.util import find_spec
+from pathlib import Path
 
 import typer
+
+# What an optional library is for, by its import name.
+PURPOSES = {
+    "bm25s": "the tool search",
+    "deepspeed": "policy.engine=deepspeed",
+    "gymnasium": "environments of gymnasium",
+    "httpx2": "servers: rewards http and llm_judge, rollout.engine http, vllm, sglang",
+    "langdetect": "the reward ifeval",
+    "liger_kernel": "model.liger",
+    "math_verify": "the reward math_verify",
+    "mcp": "tools of MCP servers",
+    "megatron": "policy.engine=megatron",
+    "mlflow": "tracking.trackers=[mlflow]",
+    "peft": "policy.lora",
+    "ray": "several devices and machines",
+    "reasoning_gym": "tasks of reasoning-gym, make demo",
+    "s3fs": "checkpoints in S3",
+    "sglang": "rollout.engine=sglang",
+    "skyrl_gym": "environments of SkyRL",
+    "starlette": "posttrain serve",
+    "swanlab": "tracking.trackers=[swanlab]",
+    "tensorboard": "tracking.trackers=[tensorboard]",
+    "textual": "posttrain show",
+    "uvicorn": "posttrain serve",
+    "vllm": "rollout.engine=vllm",
+    "wandb": "tracking.trackers=[wandb]",
+}
 
 
 def doctor() -> None:
     """Report what this machine can run, and how to install what is missing."""
+    from posttrain.cli.machine import accelerator_text, disk_text, installed, memory_text, torch_text
     from posttrain.libraries.compilers import find_compiler
     from posttrain.registry import optional_libraries
     from posttrain.sandbox.layers import describe, probe
 
     typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {platform.machine()}")
-    typer.echo(f"{os.cpu_count()} processors\n")
+    typer.echo(f"{torch_text()}, transformers {installed('transformers') or 'not installed'}")
+    typer.echo(accelerator_text())
+    typer.echo(f"{os.cpu_count()} processors")
+    typer.echo(memory_text())
+    folders = {
+        "this folder": Path(),
+        "hub cache": Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser(),
+        "/dev/shm (shared memory of workers)": Path("/dev/shm"),
+    }
+    for name, folder in folders.items():
+        if folder.exists() or not name.startswith("/dev"):
+            typer.echo(f"disk, {name}: {disk_text(folder)}")
+    typer.echo()
     typer.echo(describe(probe()))
     missing = "not found: sampling on the CPU takes up to 1.8 times as long without one (apt install g++)"
     typer.echo(f"\nC++ compiler: {find_compiler() or missing}")
     typer.echo("\nOptional libraries:")
-    for library, extra in optional_libraries().items():
-        said = "installed" if find_spec(library) else f"not installed: pip install 'posttrain[{extra}]'"
-        typer.echo(f"  {library:<15}{said}")
+    libraries = {
+        name: (PURPOSES.get(name, ""), f"pip install 'posttrain[{extra}]'")
+        for name, extra in optional_libraries().items()
+    }
+    for library, (purpose, install) in sorted(libraries.items()):
+        needed = f" (for {purpose})" if purpose else ""
+        typer.echo(f"  {library:<15}" + ("installed" if find_spec(library) else f"not installed: {install}{needed}"))

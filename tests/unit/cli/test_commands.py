@@ -376,7 +376,15 @@ class TestOthers:
         assert code == 0
         assert re.search(r"^  (on |off)  landlock  ", out, re.MULTILINE)
         assert "math_verify    not installed: pip install 'posttrain[math]'" in out
+        assert "(for the reward math_verify)" in out
         assert "langdetect     installed" in out
+        for words in (
+            r"^torch \d.*, built for ",
+            r"^accelerator: ",
+            r"^memory: .* GiB, .* available",
+            r"^disk, this folder: .* free of",
+        ):
+            assert re.search(words, out, re.MULTILINE), words
         monkeypatch.setenv("PATH", "")
         assert "C++ compiler: not found: sampling on the CPU takes up to 1.8 times as long" in posttrain("doctor")[1]
 
