@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,6 +38,7 @@ class StopSignal:
         self.grace_s = grace_s
         self._saving = False
         self._before: dict[signal.Signals, Any] = {}
+        self._telling: threading.Thread | None = None
 
     @property
     def requested(self) -> bool:
@@ -71,6 +72,8 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._telling is not None:
+            self._telling.join(timeout=1.0)
         if not self._before:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -82,11 +85,18 @@ class StopSignal:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
         signal.setitimer(signal.ITIMER_REAL, self.grace_s)
-        # Written past the progress display and its locks, which this handler may have interrupted.
-        text = f"\n{self.name}: saving and stopping, in at most {self.grace_s:g} s; again to stop at once, unsaved\n"
-        with suppress(OSError):
-            os.write(2, text.encode())
+        text = f"{self.name}: saving and stopping, in at most {self.grace_s:g} s; again to stop at once, unsaved\n"
+        # A thread: the handler may have interrupted whoever holds the locks of the progress display.
+        self._telling = threading.Thread(target=_tell, args=(text,), daemon=True)
+        self._telling.start()
 
     def _time_is_over(self, number: int, frame: FrameType | None) -> None:
         if not self._saving:
             raise GraceOver
+
+
+def _tell(text: str) -> None:
+    """Write to standard error: above a live display of rich, which takes its place; else below the ``^C`` of the key."""
+    with suppress(OSError, ValueError):  # closed
+        sys.stderr.write(text if hasattr(sys.stderr, "rich_proxied_file") else f"\n{text}")
+        sys.stderr.flush()

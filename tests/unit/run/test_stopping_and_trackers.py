@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 import time
@@ -9,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 
 from posttrain.run.clock import Clock
 from posttrain.run.stopping import StopSignal
@@ -32,6 +35,19 @@ def test_the_first_signal_says_what_happens_next(capfd: pytest.CaptureFixture[st
     with StopSignal():
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == "\nSIGINT: saving and stopping, in at most 60 s; again to stop at once, unsaved\n"
+
+
+def test_the_first_signal_does_not_break_a_live_display() -> None:
+    """Written past it, the two lines moved the cursor, and the block was drawn twice."""
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=60)
+    with Live("a\nb", console=console, refresh_per_second=0.01, redirect_stderr=True) as live, StopSignal():
+        live.refresh()
+        signal.raise_signal(signal.SIGINT)
+    lines = shown.getvalue().split("SIGINT: saving and stopping")
+    assert len(lines) == 2
+    assert lines[0].endswith("\x1b[2K"), "the block is erased before the line is written"
+    assert "a\r\nb" in lines[1].replace("\n", "\r\n"), "and drawn again below it"
 
 
 def test_handlers_are_put_back_after_an_error() -> None:

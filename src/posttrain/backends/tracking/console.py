@@ -9,7 +9,7 @@ import sys
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TextIO
 
 from rich.columns import Columns
@@ -59,6 +59,7 @@ class Console:
         self._tokens_before: dict[str, int] = {}  # phase -> tokens sampled in its last run
         self._metrics: dict[str, float] = {}
         self._first_accuracy: dict[str, float] = {}
+        self._show_keys: Callable[[], None] = lambda: None
 
     def begin(self, config: TrainingConfig, total_steps: int, first_step: int) -> None:
         self._title = visible(f"{config.run.name}: {os.path.basename(config.model.path.rstrip('/'))}")
@@ -75,6 +76,7 @@ class Console:
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
+        self._show_keys = hide_control_keys()
         self._display.start(refresh=True)
         # Ctrl-C and errors end the process without close(): restore the cursor anyway.
         atexit.register(self.close)
@@ -115,6 +117,7 @@ class Console:
         if self._display is not None:
             display, self._display = self._display, None
             display.stop()
+            self._show_keys()
             atexit.unregister(self.close)
 
     def _line(self, text: str, cut: bool = True) -> None:
@@ -194,6 +197,21 @@ class StepClock:
             return None
         per_step = (self._stamps[-1] - self._stamps[0]) / (len(self._stamps) - 1)
         return max(0.0, (total_steps - self._last_step) * per_step - (time.monotonic() - self._stamps[-1]))
+
+
+def hide_control_keys() -> Callable[[], None]:
+    """Stop the terminal from printing ``^C`` into the live display, which would then be drawn a line too low, twice. Returns: a
+    function that restores it. A no-op without a terminal on standard input."""
+    try:
+        import termios
+
+        stdin = sys.stdin.fileno()
+        before = termios.tcgetattr(stdin)
+        quiet = [*before[:3], before[3] & ~termios.ECHOCTL, *before[4:]]
+        termios.tcsetattr(stdin, termios.TCSANOW, quiet)
+    except (ImportError, OSError, ValueError, AttributeError, termios.error):
+        return lambda: None
+    return lambda: termios.tcsetattr(stdin, termios.TCSANOW, before)
 
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
