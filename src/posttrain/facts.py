@@ -74,6 +74,8 @@ class ToolFacts:
 
     library: str = ""
     """The optional library that it needs, by its import name."""
+    built_once: bool = False
+    """Builds something large, which all processes share when a tool with the same options was built before they were forked."""
     files: tuple[str, ...] = ()
     """Options that name a file, which must exist."""
     programs: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
 """The process that forks many workers from one that has loaded what they need. Started by ``forks.py`` as ``-m ... FD SETUP``.
 
-FD is a socket that keeps messages apart; SETUP is JSON: ``module``, which has ``preload(names, own, modules)`` and
-``serve(fd)``, the ``names``, ``own`` and ``modules`` to load, and ``memory_bytes`` of a worker. The first message says READY,
-or CANNOT_FORK when loading has started threads or processes. Then "fork", with the worker's socket, is answered by its pid;
-"kill PID" ends a worker with all that it has started; "reap PID" is for one that has closed its socket, and leaves it a moment
-to end by itself. Both are answered by its wait status, and OVER_MEMORY behind it where that is why it was killed. The server
-ends, with everything below it, when its socket does.
+FD is a socket that keeps messages apart; SETUP is JSON: ``module``, which has ``preload(names, own, modules, tools)`` and
+``serve(fd)``, the ``names``, ``own``, ``modules`` and ``tools`` to load, and ``memory_bytes`` of a worker. The first message
+says READY, or CANNOT_FORK when loading has started threads or processes. Then "fork", with the worker's socket, is answered by
+its pid; "kill PID" ends a worker with all that it has started; "reap PID" is for one that has closed its socket, and leaves it
+a moment to end by itself. Both are answered by its wait status, and OVER_MEMORY behind it where that is why it was killed. The
+server ends, with everything below it, when its socket does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     setup = json.loads(sys.argv[2])
     module = importlib.import_module(setup["module"])
     descendants.die_with_parent(os.getppid())  # while the user's files are imported, which may take for ever
-    module.preload(setup["names"], setup["own"], setup["modules"])
+    module.preload(setup["names"], setup["own"], setup["modules"], setup["tools"])
     descendants.outlive_parent()
     if setup["own"] and (proc.thread_count() > 1 or descendants.has_children()):
         control.send(CANNOT_FORK)

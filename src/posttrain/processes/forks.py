@@ -36,8 +36,8 @@ class _NotLoaded(Exception):
 class ForkServer:
     """Starts with the first worker.
 
-    Args: name, for messages; module, of fork_server.py's setup, with the ``names``, ``own`` and ``modules`` to load before
-        the first fork; memory_bytes, of a worker with all that it starts; variables, the environment of it all. Should
+    Args: name, for messages; module, of fork_server.py's setup, with the ``names``, ``own``, ``modules`` and ``tools`` to load
+        before the first fork; memory_bytes, of a worker with all that it starts; variables, the environment of it all. Should
         loading ``own`` fail, or start threads, each worker loads them itself.
     """
 
@@ -49,6 +49,7 @@ class ForkServer:
         names: Sequence[str],
         own: Sequence[str],
         modules: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         memory_bytes: int,
         variables: Mapping[str, str],
     ):
@@ -58,8 +59,9 @@ class ForkServer:
             "names": list(names),
             "own": list(own),
             "modules": list(modules),
+            "tools": [dict(each) for each in tools],
+            "memory_bytes": memory_bytes,
         }
-        self._setup["memory_bytes"] = memory_bytes
         self._variables = variables
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None

@@ -6,7 +6,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,8 +53,8 @@ class ProcessHost:
 
     Args: timeout_s, for every answer of an environment; names, environments of the registry that will be played; own, classes
         and functions of the user's own that they need (``path/to/file.py:Name``), which are imported once; modules, plug-ins
-        that register environments; memory_gib, of one environment with all that it starts; variables, further environment
-        variables that it may see.
+        that register environments; tools, built-in ones that they have, with their options; memory_gib, of one environment
+        with all that it starts; variables, further environment variables that it may see.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class ProcessHost:
         *,
         own: Sequence[str] = (),
         modules: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         memory_gib: float = 4.0,
         variables: Sequence[str] = (),
     ) -> None:
@@ -77,6 +78,7 @@ class ProcessHost:
             names=names,
             own=own,
             modules=modules,
+            tools=tools,
             memory_bytes=int(memory_gib * 2**30),
             variables=variables_for(Kind.USER_CODE, named=variables),
         )

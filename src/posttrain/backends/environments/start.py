@@ -78,6 +78,7 @@ def _host(environment: EnvironmentConfig, modules: Sequence[str]) -> EnvHost:
         sorted(name for name in code if ":" not in name),
         own=sorted(name for name in code if ":" in name),
         modules=modules,
+        tools=[tool for each in settings for tool in built_in_tools(each)],
         memory_gib=environment.memory_gib,
         variables=[*environment.environment_variables, *names_in(settings)],
     )
@@ -134,6 +135,12 @@ def own_code_in(settings: Mapping[str, Any]) -> list[str]:
     for entry in (*(settings.get("tools") or ()), *(settings.get("interactions") or ())):
         found += [entry.get("name"), entry.get("class_name")] if isinstance(entry, Mapping) else [entry]
     return [each for each in found if isinstance(each, str) and ":" in each]
+
+
+def built_in_tools(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tools of this package that an environment's settings name, with their options."""
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in settings.get("tools") or ()]
+    return [each for each in entries if isinstance(each, Mapping) and ":" not in str(each.get("name", ":"))]
 
 
 def check_rows(environment: EnvironmentConfig, prompts: Sequence[Prompt]) -> None:

@@ -5,27 +5,36 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.backends.environments.make import HostedEpisode, builder_of, failure_of, loading_failures, spec_of
 from posttrain.libraries.own_code import load
 from posttrain.processes import wire
 from posttrain.processes.frames import PipeClosed, read_frame, write_frame
-from posttrain.registry import plug_in
+from posttrain.registry import TOOLS, plug_in
 
 MOST_BYTES = 1 << 28  # of one command; the host limits answers
 
 
-def preload(names: Sequence[str], own: Sequence[str], modules: Sequence[str]) -> None:
-    """Import once, before the first fork, the libraries of registered environments and the user's own files.
+def preload(
+    names: Sequence[str], own: Sequence[str], modules: Sequence[str], tools: Sequence[Mapping[str, Any]]
+) -> None:
+    """Import once, before the first fork, the libraries of registered environments and tools, and the user's own files: each
+    worker holds alone what is imported later.
 
-    Args: modules, plug-ins whose environments become known.
+    Args: modules, plug-ins whose environments become known; tools, built-in ones with their options.
     """
     plug_in(modules)
     for name in names:
         with contextlib.suppress(Exception):  # an episode that needs it says why it cannot be loaded
             builder_of(name)
+    for tool in tools:
+        options = {name: value for name, value in tool.items() if name not in ("name", "schema")}
+        with contextlib.suppress(Exception):
+            build = TOOLS.get(tool["name"])
+            if TOOLS.facts(tool["name"]).built_once:
+                build(**options)
     for name in own:
         with contextlib.suppress(BaseException):  # such a file may also call sys.exit
             load(name)

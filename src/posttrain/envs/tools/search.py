@@ -17,7 +17,7 @@ from posttrain.registry import TOOLS
 TEXT_KEYS = ("text", "contents")
 
 
-@TOOLS.register("search", library="bm25s", files=("corpus",))
+@TOOLS.register("search", built_once=True, library="bm25s", files=("corpus",))
 def search(*, corpus: str, results: int = 3, max_characters: int = 1000) -> Tool:
     """A tool that finds the passages of a corpus that match a query best.
 

@@ -7,11 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from posttrain.backends.environments.inline import InlineHost
 from posttrain.backends.environments.processes import ProcessHost
+from posttrain.backends.environments.start import built_in_tools
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvHost, EnvSpec, EnvStart, EnvStep
 from posttrain.processes import proc
 
@@ -381,5 +384,34 @@ def test_a_file_that_cannot_be_imported_before_a_fork_is_imported_in_every_worke
     try:
         (first, importer), (second, other) = pids_of(host, spec)
         assert (first, second) == (importer, other) and first != second
+    finally:
+        host.close()
+
+
+UNSHARED = 15 << 20  # bytes that a worker may hold alone
+
+
+@pytest.mark.parametrize(
+    ("name", "tools"),
+    [("sokoban", []), ("tools", ["calculator", "python"]), ("tools", [{"name": "search", "corpus": "wiki.jsonl"}])],
+)
+def test_a_worker_costs_little_memory(
+    name: str, tools: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries and indices are loaded before the fork, and torch is not among them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wiki.jsonl").write_text("".join(f'{{"text": "passage {n} of {n % 7}"}}\n' for n in range(500)))
+    settings = {"tools": tools} if tools else {}
+    host = ProcessHost(2, timeout_s=60.0, names=[name], tools=built_in_tools(settings))
+    try:
+        for episode in ("a", "b"):
+            host.start(episode, EnvSpec(name=name, settings=settings, messages=({"role": "user", "content": "q"},)), 0)
+        begun = [event for _ in range(2) for _, event in host.wait(60.0)]
+        assert all(isinstance(event, EnvStart) for event in begun), begun
+        for worker in host._workers:
+            lines = Path(f"/proc/{worker.pid}/smaps_rollup").read_text().splitlines()
+            held = sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+            assert held < UNSHARED, f"{held >> 20} MiB"
+        assert not proc.mapped_files([host._workers[0].pid], str(Path(torch.__file__).parent))
     finally:
         host.close()
