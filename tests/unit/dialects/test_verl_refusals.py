@@ -737,12 +737,23 @@ def test_what_later_files_say_by_default_asks_for_nothing() -> None:
     assert loaded.problems == loaded.unsupported == ()
 
 
-def test_a_reward_model_in_a_sampler_of_its_own_is_planned() -> None:
-    model = ("reward_model.enable=True", "reward_model.micro_batch_size_per_gpu=4")
-    assert read(*model).unsupported == ()
-    [problem] = read(*model, "+reward_model.rollout={name: vllm}").unsupported
-    assert problem.what == "a reward model in a sampler of its own is planned"
-    assert problem.field == "reward_model.rollout"
+def test_a_head_that_scores_in_a_server_scores_here_and_a_sampled_judgement_is_planned() -> None:
+    model = ("reward_model.enable=True", "+reward_model.rollout={name: vllm}")
+    loaded = read(*model)
+    assert loaded.problems == loaded.unsupported == ()
+    assert loaded.config.reward.model.sequences_per_micro_batch_per_device == 8
+    assert any(
+        "reward_model.rollout: the reward model's head scores in the run's own processes" in w for w in loaded.warnings
+    )
+    [problem] = read(*model, "custom_reward_function.path=my.py").unsupported
+    assert problem.what == "a reward model that samples its judgement, which a function of yours reads, is planned"
+
+
+def test_a_lower_clip_below_zero_clips_nothing() -> None:
+    """CISPO's example of 0.7 says 10: 1 - 10 is below every ratio, and so is 1 - 1."""
+    loaded = read(f"{A}.clip_ratio_low=10")
+    assert loaded.config.loss.clip_ratio_low == 1.0
+    assert any("nothing is clipped from below" in text for text in loaded.warnings)
 
 
 def test_defaults_of_planned_keys_ask_for_nothing() -> None:

@@ -101,6 +101,11 @@ def _clip(keys: Reader, name: str) -> dict[str, Any]:
         known = keys.ledger.find(side) is not None
         given = keys[side] if known and (keys.written(side) or not keys.written(key)) else None
         sides[field] = both if given is None else given
+    if sides["loss.clip_ratio_low"] > 1:
+        keys.warn(
+            f"{low}={sides['loss.clip_ratio_low']:g}: no ratio is below 0, so nothing is clipped from below, as with 1"
+        )
+        sides["loss.clip_ratio_low"] = 1.0
     if keys.ledger.find(low) and keys.written(key):
         unwritten = [side for side in (low, high) if not keys.written(side)]
         if unwritten and both != 0.2:

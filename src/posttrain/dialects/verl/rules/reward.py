@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.rules.batches import per_device
+from posttrain.dialects.verl.rules.batches import MOST_CHOSEN, per_device
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ROLLOUT
@@ -20,14 +20,27 @@ def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
     """The fields, and the name of the reward term; "" where a reward model scores alone."""
     if keys[f"{_MODEL}.enable"]:
         keys.ignore(_FUNCTION, "the reward model's score takes the place of all others, as in verl")
-        if keys.section(f"{_MODEL}.rollout"):
-            key, what = f"{_MODEL}.rollout", "a reward model in a sampler of its own is planned"
-            keys.plan_only(what, key=key, fix="remove it: the model scores in the run's own processes")
+        _sampled_judge(keys)
         return {"reward.terms": []} | _model(keys, layout) | _overlong(keys) | _workers(keys), ""
     for name in ("model", "micro_batch_size", "micro_batch_size_per_gpu", "max_length"):
         keys.ignore(f"{_MODEL}.{name}", "reward_model.enable is false")
     term = _term(keys)
     return {"reward.terms": [term]} | _overlong(keys) | _workers(keys), term["name"]
+
+
+def _sampled_judge(keys: Reader) -> None:
+    """A head that scores does so alike in a server and in the run's own processes; a function that asks a server for the text
+    of a judgement needs that server."""
+    key = f"{_MODEL}.rollout"
+    if not keys.section(key):
+        return
+    if keys.written(f"{_FUNCTION}.path") or keys.written(f"reward.{_FUNCTION}.path"):
+        what = "a reward model that samples its judgement, which a function of yours reads, is planned"
+        keys.plan_only(what, key=key, fix="serve the model, and ask it with the reward llm_judge or from your function")
+    else:
+        keys.warn(
+            f"{key}: the reward model's head scores in the run's own processes, in micro-batches, not in a server"
+        )
 
 
 def _term(keys: Reader) -> dict[str, Any]:
@@ -71,7 +84,10 @@ def _workers(keys: Reader) -> dict[str, Any]:
 def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
     ours = "reward.model"
     by_tokens = get(keys, f"{_MODEL}.use_dynamic_bsz", False)
-    size = per_device(keys, f"{_MODEL}.micro_batch_size", layout.reward_model_devices, needed=not by_tokens)
+    served = bool(keys.section(f"{_MODEL}.rollout"))  # a server needs no size, and the choice is ours
+    needed = not by_tokens and not served
+    size = per_device(keys, f"{_MODEL}.micro_batch_size", layout.reward_model_devices, needed=needed)
+    size = MOST_CHOSEN if size is None and served and not by_tokens else size
     fields = {
         f"{ours}.path": keys[f"{_MODEL}.model.path"],
         f"{ours}.own_template": keys[f"{_MODEL}.model.input_tokenizer"] is not None,
