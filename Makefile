@@ -13,7 +13,7 @@ VLLM   := .venv-vllm
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-slow vllm-env browser torture soak lint format docs clean
+.PHONY: help demo check test test-slow vllm-env browser torture dist soak lint format docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ browser: $(VENV)/.dev-installed  ## install what the slow tests click through th
 
 torture: $(VENV)/.dev-installed  ## kill saves and runs at every instant and see that they go on (some minutes)
 	@$(BIN)/python tests/torture/torture.py $(ARGS)
+
+dist: $(VENV)/.dev-installed  ## build the wheel and the source archive into dist/, and try the wheel in a new environment
+	@rm -rf dist && $(PIP) build && $(BIN)/python -m build --quiet --outdir dist .
+	@$(BIN)/python tools/try_wheel.py dist/*.whl
 
 soak: $(VENV)/.dev-installed  ## 300 steps on a tiny model: memory, open files and threads stay as they are
 	@$(BIN)/python -m pytest -m slow tests/torture/test_soak.py $(ARGS)

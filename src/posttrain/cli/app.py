@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from posttrain import __version__
 from posttrain.cli import (
     algorithms,
     checkpoints,
@@ -65,8 +64,10 @@ app.command("schema")(schema.schema)
 
 @app.command("version")
 def version() -> None:
-    """Print the version."""
-    typer.echo(f"posttrain {__version__}")
+    """Print the version, with those of Python and torch, and the commit where the package is a checkout."""
+    from posttrain.cli.version import version_text
+
+    typer.echo(version_text())
 
 
 def _print_version(wanted: bool) -> None:

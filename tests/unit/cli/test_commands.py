@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from posttrain import __version__
 from posttrain.cli.app import main
+from posttrain.cli.version import version_text
 from posttrain.config import RunConfig
 from posttrain.dialects.native.write import json_schema
 
@@ -368,7 +368,7 @@ class TestTrain:
 
 class TestOthers:
     def test_version(self, posttrain: Run) -> None:
-        assert posttrain("--version")[:2] == posttrain("version")[:2] == (0, f"posttrain {__version__}\n")
+        assert posttrain("--version")[:2] == posttrain("version")[:2] == (0, f"{version_text()}\n")
 
     def test_doctor(self, posttrain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("posttrain.cli.doctor.find_spec", lambda name: None if name == "math_verify" else object())
