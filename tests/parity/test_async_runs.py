@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from test_runs import Make, PowerCut, comparable, maker, metrics_of, power_cut
 
 from posttrain.backends.rollout.native.stream import NativeStream
 from posttrain.build import train as build
 from posttrain.build.train import train_run
-from posttrain.errors import RunInterrupted
+from posttrain.errors import RequestError, RunInterrupted, RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
@@ -303,7 +305,15 @@ class Guess:
 '''
 
 
-def in_a_world(make: Make, place: Path, folder: str, workers: int = 0, seconds: float = 0.0, **more: Any) -> Path:
+def in_a_world(
+    make: Make,
+    place: Path,
+    folder: str,
+    workers: int = 0,
+    seconds: float = 0.0,
+    replay: Path | None = None,
+    **more: Any,
+) -> Path:
     (place / "world.py").write_text(WORLD)
     sections: dict[str, Any] = {
         "data": {"train_files": [], "validation_files": [], "prompts_per_step": 2},
@@ -316,7 +326,7 @@ def in_a_world(make: Make, place: Path, folder: str, workers: int = 0, seconds: 
             "settings": {"seconds": seconds},
         },
     }
-    return train_run(make(folder, **(sections | more)))
+    return train_run(make(folder, **(sections | more)), replay=replay)
 
 
 def test_episodes_go_on_over_steps(make: Make, tmp_path: Path) -> None:
@@ -338,6 +348,7 @@ def test_episodes_go_on_over_steps(make: Make, tmp_path: Path) -> None:
     assert results(ahead) == results(plain)
 
 
+@pytest.mark.slow
 def test_slow_environments_answer_while_a_step_trains(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,3 +363,38 @@ def test_slow_environments_answer_while_a_step_trains(
     consumed = Counter(event["step"] for event in events(folder) if event["event"] == "consumed")
     assert consumed == dict.fromkeys(range(1, STEPS + 1), 2)
     assert max(line["async/staleness_steps_max"] for line in metrics_of(folder)) <= 2
+
+
+@pytest.mark.parametrize("mode", ["colocate", "refill", pytest.param("one_step", marks=pytest.mark.slow)])
+def test_a_replayed_run_is_equal(make: Make, straight: Path, mode: str) -> None:
+    """I5, from what schedule.jsonl says alone: the replaying ledger makes no choice of its own."""
+    sections: dict[str, Any] = {"asynchronous": ONE_STEP if mode == "one_step" else COLOCATE}
+    if mode == "refill":
+        sections["group_filter"] = {"strategy": "refill", "above_std": 0.3, "max_batches": 50}
+    first = straight if mode == "colocate" else train_run(make("first", **sections))
+    again = train_run(make("again", **sections), replay=first)
+    assert results(again) == results(first)
+    assert comparable(again) == comparable(first)
+
+
+def test_episodes_are_replayed(make: Make, tmp_path: Path) -> None:
+    """Two runs whose environments answer at other times have the same samples, when the second makes the decisions of the
+    first; log-probs may differ by rounding, because other turns share a prefill."""
+    first = in_a_world(make, tmp_path, "first", workers=12, seconds=0.01, asynchronous=COLOCATE)
+    again = in_a_world(make, tmp_path, "again", workers=12, seconds=0.0, asynchronous=COLOCATE, replay=first)
+    for step in range(1, STEPS + 1):
+        assert (again / f"samples/step_{step}.jsonl").read_bytes() == (
+            first / f"samples/step_{step}.jsonl"
+        ).read_bytes()
+    weights = [load_file(run / f"checkpoints/global_step_{STEPS}/policy/model.safetensors") for run in (first, again)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-5)
+
+
+def test_a_run_that_differs_from_its_script_stops(make: Make, straight: Path) -> None:
+    other = make("other", asynchronous=COLOCATE, run={"seed": 2, "total_steps": STEPS})
+    with pytest.raises(RunStopped, match="the run that is replayed differs from this one in step 1: group 0 is"):
+        train_run(other, replay=straight)
+    plain = make("plain")
+    with pytest.raises(RequestError, match=r"holds no schedule.jsonl: only asynchronous runs need one"):
+        train_run(plain, replay=Path(plain.folder))

@@ -102,9 +102,10 @@ class Ledger:
             room = min(room, bounds.max_running - (len(self._pending) - len(self._finished)))
         return max(room, 0)
 
-    def admit(self, prompt_id: str, draw: int, attempt: int = 0) -> Entry:
-        """Admit a group. Raises: ValueError without room for it."""
-        if not self.room():
+    def admit(self, prompt_id: str, draw: int, attempt: int = 0, *, check: bool = True) -> Entry:
+        """Admit a group. Raises: ValueError without room for it; with ``check`` False it is not looked at, because the order in
+        which recorded decisions are made again within a step is another one."""
+        if check and not self.room():
             raise ValueError(
                 f"{prompt_id} cannot be trained within {self.bounds.staleness} steps: there is no room for it"
             )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+from posttrain.asynchrony.script import Script, read_script
 from posttrain.backends.environments.start import start_worlds
 from posttrain.build.fits import check_critic_fits, check_prompts_fit
 from posttrain.build.plans import run_plan
@@ -47,17 +48,19 @@ def train_run(
     allow_config_change: bool = False,
     start_over: bool = False,
     say: Callable[[str], None] = say_nothing,
+    replay: Path | None = None,
 ) -> Path:
     """Run it, from the data to the last checkpoint. Returns the run folder.
 
     Args: allow_config_change resumes a run although a setting has changed that its numbers depend on; start_over begins at the
         first step where all checkpoints of a run are damaged or gone; say receives what is being loaded, before the trackers
-        of the run are open.
+        of the run are open; replay is the folder of an asynchronous run whose recorded decisions are made again.
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
+    script = read_script(replay) if replay else None
     opened = open_run(config, allow_config_change=allow_config_change, start_over=start_over)
     with opened as (folder, checkpoints, notes), closing(run_scorer(config)) as scorer:
-        return _train(config, folder, checkpoints, notes, scorer, say)
+        return _train(config, folder, checkpoints, notes, scorer, say, script)
 
 
 def _train(
@@ -67,6 +70,7 @@ def _train(
     notes: list[str],
     scorer: GroupScorer,
     say: Callable[[str], None],
+    script: Script | None,
 ) -> Path:
     import_modules(config.model.external_modules)
     say("loading tokenizer and data")
@@ -117,7 +121,7 @@ def _train(
         sampler = None
         if plan.asynchronous:
             by_id = {prompt.prompt_id: prompt for prompt in training_prompts}
-            sampler = rl_async.sampler_of(players, scorer, loader, by_id, plan, plan.asynchronous)
+            sampler = rl_async.sampler_of(players, scorer, loader, by_id, plan, plan.asynchronous, script)
         progress = Progress(policy=roles.policy, critic=roles.critic, loader=loader, rewards=rewards, ahead=sampler)
         first_step = checkpoints.restore(progress, trackers.message) + 1
         scorer.keep_in(folder.path)
@@ -140,7 +144,7 @@ def _train(
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
             texts = token_texts_of(tokenizer)
             if sampler:
-                rl_async.run(roles, scorer, loader, rewards, progress, plan, run, texts, sampler)
+                rl_async.run(roles, scorer, loader, rewards, progress, plan, run, texts, sampler, script)
             else:
                 rl_sync.run(roles, scorer, loader, rewards, progress, plan, run, texts)
     return folder.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,6 +30,14 @@ DropUnknown = Annotated[
 AllowConfigChange = Annotated[
     bool,
     typer.Option("--allow-config-change", help="Resume the run in run.folder although its settings have changed."),
+]
+Replay = Annotated[
+    Path | None,
+    typer.Option(
+        "--replay",
+        metavar="RUN",
+        help="Make the recorded decisions of an asynchronous run again, with its configuration, in the folder RUN_replay.",
+    ),
 ]
 StartOver = Annotated[
     bool,

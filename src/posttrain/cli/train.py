@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
-from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, DropUnknown, Here, StartOver
+from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, DropUnknown, Here, Replay, StartOver
 from posttrain.errors import RequestError
 
 
@@ -15,11 +17,15 @@ def train(
     here: Here = False,
     allow_config_change: AllowConfigChange = False,
     start_over: StartOver = False,
+    replay: Replay = None,
 ) -> None:
     """Train a model with reinforcement learning."""
     try:
         changes = {"allow_config_change": allow_config_change, "start_over": start_over}
-        _train(arguments or [], dialect, here=here, drop_unknown=drop_unknown, **changes)
+        given = arguments or []
+        if replay:
+            given = replayed(replay, given)
+        _train(given, dialect, here=here, drop_unknown=drop_unknown, replay=replay, **changes)
     except KeyboardInterrupt:  # a second signal, or one before the first step
         typer.echo("posttrain: stopped at once", err=True)
         raise typer.Exit(130) from None
@@ -33,6 +39,7 @@ def _train(
     drop_unknown: bool,
     allow_config_change: bool,
     start_over: bool,
+    replay: Path | None,
 ) -> None:
     from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.box_text import box_text
@@ -50,7 +57,28 @@ def _train(
         from posttrain.build.train import train_run
 
     try:
-        train_run(request.loaded.config, allow_config_change=allow_config_change, start_over=start_over, say=announce)
+        train_run(
+            request.loaded.config,
+            allow_config_change=allow_config_change,
+            start_over=start_over,
+            say=announce,
+            replay=replay,
+        )
     except RequestError as error:  # found only while reading data and model: add the place in the user's file
         error.locate(request.loaded.locate)
         raise
+
+
+def replayed(run: Path, arguments: list[str]) -> list[str]:
+    """The arguments of a run that replays another: its configuration, unless a file is named, and a folder of its own."""
+    from posttrain.errors import Problem
+
+    given = [*arguments]
+    if not given or "=" in given[0]:
+        given = [str(run / "config.yaml"), *given]
+    folders = [each.partition("=")[2] for each in given if each.lstrip("+").startswith("run.folder=")]
+    if folders and Path(folders[-1]).resolve() == run.resolve():
+        what = f"run.folder={folders[-1]} is the run that is replayed"
+        raise RequestError(Problem(what, fix="name another folder", field="run.folder"))
+    elsewhere = [] if folders else [f"run.folder={run.resolve()}_replay"]
+    return [*given, *elsewhere, "checkpoint.folder=null", "checkpoint.upload=null", "run.resume_path=null"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from posttrain.asynchrony.ledger import Bounds
+from posttrain.asynchrony.script import Script
+from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
@@ -32,8 +34,9 @@ def sampler_of(
     prompts: dict[str, Prompt],
     plan: RunPlan,
     asynchronous: AsyncPlan,
+    script: Script | None = None,
 ) -> Sampler:
-    """The sampler of a mode. Args: prompts of the run, by id."""
+    """The sampler of a mode. Args: prompts of the run, by id; script, recorded decisions to be made again."""
     bounds = Bounds.of(
         asynchronous.staleness_steps,
         groups_per_step=plan.step.prompts,
@@ -61,6 +64,7 @@ def sampler_of(
         bounds,
         lambda draw: plan.step_plan(draw).sampling,
         wait_timeout_s=asynchronous.wait_timeout_s,
+        script=script,
     )
 
 
@@ -74,8 +78,12 @@ def run(
     run: Run,
     token_texts: TokenTexts,
     sampler: Sampler,
+    script: Script | None = None,
 ) -> None:
-    """The steps of a run, each on the groups that its sampler gives; decisions are written to schedule.jsonl step by step."""
+    """The steps of a run, each on the groups that its sampler gives; decisions are written to schedule.jsonl step by step.
+
+    Raises: RunStopped when a step trains on other groups than in the run whose script is followed.
+    """
     schedule = Schedule(run.folder, run.first_step)
     sampler.ledger.record = schedule.add
 
@@ -84,6 +92,8 @@ def run(
         return sampler.sample(number, step_plan, clock)
 
     def end_step(done: StepResult, version: int) -> dict[str, float]:
+        if script:
+            check_replayed(sampler, script)
         metrics = asynchrony_metrics(
             done.selection.groups,
             done.learned.train,
@@ -107,3 +117,13 @@ def run(
 
     source = GroupSource(sample=sample, before_sync=sampler.before_sync, end_step=end_step)
     run_rl(roles, scorer, loader, rewards, progress, plan, run, token_texts, source)
+
+
+def check_replayed(sampler: Sampler, script: Script) -> None:
+    """Raises: RunStopped when the step under way has trained on other prompts than the recorded one."""
+    step = sampler.ledger.steps + 1
+    now, before = [entry.prompt_id for entry in sampler.consumed], script.consumed.get(step, [])
+    if now != before:
+        raise RunStopped(
+            f"step {step} trains on {', '.join(now)}, and that of the run that is replayed on {', '.join(before) or 'nothing'}"
+        )

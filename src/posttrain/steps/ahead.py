@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from posttrain.asynchrony.ledger import Bounds, Entry, Ledger
+from posttrain.asynchrony.script import Round, Script
 from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.phase_clock import PhaseClock
@@ -32,10 +33,12 @@ from posttrain.records.trajectories import (
     TrajectoryGroup,
     mixed_seed,
 )
-from posttrain.steps.in_flight import Cut, Episodes, InFlight, Place, Responses
-from posttrain.steps.score import score
+from posttrain.steps.episodes_in_flight import Episodes
+from posttrain.steps.in_flight import Cut, InFlight, Place, Responses
+from posttrain.steps.rl_step import score_groups
 from posttrain.steps.select import Selection
-from posttrain.steps.shape_rewards import shape_outcomes
+
+_DIFFERS = "the run that is replayed differs from this one"
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class Ahead:
         sampling_of: Callable[[int], SamplingParams],
         *,
         wait_timeout_s: float,
+        script: Script | None = None,
     ):
         self.ledger = Ledger(bounds)
         self.sampled_tokens = 0  # in the step under way
@@ -100,6 +104,9 @@ class Ahead:
         self._roles, self._scorer, self._loader = roles, scorer, loader
         self._prompts, self._sampling_of = prompts, sampling_of
         self._wait_timeout_s = wait_timeout_s
+        self._script = script
+        self._rounds: list[Round] = []  # of the step under way, when decisions are made again
+        self._restarted: list[Entry] = []  # groups whose episodes have begun again since the run was resumed
         self._draws = 0
         self._waiting: deque[Drawn] = deque()
         self._groups: dict[int, OpenGroup] = {}  # pending ones, by serial
@@ -112,23 +119,19 @@ class Ahead:
         Raises: RunStopped when the filter's limit of batches is reached, or nothing is sampled within the time for it.
         """
         self.sampled_tokens, self.consumed = 0, []
+        self._rounds = list(self._script.rounds.get(number, [])) if self._script else []
+        for entry in self._restarted:
+            self.ledger.record({"step": number, "event": "restarted", "group": entry.serial})
+        self._restarted = []
         selection = Selection(plan.group_filter, plan.prompts)
         while not selection.complete:
             with clock.phase("rollout"):
                 chosen = self._sample_until_ready(number, clock)
             with clock.phase("reward"):
-                scored = score(
-                    [self._groups[entry.serial].complete() for entry in chosen],
-                    self._scorer,
-                    plan.max_invalid_share,
-                    reward_model=self._roles.reward_model,
-                    model_weight=plan.reward.model_weight,
-                    judge=self._roles.judge,
-                    judging=plan.reward.judge,
-                )
-                shaped = shape_outcomes(scored, plan.reward)
-                selection.add(shaped)
-            self._take(chosen, shaped, selection)
+                complete = [self._groups[entry.serial].complete() for entry in chosen]
+                scored = score_groups(complete, self._roles, self._scorer, plan)
+                selection.add(scored)
+            self._take(chosen, scored, selection)
         return selection
 
     def before_sync(self) -> None:
@@ -150,7 +153,11 @@ class Ahead:
     # --------------------------------------------------------------------------------------------------- one step
 
     def _sample_until_ready(self, number: int, clock: PhaseClock) -> Sequence[Entry]:
-        if (chosen := self.ledger.choice()) is not None and not self.ledger.room():
+        again = self._next_round(number)
+        if again and not again.samples:
+            return self._recorded(again, number)
+        if not again and (chosen := self.ledger.choice()) is not None:
+            self.ledger.record({"step": number, "event": "ready"})
             return chosen
 
         def on_tokens(tokens: int) -> None:
@@ -163,8 +170,12 @@ class Ahead:
         with self._roles.rollout.open_stream(sampling, on_tokens) as opened:
             stream = cast(ResumableStream, opened)
             self._flying.resume(stream)
-            while (chosen := self.ledger.choice()) is None:
-                while self.ledger.room():
+            if again:
+                self._flying.limits = {Place(*place): limit for place, limit in again.cuts.items()}
+                for serial, prompt_id in again.admitted:
+                    self._admit_again(serial, prompt_id, number)
+            while self._flying.busy if again else self.ledger.choice() is None:
+                while not again and self.ledger.room():
                     self._admit()
                 clock.advance(0)  # the step may be left while only environments are at work
                 for place, trajectory in self._flying.poll(stream):
@@ -173,19 +184,44 @@ class Ahead:
                     raise RunStopped(self._silence(number))
             for cut in self._flying.suspend(stream):
                 self._note(cut)
+        if again:
+            return self._recorded(again, number)
+        chosen = self.ledger.choice()
+        assert chosen is not None, "suspending sampling changes nothing"
         return chosen
+
+    def _next_round(self, number: int) -> Round | None:
+        if self._script is None:
+            return None
+        if not self._rounds:
+            raise RunStopped(f"{_DIFFERS} in step {number}, which needs more groups than it had")
+        return self._rounds.pop(0)
+
+    def _admit_again(self, serial: int, prompt_id: str, number: int) -> None:
+        """Admit the recorded group, whether or not there is room already: others may have ended before it."""
+        entry = self._admit(check=False)
+        if (entry.serial, entry.prompt_id) != (serial, prompt_id):
+            raise RunStopped(f"{_DIFFERS} in step {number}: group {entry.serial} is {entry.prompt_id}, not {prompt_id}")
+
+    def _recorded(self, again: Round, number: int) -> Sequence[Entry]:
+        complete = {entry.serial for entry in self.ledger.pending} - {entry.serial for entry in self.ledger.running}
+        for serial in again.chosen:
+            if serial not in complete:
+                raise RunStopped(f"{_DIFFERS} in step {number}: group {serial} is not complete")
+        return [self.ledger.entry(serial) for serial in again.chosen]
 
     def _hear(self) -> None:
         self._heard = time.monotonic()
 
-    def _admit(self) -> None:
+    def _admit(self, *, check: bool = True) -> Entry:
         if not self._waiting:
             self._draws += 1
             self._waiting += [Drawn(prompt, self._draws) for prompt in self._loader.next()]
         drawn = self._waiting.popleft()
-        entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt)
+        entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt, check=check)
         self._groups[entry.serial] = OpenGroup(drawn.prompt, self._sampling_of(drawn.draw).samples_per_prompt)
         self._begin(entry)
+        return entry
 
     def _begin(self, entry: Entry) -> None:
         """Begin the samples of a group that have not ended."""
@@ -211,6 +247,7 @@ class Ahead:
                 "event": "cut",
                 "group": cut.place.serial,
                 "sample": cut.place.number,
+                "turn": cut.turn,
                 "token": cut.tokens,
                 "version": self._roles.rollout.version,
             }
@@ -240,6 +277,7 @@ class Ahead:
 
     def go_back(self, snapshot: Snapshot) -> None:
         """Undo a step that was left before its update."""
+        self._rounds = []
         self.ledger.restore(snapshot.ledger)
         self._draws, self._waiting = snapshot.draws, deque(snapshot.waiting)
         self._groups = {serial: group.copy() for serial, group in snapshot.groups.items()}
@@ -281,4 +319,5 @@ class Ahead:
             )
         for entry in self.ledger.running:
             self._begin(entry)
+        self._restarted = list(self.ledger.running) if self._roles.worlds else []
         self._flying.restore(state["begun"])

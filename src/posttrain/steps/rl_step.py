@@ -16,7 +16,7 @@ from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, T
 from posttrain.records.plans import StepPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
-from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
+from posttrain.records.trajectories import SamplingParams, ScoredGroup, TrajectoryGroup
 from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
 from posttrain.steps.correction import correct_rollout
@@ -103,17 +103,24 @@ def sample_groups(
             # Scored while others are sampled
             groups = collect(roles, prompts, sampling, clock.advance, scorer.begin, staleness_updates=staleness_updates)
         with clock.phase("reward"):
-            scored = score(
-                groups,
-                scorer,
-                plan.max_invalid_share,
-                reward_model=roles.reward_model,
-                model_weight=plan.reward.model_weight,
-                judge=roles.judge,
-                judging=plan.reward.judge,
-            )
-            selection.add(shape_outcomes(scored, plan.reward))
+            selection.add(score_groups(groups, roles, scorer, plan))
     return selection
+
+
+def score_groups(
+    groups: Sequence[TrajectoryGroup], roles: Roles, scorer: GroupScorer, plan: StepPlan
+) -> list[ScoredGroup]:
+    """r_i for every response, by reward terms, reward model, judge and environment, after the rules about its end."""
+    scored = score(
+        groups,
+        scorer,
+        plan.max_invalid_share,
+        reward_model=roles.reward_model,
+        model_weight=plan.reward.model_weight,
+        judge=roles.judge,
+        judging=plan.reward.judge,
+    )
+    return shape_outcomes(scored, plan.reward)
 
 
 def collect(

@@ -1,0 +1,77 @@
+"""The recorded decisions of an asynchronous run (schedule.jsonl), to be made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import Problem, RequestError
+
+_CHOSEN = ("consumed", "filtered")
+
+
+@dataclass(slots=True)
+class Round:
+    """One stretch of sampling within a step, and the groups that the step took after it."""
+
+    samples: bool = True  # False: enough groups were complete already
+    # Groups with their prompts, in order.
+    admitted: list[tuple[int, str]] = field(default_factory=list)
+    # The turn and the number of its tokens at which a sample (group, number) stopped; the others ended.
+    cuts: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    chosen: list[int] = field(default_factory=list)  # groups
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The rounds of every step."""
+
+    rounds: Mapping[int, list[Round]]
+    consumed: Mapping[int, list[str]]  # prompts by step
+
+    @classmethod
+    def of(cls, events: Iterable[Mapping[str, Any]]) -> Script:
+        rounds: dict[int, list[Round]] = {}
+        consumed: dict[int, list[str]] = {}
+        for event in events:
+            of_step = rounds.setdefault(event["step"], [Round()])
+            if of_step[-1].chosen and event["event"] not in (*_CHOSEN, "dropped"):
+                of_step.append(Round())
+            now = of_step[-1]
+            match event["event"]:
+                case "admitted":
+                    now.admitted.append((event["group"], event["prompt_id"]))
+                case "cut":
+                    now.cuts[event["group"], event["sample"]] = (event["turn"], event["token"])
+                case "ready":
+                    now.samples = False
+                case "consumed" | "filtered":
+                    now.chosen.append(event["group"])
+            if event["event"] == "consumed":
+                consumed.setdefault(event["step"], []).append(event["prompt_id"])
+        return cls(rounds, consumed)
+
+
+def read_script(folder: Path) -> Script:
+    """Read the schedule of a run. Raises: RequestError when there is none, or it cannot be followed."""
+    file = folder / "schedule.jsonl"
+    if not file.is_file():
+        what = f"{folder} holds no schedule.jsonl: only asynchronous runs need one"
+        raise RequestError(
+            Problem(what, fix="a synchronous run is the same again with the same configuration and seed")
+        )
+    try:
+        events = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        restarted = next((event for event in events if event["event"] == "restarted"), None)
+        script = Script.of(events)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RequestError(Problem(f"{file} is damaged: {error}")) from None
+    if restarted:
+        what = (
+            f"{folder} was resumed before step {restarted['step']}, where episodes began again: it cannot be replayed"
+        )
+        raise RequestError(Problem(what, fix="replay a run that was not interrupted"))
+    return script

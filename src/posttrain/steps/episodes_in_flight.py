@@ -1,0 +1,259 @@
+"""Episodes whose sampling lasts over several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from posttrain.errors import DataError, RunStopped
+from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn
+from posttrain.interfaces.rollout_engine import Request, ResumableStream
+from posttrain.interfaces.worlds import Worlds
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+from posttrain.steps.conversations import Conversations
+from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
+from posttrain.steps.in_flight import PASS_S, Cut, Place, limited, place_of, unfinished_of
+from posttrain.steps.play import seed_of
+
+TURN_S = 0.02  # of sampling, before environments are polled again
+
+
+class Episodes:
+    """Episodes in environments, which go on in their processes while a step trains. A turn that is suspended keeps its tokens.
+
+    Environments cannot be saved: a resumed run begins the episodes that had not ended again.
+    """
+
+    def __init__(self, worlds: Worlds, on_answer: Callable[[], None] = lambda: None):
+        self.limits: Mapping[Place, tuple[int, int]] | None = None
+        self.on_answer = on_answer  # called when an environment has answered
+        self._worlds = worlds
+        self._episodes: dict[Place, Episode | Conversations] = {}
+        self._sampling: dict[Place, SamplingParams] = {}
+        # Turns that the policy takes, by the names of their requests: PLACE@NUMBER.
+        self._turns: dict[str, Request] = {}
+        self._counts: dict[Place, int] = {}  # of the requests of each episode
+        self._new: list[str] = []  # turns that are not submitted
+        self._submitted: set[str] = set()
+        self._closing: set[Place] = set()  # complete episodes whose environments are being closed
+
+    @property
+    def busy(self) -> bool:
+        return any(not self._rests(place) for place in self._episodes)
+
+    def _rests(self, place: Place) -> bool:
+        """Tell whether an episode is at its limit: in that turn, with so many tokens, or none yet."""
+        limit, episode = self.limits.get(place) if self.limits is not None else None, self._episodes[place]
+        if limit is None or not isinstance(episode, Episode) or episode.count < limit[0]:
+            return False
+        submitted = any(name in self._submitted for name in self._turns_of(place))
+        return not submitted and self._tokens(place) == limit[1]
+
+    def _turn(self, place: Place) -> int:
+        episode = self._episodes[place]
+        return episode.count if isinstance(episode, Episode) else self._counts.get(place, 0)
+
+    def _tokens(self, place: Place) -> int:
+        """Tokens of the turns of an episode that are not complete."""
+        begun = [self._turns[name].begun for name in self._turns_of(place)]
+        return sum(len(each.token_ids) for each in begun if each)
+
+    def begin(self, place: Place, prompt: Prompt, sampling: SamplingParams) -> None:
+        rules = replace(self._worlds.rules, max_response_tokens=sampling.max_response_tokens)
+        self._episodes[place] = Episode(prompt, f"{prompt.prompt_id}/{place.number}", self._worlds.writer, rules)
+        self._sampling[place] = sampling
+        self._worlds.host.start(str(place), self._worlds.spec_of(prompt), seed_of(prompt, sampling))
+
+    def resume(self, stream: ResumableStream) -> None:
+        self._new = sorted(self._turns, key=_place_and_number)
+
+    def poll(self, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+        ended = []
+        for name, event in self._worlds.host.wait(0.0 if self._submitted or self._new else PASS_S):
+            self.on_answer()
+            ended += self._answered(place_of(name), event, stream)
+        allowed = {name: limited(self._turns[name], self._limit(name)) for name in self._new}
+        turns = {name: request for name, request in allowed.items() if request}
+        stream.submit(list(turns.values()))
+        self._submitted |= set(turns)
+        self._new = []
+        if self._submitted:
+            for response in stream.wait(TURN_S):
+                name = response.sample_id
+                if name in self._turns and self._limit(name) is not None:
+                    self._turns[name] = replace(self._turns[name], begun=unfinished_of(response))
+                else:
+                    ended += self._sampled(response, stream)
+                self._submitted.discard(name)
+        return ended
+
+    def _limit(self, name: str) -> int | None:
+        """The tokens that a turn may have; None: it ends."""
+        place, number = _place_and_number(name)
+        limit = self.limits.get(place) if self.limits is not None else None
+        return limit[1] if limit is not None and number == limit[0] else None
+
+    def suspend(self, stream: ResumableStream) -> list[Cut]:
+        for each in stream.take_back():
+            if each.token_ids:
+                self._turns[each.sample_id] = replace(self._turns[each.sample_id], begun=each)
+        self._submitted.clear()
+        self.limits = None
+        open_places = [place for place in sorted(self._episodes) if place not in self._closing]
+        return [Cut(place, self._turn(place), self._tokens(place)) for place in open_places]
+
+    def drop(self, serial: int) -> int:
+        tokens = 0
+        for place in [each for each in self._episodes if each.serial == serial]:
+            tokens += self._episodes[place].trajectory().sampled_tokens
+            tokens += self._tokens(place)
+            self._forget(place)
+            self._worlds.host.drop(str(place))
+        return tokens
+
+    def snapshot(self) -> None:
+        return None
+
+    def go_back(self, snapshot: None) -> None:
+        """Drop all episodes: those that had not ended begin again when the run is resumed."""
+        self._worlds.host.abandon()
+        for place in list(self._episodes):
+            self._forget(place)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """No-op: episodes begin again."""
+
+    def _answered(self, place: Place, event: EnvEvent, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+        """Take in what an environment answered, or asks for."""
+        if place not in self._episodes or (
+            place in self._closing and isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep))
+        ):
+            return []  # it was sent before the episode ended
+        episode = self._episodes[place]
+        try:
+            if isinstance(event, EnvFailed) and place in self._closing:
+                # The episode is complete without what close says.
+                return self._end(place, episode.trajectory(close_failure=f"{event.reason}: {event.detail}"))
+            if isinstance(event, EnvFailed):
+                self._drop_pending(place, stream)
+                return self._end(place, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)))
+            if isinstance(event, Mapping):
+                return self._end(place, episode.trajectory(event))
+            if isinstance(event, EnvStart) and isinstance(episode, Episode):
+                self._ask(place, episode.begin(event))
+            elif isinstance(event, EnvStep) and isinstance(episode, Episode):
+                self._ask(place, episode.answered(event))
+            elif isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep)):
+                self._converse(place, event, stream)
+        except EpisodeLost as lost:
+            return self._lose(place, lost, stream)
+        except DataError as error:
+            return self._lose(place, EpisodeLost(TEMPLATE, str(error)), stream)
+        return []
+
+    def _converse(self, place: Place, event: EnvAsk | EnvWithdrawn | EnvStep, stream: ResumableStream) -> None:
+        """An environment that asks for turns by itself has done so, or withdraws one, or has ended."""
+        if self.limits is not None:
+            raise RunStopped(
+                "agents that request several turns at a time do so when they please: they cannot be replayed"
+            )
+        talk = self._episodes[place]
+        if not isinstance(talk, Conversations):
+            talk = Conversations(talk.prompt, talk.sample_id, talk.writer, talk.rules)
+            self._episodes[place] = talk
+        taken = talk.take(event)
+        self._cancel(place, taken.withdrawn, stream)
+        if taken.request or taken.over:
+            self._ask(place, taken.request)
+
+    def _ask(self, place: Place, request: Request | None) -> None:
+        """Note the request for a turn, which the next poll submits; None: the episode is over."""
+        if request is None:
+            self._closing.add(place)
+            self._worlds.host.finish(str(place))
+            return
+        number = self._counts.get(place, 0)
+        self._counts[place] = number + 1
+        name = f"{place}@{number}"
+        line = request.conversation.removeprefix(self._episodes[place].sample_id)
+        self._turns[name] = replace(
+            request,
+            sample_id=name,
+            draws_as=request.sample_id,
+            conversation=f"{place}{line}",
+            seed=self._sampling[place].seed,
+        )
+        self._new.append(name)
+
+    def _sampled(self, response: Trajectory, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+        """The policy has acted."""
+        request = self._turns.pop(response.sample_id, None)
+        if request is None:  # of an episode that was lost a moment ago
+            return []
+        place = _place_and_number(response.sample_id)[0]
+        episode = self._episodes[place]
+        cut, tokens = response.stop_reason is StopReason.LENGTH, len(response.token_ids)
+        try:
+            if isinstance(episode, Conversations):
+                said = episode.sampled(request.draw_name, response)
+                self._worlds.host.answer(
+                    str(place),
+                    said.turn,
+                    said.action,
+                    cut=cut,
+                    prompt_tokens=said.prompt_tokens,
+                    response_tokens=tokens,
+                )
+            else:
+                self._worlds.host.step(str(place), episode.sampled(response), cut)
+        except EpisodeLost as lost:
+            return self._lose(place, lost, stream)
+        return []
+
+    def _lose(self, place: Place, lost: EpisodeLost, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+        self._drop_pending(place, stream)
+        trajectory = self._episodes[place].trajectory(lost=lost)
+        self._worlds.host.drop(str(place))
+        return self._end(place, trajectory)
+
+    def _drop_pending(self, place: Place, stream: ResumableStream) -> None:
+        episode = self._episodes[place]
+        if isinstance(episode, Conversations):
+            self._cancel(place, episode.drop_pending(), stream)
+
+    def _cancel(self, place: Place, draws: Collection[str], stream: ResumableStream) -> None:
+        """Drop the requests of an episode that draw as these names."""
+        names = [name for name in self._turns_of(place) if self._turns[name].draw_name in draws]
+        stream.cancel([name for name in names if name not in self._new])
+        self._new = [name for name in self._new if name not in names]
+        self._submitted -= set(names)
+        for name in names:
+            del self._turns[name]
+
+    def _turns_of(self, place: Place) -> list[str]:
+        return [name for name in self._turns if _place_and_number(name)[0] == place]
+
+    def _end(self, place: Place, trajectory: Trajectory) -> list[tuple[Place, Trajectory]]:
+        self._forget(place)
+        return [(place, trajectory)]
+
+    def _forget(self, place: Place) -> None:
+        for name in self._turns_of(place):
+            del self._turns[name]
+            self._submitted.discard(name)
+        self._episodes.pop(place, None)
+        self._sampling.pop(place, None)
+        self._counts.pop(place, None)
+        self._closing.discard(place)
+        self._new = [name for name in self._new if name in self._turns]
+
+
+def _place_and_number(name: str) -> tuple[Place, int]:
+    """Read PLACE@NUMBER."""
+    place, _, number = name.partition("@")
+    return place_of(place), int(number)
