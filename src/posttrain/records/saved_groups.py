@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import TypeAdapter
+import numpy as np
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Outcome, ScoredGroup, Trajectory, TrajectoryGroup, Unfinished
 
+
+def _array_to_plain(array: Any) -> dict[str, Any] | None:
+    if array is None:
+        return None
+    return {"dtype": array.dtype.str, "shape": array.shape, "base64": base64.b64encode(array.tobytes()).decode()}
+
+
+def _array_from_plain(plain: Any) -> Any:
+    if plain is None:
+        return None
+    array = np.frombuffer(base64.b64decode(plain["base64"]), dtype=np.dtype(plain["dtype"]))
+    return array.reshape(plain["shape"]).copy()
+
+
+class NDArray:
+    """The annotation of arrays in records, which records.trajectories knows to type checkers alone, as pydantic reads it."""
+
+    def __class_getitem__(cls, dtype: Any) -> Any:
+        return Annotated[Any, PlainSerializer(_array_to_plain), PlainValidator(_array_from_plain)]
+
+
 TRAJECTORY: Final = TypeAdapter(Trajectory)
+TRAJECTORY.rebuild(_types_namespace={"NDArray": NDArray, "np": np})
 UNFINISHED: Final = TypeAdapter(Unfinished)
 OUTCOMES: Final = TypeAdapter(tuple[Outcome, ...])
 
 
 def trajectory_to_plain(trajectory: Trajectory) -> Any:
-    return TRAJECTORY.dump_python(trajectory, mode="json", exclude_defaults=True)
+    return TRAJECTORY.dump_python(trajectory, mode="json")
 
 
 def trajectory_from_plain(plain: Any) -> Trajectory:

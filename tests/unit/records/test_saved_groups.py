@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
+
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import (
     scored_from_plain,
@@ -44,6 +46,7 @@ def test_every_field_comes_back() -> None:
         ),
         env_reward=0.25,
         env_metrics=(("moves", 2.0),),
+        experts=np.arange(12, dtype=np.int16).reshape(3, 2, 2),
     )
     second = Trajectory(
         sample_id="a:1/1",
@@ -61,7 +64,11 @@ def test_every_field_comes_back() -> None:
         kept=False,
     )
     plain = json.loads(json.dumps(scored_to_plain(scored)))
-    assert scored_from_plain(plain, {"a:1": PROMPT}) == scored
+    found = scored_from_plain(plain, {"a:1": PROMPT})
+    assert found == scored
+    experts = found.group.trajectories[1].earlier[0].experts
+    assert experts is not None and experts.dtype == np.int16 and (experts == first.experts).all()
+    assert found.group.trajectories[1].experts is None
 
 
 def test_an_unfinished_response_comes_back() -> None:
