@@ -77,14 +77,8 @@ def check_controller(case: Any) -> None:
 @pytest.mark.golden("kl_control.json", "reward")
 def test_kl_in_the_reward(case: Any) -> None:
     mask, params = case.mask(), case.params
-    rewards, kl = penalize_kl(
-        case.tensor("token_scores"),
-        case.tensor("old_logprobs"),
-        case.tensor("ref_logprobs"),
-        mask,
-        kl_coef=params["kl_coef"],
-        estimator=ours(params["estimator"]),
-    )
+    tokens = token_kl(ours(params["estimator"]), case.tensor("old_logprobs"), case.tensor("ref_logprobs"), mask)
+    rewards, kl = penalize_kl(case.tensor("token_scores"), tokens, mask, kl_coef=params["kl_coef"])
     case.check(rewards, case.outputs["token_rewards"])
     case.check(kl, case.outputs["kl"])
     assert case.outputs["coefficient_used"] == params["kl_coef"]

@@ -93,6 +93,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             epochs=batches.epochs_per_step,
             sequences_per_update=batches.sequences_per_update,
             shuffle_seed=shuffle_seed(config, "policy"),
+            full_kl_in_reward=config.reward.kl.coef > 0 and config.reward.kl.estimator == "full",
             on_policy=(batches.on_policy or correction.use_rollout_logprobs) and not needs_old_logprobs(config),
             correction=RolloutCorrectionPlan(
                 weights=correction.weights,

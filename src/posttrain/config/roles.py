@@ -37,6 +37,19 @@ def uses_reference(config: RunConfig) -> bool:
     return config.loss.kl_coef > 0 or config.reward.kl.coef > 0
 
 
+def compares_vocabularies(config: RunConfig) -> bool:
+    """Tell whether a KL over the whole vocabulary is part of the loss or of the reward: the policy's engine computes it, beside
+    the reference."""
+    loss, reward = config.loss, config.reward.kl
+    return (loss.kl_coef > 0 and loss.kl_estimator == "full") or (reward.coef > 0 and reward.estimator == "full")
+
+
+def needs_ref_logprobs(config: RunConfig) -> bool:
+    """Tell whether a KL is estimated from the reference's log-probs of sampled tokens."""
+    loss, reward = config.loss, config.reward.kl
+    return (loss.kl_coef > 0 and loss.kl_estimator != "full") or (reward.coef > 0 and reward.estimator != "full")
+
+
 def trained_roles(config: TrainingConfig) -> list[tuple[str, LearnerConfig | CriticConfig]]:
     """Return the roles that are trained with their sections, the policy first."""
     found: list[tuple[str, LearnerConfig | CriticConfig]] = [("policy", config.policy)]

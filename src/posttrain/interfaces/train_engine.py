@@ -84,6 +84,11 @@ class OptimizedEngine(Protocol):
 class TrainEngine(ScoringEngine, OptimizedEngine, Protocol):
     """The policy, with its optimizer."""
 
+    def reference_kl(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        """KL(policy || reference) over the vocabulary at every response token, [B, T] float32 nats, 0 where response_mask is
+        False. No gradient. In runs whose reward holds that KL (reward.kl.estimator full)."""
+        ...
+
     def move_reference(self, mix: float) -> None:
         """Mix the policy's weights into the reference: reference <- mix x policy + (1 - mix) x reference. In runs whose reference
         moves (reference.update_every); ``save`` and ``load`` include it."""

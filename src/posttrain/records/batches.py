@@ -107,6 +107,9 @@ class TrainerLogprobs:
 
     old: Tensor | None = None  # [B, T] float32 nats; None: on-policy, the first forward pass of the update gives them
     ref: Tensor | None = None  # [B, T] float32 nats; None: there is no KL to a reference
+    full_kl: Tensor | None = (
+        None  # [B, T] float32 nats, to the reference over the vocabulary; None: not part of the reward
+    )
     entropies: Tensor | None = None  # [B, T] float32 nats, of the policy; None: the loss does not choose tokens by them
     # [B, T] float32, multiply the token losses; None: not corrected by weights
     importance_weights: Tensor | None = None

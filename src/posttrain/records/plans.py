@@ -205,6 +205,7 @@ class UpdatePlan:
     epochs: int
     sequences_per_update: int
     shuffle_seed: int | None = None  # of this step; None: mini-batches are cut in the order of the batch
+    full_kl_in_reward: bool = False  # the reward holds the KL to the reference over the whole vocabulary
     on_policy: bool  # nothing needs old log-probs before the update, such as one update per step
     correction: RolloutCorrectionPlan = RolloutCorrectionPlan()
 

@@ -11,7 +11,7 @@ from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
-from posttrain.interfaces.train_engine import ScoringEngine
+from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine
 from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainBatch, TrainerLogprobs
 from posttrain.records.plans import StepPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
@@ -178,7 +178,7 @@ def learn(
 
 
 def trainer_logprobs(
-    batch: SequenceBatch, policy: ScoringEngine, reference: ScoringEngine | None, plan: UpdatePlan
+    batch: SequenceBatch, policy: TrainEngine, reference: ScoringEngine | None, plan: UpdatePlan
 ) -> TrainerLogprobs:
     """log pi_old, unless nothing needs it before the update, and log pi_ref, if there is a reference; then the correction of
     the gap between sampler and trainer, if the plan has one."""
@@ -186,6 +186,7 @@ def trainer_logprobs(
     logprobs = TrainerLogprobs(
         old=None if plan.on_policy else policy.logprobs(batch, temperature),
         ref=reference.logprobs(batch, temperature) if reference else None,
+        full_kl=policy.reference_kl(batch, temperature) if plan.full_kl_in_reward else None,
         entropies=None if plan.loss.high_entropy_share is None else policy.entropies(batch, temperature),
     )
     return correct_rollout(batch, logprobs, plan.correction) if plan.correction else logprobs

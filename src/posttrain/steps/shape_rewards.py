@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain.algos.kl import token_kl
 from posttrain.algos.kl_control import next_kl_coef
 from posttrain.algos.kl_reward import penalize_kl
 from posttrain.algos.overlong import overlong_penalty
@@ -115,16 +116,10 @@ def _clipped(rewards: Tensor, valid: Tensor, plan: RewardPlan, state: RewardStat
 
 def _less_divergence(shaped: ShapedBatch, plan: KlRewardPlan, state: RewardState) -> ShapedBatch:
     """Take coef x KL(old || reference) from every token's reward; then steer the coefficient for the next step."""
-    old, ref, valid = shaped.logprobs.old, shaped.logprobs.ref, shaped.scored.valid
-    assert old is not None and ref is not None, "a KL in the reward compares old with reference log-probs"
-    rewards, measured = penalize_kl(
-        shaped.rewards_on_tokens(),
-        old,
-        ref,
-        shaped.sequences.response_mask & valid[:, None],
-        kl_coef=state.kl_coef,
-        estimator=plan.estimator,
-    )
+    valid = shaped.scored.valid
+    mask = shaped.sequences.response_mask & valid[:, None]
+    kl = _kl_of_tokens(shaped.logprobs, mask, plan.estimator)
+    rewards, measured = penalize_kl(shaped.rewards_on_tokens(), kl, mask, kl_coef=state.kl_coef)
     state.metrics |= {"reward/kl": measured, "reward/kl_coef": state.kl_coef}
     if math.isfinite(measured):  # otherwise the step's loss is not finite either, and the step is skipped
         sequences = int(valid.sum())
@@ -144,3 +139,12 @@ def _with_token_rewards(shaped: ShapedBatch, token_rewards: Tensor) -> ShapedBat
     trajectories = shaped.sequences.trajectory_index
     whole = torch.zeros_like(shaped.rewards).index_add(0, trajectories, token_rewards.sum(dim=1))
     return replace(shaped, token_rewards=token_rewards, rewards=whole[trajectories])
+
+
+def _kl_of_tokens(logprobs: TrainerLogprobs, mask: Tensor, estimator: str) -> Tensor:
+    """KL(old || reference) at every token, [B, T] nats: over the vocabulary, or estimated from the sampled tokens."""
+    if estimator == "full":
+        assert logprobs.full_kl is not None, "a KL over the vocabulary is computed before the rewards"
+        return logprobs.full_kl
+    assert logprobs.old is not None and logprobs.ref is not None, "the KL compares old with reference log-probs"
+    return token_kl(estimator, logprobs.old, logprobs.ref, mask)

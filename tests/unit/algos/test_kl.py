@@ -99,9 +99,10 @@ def test_the_kl_of_the_controller_is_a_mean_over_responses_with_a_sampled_token(
     mask = torch.tensor([[True, True], [False, False], [True, False]])
     old = torch.tensor([[-1.0, -1.0], [5.0, 5.0], [-1.0, 9.0]])
     ref = old - torch.tensor([[0.2, 0.4], [7.0, 7.0], [0.1, 7.0]])
-    _, measured = penalize_kl(torch.zeros(3, 2), old, ref, mask, kl_coef=1.0, estimator="k1")
+    kl = token_kl("k1", old, ref, mask)
+    _, measured = penalize_kl(torch.zeros(3, 2), kl, mask, kl_coef=1.0)
     assert measured == pytest.approx(0.2)
-    _, measured = penalize_kl(torch.zeros(1, 2), old[1:2], ref[1:2], mask[1:2], kl_coef=1.0, estimator="k1")
+    _, measured = penalize_kl(torch.zeros(1, 2), kl[1:2], mask[1:2], kl_coef=1.0)
     assert measured == 0.0
 
 
@@ -146,11 +147,9 @@ def test_kl_in_the_reward_by_hand() -> None:
     old = torch.tensor([[0.5, 1.0], [2.0, math.nan], [9.0, 9.0]])
     rewards, kl = penalize_kl(
         torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 0.0]]),
-        old,
-        torch.zeros(3, 2),
+        old,  # k1 to log-probs of 0
         torch.tensor([[True, True], [True, False], [False, False]]),
         kl_coef=0.1,
-        estimator="k1",
     )
     assert rewards.flatten().tolist() == pytest.approx([0.95, -0.1, 2.8, 0.0, 0.0, 0.0])
     assert kl == pytest.approx(1.375)

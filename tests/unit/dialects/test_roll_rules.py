@@ -183,7 +183,6 @@ BAD = [
     (("is_use_additional_prompts=true", "max_additional_running_prompts=0"), "is_use_additional_prompts needs max_additional_running_prompts above 0, at override max_additional_running_prompts=0; use max_additional_running_prompts=16"),
     (("async_generation_ratio=1", "generate_opt_level=0"), "asynchronous rollouts need generate_opt_level=1, and it is 0, at override generate_opt_level=0; use generate_opt_level=1"),
     (("is_pure_opd=true", "use_opd=true"), "is_pure_opd and use_opd are both true, at override is_pure_opd=true; keep one of them"),
-    (("add_token_level_kl=true", "kl_penalty=full"), "kl_penalty=full sums over an axis that a step's log-probs do not have; ROLL fails with it, at override kl_penalty=full; use kl_penalty=kl, abs or mse"),
     (("actor_train.data_args.prompt=a", "actor_train.data_args.messages=b"), "prompt and messages are both given, at override actor_train.data_args.prompt=a; keep messages for a column of chat messages, prompt for a column of texts"),
     (("actor_train.data_args.template=qwn3",), "there is no template 'qwn3' (known: native, qwen2_5, qwen3, chatml, empty, base, longCOT_qwen2.5, longcot_V3, qwen2_5_dpo), at override actor_train.data_args.template=qwn3; did you mean qwen3?"),
     (("actor_train.model_args.dtype=float32",), "actor_train.model_args.dtype must be one of bf16, fp32, fp16 | null, not 'float32', at override actor_train.model_args.dtype=float32"),

@@ -309,12 +309,6 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         "",
     ),
     (
-        ("algorithm.use_kl_in_reward=True", "algorithm.kl_penalty=full", f"{F}.log_prob_micro_batch_size_per_gpu=8"),
-        "algorithm.kl_penalty",
-        "full is the KL over the vocabulary",
-        "",
-    ),
-    (
         ("algorithm.adv_estimator=grpo_passk", f"{R}.n=1", f"{A}.ppo_micro_batch_size_per_gpu=4"),
         f"{R}.n",
         "there is 1",

@@ -160,6 +160,17 @@ def test_rewards_of_tokens_are_cut_after_the_kl() -> None:
     assert uncut.rewards.tolist() == pytest.approx([-2.5])
 
 
+def test_the_kl_over_the_vocabulary_is_taken_as_it_was_computed() -> None:
+    scored = batch_of([2.0, 1.0], [0, 0])
+    mask = scored.sequences.response_mask
+    kl = torch.where(mask, 0.5, torch.nan)
+    plan = RewardPlan(kl=KlRewardPlan(coef=0.1, estimator="full"))
+    shaped = shape_rewards(scored, TrainerLogprobs(full_kl=kl), plan, RewardState(plan.kl))
+    assert shaped.rewards.tolist() == pytest.approx(
+        [reward - 0.05 * int(tokens) for reward, tokens in zip([2.0, 1.0], mask.sum(dim=1), strict=True)]
+    )
+
+
 def test_kl_that_is_not_finite_does_not_reach_the_coefficient() -> None:
     kl = KlRewardPlan(coef=0.1, target=0.5)
     state = RewardState(kl)

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.serving.start import make_sampler, start_judge, start_weight_sync
 from posttrain.backends.torch_training.start import (
-    has_full_kl,
     load_policy,
     pick_device,
     start_critic,
@@ -19,6 +18,7 @@ from posttrain.backends.torch_training.start import (
 )
 from posttrain.config import RunConfig, SftConfig
 from posttrain.config.generate import GenerateConfig
+from posttrain.config.roles import needs_ref_logprobs
 from posttrain.config.serve import ServeConfig
 from posttrain.interfaces.roles import Learner, Roles
 from posttrain.interfaces.rollout_engine import RolloutEngine
@@ -55,7 +55,7 @@ class InProcess:
             weight_sync=start_weight_sync(
                 config.rollout, model, tokenizer, device=device, lora=config.policy.lora, tell=notices.add
             ),
-            reference=None if has_full_kl(config) and not config.reward.kl.coef else reference,
+            reference=reference if needs_ref_logprobs(config) else None,
             notes=tuple(role.note for role in (policy, critic, reference, rollout) if role is not None and role.note),
             critic=critic,
             reward_model=start_reward_model(config, tokenizer, device),

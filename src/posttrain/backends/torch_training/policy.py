@@ -107,6 +107,10 @@ class PolicyModel(OptimizedModel):
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.sum_pi_squared(batch, temperature)
 
+    def reference_kl(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        assert self._reference is not None, "a KL over the vocabulary is computed beside the reference"
+        return self._scorer.reference_kl(batch, temperature, self._reference)
+
     def move_reference(self, mix: float) -> None:
         assert self._moving is not None, "a reference that moves is given to the policy's engine"
         self._moving.move(self._masters.whole(self._sharding), mix)

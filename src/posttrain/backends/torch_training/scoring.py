@@ -97,6 +97,11 @@ class LogprobScorer:
             batch, lambda packed: self.score(packed, temperature, sum_pi_squared=True).sum_pi_squared
         )
 
+    @torch.no_grad()
+    def reference_kl(self, batch: SequenceBatch, temperature: float, reference: LogprobScorer) -> Tensor:
+        """Compute the KL to a reference over the vocabulary at every response token, [B, T], 0 where response_mask is False."""
+        return self._over_batch(batch, lambda packed: self.score(packed, temperature, reference=reference).full_kl)
+
     def _over_batch(self, batch: SequenceBatch, scores: Callable[[PackedSequences], Tensor | None]) -> Tensor:
         def of(rows: list[int]) -> Tensor:
             packed = self.pack(batch.rows(rows))

@@ -21,6 +21,7 @@ from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import LearnerConfig
+from posttrain.config.roles import compares_vocabularies, uses_reference
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
@@ -116,7 +117,7 @@ def start_policy(
     engine = TRAIN_ENGINES.get(config.policy.engine)
     assert batches.schedule_updates is not None
     reference = None
-    if with_reference and (config.loss.kl_coef or config.reward.kl.coef):
+    if with_reference and uses_reference(config):
         reference = start_reference(config, model.device, model, sharding)
     policy: TrainEngine = engine(
         model,
@@ -127,7 +128,7 @@ def start_policy(
         sequences_per_scoring_batch=config.reference.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
         max_tokens_per_scoring_batch=config.reference.max_tokens_per_micro_batch,
-        reference=reference if has_full_kl(config) else None,
+        reference=reference if compares_vocabularies(config) else None,
         **_moving(config, reference),
         **_routers(config, model),
         gradient_checkpointing=config.model.gradient_checkpointing,
@@ -195,7 +196,7 @@ def start_reference(
     """
     start = config.reference.path or config.model.path
     shares = policy is not None and config.policy.lora is not None and start == config.model.path
-    full_kl = has_full_kl(config)
+    full_kl = compares_vocabularies(config)
     if sharding is not None and not shares:
         sharding = sharding.beside(engine_options(config, "reference"), "reference")
     own = policy
@@ -221,12 +222,6 @@ def start_reference(
     if sharding is not None and not shares and not full_kl:
         sharding.wrap(own)  # after its head has been detected
     return reference
-
-
-def has_full_kl(config: RunConfig) -> bool:
-    """Return True when the loss has the KL over the whole vocabulary, which the policy's engine computes without log-probs of the
-    reference."""
-    return config.loss.kl_coef > 0 and config.loss.kl_estimator == "full"
 
 
 def rates(learner: LearnerConfig | CriticConfig, total_updates: int, updates_per_step: int) -> dict[str, Any]:

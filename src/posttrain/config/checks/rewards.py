@@ -55,12 +55,6 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
                 fix=f"use reward.{name}=batch, or more samples, such as rollout.samples_per_prompt=8",
                 field=f"reward.{name}",
             )
-    if reward.kl.estimator == "full":
-        yield Problem(
-            "the KL inside the reward is of sampled tokens, and full is the KL over the vocabulary",
-            fix="use reward.kl.estimator=k1 or k3, or the KL in the loss: loss.kl_coef with loss.kl_estimator=full",
-            field="reward.kl.estimator",
-        )
     for at, chosen in _filters(config).items():
         if chosen.strategy != "none":
             yield from _filter_problems(config, chosen, at)

@@ -62,6 +62,8 @@ def training_warnings(config: RunConfig, *, uses_critic: bool) -> Iterator[str]:
             yield "reference.offload has no effect: the reference is the policy without its adapter"
         elif config.loss.kl_coef and config.loss.kl_estimator == "full":
             yield "reference.offload has no effect: loss.kl_estimator=full needs the reference in every micro-batch"
+        elif config.reward.kl.coef and config.reward.kl.estimator == "full":
+            yield "reference.offload has no effect: reward.kl.estimator=full computes policy and reference together"
     if config.model.padded and config.policy.share_prompts != type(config.policy).model_fields["share_prompts"].default:
         yield "policy.share_prompts has no effect: model.padded gives every sequence its own prompt"
 

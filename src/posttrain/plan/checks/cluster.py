@@ -8,7 +8,7 @@ from dataclasses import replace
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.checks.rollout import rollout_problems
 from posttrain.config.placement import PlacementConfig
-from posttrain.config.roles import runtime_of, shares_weights
+from posttrain.config.roles import compares_vocabularies, runtime_of, shares_weights
 from posttrain.config.rollout import RolloutConfig
 from posttrain.errors import Problem
 from posttrain.plan.checks.engines import unsupported_engines
@@ -29,11 +29,9 @@ def cluster_problems(config: RunConfig) -> Iterator[Problem]:
         what = f"the sampler has devices of its own, and {sync} does not lead there"
         yield Problem(what, fix="use rollout.weight_sync=shared_memory or collective", field="rollout.weight_sync")
     policy, reference = plan.role("policy"), plan.role("reference")
-    whole = config.loss.kl_coef > 0 and config.loss.kl_estimator == "full"
-    if whole and policy and reference and policy.devices != reference.devices:
-        what = (
-            "loss.kl_estimator=full compares whole vocabularies, and the reference is on other devices than the policy"
-        )
+    if compares_vocabularies(config) and policy and reference and policy.devices != reference.devices:
+        field = "loss.kl_estimator" if config.loss.kl_estimator == "full" else "reward.kl.estimator"
+        what = f"{field}=full compares whole vocabularies, and the reference is on other devices than the policy"
         yield Problem(what, fix="use the policy's devices (reference.devices)", field="reference.devices")
     moves = config.reference.update_every is not None
     if moves and policy and reference and policy.devices != reference.devices:

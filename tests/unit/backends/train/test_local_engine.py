@@ -216,6 +216,22 @@ def other_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("other_llama"), "llama", seed=1)
 
 
+def test_full_kl_for_the_reward(tiny_llama: Path, other_llama: Path) -> None:
+    """Without gradient, token by token, in micro-batches of its own: sum p (log p - log q) from the unmodified models."""
+    batch = make_batch()
+    frozen = load_causal_lm(str(other_llama), dtype=torch.float32).requires_grad_(False)
+    engine = make_engine(tiny_llama, reference=LogprobScorer(frozen, 4))
+    found = engine.reference_kl(batch.sequences, 0.7)
+    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (tiny_llama, other_llama)]
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        begin = batch.sequences.prompt_width - prompt
+        ids = batch.sequences.tokens[row, begin : begin + prompt + response]
+        with torch.no_grad():
+            p, q = ((model(ids[None]).logits[0] / 0.7).log_softmax(-1)[prompt - 1 : -1] for model in models)
+        torch.testing.assert_close(found[row, :response], (p.exp() * (p - q)).sum(-1), rtol=0, atol=1e-4)
+        assert not found[row, response:].any()
+
+
 @pytest.mark.parametrize("logits", ["never whole", "whole"])
 def test_full_kl_in_the_loss(tiny_llama: Path, other_llama: Path, logits: str) -> None:
     """With all advantages 0 the loss is 0.5 * mean over loss tokens of sum p (log p - log q), and so is its gradient."""

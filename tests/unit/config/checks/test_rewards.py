@@ -57,7 +57,6 @@ TERM = {"name": "exact_match"}
             "reward.terms",
             "is the name of the judge's verdict",
         ),
-        ({"reward": {"kl": {"coef": 0.1, "estimator": "full"}}}, "reward.kl.estimator", "loss.kl_estimator=full"),
         (
             {"group_filter": {"strategy": "drop", "above_mean": 0.5, "below_mean": 0.5}},
             "group_filter.above_mean",

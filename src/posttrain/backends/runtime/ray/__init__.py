@@ -29,8 +29,8 @@ from posttrain.backends.runtime.ray.worker import Worker
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.backends.runtime.ray.worker_roles import start_worker_roles
 from posttrain.backends.serving.start import make_sampler, ranks_per_copy
-from posttrain.backends.torch_training.start import has_full_kl
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config.roles import needs_ref_logprobs
 from posttrain.errors import ConfigError
 from posttrain.interfaces.roles import Learner, Roles
 from posttrain.interfaces.rollout_engine import RolloutEngine
@@ -246,7 +246,7 @@ class _Start:
         of = {role: worker_groups[group.name] for group in self.groups for role in group.roles}
         trainers = of["policy"]
         rollout, sync = self._sampling(config, trainers, of.get("rollout"))
-        asks_reference = "reference" in of and not (has_full_kl(config) and not config.reward.kl.coef)
+        asks_reference = "reference" in of and needs_ref_logprobs(config)
         return Roles(
             policy=RemotePolicy(trainers),
             rollout=rollout,

@@ -109,6 +109,9 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
     def __init__(self, workers: WorkerGroup):
         RemoteScorer.__init__(self, workers, "policy")
 
+    def reference_kl(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        return self._scores("reference_kl", batch, temperature)
+
     def move_reference(self, mix: float) -> None:
         self.workers.call("move_reference", mix, what="mixing the policy into the reference")
 

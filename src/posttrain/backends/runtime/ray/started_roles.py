@@ -20,7 +20,6 @@ from posttrain.backends.serving.start import make_sampler, start_judge
 from posttrain.backends.torch_training.resting import Resting, Turns
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.torch_training.start import (
-    has_full_kl,
     load_policy,
     start_critic,
     start_policy,
@@ -29,7 +28,7 @@ from posttrain.backends.torch_training.start import (
     start_sft_policy,
 )
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
-from posttrain.config.roles import learner_of, sends_adapter, shares_weights
+from posttrain.config.roles import compares_vocabularies, learner_of, sends_adapter, shares_weights
 from posttrain.models.loading import DTYPES
 from posttrain.plan.engine import engine_plan
 from posttrain.plan.roles import leaves
@@ -163,7 +162,7 @@ class Starter:
             model,
             self.notices,
             sharding,
-            with_reference="reference" in self.assignment.roles or has_full_kl(config),
+            with_reference="reference" in self.assignment.roles or compares_vocabularies(config),
         )
         self.started.engines["policy"] = policy
         if reference is not None:

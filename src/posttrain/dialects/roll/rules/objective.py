@@ -79,10 +79,7 @@ def kl(keys: Reader) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if keys["add_token_level_kl"] and keys["init_kl_coef"]:
         kind = keys["kl_penalty"]
-        if kind == "full":
-            keys.problem("kl_penalty=full sums over an axis that a step's log-probs do not have; ROLL fails with it",
-                         key="kl_penalty", fix="use kl_penalty=kl, abs or mse")  # fmt: skip
-        fields |= {"reward.kl.coef": keys["init_kl_coef"], "reward.kl.estimator": KL.get(kind, "k1")}
+        fields |= {"reward.kl.coef": keys["init_kl_coef"], "reward.kl.estimator": KL.get(kind, kind)}
         fields["reward.clip_tokens"] = keys["reward_clip"] or None
         if keys["target_kl"] is not None:
             fields |= {"reward.kl.target": keys["target_kl"], "reward.kl.horizon_sequences": keys["kl_horizon"]}

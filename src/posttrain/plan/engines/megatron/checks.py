@@ -40,10 +40,15 @@ def problems(config: TrainingConfig, learners: Learners) -> Iterator[Problem]:
             yield Problem(what, fix=f"use {field}=0, or {role}.engine={other}", field=field)
     if "policy" not in dict(learners) or not isinstance(config, RunConfig):
         return
-    if config.loss.kl_coef and config.loss.kl_estimator == "full":
-        what = "loss.kl_estimator=full compares whole vocabularies, which megatron's ranks have parts of"
-        other = engine_that(lambda plan: plan.shares_out and plan.has_full_logits)
-        yield Problem(what, fix=f"use loss.kl_estimator=k3, or policy.engine={other}", field="loss.kl_estimator")
+    loss, reward = config.loss, config.reward.kl
+    for field, used in (
+        ("loss.kl_estimator", loss.kl_coef and loss.kl_estimator == "full"),
+        ("reward.kl.estimator", reward.coef and reward.estimator == "full"),
+    ):
+        if used:
+            what = f"{field}=full compares whole vocabularies, which megatron's ranks have parts of"
+            other = engine_that(lambda plan: plan.shares_out and plan.has_full_logits)
+            yield Problem(what, fix=f"use {field}=k3, or policy.engine={other}", field=field)
 
 
 def unsupported(config: TrainingConfig, learners: Learners) -> Iterator[Problem]:
