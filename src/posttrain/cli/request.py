@@ -14,7 +14,7 @@ from posttrain.config import RunConfig
 from posttrain.dialects.detect import is_shipped, read_config
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.errors import ConfigError, DataError, Problem, RequestError
+from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.environments import check_environments
 from posttrain.plan.checks.images import image_problems
@@ -257,8 +257,22 @@ def _check_data_sources(config: RunConfig) -> list[Problem]:
     from posttrain.data.readers import data_sources
     from posttrain.rewards.load import check_data_sources, needs_data_sources
 
-    if not needs_data_sources(config.reward):
+    domains = config.data.domains
+    if not domains and not needs_data_sources(config.reward):
         return []
-    files = [*config.data.train_files, *config.data.validation_files]
-    found = {source: file for file in reversed(files) for source in sorted(data_sources(file, config.data))}
-    return check_data_sources(config.reward, found)
+    training, held_out = (
+        {source: file for file in reversed(files) for source in sorted(data_sources(file, config.data))}
+        for files in (config.data.train_files, config.data.validation_files)
+    )
+    drawn = [source for domain in domains.values() for source in domain.sources]
+    problems = [
+        Problem(
+            f"the domain {name} has no row: no training file holds a data source {' or '.join(domain.sources)}",
+            fix=did_you_mean(domain.sources[0], list(training)),
+            field=f"data.domains.{name}.sources",
+        )
+        for name, domain in domains.items()
+        if not set(domain.sources) & set(training)
+    ]
+    scored = {source: file for source, file in training.items() if not domains or source in drawn}
+    return problems + check_data_sources(config.reward, held_out | scored)

@@ -58,10 +58,17 @@ def check_data_sources(config: RewardConfig, sources: Mapping[str, str]) -> list
     term counts for, a source without a scorer in by_data_source, and a term for sources that no file holds. Raises nothing."""
     problems = []
     for source, file in sources.items():
-        if config.model is None and not any(_counts_for(term, source) for term in config.terms):
+        judged = config.judge is not None and source in (config.judge.data_sources or (source,))
+        if config.model is None and not judged and not any(_counts_for(term, source) for term in config.terms):
             what = f"no reward term counts for data source {source!r} of {file}"
             fix = "add it to a term's data_sources, or add a term for it"
             problems.append(Problem(what, fix=fix, field="reward.terms"))
+    if config.judge is not None and config.judge.data_sources and sources:
+        absent = [source for source in config.judge.data_sources if source not in sources]
+        if len(absent) == len(config.judge.data_sources):
+            what = f"the judge is for data sources that no file holds (they hold: {', '.join(sorted(sources))})"
+            fix = did_you_mean(absent[0], list(sources), listed=True)
+            problems.append(Problem(what, fix=fix, field="reward.judge.data_sources"))
     for index, term in enumerate(config.terms):
         place = f"reward.terms.{index}"
         if term.data_sources and sources and not any(_counts_for(term, source) for source in sources):
@@ -77,7 +84,10 @@ def check_data_sources(config: RewardConfig, sources: Mapping[str, str]) -> list
 
 def needs_data_sources(config: RewardConfig) -> bool:
     """Return True when ``check_data_sources`` can find problems in this configuration."""
-    return any(term.data_sources or (term.name == "by_data_source" and term.path is None) for term in config.terms)
+    judged = config.judge is not None and bool(config.judge.data_sources)
+    return judged or any(
+        term.data_sources or (term.name == "by_data_source" and term.path is None) for term in config.terms
+    )
 
 
 def _run_wide(config: RewardConfig) -> RunWide:

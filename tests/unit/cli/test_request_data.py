@@ -39,3 +39,20 @@ def test_a_task_that_nothing_scores_stops_the_request(tmp_path: Path) -> None:
     assert "no scorer for data source 'openai/gsm9k'" in str(caught.value)
     assert "run.yaml:4" in str(caught.value)
     assert read(tmp_path, source="openai/gsm9k", reward="gsm8k").training_prompts == 20  # every source is meant
+
+
+def test_rows_of_no_domain_need_no_reward_and_a_domain_needs_rows(tmp_path: Path) -> None:
+    """Rows of chat are never drawn, so that nothing has to score them."""
+    length = "run.total_steps=2"
+    read(tmp_path, source="chat", reward="gsm8k")
+    (tmp_path / "b.jsonl").write_text((tmp_path / "a.jsonl").read_text().replace("chat", "openai/gsm8k"))
+    files = f"data.train_files=[{tmp_path}/a.jsonl,{tmp_path}/b.jsonl]"
+    scored = "reward.terms=[{name: gsm8k, data_sources: [openai/gsm8k]}]"
+    domain = "data.domains={math: {sources: [openai/gsm8k], prompts_per_step: 8}}"
+    assert read(tmp_path, files, scored, domain, length, source="chat").training_prompts == 40
+    with pytest.raises(RequestError, match="no reward term counts for data source 'chat'"):
+        read(tmp_path, files, scored, length, source="chat")
+    with pytest.raises(RequestError) as caught:
+        read(tmp_path, files, scored, domain.replace("gsm8k]", "gsm9k]"), length, source="chat")
+    assert "the domain math has no row: no training file holds a data source openai/gsm9k" in str(caught.value)
+    assert "did you mean openai/gsm8k?" in str(caught.value)

@@ -543,6 +543,7 @@ def test_a_judge_of_the_runs_own_grades_its_domain_alone() -> None:
         0.7,
         50,
     )  # ROLL's defaults besides
+    assert "Answer with one word" in judge.prompt_template  # 100 tokens leave no room to think
     assert [(term.name, term.data_sources) for term in loaded.config.reward.terms] == [("exact_match", ["x"])]
     assert loaded.config.placement.devices == 4
 

@@ -9,6 +9,7 @@ import pytest
 
 from posttrain.backends.reward_model.judge import LocalJudge, question_of
 from posttrain.config.judge import JudgeConfig
+from posttrain.config.reward import RewardConfig
 from posttrain.errors import ConfigError
 from posttrain.records.plans import JudgePlan
 from posttrain.records.prompts import Prompt
@@ -21,6 +22,7 @@ from posttrain.records.trajectories import (
     Trajectory,
     TrajectoryGroup,
 )
+from posttrain.rewards.load import check_data_sources
 from posttrain.rewards.sources import NO_REWARD
 from posttrain.steps.score import judged, with_judge
 
@@ -136,3 +138,14 @@ def test_a_response_without_a_reward_or_a_verdict_has_no_reward() -> None:
     crashed, unread = Invalid("exception", "boom"), Invalid("no_verdict", "hm")
     assert with_judge(crashed, Reward(1.0), 1.0) is crashed
     assert with_judge(Reward(1.0), unread, 1.0) is unread
+
+
+def test_rows_that_the_judge_grades_need_no_term() -> None:
+    term = {"name": "exact_match", "data_sources": ["math"]}
+    reward = RewardConfig.model_validate({"terms": [term], "judge": {"path": "j", "data_sources": ["essay"]}})
+    assert check_data_sources(reward, {"math": "a", "essay": "a"}) == []
+    [problem] = check_data_sources(reward, {"math": "a", "essay": "a", "chat": "b"})
+    assert "no reward term counts for data source 'chat' of b" in problem.what
+    [problem] = check_data_sources(reward, {"math": "a"})
+    assert problem.what == "the judge is for data sources that no file holds (they hold: math)"
+    assert problem.field == "reward.judge.data_sources"

@@ -8,7 +8,7 @@ from typing import Any
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.rules.look import CONFIG, written_config
 from posttrain.dialects.roll.rules.placement import ENGINES, READERS, device_ids
-from posttrain.dialects.roll.rules.reward_workers import JUDGE, JUDGE_EXTRACT, JUDGE_TEMPLATE
+from posttrain.dialects.roll.rules.reward_workers import JUDGE, JUDGE_EXTRACT, SHORT_JUDGE_TEMPLATE
 from posttrain.dialects.roll.rules.templates import TEMPLATES
 
 # Keys of a judge's worker that count; other reward workers are functions.
@@ -84,7 +84,7 @@ def _settings(keys: Reader, domain: str) -> dict[str, Any]:
         "top_k": max(keys[f"{args}.top_k"], 0),
         "max_tokens": keys[f"{args}.max_new_tokens"] or 512,
         "extract": JUDGE_EXTRACT,
-        "prompt_template": JUDGE_TEMPLATE,
+        "prompt_template": SHORT_JUDGE_TEMPLATE,
     }
     if ids:
         settings["devices"] = ids

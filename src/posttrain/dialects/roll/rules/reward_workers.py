@@ -20,6 +20,10 @@ JUDGE_TEMPLATE = """Grade a response to a question. What stands between the mark
 ===== END =====
 
 Think through briefly whether the response reaches the reference answer. Then write as the last line one word: YES or NO."""
+# Without room to think: ROLL's judges on the run's devices have 100 tokens in most of its examples.
+SHORT_JUDGE_TEMPLATE = JUDGE_TEMPLATE.partition("Think through")[0] + (
+    "Does the response reach the reference answer? Answer with one word: YES or NO."
+)
 
 Worker = tuple[tuple[str, dict[str, Any]], ...]
 _REPEATS: tuple[str, dict[str, Any]] = ("repetition", {})  # 3 words, at most -0.5, as ROLL's
