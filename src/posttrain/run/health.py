@@ -64,6 +64,10 @@ def _in_a_row(steps: int, at_least: float) -> Rule:
     return lambda value, before: len(before) >= steps - 1 and min([value, *list(before)[1 - steps :]]) >= at_least
 
 
+def _either(*rules: Rule) -> Rule:
+    return lambda value, before: any(rule(value, before) for rule in rules)
+
+
 RATE = "a learning rate that is too high"
 
 WATCHED = (
@@ -86,7 +90,7 @@ WATCHED = (
             "a reward that pays for length, an end token that is no longer written, a chat template without its end"),
     Watched("response/length_mean", _below(0.4), "responses are getting much shorter",
             "a reward that pays for brevity or for nothing, a stop text that appears early"),
-    Watched("response/truncated_share", _above(2, 0.3, enough=2),
+    Watched("response/truncated_share", _either(_above(2, 0.3, enough=2), _in_a_row(3, 0.95)),
             "more responses are cut at the token limit",
             "a limit that is too low for the task, an end token that is no longer written (chat template, "
             f"generation_config.json), a reward that pays for length, {RATE}"),

@@ -248,3 +248,10 @@ def test_rows_for_fine_tuning_are_checked_by_plan(plan: Plan, job: Path) -> None
     for bad, said in ((rows[1], "holds an empty text"), (rows[2], "holds True; text is expected")):
         (job / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*4 * rows[:1], bad]))
         assert f"row 4 of d.jsonl: column answer {said}" in plan(file="sft.yaml")
+
+
+def test_a_path_in_the_home_folder_needs_no_quotes(plan: Plan, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell expands ~ at the beginning of a word alone."""
+    monkeypatch.setenv("HOME", str(job))
+    assert plan("model.path=~/model") == ""
+    assert f"there is no folder {job}/none, at override model.path=~/none" in plan("model.path=~/none")

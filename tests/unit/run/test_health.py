@@ -124,6 +124,16 @@ def test_responses_that_are_all_cut_from_a_step_on() -> None:
     assert told == [3]
 
 
+def test_responses_that_are_all_cut_from_the_first_step_on() -> None:
+    """There is nothing to compare with: nearly all in three steps is enough."""
+    health = Health()
+    told = [health.look(step, {"response/truncated_share": 0.98}, IDS) for step in range(1, 6)]
+    assert [len(each) for each in told] == [0, 0, 1, 0, 0]
+    assert "more responses are cut at the token limit: response/truncated_share is 0.98" in told[2][0]
+    health = Health()
+    assert not any(health.look(step, {"response/truncated_share": 0.9}, IDS) for step in range(1, 30))
+
+
 def test_a_step_without_a_metric_is_passed_over() -> None:
     assert Health().look(1, {}, []) == []
 

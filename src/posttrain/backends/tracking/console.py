@@ -204,12 +204,14 @@ def hide_control_keys() -> Callable[[], None]:
     function that restores it. A no-op without a terminal on standard input."""
     try:
         import termios
-
+    except ImportError:  # no terminals of this kind on this system
+        return lambda: None
+    try:
         stdin = sys.stdin.fileno()
         before = termios.tcgetattr(stdin)
         quiet = [*before[:3], before[3] & ~termios.ECHOCTL, *before[4:]]
         termios.tcsetattr(stdin, termios.TCSANOW, quiet)
-    except (ImportError, OSError, ValueError, AttributeError, termios.error):
+    except (OSError, ValueError, AttributeError, termios.error):
         return lambda: None
     return lambda: termios.tcsetattr(stdin, termios.TCSANOW, before)
 

@@ -18,6 +18,9 @@ QUOTING = (
 )
 
 
+_HOME = re.compile(r"^([+\w./@]+=)(~/[\w./-]*)$")
+
+
 class KnownKeys(Protocol):
     """The keys that a dialect's own files hold, although the user's file does not write them all."""
 
@@ -68,7 +71,8 @@ def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
     for text in texts:
         where = f"override {text}"
         try:
-            parsed = _parse(text)
+            # A shell leaves ~ behind an = as it is, and Hydra's grammar has no such character.
+            parsed = _parse(_HOME.sub(r"\1'\2'", text))
         except HydraException as error:
             reason = _reason(error) if "=" in text else "there is no ="
             problems.append(Problem(f"{text!r} is not an override ({reason})", fix=_quoted(text)))

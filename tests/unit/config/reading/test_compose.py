@@ -146,7 +146,7 @@ class TestOverrides:
             ("", "'' is not an override (there is no =)"),
             ("d/train.parquet", "'d/train.parquet' is not an override (there is no =)"),
             ("a=b=c", "'a=b=c' is not an override"),
-            ("a=~/x", "'a=~/x' is not an override (a character that needs quotes)"),
+            ("a=~x", "'a=~x' is not an override (a character that needs quotes)"),
             ("a=1,2", "a sweep over several values is not one run, at override a=1,2"),
             ("a=range(1,3)", "a sweep over several values"),
             ("=1", "the key must be a dotted name"),
