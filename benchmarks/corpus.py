@@ -3,6 +3,7 @@
     python benchmarks/corpus.py verl-0.4.1/                  # a table of refusals by cause, and the share that is accepted
     python benchmarks/corpus.py verl-0.4.1/ --each           # one line per file
     python benchmarks/corpus.py verl-0.4.1/ --only gemma     # files whose path contains a word, with every problem
+    python benchmarks/corpus.py verl-0.4.1/ --run 5          # and two steps of five files, drawn by --seed, on a tiny model
 
 A launch script is run by a restricted shell in which nothing but the shell's own words exists: it writes nothing, starts
 nothing and shows the trainer's arguments after all expansions. Data and models are not looked at (``--skip-files``).
@@ -14,9 +15,11 @@ import argparse
 import contextlib
 import io
 import os
+import random
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,6 +28,7 @@ from importlib import import_module
 from pathlib import Path
 
 import yaml
+from two_steps import two_steps
 
 from posttrain.cli.plan import PLANS
 from posttrain.cli.request import load_request
@@ -210,8 +214,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="files whose path contains this word, with every problem")
     parser.add_argument("--each", action="store_true", help="a line for every file")
     parser.add_argument("--here", action="store_true", help="plan for the one device at hand")
+    parser.add_argument("--run", type=int, default=0, help="make two steps of so many files that train, with --here")
+    parser.add_argument("--seed", type=int, default=0, help="which files --run draws")
     parser.add_argument("--drop-unknown", action="store_true", help="leave out keys of the launches' own")
     chosen = parser.parse_args()
+    chosen.here = chosen.here or chosen.run > 0
     folder = chosen.folder.resolve()
     dialect = chosen.dialect or dialect_of(folder)
     verdicts = [
@@ -239,6 +246,33 @@ def main() -> None:
     print(
         f"\n{len(verdicts)} launches: {accepted} accepted ({accepted / total:.0%}), {trains} train ({trains / total:.0%})"
     )
+    if chosen.run:
+        make_steps(
+            [verdict.launch for verdict in verdicts if verdict.trains], chosen.run, chosen.seed, chosen.drop_unknown
+        )
+
+
+def make_steps(candidates: Sequence[Launch], count: int, seed: int, drop_unknown: bool) -> None:
+    """Make two steps of some launches, drawn at random, and print what became of each."""
+    from posttrain.models.tiny import write_tiny_model
+
+    drawn = random.Random(seed).sample(candidates, len(candidates))
+    made = tried = 0
+    with tempfile.TemporaryDirectory() as place:
+        model = write_tiny_model(Path(place) / "model")
+        for number, launch in enumerate(drawn):
+            if tried == count:
+                break
+            loaded = load_request(
+                launch.arguments, launch.dialect, here=True, drop_unknown=drop_unknown, skip_files=True
+            )
+            said = two_steps(loaded, Path(place) / str(number), model)
+            if said.startswith("not tried"):
+                continue
+            tried += 1
+            made += not said
+            print(f"{'two steps' if not said else 'failed':9} {launch.name}{': ' if said else ''}{said}")
+    print(f"\n{made} of {tried} made two steps")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,98 @@
+"""Two steps of somebody's configuration on a tiny model with made data: sizes shrink, everything else stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import RunConfig
+from posttrain.config.base import Section
+from posttrain.config.environment import SINGLE_TURN
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.native.write import to_yaml
+
+PROMPTS, ROWS, RESPONSE = 4, 16, 16  # per step, in the file, and tokens of a response
+LIMIT_S = 300
+
+
+def two_steps(loaded: LoadedConfig[Any], folder: Path, model: Path) -> str:
+    """Run the configuration for two steps. Returns: "" when it does, else the last line of what it says.
+
+    The shape of a step stays (updates per step, several responses or one); numbers of prompts, tokens and steps shrink, paths
+    are replaced by a random model of two layers and rows of made sums, and files of functions by the scorer of those rows.
+    """
+    config = loaded.config
+    if not isinstance(config, RunConfig):
+        return "not tried: it is no configuration of reinforcement learning"
+    if config.reward.model is not None or config.environment.name not in (None, SINGLE_TURN):
+        return "not tried: it needs a reward model, tools or an environment of its own"
+    folder.mkdir(parents=True)
+    data = folder / "sums.jsonl"
+    data.write_text("".join(json.dumps(_row(config, number)) + "\n" for number in range(ROWS)))
+    file = folder / "run.yaml"
+    file.write_text(to_yaml(_shrunk(config, data, folder, model)))
+    done = subprocess.run(
+        [sys.executable, "-m", "posttrain", "train", str(file)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    steps = folder / "run" / "metrics.jsonl"
+    count = sum(1 for line in steps.read_text().splitlines() if '"step"' in line) if steps.is_file() else 0
+    if done.returncode == 0 and count >= 2:
+        return ""
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return f"exit {done.returncode} after {count} steps: {' '.join(said[-3:])[:300]}"
+
+
+def _row(config: RunConfig, number: int) -> dict[str, Any]:
+    """A sum, under the columns that the configuration names."""
+    data = config.data
+    question = [{"role": "user", "content": f"What is {number} + 1?"}]
+    truth = str(number + 1)
+    return {
+        data.prompt_column or "prompt": question,
+        data.data_source_column or "data_source": "openai/gsm8k",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "ground_truth": truth,
+        data.extra_info_column: {"index": number},
+    }
+
+
+def _shrunk(config: RunConfig, data: Path, folder: Path, model: Path) -> RunConfig:
+    samples = min(2, config.rollout.samples_per_prompt)
+    sequences = config.data.prompts_per_step * config.rollout.samples_per_prompt
+    updates = 2 if sequences > (config.policy.sequences_per_mini_batch or sequences) else 1
+    small = {"sequences_per_mini_batch": PROMPTS * samples // updates}
+    few = {"sequences_per_micro_batch_per_device": 1, "max_tokens_per_micro_batch": None}
+    terms = [term.model_copy(update={"name": "gsm8k", "path": None, "options": {}}) for term in config.reward.terms[:1]]
+    columns = {"ground_truth_column": "ground_truth", "extra_columns": []}
+    files = {"train_files": [str(data)], "validation_files": [], "prompts_per_step": PROMPTS, "max_prompt_tokens": 128}
+    length = {"max_response_tokens": RESPONSE, "samples_per_prompt": samples}
+    return config.model_copy(
+        update={
+            "model": _with(config.model, path=str(model), tokenizer_path=None, config_overrides={}),
+            "data": _with(config.data, **files, **columns),
+            "rollout": _with(config.rollout, **length),
+            "validation": _with(config.validation, every_steps=None, before_training=False),
+            "policy": _with(config.policy, **small, **few),
+            "critic": _with(config.critic, path=None, **small, **few),
+            "reference": _with(config.reference, path=None, **few),
+            "reward": _with(config.reward, terms=terms, overlong_buffer_tokens=None, check_references=False),
+            "run": _with(config.run, folder=str(folder / "run"), total_steps=2, resume="never"),
+            "checkpoint": _with(config.checkpoint, every_steps=None, at_end=False, upload=None, folder=None),
+            "tracking": _with(config.tracking, trackers=[]),
+        }
+    )
+
+
+def _with(section: Section, **values: Any) -> Section:
+    """The section with other values, of those names that it has."""
+    return section.model_copy(
+        update={name: value for name, value in values.items() if name in type(section).model_fields}
+    )
