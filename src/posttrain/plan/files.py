@@ -1,4 +1,4 @@
-"""The files a run needs besides its data, looked at without loading them: model folders, the run folder, templates."""
+"""Checks of the files that a run needs besides its data: model folders, the run folder, templates. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def check_run_files(config: RunConfig) -> list[Problem]:
-    """Everything wrong with the model, reference, critic, reward model, tokenizer and run folders and the chat template."""
+    """Check the folders of the model, reference, critic, reward model, tokenizer and run, and the chat template."""
     problems = check_model_files(config.model)
     if config.reference.path is not None and (config.loss.kl_coef > 0 or config.reward.kl.coef > 0):
         problems += _check_model(config.reference.path, "reference.path", tokenizer=False)
@@ -66,7 +66,7 @@ def check_run_folders(config: TrainingConfig) -> list[Problem]:
 
 
 def _among_models(config: TrainingConfig) -> Iterator[Problem]:
-    """Places that lie in the folder of a model that is read: what is written would be taken for parts of it."""
+    """Report output folders inside a model folder that is read: their files would be taken for parts of the model."""
     models = [config.model.path, config.model.tokenizer_path]
     if isinstance(config, RunConfig):
         models += [config.reference.path, config.critic.path]
@@ -91,7 +91,7 @@ def _among_models(config: TrainingConfig) -> Iterator[Problem]:
 
 
 def _among_data(config: TrainingConfig) -> Iterator[Problem]:
-    """Data files that have the place or the name of what the run writes."""
+    """Report data files that the run would overwrite."""
     folder = Path(config.folder).resolve()
     for field in ("train_files", "validation_files"):
         for file in getattr(config.data, field):
@@ -103,7 +103,7 @@ def _among_data(config: TrainingConfig) -> Iterator[Problem]:
 
 
 def _check_urls(config: TrainingConfig) -> Iterator[Problem]:
-    """Checkpoints elsewhere. Nothing is looked up over the network."""
+    """Check the URL that checkpoints are uploaded to, without using the network."""
     start, target = config.run.resume_path, config.checkpoint.upload
     if start is not None and is_url(start):
         found: list[Problem | None] = [problem_of(start, "run.resume_path")]
@@ -120,7 +120,7 @@ def _check_urls(config: TrainingConfig) -> Iterator[Problem]:
 
 
 def check_model_files(model: ModelConfig) -> list[Problem]:
-    """Everything wrong with a model's folder, its tokenizer and its chat template."""
+    """Check a model's folder, its tokenizer and its chat template."""
     problems = list(_check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
     if model.tokenizer_path is not None and not is_hub_id(model.tokenizer_path):
         problems += _check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")

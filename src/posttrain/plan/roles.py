@@ -18,20 +18,21 @@ TRAINING_ENGINES = ("policy", "critic", "reference")  # roles that a training en
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRequest:
-    """A role as the configuration asks for it."""
+    """A role that the configuration requests, before it is placed."""
 
     role: str
-    field: str  # of its devices
+    field: str  # the setting that names its devices
     engine: str
     devices: list[int] | None
-    sizes: GroupSizes  # but data and shard, which depend on the devices
+    sizes: GroupSizes  # without data and shard, which follow from the devices
     awake: tuple[Phase, ...]
     rests: tuple[str, ...] = ()
-    servers: int = 0  # outside of the run's devices
+    servers: int = 0  # that run outside of the run's devices
 
 
 def place(config: TrainingConfig) -> tuple[PlacementPlan | None, list[Problem]]:
-    """The plan, or why there is none: with the arithmetic, the setting it comes from, and what would do."""
+    """Place the roles of a run. Returns: the plan and no problem; or None and the problems, each with its arithmetic, the
+    setting it comes from, and values that would work."""
     place = config.placement
     problems = _of_the_run(place)
     asked = _roles(config)
@@ -84,7 +85,7 @@ def _of_the_run(place: PlacementConfig) -> list[Problem]:
 
 
 def _roles(config: TrainingConfig) -> list[RoleRequest]:
-    """The roles of this run, in the order a step needs them. Supervised fine-tuning has the policy alone."""
+    """List the roles of a run in the order in which a step needs them. Supervised fine-tuning has only the policy."""
     return _roles_of_a_step(config) if isinstance(config, RunConfig) else [_policy(config.policy, ("update",))]
 
 

@@ -1,4 +1,4 @@
-"""Sampling in workers: prompts are dealt out, groups come back as they are done, and a lost sampler is replaced once."""
+"""Sampling in workers: prompts are distributed, groups return as they are complete, and a lost sampler is replaced once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posttrain.records.notices import Notices
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 
-IN_FLIGHT_S = 30.0  # for groups that a worker has told and that have not come
+IN_FLIGHT_S = 30.0  # timeout for groups that a worker has announced and not delivered
 
 
 class RemoteRollout:
@@ -30,7 +30,7 @@ class RemoteRollout:
         nothing goes on.
     """
 
-    note = ""  # told once, by the runtime
+    note = ""  # shown once, by the runtime
 
     def __init__(self, workers: WorkerGroup, notices: Notices, renew: Callable[[Member, bool], Member] | None):
         self.workers = workers
@@ -122,12 +122,12 @@ class _Sampling:
         return [self.groups[number] for number in range(len(self.prompts))]
 
     def _ask(self, member: Member, numbers: list[int]) -> None:
-        """Ids are all that a sampler needs of a prompt."""
+        """Reduce a prompt to its token ids, all that a sampler needs."""
         plain = [
             (number, Prompt(prompt_id=each.prompt_id, token_ids=each.token_ids, text="", data_source=""))
             for number, each in ((number, self.prompts[number]) for number in numbers)
         ]
-        member.take()  # what is left of a call that was given up
+        member.take()  # discard what is left of an abandoned call
         self.missing[member] = set(numbers)
         self.promises[member] = self.workers.cluster.call(
             member.handle, "call", "generate", True, self.call, plain, self.sampling
@@ -147,7 +147,7 @@ class _Sampling:
         self._ask(self.rollout.replace(lost, send=True), numbers)
 
     def _hear(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> None:
-        """Take what has come: tokens, groups, and the ends of calls."""
+        """Process the messages that have arrived: tokens, groups, and the ends of calls."""
         kept = self.workers.cluster.ready(list(self.promises.values()), 0.1) if self.promises else []
         if not self.promises:
             time.sleep(0.05)

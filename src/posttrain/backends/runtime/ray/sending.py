@@ -1,4 +1,4 @@
-"""The policy's weights as they leave a rank of the trainers: flat buckets, a broadcast, or a folder.
+"""Sending of the policy's weights by a rank of the trainers: as flat buckets, by a broadcast, or through a folder.
 
 Every rank makes the same calls in the same order, because gathering what is shared out takes all of them; rank 0 alone keeps
 and sends what was gathered. Digests of every tensor are taken here, and again where it arrives (``taking``).
@@ -90,7 +90,7 @@ class Sender:
             trained = [each for each in self.model.parameters() if each.requires_grad]
             sizes = [self.sharding.shape(each).numel() * self.dtype.itemsize for each in trained]
             self._buckets = in_buckets(self.weights(), bucket_bytes)
-        else:  # what a checkpoint consists of shows when it is there
+        else:  # the parts of a checkpoint are known only once it is there
             held = list(self.weights())
             sizes = [tensor.nbytes for _, tensor in held]
             self._buckets = in_buckets(iter(held), bucket_bytes)
@@ -164,7 +164,7 @@ def backend_of(device: torch.device) -> str:
 def in_buckets(
     weights: Iterator[tuple[str, Tensor]], bucket_bytes: int
 ) -> Iterator[tuple[tuple[TensorEntry, ...], Tensor]]:
-    """Tensors one after another in flat buckets."""
+    """Concatenate tensors in flat buckets."""
     entries: list[TensorEntry] = []
     parts: list[Tensor] = []
     for name, tensor in weights:
@@ -179,7 +179,7 @@ def in_buckets(
 
 
 def cut(sizes: Sequence[int], bucket_bytes: int) -> Iterator[int]:
-    """The bytes of each bucket: at most so many, but a larger tensor has a bucket of its own."""
+    """Compute the size of each bucket in bytes: at most the limit, except that a larger tensor has a bucket of its own."""
     held = 0
     for size in sizes:
         if held and held + size > bucket_bytes:

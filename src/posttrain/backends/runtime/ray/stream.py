@@ -1,4 +1,4 @@
-"""A stream of requests that is sampled in several workers."""
+"""A stream of requests over several sampling workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
 from posttrain.records.trajectories import SamplingParams, Trajectory
 
-TURN_S = 0.2  # that a worker goes on before it looks for new requests
+TURN_S = 0.2  # for which a worker samples before it looks for new requests
 
 
 class RemoteStream:
@@ -125,7 +125,7 @@ class RemoteStream:
         return [each for each in result or [] if asked.pop(each.sample_id, None) is not None]
 
     def _move(self, lost: Member) -> None:
-        """Ask another worker for what a lost one had under way."""
+        """Send the requests of a lost worker to another one."""
         self._turns.pop(lost, None)
         requests = self._under_way.pop(lost)
         del self._new[lost], self._cancelled[lost]

@@ -1,4 +1,4 @@
-"""The policy's weights on their way to samplers elsewhere. Digests of every tensor are taken where it leaves and arrives."""
+"""Weight syncs from the trainers to the samplers. Every tensor is hashed where it is sent and where it is received."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ class Way:
     """Arguments of the functions that send weights."""
 
     bucket_bytes: int
-    folder: Path  # that trainers and samplers see
+    folder: Path  # shared by trainers and samplers
     ranks_per_sampler: int = 1  # of a broadcast: processes of a sampler that receive
-    adapter: str = ""  # of a LoRA adapter that is sent alone: its adapter_config.json; "": all weights are sent
+    adapter: str = (
+        ""  # adapter_config.json of a LoRA adapter that is sent without its base model; "": all weights are sent
+    )
 
 
 Send = Callable[[WorkerGroup, Sequence[Member], int, Way], Served]
@@ -58,7 +60,7 @@ class SharedSync:
 
 
 class SeparateSync:
-    """Weight sync of samplers in workers of their own. ``send`` is one of the functions below."""
+    """Weight sync to samplers in workers of their own. ``send`` is one of the functions below."""
 
     def __init__(self, trainers: WorkerGroup, send: Send, way: Way):
         self._trainers = trainers
@@ -71,7 +73,7 @@ class SeparateSync:
         return self._sent.nbytes if self._sent else 0
 
     def publish(self, policy: TrainEngine, rollout: RolloutEngine) -> None:
-        """See interfaces.weight_sync.WeightSync. A sampler that is lost meanwhile is replaced, once."""
+        """See interfaces.weight_sync.WeightSync. A sampler that is lost during the sync is replaced once."""
         assert isinstance(rollout, RemoteRollout)
         version = policy.version
         if self._sent is not None and self._sent.version == version == rollout.version:
@@ -87,7 +89,7 @@ class SeparateSync:
         rollout.weights_changed(version)
 
     def send_to(self, member: Member) -> None:
-        """Give a sampler that was just started what the others have. Raises: RunStopped when that has changed."""
+        """Send a new sampler the weights that the others have. Raises: RunStopped when the policy has changed since."""
         if self._sent is None:
             return  # before the first publish
         served = self._send(self._trainers, [member], self._sent.version, self._way)
@@ -95,7 +97,7 @@ class SeparateSync:
 
 
 def through_shared_memory(trainers: WorkerGroup, samplers: Sequence[Member], version: int, way: Way) -> Served:
-    """Flat buckets in Ray's object store: shared memory on a node, which Ray copies to a node that has not got it yet.
+    """Send flat buckets through Ray's object store: shared memory within a node, a copy per further node.
 
     The driver hands on promises and never sees the bytes. While samplers take a bucket, the next one is gathered.
     Returns what every sampler serves. Raises: WorkerLost; RunStopped when something else has arrived than was sent.
@@ -118,14 +120,14 @@ def through_shared_memory(trainers: WorkerGroup, samplers: Sequence[Member], ver
         watch.wait(taking, WHAT, trainers.timeout_s)
     except WorkerLost as loss:
         if not loss.member.vital:
-            watch.wait(gathering, WHAT, trainers.timeout_s)  # until the trainers are through with their part
+            watch.wait(gathering, WHAT, trainers.timeout_s)  # until the trainers have sent their part
         raise
     announced: Served = trainers.call("sender.finish", version, what=WHAT)
     return _all_serve(trainers, samplers, announced, "taker.finish", version, way.adapter)
 
 
 def by_broadcast(trainers: WorkerGroup, samplers: Sequence[Member], version: int, way: Way) -> Served:
-    """Flat buckets from the trainers' rank 0 to all samplers' processes by a collective: gloo on CPUs, NCCL on GPUs.
+    """Broadcast flat buckets from the trainers' rank 0 to all processes of the samplers: gloo on CPUs, NCCL on GPUs.
 
     The group is created for every sync. Returns and raises as ``through_shared_memory``.
     """
@@ -148,9 +150,9 @@ def by_broadcast(trainers: WorkerGroup, samplers: Sequence[Member], version: int
         watch.wait(sending | receiving, WHAT, trainers.timeout_s)
     except WorkerLost as loss:
         if not loss.member.vital:
-            watch.remove(loss.member)  # a stopped one would hold up the others
+            watch.remove(loss.member)  # a stopped process would block the others
             for promises in (sending, {m: p for m, p in receiving.items() if m is not loss.member}):
-                with suppress(RuntimeError):  # they fail for its sake
+                with suppress(RuntimeError):  # the others fail because it is gone
                     watch.wait(promises, WHAT, trainers.timeout_s)
         raise
     announced: Served = trainers.call("sender.announced", manifest, what=WHAT)
@@ -158,14 +160,14 @@ def by_broadcast(trainers: WorkerGroup, samplers: Sequence[Member], version: int
 
 
 def through_a_folder(trainers: WorkerGroup, samplers: Sequence[Member], version: int, way: Way) -> Served:
-    """Files that the trainers' rank 0 writes and every sampler reads. Returns and raises as ``through_shared_memory``."""
+    """Write files on the trainers' rank 0 that every sampler reads. Returns and raises as ``through_shared_memory``."""
     with written(trainers, version, way) as (folder, announced):
         return _all_serve(trainers, samplers, announced, "taker.load", folder, announced)
 
 
 @contextmanager
 def written(trainers: WorkerGroup, version: int, way: Way) -> Iterator[tuple[Path, Served]]:
-    """The weights in a folder, which goes at the end, and what they are."""
+    """Have the weights written to a folder, which is removed at the end. Yields: the folder and their version and hash."""
     folder = way.folder / f"weights-{version}"
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -191,7 +193,7 @@ SENDS: dict[str, Send] = {
 
 
 def send_of(name: str) -> Send:
-    """Raises: RunStopped for a way that does not lead to samplers in workers."""
+    """Look up a weight sync for samplers in workers. Raises: RunStopped for one that has no such form."""
     known = {"auto": "shared_memory", "adapter": "shared_memory"}.get(name, name)
     if known not in SENDS:
         raise RunStopped(f"rollout.weight_sync={name} does not lead to samplers in workers; use {', '.join(SENDS)}")

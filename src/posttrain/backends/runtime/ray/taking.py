@@ -1,4 +1,4 @@
-"""The policy's weights as they arrive in a sampler's worker: into a copy of the module, or on to a server beside it.
+"""Receiving of the policy's weights in a sampler's worker: into a copy of the module, or for a server beside it.
 
 Each way of sending (``sending``) has its method here. Every tensor's digest is computed again and compared; what differs ends
 the run and is named.
@@ -41,22 +41,22 @@ Bucket = tuple[tuple[TensorEntry, ...], Any] | Failure
 
 
 class Taker(Protocol):
-    """Receiver of weights in a sampler's worker. Each method raises RunStopped when other weights came than were sent."""
+    """Receiver of weights in a sampler's worker. Each method raises RunStopped when other weights arrive than were sent."""
 
     def take_bucket(self, bucket: Bucket) -> Failure | None:
-        """Tensors in shared memory. A sender's failure is handed on."""
+        """Receive tensors in shared memory. Returns: the sender's failure, where it has sent one instead."""
         ...
 
     def receive(self, manifest: str, meeting: tuple[str, int], rank: int, size: int, bucket_bytes: int) -> None:
-        """All of a manifest, by a broadcast."""
+        """Receive the tensors of a manifest by a broadcast."""
         ...
 
     def finish(self, version: int, adapter: str = "") -> Served:
-        """Everything has come: what is served from now on. ``adapter``: the settings of a LoRA adapter that came alone."""
+        """Serve what was received. ``adapter`` holds the settings of a LoRA adapter that was sent without its base model."""
         ...
 
     def load(self, folder: Path, sent: Served) -> Served:
-        """All of a folder: what is served from now on."""
+        """Read the weights in a folder and serve them."""
         ...
 
 
@@ -168,7 +168,7 @@ class ServerTaker:
 
 
 def as_adapter(folder: Path, settings: str) -> None:
-    """Make the buckets that lie in a folder the one file of an adapter of peft's, with its settings beside it."""
+    """Turn the buckets in a folder into peft's one file of an adapter, with its settings beside it."""
     files = sorted(folder.glob("*.safetensors"))
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     for file in files:
