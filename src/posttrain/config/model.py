@@ -33,6 +33,9 @@ class ModelConfig(Section):
     """Run MLPs, norms and rotary embeddings with Liger's kernels; needs a GPU and the package liger-kernel."""
     freeze_vision: bool = False
     """Leave a vision-language model's vision tower, and the layers that join it to the language model, as they are."""
+    freeze: list[str] = []
+    """Beginnings of names of weights that are not trained, such as model.embed_tokens or model.layers.0., as the model's
+    checkpoint names them; each must match some."""
     fused_layers: bool = True
     """Compute norms in fewer operations on a CPU, with the same numbers; false: as transformers does."""
     fast_float32: bool = True

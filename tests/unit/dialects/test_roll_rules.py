@@ -277,7 +277,6 @@ def test_what_must_be_given_is_asked_for(key) -> None:
         (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
         (("async_generation_ratio=1",), "samplers with devices of their own"),
         (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
-        (("actor_train.model_args.freeze_module_prefix='vision_model, model.layers.0'",), "model.layers.0 is planned"),
         (("critic.model_args.freeze_module_prefix=vision_model",), "training a part of the model"),
         (("actor_train.data_args.template=longcot_V3",), "a template with texts of its own"),
         (("track_with=ml_tracker",), "ml_tracker"),
@@ -589,3 +588,8 @@ def test_boxes_in_pixels_are_planned() -> None:
 def test_a_diffusion_models_pipeline_is_named_once() -> None:
     [problem] = load("actor_train.strategy_args.strategy_name=diffusion_deepspeed_train", "~rewards").problems
     assert "reward feedback learning of a diffusion model, which is planned" in str(problem)
+
+
+def test_modules_are_frozen_by_the_beginnings_of_their_names() -> None:
+    model = load("actor_train.model_args.freeze_module_prefix='vision_model, model.layers.0'").config.model
+    assert (model.freeze_vision, model.freeze) == (True, ["model.layers.0"])

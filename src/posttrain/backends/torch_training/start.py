@@ -26,6 +26,7 @@ from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
 from posttrain.models.cpu_products import choose_float32_products
+from posttrain.models.frozen import freeze
 from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.liger import use_liger
 from posttrain.models.loading import DTYPES, load_causal_lm, load_model_config
@@ -57,6 +58,8 @@ def load_policy(
     model = _load_model(config.model, dtype=dtype or DTYPES[config.model.compute_dtype], device=device)
     if config.model.freeze_vision:
         freeze_vision(model)
+    if config.model.freeze:
+        freeze(model, config.model.freeze)
     _choose_kernels(model, config.model)
     if config.policy.lora:
         add_adapter(model, config.policy.lora, seed=config.run.seed)

@@ -72,6 +72,8 @@ def frozen_warnings(model: ModelConfig, lora: LoraConfig | None) -> Iterator[str
     """Report weights that are frozen twice."""
     if model.freeze_vision and lora is not None:
         yield "model.freeze_vision has no effect: policy.lora trains an adapter on the language model alone"
+    if model.freeze and lora is not None:
+        yield "model.freeze has no effect: policy.lora trains an adapter, and no weight of the model"
 
 
 def role_warnings(

@@ -52,15 +52,13 @@ def precision(keys: Reader, section: str) -> dict[str, Any]:
 
 
 def frozen(keys: Reader, section: str) -> dict[str, Any]:
-    """Modules that are not trained: a vision tower, by the names that models and Megatron give it."""
+    """Modules that are not trained: a vision tower, by the names that models and Megatron give it, and others by their own."""
     key = f"{section}.model_args.freeze_module_prefix"
     given = keys[key] if keys.ledger.find(key) else None
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given or []
     others = [name for name in names if name not in VISION_TOWERS]
-    if others:
-        what = f"{key}={','.join(others)} is planned: training a part of the model"
-        keys.plan_only(what, key=key, fix=f"remove it, or freeze the vision tower alone ({key}=vision_model)")
-    return {"model.freeze_vision": True} if names and not others else {}
+    tower = {"model.freeze_vision": True} if len(others) < len(names) else {}
+    return tower | ({"model.freeze": others} if others else {})
 
 
 def recomputes(keys: Reader, section: str) -> bool:
