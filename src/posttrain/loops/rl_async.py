@@ -108,6 +108,7 @@ def run(
         if sampler.dropped:
             metrics["async/dropped_length_mean"] = sampler.dropped_tokens / sampler.dropped
         return metrics | {
+            "async/late_share": len(sampler.late) / ledger.bounds.groups_per_step,
             "async/groups_ahead": float(len(ledger.pending)),
             "async/groups_running": float(len(ledger.running)),
             "async/dropped_groups": float(ledger.dropped),

@@ -103,6 +103,12 @@ WATCHED = (
             "question"),
     Watched("episode/close_failed", _above(0, 0, always=0), "environments fail when they are closed; their episodes are kept",
             "an error in close(), which is close_failure of their samples; their own metrics are lost"),
+    Watched("async/late_share", _in_a_row(3, 0.5), "steps wait for groups at the bound on staleness",
+            "sampling is slower than training for this bound (asynchronous.max_staleness_steps): the trainer starves; a sampler "
+            "or environments that have slowed down; a few responses that are much longer than the others"),
+    Watched("async/effective_token_share", _below(0, always=0.3), "the sampled tokens say little about the policy that learns",
+            f"data that is too old for these updates (asynchronous.max_staleness_steps), {RATE}, a sampler whose log-probs are "
+            "those of another distribution"),
 )  # fmt: skip
 
 # Supervised fine-tuning.

@@ -101,6 +101,7 @@ class Ahead:
         self.dropped = 0  # groups that the last step dropped
         self.dropped_tokens = 0  # sampled for them
         self.consumed: list[Entry] = []  # by the step under way
+        self.late: set[int] = set()  # groups that it waited for, although enough others were complete
         self._roles, self._scorer, self._loader = roles, scorer, loader
         self._prompts, self._sampling_of = prompts, sampling_of
         self._wait_timeout_s = wait_timeout_s
@@ -118,7 +119,7 @@ class Ahead:
 
         Raises: RunStopped when the filter's limit of batches is reached, or nothing is sampled within the time for it.
         """
-        self.sampled_tokens, self.consumed = 0, []
+        self.sampled_tokens, self.consumed, self.late = 0, [], set()
         self._rounds = list(self._script.rounds.get(number, [])) if self._script else []
         for entry in self._restarted:
             self.ledger.record({"step": number, "event": "restarted", "group": entry.serial})
@@ -180,6 +181,7 @@ class Ahead:
                 clock.advance(0)  # the step may be left while only environments are at work
                 for place, trajectory in self._flying.poll(stream):
                     self._end(place, trajectory)
+                    self.late |= {entry.serial for entry in self.ledger.awaited()}
                 if time.monotonic() - self._heard > self._wait_timeout_s:
                     raise RunStopped(self._silence(number))
             for cut in self._flying.suspend(stream):

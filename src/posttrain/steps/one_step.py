@@ -51,6 +51,7 @@ class OneStepAhead:
         self.sampled_tokens = 0  # in the step under way
         self.dropped = self.dropped_tokens = 0  # it drops nothing
         self.consumed: list[Entry] = []  # by the step under way
+        self.late: set[int] = set()  # it takes whole batches, and waits for all of each
         self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
         self._plan_of, self._updates_per_step = plan_of, updates_per_step
         self._in_thread, self._wait_timeout_s = in_thread, wait_timeout_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from bisect import bisect_right as bisect
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -177,7 +178,8 @@ class Simulation:
     def __init__(self, bounds: Bounds, seed: int, *, passing: float = 1.0, kill_every: float = 0.0):
         self.bounds = bounds
         self.log: list[Event] = []
-        self.events = 0
+        self.events = self.kills = 0
+        self.durations: dict[int, float] = {}  # by group
         self._oldest = Counter[int]()
         self._passing = passing
         self._kill = kill_every
@@ -203,6 +205,7 @@ class Simulation:
         while self._ledger.steps < self.bounds.total_steps:
             saved: tuple[Any, ...] = (self._ledger.state(), dict(self._ends), list(self._redraw), self._now)
             if self._random.random() < self._kill:
+                self.kills += 1
                 self._step(dies_after=self._random.randrange(12))
                 self._ledger = self._new()
                 self._ledger.restore(saved[0])
@@ -222,7 +225,8 @@ class Simulation:
         while kept < self.bounds.groups_per_step:
             while ledger.room():
                 entry = self._admit()
-                self._ends[entry.serial] = self._now + self._random.lognormvariate(0, 1.5)
+                self.durations[entry.serial] = self._random.lognormvariate(0, 1.5)
+                self._ends[entry.serial] = self._now + self.durations[entry.serial]
             self._check_no_burst()
             chosen = ledger.choice()
             if chosen is None:
@@ -322,6 +326,32 @@ def test_no_small_schedule_stands_still() -> None:
             ledger.take(chosen, [entry.serial for entry in chosen])
             ledger.end_step()
         assert not ledger.pending and ledger.trained == 4 * size
+
+
+def test_waiting_trains_the_lengths_that_were_admitted_and_dropping_does_not() -> None:
+    """I9: Kolmogorov-Smirnov between the durations of admitted and of trained groups; by hand, D = sup |F - G|, and p > 0.01
+    for D < 1.63 sqrt((n + m) / (n m))."""
+    distance = {}
+    for on_stale in ("wait", "drop"):
+        bounds = Bounds(groups_per_step=8, staleness=1, total_steps=120, on_stale=on_stale)  # type: ignore[arg-type]
+        simulation = Simulation(bounds, seed=5)
+        simulation.run()
+        groups = {event["group"] for event in simulation.log if event["event"] == "consumed"}
+        admitted, trained = sorted(simulation.durations.values()), sorted(simulation.durations[each] for each in groups)
+        found = max(abs(bisect(admitted, x) / len(admitted) - bisect(trained, x) / len(trained)) for x in admitted)
+        distance[on_stale] = found / (1.63 * ((1 / len(admitted) + 1 / len(trained)) ** 0.5))
+    assert distance["wait"] < 1 < distance["drop"]
+
+
+def test_two_hundred_kills_lose_nothing() -> None:
+    """I2: at any event of any step."""
+    kills = 0
+    for seed in range(40):
+        bounds = Bounds(groups_per_step=3, staleness=seed % 4, total_steps=12, on_stale=("wait", "drop")[seed % 2])  # type: ignore[arg-type]
+        simulation = Simulation(bounds, seed, kill_every=0.6)
+        simulation.run()
+        kills += simulation.kills
+    assert kills >= 200
 
 
 @pytest.mark.slow

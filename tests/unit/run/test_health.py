@@ -47,6 +47,11 @@ FAULTS = {
     "reward lost": ({"reward/mean": 0.0}, "the reward has fallen: reward/mean is 0, and was about 0."),
     "end token lost": ({"response/truncated_share": 1.0}, "more responses are cut at the token limit"),
     "close raises": ({"episode/close_failed": 1.0}, "environments fail when they are closed; their episodes are kept"),
+    "slow sampler": ({"async/late_share": 0.8}, "steps wait for groups at the bound on staleness"),
+    "data too old": (
+        {"async/effective_token_share": 0.1},
+        "the sampled tokens say little about the policy that learns",
+    ),
     "gradient": ({"policy/grad_norm": 60.0}, "the gradient has jumped: policy/grad_norm is 60, and was about 2."),
 }
 
