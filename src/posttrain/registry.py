@@ -202,6 +202,10 @@ class Registry(Generic[F]):
         """The name that this registry has in this file."""
         return next(name for name, value in globals().items() if value is self)
 
+    def plugged(self) -> set[str]:
+        """The names that plug-ins register."""
+        return set(self._plugged)
+
     def _plug(self, module: str, each: Registration) -> None:
         self._plugged.setdefault(each.name, _Plugged(module, _description(each, self._facts)))
 

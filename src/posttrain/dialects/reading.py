@@ -28,6 +28,7 @@ from posttrain.dialects.own_keys import (
     own_keys_of,
     settle,
 )
+from posttrain.dialects.plugged import is_plugged, plug_in_named
 from posttrain.dialects.trees import NOTHING, nested, parents, value_at
 from posttrain.dialects.value_types import choices, fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
@@ -181,6 +182,7 @@ def read_dialect(
         read=lambda file: read_with_defaults(file, dialect.built_in, choices),
         leave_out_missing=True,
     )
+    plug_in_named(ledger, composed.values)
     reader = Reader(ledger, composed, skip_files=skip_files)
     _look_at_every_key(dialect, reader, known, here=here)
     settled = _settle_own_keys(reader, known, drop=drop_unknown)
@@ -298,7 +300,7 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
 
 
 def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
-    if row.name.endswith("**") or fits(value, row.type):
+    if row.name.endswith("**") or fits(value, row.type) or is_plugged(row, value):
         return True
     options = choices(row.type)
     if options and isinstance(value, str):

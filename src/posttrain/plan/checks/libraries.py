@@ -1,4 +1,4 @@
-"""Optional libraries that a training run needs and this Python does not have: a plan can be made without them, and not a run."""
+"""Libraries and modules that a training run needs and this Python does not have: a plan can be made without them, not a run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from dataclasses import replace
 
 from posttrain.config import RunConfig, SftConfig
 from posttrain.config.lora import LoraConfig
-from posttrain.errors import Problem
+from posttrain.errors import ConfigError, Problem
 from posttrain.registry import is_installed, missing_library, optional_libraries
+from posttrain.user_files import module_file
 
 
 def missing_libraries(config: RunConfig | SftConfig) -> Iterator[Problem]:
-    """Report each library that a tracker or an adapter needs and that is not installed."""
+    """Report each library that a tracker or an adapter needs, and each module of the user's own, that is not installed."""
     optional = optional_libraries()
     for index, name in enumerate(config.tracking.trackers):
         if name in optional and not is_installed(name):
             field = f"tracking.trackers.{index}"
             yield replace(missing_library(name, f"the tracker {name}"), field=field)
+    for index, module in enumerate(config.model.external_modules):
+        try:
+            module_file(module, asked=module)
+        except ConfigError as error:
+            yield from (replace(problem, field=f"model.external_modules.{index}") for problem in error.problems)
     if _trains_an_adapter(config) and not is_installed("peft"):
         yield replace(missing_library("peft", "policy.lora"), field="policy.lora")
 
