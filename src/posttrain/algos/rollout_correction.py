@@ -63,8 +63,9 @@ def rejection_mask(
     """The tokens that stay in the loss: those whose log-prob gap, or whose response's, is within bounds.
 
     With d = old - rollout, the statistic is k1 = -d, k2 = d^2 / 2 or k3 = exp(d) - 1 - d, of the token or its sum, mean or
-    maximum over the response. k1 has two bounds, written as ratios: log low <= k1 <= log high, where a missing low is
-    1 / high; its sequence_max asks this of every token of the response. k2 and k3 must be at most high (nats).
+    maximum over the response; m2 of a step is ``second_moment_mask``. k1 has two bounds, written as ratios: log low <= k1 <=
+    log high, where a missing low is 1 / high; its sequence_max asks this of every token of the response. k2 and k3 must be at
+    most high (nats).
 
     Args: log-probs [B, T] nats; mask [B, T] bool. d is clamped to [-20, 20].
     Returns: [B, T] bool, a part of mask. Several rules are combined with &.
@@ -73,6 +74,8 @@ def rejection_mask(
         round, as theirs are on old / rollout).
     """
     d = log_ratio(old_logprobs.detach(), rollout_logprobs, mask)
+    if (statistic, reduction) == ("m2", "step"):
+        return second_moment_mask(d, mask, high)
     values = {"k1": -d, "k2": d.square() / 2, "k3": d.exp() - 1 - d}[statistic]
     if reduction == "sequence_sum":
         values = values.sum(dim=1, keepdim=True)
@@ -88,3 +91,23 @@ def rejection_mask(
     if reduction == "sequence_max":
         within = (within | ~mask).all(dim=1, keepdim=True)
     return mask & within
+
+
+def second_moment_mask(log_ratios: Tensor, mask: Tensor, high: float) -> Tensor:
+    """The tokens that stay when those with the largest squared log-ratio go until the mean square of the rest is at most high.
+
+    By hand, high = 0.02: squares 0.09, 0.04, 0.01, 0 have the mean 0.035; without 0.09 it is 0.0167, so one token goes.
+
+    Args: log_ratios [B, T] nats; mask [B, T] bool, of a whole step.
+    Returns: [B, T] bool, a part of mask.
+    Source: M2PO, arXiv:2510.01161, on all tokens, as AReaL applies it (the paper spares those that clipping would not touch).
+    """
+    squares = log_ratios[mask].double().square()
+    order = squares.argsort(descending=True, stable=True)
+    rest = squares[order].flip(0).cumsum(0).flip(0) / torch.arange(len(squares), 0, -1, device=squares.device)
+    gone = int((rest > high).sum())  # the mean of the rest falls with every token that goes
+    kept = torch.ones_like(squares, dtype=torch.bool)
+    kept[order[:gone]] = False
+    result = torch.zeros_like(mask)
+    result[mask] = kept
+    return result

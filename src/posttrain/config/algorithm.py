@@ -161,7 +161,8 @@ class RolloutCorrectionConfig(Section):
     """Divide the weights by their mean over the step."""
     reject: list[str] = []
     """Rules that take tokens or responses out of the loss: token_k1, token_k2, token_k3, or sequence_sum_, sequence_mean_,
-    sequence_max_ with k1, k2, k3 behind."""
+    sequence_max_ with k1, k2, k3 behind; step_m2 takes the tokens with the largest squared log-ratio out, until the mean square
+    of the step's others is within its bound (M2PO, 0.04 there)."""
     reject_bounds: list[str] = []
     """One bound for all rules or one for each: an upper bound, or for k1 lower_upper, such as 0.5_2."""
     use_rollout_logprobs: bool = False

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 STATISTICS = ("k1", "k2", "k3")
 REDUCTIONS = ("token", "sequence_sum", "sequence_mean", "sequence_max")
-RULES = tuple(f"{reduction}_{statistic}" for reduction in REDUCTIONS for statistic in STATISTICS)
+SECOND_MOMENT = "step_m2"  # M2PO: over all tokens of a step
+RULES = (*(f"{reduction}_{statistic}" for reduction in REDUCTIONS for statistic in STATISTICS), SECOND_MOMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectionRule:
     """See algos.rollout_correction.rejection_mask."""
 
-    statistic: str  # of STATISTICS
-    reduction: str  # of REDUCTIONS
-    high: float  # a ratio for k1, nats for k2 and k3
+    statistic: str  # of STATISTICS, or m2
+    reduction: str  # of REDUCTIONS, or step
+    high: float  # a ratio for k1, nats for k2 and k3, squared nats for m2
     low: float | None = None  # for k1 only, a ratio; None: 1 / high
 
 

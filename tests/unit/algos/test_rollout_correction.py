@@ -75,3 +75,26 @@ def test_unknown_names() -> None:
         rejection_mask(OLD, ROLLOUT, MASK, statistic="k4", reduction="token", high=1.0)
     with pytest.raises(KeyError, match="row"):
         rejection_mask(OLD, ROLLOUT, MASK, statistic="k1", reduction="row", high=1.0)
+
+
+@pytest.mark.parametrize(
+    ("high", "kept"),
+    [
+        # Squares of ln 2, ln 0.5, ln 4, ln 1.5, ln 1: 0.48, 0.48, 1.92, 0.164, 0, mean 0.609.
+        (0.61, [[1, 1, 0], [1, 1, 1], [0, 0, 0]]),
+        # Without 1.92 the mean is 0.281.
+        (0.3, [[1, 1, 0], [0, 1, 1], [0, 0, 0]]),
+        # Without the first of the equal ones, 0.215; without both, 0.082; without 0.164, 0.
+        (0.22, [[0, 1, 0], [0, 1, 1], [0, 0, 0]]),
+        (0.1, [[0, 0, 0], [0, 1, 1], [0, 0, 0]]),
+        (0.01, [[0, 0, 0], [0, 0, 1], [0, 0, 0]]),
+    ],
+)
+def test_the_second_moment_of_a_step(high: float, kept: list[list[int]]) -> None:
+    found = rejection_mask(OLD, ROLLOUT, MASK, statistic="m2", reduction="step", high=high)
+    assert found.int().tolist() == kept
+
+
+def test_the_second_moment_of_nothing() -> None:
+    none = torch.zeros_like(MASK)
+    assert not rejection_mask(OLD, ROLLOUT, none, statistic="m2", reduction="step", high=0.1).any()

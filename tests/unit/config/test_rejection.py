@@ -16,7 +16,17 @@ def test_rules_have_one_bound_for_all_or_one_each() -> None:
     assert rejection_rules([k1, k3], ["0.5_2", "0.1"]) == both
     assert [rule.high for rule in rejection_rules([k1, k3], ["2"])] == [2.0, 2.0]
     assert rejection_rules([], []) == rejection_rules([], ["2"]) == ()
-    assert len(RULES) == 12 and rejection_rules(RULES, ["2"])[-1].reduction == "sequence_max"
+    assert len(RULES) == 13 and [rule.reduction for rule in rejection_rules(RULES, ["2"])][-2:] == [
+        "sequence_max",
+        "step",
+    ]
+
+
+def test_the_second_moment_of_a_step_has_a_bound_of_its_own() -> None:
+    [rule] = rejection_rules(["step_m2"], ["0.04"])
+    assert rule == RejectionRule(statistic="m2", reduction="step", high=0.04)
+    with pytest.raises(ValueError, match="step_m2 is never negative and has an upper bound only"):
+        rejection_rules(["step_m2"], ["0.01_0.04"])
 
 
 @pytest.mark.parametrize(
