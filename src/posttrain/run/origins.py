@@ -42,7 +42,12 @@ def command_text(arguments: Sequence[str], secrets: Sequence[str] = ()) -> str:
             argument = argument.replace(text, HIDDEN)
         follows = secret and not equals and argument.startswith("--")
         shown.append(argument)
-    return shlex.join([Path(shown[0]).name, *shown[1:]]) if shown else ""
+    if not shown:
+        return ""
+    program = Path(shown[0])
+    # python -m posttrain
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join([name, *shown[1:]])
 
 
 def commit_of(folder: Path) -> dict[str, Any]:

@@ -218,12 +218,15 @@ class RunFolder:
         files = own_files(self._config)
         keep(files, self.path)
         earlier = [one for one in ids_of(about) if one != self.id_from(first_step)]
+        start = started_by(self._config, now)
         self._about = {
             "name": self._config.run.name,
             "id": self.id_from(first_step),
             **({"earlier_ids": earlier} if earlier else {}),
             "started": about.get("started") or now,
-            "starts": [*about.get("starts", []), started_by(self._config, now)],
+            # The last of the starts, to be read at a glance
+            **{name: start[name] for name in ("command", "host", "commit") if name in start},
+            "starts": [*about.get("starts", []), start],
             "first_step": began,
             "resumes": resumes,
             "lost": [*about.get("lost", []), *lost],

@@ -22,6 +22,7 @@ from posttrain.run.run_folder import RunFolder
             ["posttrain", "+tracking.wandbToken=abc", "x.password=p"],
             "posttrain '+tracking.wandbToken=***' 'x.password=***'",
         ),
+        (["/lib/posttrain/__main__.py", "sft", "a b.yaml"], "posttrain sft 'a b.yaml'"),
         (["posttrain", "--token", "abc", "--here"], "posttrain --token '***' --here"),
         (["posttrain", "--api-key=abc"], "posttrain '--api-key=***'"),
         (["posttrain", "a.api_key=${oc.env:KEY}"], "posttrain 'a.api_key=${oc.env:KEY}'"),
@@ -57,5 +58,6 @@ def test_every_start_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     text = (tmp_path / "run.json").read_text()
     about = json.loads(text)
     assert [start["command"].split()[2] for start in about["starts"]] == ["run.yaml1", "run.yaml4"]
+    assert about["command"] == about["starts"][1]["command"] and about["host"] == about["starts"][1]["host"]
     assert about["ended"] >= about["starts"][1]["time"] and about["starts"][0]["host"]
     assert "sk-typed" not in text
