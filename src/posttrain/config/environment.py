@@ -23,6 +23,11 @@ class TextGameWording(TypedDict, total=False):
     action_words: Mapping[str, str]
     format_penalty: float
     max_response_tokens: int | None
+    reward_template: str
+    answer_format: str
+    first_turn: int
+    history_turns: int
+    turns_apart: bool
 
 
 class NamedEnvironment(Section):

@@ -15,11 +15,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
-from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep
+from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep, Message
 
 ANSWER = r"<answer>(.*?)</answer>"
 _MARKS = re.compile(r"<\|im_start\|>|<\|im_end\|>")  # removed from an answer before the action is matched, as in ROLL
-FIELDS = ("observation", "turn_idx", "actions_left", "max_response_length", "suffix")
+FIELDS = (
+    *("observation", "turn_idx", "actions_left", "max_response_length", "suffix", "format_template"),
+    # Other names of ROLL's for the observation, and what the templates of its step manager hold.
+    *("state", "current_observation", "env_instruction", "history", "history_length", "step_count", "current_step"),
+)
+# ROLL's words behind an action in {history} that was none.
+INVALID = (
+    "(IMPORTANT TIPS: this action is not valid, your new response *must* strictly adhere to the format according to env "
+    "instructions.)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +77,11 @@ class TextGame:
 
     Args: ``max_turns`` ends the episode, and so does the run's limit; the default of both is ``usual_turns``;
         ``instruction`` None is the game's own; ``template`` renders the message of an observation, with the names in FIELDS in
-        braces (``turn_idx`` counts from 1); ``system`` None has no system message; ``action_words``, the model's word for an
-        action, where that is not its name; ``max_response_tokens`` is only a number for the template.
+        braces (``turn_idx`` counts from ``first_turn``); ``system`` None has no system message; ``action_words``, the model's
+        word for an action, where that is not its name; ``max_response_tokens`` and ``answer_format`` (``{format_template}``)
+        are only for the template; ``reward_template`` renders the last turn's ``{reward}``, before the observation that
+        follows it; ``turns_apart`` begins a conversation of its own with every turn, in which ``{history}`` holds the last
+        ``history_turns`` turns.
     Raises: ConfigError for a pattern, a template or words that cannot be used.
     """
 
@@ -87,6 +99,11 @@ class TextGame:
         action_words: Mapping[str, str] | None = None,
         format_penalty: float = 0.0,
         max_response_tokens: int | None = None,
+        reward_template: str = "",
+        answer_format: str = "",
+        first_turn: int = 1,
+        history_turns: int = 0,
+        turns_apart: bool = False,
     ):
         self._game = game
         self._max_turns = min((turns for turns in (max_turns, spec.max_turns) if turns), default=usual_turns)
@@ -96,15 +113,28 @@ class TextGame:
         self._pattern = _pattern(action_pattern)
         self._by_word = _by_word(game.actions, action_words or {})
         self._penalty = format_penalty
-        self._fields: dict[str, Any] = {"max_response_length": max_response_tokens or "", "suffix": ""}
+        self._reward_template = reward_template
+        self._first_turn = first_turn
+        self._history_turns = history_turns
+        self._apart = turns_apart
+        self._played: list[str] = []  # the turns so far, for {history}
+        self._seen = ""
+        self._fields: dict[str, Any] = {
+            "max_response_length": max_response_tokens or "",
+            "suffix": "",
+            "format_template": answer_format,
+            "env_instruction": self._instruction,
+        }
         self._turns = self._valid = self._effective = 0
         self._success = False
-        self._message("")  # report an invalid template now
+        self._message("")  # report invalid templates now
+        self._rewarded(0.0)
 
     def reset(self, seed: int) -> EnvStart:
-        first = "\n".join(text for text in (self._instruction, self._message(self._game.begin(seed))) if text)
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        return EnvStart(messages=[*system, {"role": "user", "content": first}], state_key=self._game.state())
+        self._seen = self._game.begin(seed)
+        instruction = "" if self._apart else self._instruction  # the template has a place for it
+        first = "\n".join(text for text in (instruction, self._message(self._seen)) if text)
+        return EnvStart(messages=self._opening(first), state_key=self._game.state())
 
     def step(self, action: str) -> EnvStep:
         chosen = self._action(action)
@@ -115,8 +145,14 @@ class TextGame:
         self._success = played.success
         done = played.done or self._turns >= self._max_turns
         stop = "solved" if played.success else "lost" if played.done else "max_turns"
+        taken = f"{action}{INVALID}" if chosen is None else self._matched(action)
+        self._played.append(f"(step: {self._turns}, state: {self._seen}, action: {taken}, reward: {played.reward:g})")
+        self._seen = played.seen
+        text = self._message(played.seen)
+        said = f"{self._rewarded(played.reward)}{text}"
         return EnvStep(
-            messages=[{"role": "user", "content": self._message(played.seen)}],
+            messages=[{"role": "user", "content": said}],
+            conversation=self._opening(text) if self._apart and not done else None,
             reward=played.reward + (self._penalty if chosen is None else 0.0),
             done=done,
             stop=stop if done else "",
@@ -135,14 +171,35 @@ class TextGame:
             "format_penalty": self._penalty * (self._turns - self._valid) / turns,
         }
 
+    def _opening(self, text: str) -> list[Message]:
+        """The messages that a conversation begins with."""
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return [*system, {"role": "user", "content": text}]
+
     def _action(self, reply: str) -> str | None:
+        return self._by_word.get(self._matched(reply).casefold())
+
+    def _matched(self, reply: str) -> str:
+        """The text that the pattern takes from an answer; "" without a match."""
         match = self._pattern.search(_MARKS.sub("", reply))
-        return self._by_word.get((match.groups()[-1] or "").strip().casefold()) if match else None
+        return (match.groups()[-1] or "").strip() if match else ""
+
+    def _rewarded(self, reward: float) -> str:
+        try:
+            return self._reward_template.format(reward=reward)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            what = f"the reward_template cannot be filled: {error}"
+            raise ConfigError(Problem(what, fix="its field is {reward}", field="reward_template")) from None
 
     def _message(self, seen: str) -> str:
+        history = self._played[-self._history_turns :] if self._history_turns else []
         fields = self._fields | {
-            "observation": seen,
-            "turn_idx": self._turns + 1,
+            **dict.fromkeys(("observation", "state", "current_observation"), seen),
+            "turn_idx": self._turns + self._first_turn,
+            "step_count": self._turns,
+            "current_step": self._turns + 1,
+            "history": ", ".join(history),
+            "history_length": len(history),
             "actions_left": self._max_turns - self._turns,
         }
         try:

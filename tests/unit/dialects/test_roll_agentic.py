@@ -327,3 +327,24 @@ def test_a_slip_in_env_config_is_named_with_its_key(load) -> None:
     lake = slip | {"env_config": {"size": "four"}}
     [problem] = load(custom_envs=BASE["custom_envs"] | {"FrozenLake": lake}).problems
     assert problem.where.endswith("custom_envs.FrozenLake.env_config.size"), problem
+
+
+def test_templates_of_2025_and_of_the_step_manager(load) -> None:
+    """{state} counts turns from 0; a step manager's template is the whole prompt of its turn."""
+    lake = {"env_type": "frozen_lake", "max_steps": 3, "max_tokens_per_step": 9, "reward_template": "R{reward}\n",
+            "agent_template": "Turn {turn_idx}: {state}", "user_prompt_format": "<answer>"}  # fmt: skip
+    settings = (
+        load(custom_envs=BASE["custom_envs"] | {"FrozenLake": lake}).config.environment.named["FrozenLake"].settings
+    )
+    assert (settings["first_turn"], settings["reward_template"], settings["answer_format"]) == (
+        0,
+        "R{reward}\n",
+        "<answer>",
+    )
+    assert "turns_apart" not in settings
+    step = lake | {"agent_template": "{env_instruction} {history}", "env_manager_cls": STEPS, "history_length": 4}
+    one = {"train_env_manager": BASE["train_env_manager"] | {"tags": ["FrozenLake"], "num_groups_partition": [4]}}
+    config = load(custom_envs={"FrozenLake": step}, **one).config.environment
+    settings = config.named["FrozenLake"].settings
+    assert config.sample_per_turn and (settings["turns_apart"], settings["history_turns"]) == (True, 3)
+    assert "first_turn" not in settings

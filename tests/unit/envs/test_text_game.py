@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from posttrain.envs.text_game import Played, TextGame
@@ -99,3 +101,58 @@ def test_a_thought_and_an_action() -> None:
 def test_wording_that_cannot_be_used(wording: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TextGame(SPEC, Walk(), **wording)  # type: ignore[arg-type]
+
+
+def a_lake(**wording: Any) -> Any:
+    from posttrain.envs.frozen_lake import frozen_lake
+
+    return frozen_lake(EnvSpec(name="frozen_lake"), size=2, slippery=False, ice_share=1.0, instruction="Go.", **wording)
+
+
+def test_templates_of_2025_have_the_state_and_the_reward_before_it() -> None:
+    game = a_lake(
+        template="Turn {turn_idx}: {state} {actions_left} left, as {format_template}.",
+        reward_template="Reward {reward}. ",
+        answer_format="<answer>X</answer>",
+        first_turn=0,
+        max_turns=3,
+    )
+    [first] = game.reset(0).messages
+    lake = game._seen
+    assert first["content"] == f"Go.\nTurn 0: {lake} 3 left, as <answer>X</answer>."
+    step = game.step("nonsense")
+    assert step.conversation is None
+    assert step.messages[0]["content"] == f"Reward 0.0. Turn 1: {lake} 2 left, as <answer>X</answer>."
+
+
+def test_turns_apart_read_the_last_turns_in_their_own_prompt() -> None:
+    game = a_lake(
+        template="{env_instruction} {step_count} done, {history_length} here: [{history}] now {current_step}: "
+        "{current_observation}",
+        system="Play.",
+        turns_apart=True,
+        history_turns=1,
+        max_turns=4,
+    )
+    start = game.reset(0)
+    lake = game._seen
+    assert start.messages == [
+        {"role": "system", "content": "Play."},
+        {"role": "user", "content": f"Go. 0 done, 0 here: [] now 1: {lake}"},
+    ]
+    game.step("nonsense")
+    step = game.step("I say <answer>Fly</answer>")
+    invalid = "I say <answer>Fly</answer>(IMPORTANT TIPS: this action is not valid, your new response *must* strictly"
+    system, user = step.conversation
+    assert system == {"role": "system", "content": "Play."}
+    assert user["content"].startswith(f"Go. 2 done, 1 here: [(step: 2, state: {lake}, action: {invalid}")
+    assert user["content"].endswith(f", reward: 0)] now 3: {lake}")
+    game.step("<answer>Up</answer>")
+    assert game.step("<answer>Up</answer>").conversation is None  # the last turn: nothing is read after it
+
+
+@pytest.mark.parametrize(("name", "text"), [("template", "{stat}"), ("reward_template", "{rewrd}")])
+def test_a_template_with_an_unknown_field_is_refused_at_once(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be filled") as raised:
+        a_lake(**{name: text})
+    assert raised.value.problems[0].field == name

@@ -28,7 +28,14 @@ _GAME = {"format_penalty": "format_penalty", "action_pattern": "action_pattern",
 _LAKE = {**_GAME, "size": "size", "p": "ice_share", "is_slippery": "slippery", "map_seed": "map_seed"}
 _STORE = {**_GAME, "num_boxes": "boxes", "search_depth": "pulls", "dim_x": "rows", "dim_y": "columns"}
 # Of the environment itself.
-_TEXTS = {"agent_system_template": "system", "agent_template": "template", "env_instruction": "instruction"}
+_TEXTS = {
+    "agent_system_template": "system",
+    "agent_template": "template",
+    "env_instruction": "instruction",
+    "reward_template": "reward_template",
+    "user_prompt_format": "answer_format",
+}
+_STEP_FIELDS = ("env_instruction", "history", "current_observation", "step_count", "current_step")
 _SAID_ELSEWHERE = ("max_steps", "grid_vocab", "action_lookup", "grid_lookup", "dim_room", "render_mode", "seed")
 
 
@@ -60,6 +67,7 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
     for name, ours in _TEXTS.items():
         if (text := keys[f"{at}.{name}"]) is not None:
             settings[ours] = text
+    settings |= _step_texts(keys, at) if kind in ("frozen_lake", "sokoban") else {}
     tokens = keys[f"{at}.max_tokens_per_step"] or keys[f"{at}.max_tokens"]
     if tokens is not None and "template" in settings:
         settings["max_response_tokens"] = tokens
@@ -70,6 +78,17 @@ def _turns(keys: Reader, at: str) -> int | None:
     """Return the turns of an episode."""
     turns = keys[f"{at}.max_steps"] or keys[f"{at}.max_steps_per_traj"] or keys[f"{at}.max_actions_per_traj"]
     found: int | None = turns or (keys[f"{at}.env_config"] or {}).get("max_steps") or keys["max_steps_per_traj"]
+    return found
+
+
+def _step_texts(keys: Reader, at: str) -> dict[str, Any]:
+    """Settings for the forms of agent_template: of 2025, whose turns count from 0, and of the step manager, whose turns are
+    conversations of their own with the last history_length - 1 turns in {history}."""
+    template = str(keys[f"{at}.agent_template"] or "")
+    found: dict[str, Any] = {"first_turn": 0} if "{state}" in template else {}
+    if keys[f"{at}.env_manager_cls"] == STEPS and any(f"{{{name}}}" in template for name in _STEP_FIELDS):
+        length = keys[f"{at}.history_length"]
+        found |= {"turns_apart": True, "history_turns": max((length or 1) - 1, 0)}
     return found
 
 
