@@ -20,6 +20,7 @@ STATES: dict[str, Sections] = {
     "sgd with momentum": {"policy": {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}},
     "muon": {"policy": {"optimizer": {"name": "muon", "lr": 1e-3}}},
     "a KL over the vocabulary in the reward": {"reward": {"kl": {"coef": 0.1, "estimator": "full", "target": 0.01}}},
+    "float16": {"model": {"compute_dtype": "float16"}},
     "drawn mini-batches": {"policy": {"shuffle": True, "epochs_per_step": 2}},
 }
 

@@ -16,8 +16,8 @@ class ModelConfig(Section):
     """Folder or hub id of a Hugging Face causal language model, or of a vision-language model (docs/vision.md)."""
     tokenizer_path: str | None = None
     """Folder or hub id of the tokenizer; null means the model's."""
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of forward and backward passes."""
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Precision of forward and backward passes; float16 scales the loss by a factor that adapts, and is slow on a CPU."""
     master_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights that the optimizer works on, their gradients and its state. bfloat16 (with bfloat16 compute)
     takes half the memory and loses updates that are small beside their weight."""

@@ -29,7 +29,7 @@ from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

@@ -96,6 +96,7 @@ class EnginePlan:
     has_full_logits: ClassVar[bool] = True  # in one process, for losses over the whole vocabulary
     saves_parts: ClassVar[bool] = True  # every process can write its own part of a checkpoint
     optimizers: ClassVar[tuple[str, ...]] = ("adamw",)
+    scales_losses: ClassVar[bool] = False  # trains in float16
     hooks_routers: ClassVar[bool] = False  # can replay the sampler's experts, and balance them by the loss
     moves_reference: ClassVar[bool] = False  # the policy's weights can be mixed into the reference
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from posttrain.plan.placement import Phase
 
-BYTES = {"float32": 4, "bfloat16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 AVERAGES = 2  # values per trained weight that Adam keeps
 ADAM = 1 + AVERAGES  # values per trained weight: the gradient and Adam's two averages, in the dtype of the masters
 

@@ -29,6 +29,7 @@ class OptimizerStats:
     grad_norm: float  # before clipping
     lr: float  # of this update
     skipped: bool  # the gradient was not finite, weights are unchanged
+    loss_scale: float | None = None  # factor of the loss in float16; None: losses are not scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

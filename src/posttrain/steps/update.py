@@ -108,6 +108,7 @@ def run_mini_batches(
     """
     engine.begin_step()
     sums, norms, rates, losses = Counter[str](), [], [], []
+    scales: list[float] = []
     tokens = skipped = 0
     for epoch in range(plan.epochs):
         for rows in rows_per_update(batch, plan, epoch):
@@ -119,6 +120,7 @@ def run_mini_batches(
                 skipped += 1
                 continue
             step = engine.optimizer_step()
+            scales += [] if step.loss_scale is None else [step.loss_scale]
             if step.skipped:
                 skipped += 1
                 continue
@@ -131,6 +133,8 @@ def run_mini_batches(
     if losses:
         metrics |= {f"{role}/loss": _mean(losses), f"{role}/grad_norm": _mean(norms), f"{role}/lr": _mean(rates)}
     metrics[f"{role}/skipped_updates"] = float(skipped)
+    if scales:
+        metrics[f"{role}/loss_scale"] = scales[-1]
     return UpdateStats(metrics=metrics, trainer_logprobs=None, updates=len(losses), skipped_updates=skipped)
 
 

@@ -333,9 +333,9 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         f"{R}.temperature=1.0",
     ),
     (
-        (f"+{A}.fsdp_config.mixed_precision.param_dtype=fp16",),
+        (f"+{A}.fsdp_config.mixed_precision.param_dtype=fp8",),
         f"{A}.fsdp_config.mixed_precision.param_dtype",
-        "are in bf16 or fp32",
+        "are in bf16, fp32 or fp16",
         f"{A}.fsdp_config.mixed_precision.param_dtype=bf16",
     ),
     (

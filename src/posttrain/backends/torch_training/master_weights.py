@@ -81,6 +81,13 @@ class MasterWeights:
         """Add the gradient of ``loss`` to the accumulated gradients."""
         loss.backward()
 
+    @torch.no_grad()
+    def divide_gradients(self, divisor: float) -> None:
+        """Divide the accumulated gradients; a factor of the loss is taken back by it."""
+        for master in self.parameters.values():
+            if master.grad is not None:
+                master.grad.mul_(1 / divisor)
+
     def step(
         self, optimizer: torch.optim.Optimizer, limit: float | None, sharding: Shards, *, offload: bool = False
     ) -> float:

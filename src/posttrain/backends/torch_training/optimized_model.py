@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.backends.torch_training.loss_scale import LossScale
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory, offloaded_activations
 from posttrain.backends.torch_training.optimizers import set_rates
 from posttrain.backends.torch_training.rates import Rates
@@ -62,6 +63,7 @@ class How(TypedDict, total=False):
     # Planned, where the learning rate moves once per step; None: it moves with every update
     updates_per_step: int | None
     weight_decay: Factor  # update number -> weight decay; without it, the optimizer's own constant
+    loss_scaling: bool  # multiply losses by a factor that adapts, for float16
     rates: Rates  # what these factors come from, for checkpoints
     seed: int  # of an adapter's dropout
     sharding: Sharding
@@ -123,6 +125,7 @@ class OptimizedModel:
         self._weight_decay: Factor = how.get("weight_decay", lambda update: optimizer.weight_decay)
         self._optimizer = self._masters.optimizer(optimizer)
         self._count = UpdateCount(how.get("updates_per_step"), how.get("rates"))
+        self._loss_scale = LossScale() if how.get("loss_scaling") else None
         self._passes = 0  # since the last update
         self._seed = how.get("seed", 0)
         on_device = self.device.type != "cpu"
@@ -187,7 +190,7 @@ class OptimizedModel:
                 try:
                     with offloaded_activations(self._offload_activations):
                         found = learn(micro)
-                    self._masters.backward(found.loss)
+                    self._masters.backward(found.loss * self._loss_scale.value if self._loss_scale else found.loss)
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise
@@ -228,11 +231,16 @@ class OptimizedModel:
         learning_rate = self._settings.lr * self._learning_rate_factor(self._count.place)
         set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._count.made))
         limit, offload = self._settings.max_grad_norm, self._offload_optimizer
+        if self._loss_scale:
+            self._masters.divide_gradients(self._loss_scale.value)
         norm = self._masters.step(self._optimizer, limit, self._sharding, offload=offload)
         usable = math.isfinite(norm)
+        scale = self._loss_scale.value if self._loss_scale else None
+        if self._loss_scale:
+            self._loss_scale.after(finite=usable)
         self._count.made += usable
         self.zero_grad()
-        return OptimizerStats(grad_norm=norm, lr=learning_rate, skipped=not usable)
+        return OptimizerStats(grad_norm=norm, lr=learning_rate, skipped=not usable, loss_scale=scale)
 
     def zero_grad(self) -> None:
         self._masters.zero_grad()
@@ -259,7 +267,7 @@ class OptimizedModel:
         masters = self._kept(self._masters.whole(self._sharding))
         state = {} if self._adapted else self._whole_state(masters)
         averages = self._kept(self._masters.averages(self._optimizer, self._sharding)) if optimizer else {}
-        counters = self._count.saved()
+        counters = self._counters()
         shell = self._shell()
 
         def write(folder: Path) -> None:
@@ -276,6 +284,9 @@ class OptimizedModel:
 
         return write
 
+    def _counters(self) -> dict[str, Any]:
+        return self._count.saved() | ({"loss_scale": self._loss_scale.saved()} if self._loss_scale else {})
+
     def _kept(self, gathered: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Collect tensors on the first process, which writes; the others take part in gathering and keep nothing."""
         return {name: tensor for name, tensor in gathered if self._sharding.rank == 0}
@@ -286,7 +297,7 @@ class OptimizedModel:
         tensors |= {name: self._masters.parameters.get(name, held) for name, held in self.model.named_parameters()}
         weights = self._sharding.chunks(tensors)
         averages = self._sharding.chunks(self._masters.states(self._optimizer)) if optimizer else []
-        beside = partial(self._write_beside, counters=self._count.saved())
+        beside = partial(self._write_beside, counters=self._counters())
         return chunk_writer(self._sharding.rank, weights, averages, self._shell(), beside)
 
     def _write_beside(self, folder: Path, counters: Mapping[str, Any]) -> None:
@@ -310,7 +321,10 @@ class OptimizedModel:
         self._masters.load(saved, self._sharding)
         averages = saved_averages(folder) if optimizer else {}
         self._masters.load_averages(self._optimizer, averages, self._sharding, offload=self._offload_optimizer)
-        self._count.restore(json.loads((folder / COUNTERS).read_text()) if schedule else None)
+        counters = json.loads((folder / COUNTERS).read_text()) if schedule else None
+        self._count.restore(counters)
+        if self._loss_scale:
+            self._loss_scale.restore(counters and counters.get("loss_scale"))
         self._passes = 0
 
     def _saved_weights(self, folder: Path) -> Mapping[str, Tensor]:

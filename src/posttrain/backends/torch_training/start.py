@@ -250,6 +250,7 @@ def how(
         "padded": config.model.padded,
         "compile_layers": config.model.compile,
         "master_dtype": DTYPES[config.model.master_dtype],
+        "loss_scaling": config.model.compute_dtype == "float16",
         "seed": config.run.seed,
         "notices": notices,
     }

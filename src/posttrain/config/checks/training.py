@@ -27,9 +27,9 @@ def training_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def precision_problems(model: ModelConfig) -> Iterator[Problem]:
-    if model.master_dtype == "bfloat16" and model.compute_dtype == "float32":
+    if model.master_dtype == "bfloat16" and model.compute_dtype != "bfloat16":
         yield Problem(
-            "float32 compute with bfloat16 master weights would round what it has computed",
+            f"{model.compute_dtype} compute with bfloat16 master weights would round what it has computed",
             fix="use model.compute_dtype=bfloat16, or model.master_dtype=float32",
             field="model.master_dtype",
         )

@@ -18,6 +18,11 @@ def engine_problems(config: TrainingConfig) -> Iterator[Problem]:
         yield from plan.problems(config, learners)
         for role, section in learners:
             yield from _optimizer_problems(plan, role, section.optimizer.name)
+            if config.model.compute_dtype == "float16" and not plan.scales_losses:
+                what = f"model.compute_dtype is float16, and the engine {plan.name} does not scale losses"
+                other = engine_that(lambda engine: engine.scales_losses and engine.shares_out)
+                fix = f"use model.compute_dtype=bfloat16, or {role}.engine={other}"
+                yield Problem(what, fix=fix, field="model.compute_dtype")
             for name, can in (
                 ("tensor_parallel", lambda engine: engine.splits_layers),
                 ("pipeline_parallel", lambda engine: engine.splits_layers),

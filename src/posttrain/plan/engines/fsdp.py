@@ -207,6 +207,7 @@ class FsdpPlan(EnginePlan):
     shares_out: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
     hooks_routers: ClassVar[bool] = True
+    scales_losses: ClassVar[bool] = True
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd", "muon")
     splits_sequences: ClassVar[bool] = True
 

@@ -21,6 +21,7 @@ class LocalPlan(EnginePlan):
     reads_images: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
     hooks_routers: ClassVar[bool] = True
+    scales_losses: ClassVar[bool] = True
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd", "muon")
 
     def problems(self, config: TrainingConfig, learners: Learners) -> Iterator[Problem]:

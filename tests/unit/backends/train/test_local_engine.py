@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -558,3 +559,48 @@ def test_same_batch_twice_gives_the_same_bits(tmp_path: Path) -> None:
     for engine in engines:
         train_once(engine, entropy_coef=0.1)
     assert unequal(weights_of(engines[0]), weights_of(engines[1])) == []
+
+
+# ---------------------------------------------------------------------------------------------------------- float16
+
+
+def test_a_scaled_loss_gives_the_same_update(tiny_llama: Path) -> None:
+    """In float32, where a power of two rounds nothing: the same gradients, norm and weights."""
+    plain, scaled = make_engine(tiny_llama), make_engine(tiny_llama, loss_scaling=True)
+    batch = make_batch()
+    found = [each.forward_backward(batch, loss_plan(), batch.counts()).loss for each in (plain, scaled)]
+    assert found[0] == found[1]
+    mine, theirs = gradients_of(scaled), gradients_of(plain)
+    assert all(torch.equal(mine[name], 2.0**16 * theirs[name]) for name in theirs)
+    steps = [each.optimizer_step() for each in (plain, scaled)]
+    assert steps[0].grad_norm == steps[1].grad_norm and [step.loss_scale for step in steps] == [None, 2.0**16]
+    mine, theirs = weights_of(scaled), weights_of(plain)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_small_gradients_survive_in_float16_and_an_overflow_is_skipped(tiny_llama: Path, tmp_path: Path) -> None:
+    batch = make_batch()
+    batch = replace(batch, advantages=batch.advantages * 1e-6)
+    engines = [make_engine(tiny_llama, dtype=torch.float16, loss_scaling=scaling) for scaling in (False, True)]
+    wanted = make_engine(tiny_llama)
+    for each in (*engines, wanted):
+        each.forward_backward(batch, loss_plan(), batch.counts())
+    exact = gradients_of(wanted)
+    errors = []
+    for each, factor in zip(engines, (1.0, 2.0**16), strict=True):
+        mine = gradients_of(each)
+        errors.append(sum(((mine[n] / factor - exact[n]).norm() / exact[n].norm()).item() for n in exact) / len(exact))
+    assert errors[1] < 0.05 < errors[0]
+
+    engine = engines[1]
+    engine._loss_scale.value = 2.0**60
+    before = weights_of(engine)
+    engine.zero_grad()
+    engine.forward_backward(make_batch(), loss_plan(), batch.counts())
+    step = engine.optimizer_step()
+    assert step.skipped and engine.version == 0 and engine._loss_scale.value == 2.0**59
+    assert all(torch.equal(weight, before[name]) for name, weight in weights_of(engine).items())
+    engine.save(tmp_path)
+    again = make_engine(tiny_llama, dtype=torch.float16, loss_scaling=True)
+    again.load(tmp_path)
+    assert again._loss_scale == engine._loss_scale

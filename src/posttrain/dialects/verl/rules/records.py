@@ -16,6 +16,9 @@ _UNKNOWN_HERE = ("vemlp_wandb", "clearml", "trackio")  # verl's trackers that no
 _PRECISIONS = {
     **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bfloat16"),
     **dict.fromkeys(("fp32", "float32", "torch.float32"), "float32"),
+    "fp16": "float16",
+    "float16": "float16",
+    "torch.float16": "float16",
 }
 
 
@@ -97,7 +100,7 @@ def _precision(keys: Reader) -> dict[str, Any]:
         if given in _PRECISIONS:
             return {"model.compute_dtype": _PRECISIONS[given]}
         if given is not None:
-            what = f"{key} is {given!r}; forward and backward passes are in bf16 or fp32"
+            what = f"{key} is {given!r}; forward and backward passes are in bf16, fp32 or fp16"
             keys.problem(what, key=key, fix=f"use {key}=bf16")
     return {}
 
