@@ -51,6 +51,9 @@ class DataConfig(ImageSettings):
     """Use only the first so many training prompts; null means all."""
     chat_template_options: dict[str, str | int | float | bool | None] = {}
     """Extra variables for the chat template, such as enable_thinking."""
+    source_template_options: dict[str, dict[str, str | int | float | bool | None]] = {}
+    """The same for prompts of single data sources, by name, in place of chat_template_options; chat_template among them is the
+    text of a Jinja template for these prompts. Environments of several turns do not read it."""
 
     @field_validator("train_files", "validation_files", mode="before")
     @classmethod

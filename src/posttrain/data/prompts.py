@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,7 @@ from posttrain.config.data import DataConfig
 from posttrain.config.images import ImageSettings
 from posttrain.data.images import CHOOSE_A_VISION_MODEL, ImageRules, PromptImageReader
 from posttrain.data.readers import MAX_LISTED, DatasetRow, read_rows
-from posttrain.data.templates import apply_template, check_template
+from posttrain.data.templates import TEMPLATE, apply_template, check_template
 from posttrain.errors import DataError, ModelError, Problem
 from posttrain.records.prompts import Prompt
 
@@ -25,7 +25,8 @@ What = Literal["training", "validation", "prompt"]
 _FIELDS = {"training": "data.train_files", "validation": "data.validation_files", "prompt": "data.files"}
 Tokenised = tuple[str, list[int]]  # text and token ids
 # Messages, and (width, height) of their images.
-Conversation = tuple[list[dict[str, Any]], list[tuple[int, int]]]
+# Messages, sizes of their images, and the options of their chat template.
+Conversation = tuple[list[dict[str, Any]], list[tuple[int, int]], dict[str, Any]]
 
 # Rows sent to a worker process at a time.
 _CHUNK = 256
@@ -74,7 +75,12 @@ def load_prompts(
     with the bad rows of all files, with the prompts that are too long (``overlong_prompts: error``; prompts with images
     that would be truncated), or when no prompt is left.
     """
-    if problems := check_template(tokenizer, data.chat_template_options):
+    problems = check_template(tokenizer, data.chat_template_options)
+    for source, options in data.source_template_options.items():
+        own = {name: value for name, value in options.items() if name != TEMPLATE}
+        found = check_template(tokenizer, own, replaced=True)
+        problems += [replace(each, field=f"data.source_template_options.{source}") for each in found]
+    if problems:
         raise ModelError(problems)
     rows, names = _read(files, data, prompts_only=what == "prompt")
     rows, names = rows[:limit], names[:limit]
@@ -227,9 +233,17 @@ def _tokenise(
     processor: PromptImageReader | None,
 ) -> list[Tokenised]:
     """Return text and token ids of every row. Raises: DataError with the rows whose messages the template rejects."""
-    messages = [(row.messages, [(image.width, image.height) for image in row.images]) for row in rows]
+    of_source = data.source_template_options
+    messages = [
+        (
+            row.messages,
+            [(image.width, image.height) for image in row.images],
+            of_source.get(row.data_source, data.chat_template_options),
+        )
+        for row in rows
+    ]
     if data.filter_workers == 1:
-        results = _tokenise_chunk(messages, tokenizer, data.chat_template_options, processor)
+        results = _tokenise_chunk(messages, tokenizer, processor)
     else:
         chunks = [messages[start : start + _CHUNK] for start in range(0, len(messages), _CHUNK)]
         # spawn: forking a process with threads (torch, tokenizers) can deadlock
@@ -237,7 +251,7 @@ def _tokenise(
             min(data.filter_workers, len(chunks)),
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
-            initargs=(tokenizer, data.chat_template_options, processor),
+            initargs=(tokenizer, processor),
         ) as pool:
             results = [result for chunk in pool.map(_work, chunks) for result in chunk]
     bad = [
@@ -254,12 +268,11 @@ def _tokenise(
 def _tokenise_chunk(
     messages: list[Conversation],
     tokenizer: PreTrainedTokenizerBase,
-    options: dict[str, Any],
     processor: PromptImageReader | None,
 ) -> list[Tokenised | str]:
     """Return, per row, text and token ids, or the description of its problem."""
     results: list[Tokenised | str] = []
-    for conversation, sizes in messages:
+    for conversation, sizes, options in messages:
         try:
             text, ids = apply_template(tokenizer, conversation, options, processor=processor, sizes=sizes)
         except DataError as error:
@@ -269,15 +282,13 @@ def _tokenise_chunk(
     return results
 
 
-# Tokenizer, template options and processor of a worker.
-_worker: tuple[Any, dict[str, Any], PromptImageReader | None]
+# Tokenizer and processor of a worker.
+_worker: tuple[Any, PromptImageReader | None]
 
 
-def _start_worker(
-    tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], processor: PromptImageReader | None
-) -> None:
+def _start_worker(tokenizer: PreTrainedTokenizerBase, processor: PromptImageReader | None) -> None:
     global _worker
-    _worker = (tokenizer, options, processor)
+    _worker = (tokenizer, processor)
 
 
 def _work(messages: list[Conversation]) -> list[Tokenised | str]:

@@ -18,10 +18,18 @@ if TYPE_CHECKING:
 _OURS = ("conversation", "tokenize", "add_generation_prompt", "chat_template", "return_dict", "tools")
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of any template use: a tokenizer without a template, and options that the user must not set."""
+TEMPLATE = "chat_template"  # among the options of a data source: the text of a template in place of the tokenizer's
+
+
+def check_template(
+    tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], *, replaced: bool = False
+) -> list[Problem]:
+    """Return the problems of any template use: a tokenizer without a template, and options that the user must not set.
+
+    Args: ``replaced``: another template takes the place of the tokenizer's.
+    """
     problems = []
-    if not tokenizer.chat_template:
+    if not tokenizer.chat_template and not replaced:
         name = getattr(tokenizer, "name_or_path", "")
         problems.append(
             Problem(
@@ -82,7 +90,8 @@ def render(
     Raises: ModelError as ``check_template`` finds, or when the template is invalid; DataError when it rejects these
         messages.
     """
-    if problems := check_template(tokenizer, options):
+    own = {name: value for name, value in options.items() if name != TEMPLATE}
+    if problems := check_template(tokenizer, own, replaced=options.get(TEMPLATE) is not None):
         raise ModelError(problems)
     try:
         text = tokenizer.apply_chat_template(

@@ -42,6 +42,26 @@ def test_prompts_in_order_with_names_that_tell_files_apart(three_files, data_con
     assert made.overlong_message("training") == []
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_data_sources_have_templates_of_their_own(tmp_path, row, data_config, tokenizer, workers: int):
+    """The rows of sums are rendered by another template, those of words by the tokenizer's."""
+    rows = [row("w0 w1", truth="a"), row("w0 w1", truth="a") | {"data_source": "words"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    options = {"sums": {"chat_template": "{% for message in messages %}{{ message['content'] }} w3{% endfor %}"}}
+    data = data_config(source_template_options=options, filter_workers=workers)
+    first, second = load_prompts([str(tmp_path / "a.jsonl")], data, tokenizer, what="training").prompts
+    assert first.text == "w0 w1 w3"
+    assert second.text == "<s><|im_start|>user w0 w1<|im_end|><|im_start|>assistant"
+
+
+def test_options_that_are_not_the_users_are_refused_for_a_data_source_too(three_files, data_config, tokenizer):
+    data = data_config(source_template_options={"sums": {"tokenize": True}})
+    with pytest.raises(ModelError) as caught:
+        load_prompts(three_files, data, tokenizer, what="training")
+    [problem] = caught.value.problems
+    assert (problem.field, problem.what) == ("data.source_template_options.sums", "tokenize is set by posttrain")
+
+
 def test_file_labels():
     assert file_labels(["x/train.parquet", "y/val.parquet"]) == ["train.parquet", "val.parquet"]
     assert file_labels(["x/t.parquet", "y/t.parquet"]) == ["x/t.parquet", "y/t.parquet"]

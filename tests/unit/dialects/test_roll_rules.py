@@ -593,3 +593,16 @@ def test_a_diffusion_models_pipeline_is_named_once() -> None:
 def test_modules_are_frozen_by_the_beginnings_of_their_names() -> None:
     model = load("actor_train.model_args.freeze_module_prefix='vision_model, model.layers.0'").config.model
     assert (model.freeze_vision, model.freeze) == (True, ["model.layers.0"])
+
+
+def test_tags_have_templates_of_their_own() -> None:
+    loaded = load("actor_train.data_args.template=qwen3", "tag_to_template={x: native, y: chatml}")
+    assert loaded.problems == loaded.unsupported == ()
+    data = loaded.config.data
+    assert data.chat_template_options == {"enable_thinking": True}
+    assert data.source_template_options["x"] == {}
+    assert "<|im_start|>" in data.source_template_options["y"]["chat_template"]
+    [problem] = load("tag_to_template={x: qwn3}").problems
+    assert "there is no template 'qwn3', at override tag_to_template={x: qwn3}; did you mean qwen3?" in str(problem)
+    [planned] = load("actor_train.data_args.template=chatml", "tag_to_template={x: native}").unsupported
+    assert "tag_to_template with the tokenizer's own template for a tag" in str(planned)

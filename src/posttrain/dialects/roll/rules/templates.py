@@ -29,8 +29,9 @@ def template(keys: Reader, section: str = "actor_train") -> dict[str, Any]:
     name = keys[key]
     if key == "global_template":
         keys.ignore(own, "global_template goes before it")
+    tags = _of_tags(keys)
     if name in TEMPLATES:
-        return TEMPLATES[name]
+        return TEMPLATES[name] | tags
     if _of_pictures(name):
         keys.ignore(key, "prompts with images are rendered by the model's own template, in ROLL too")
         return {}
@@ -42,6 +43,36 @@ def template(keys: Reader, section: str = "actor_train") -> dict[str, Any]:
     keys.problem(f"there is no template {name!r} (known: {', '.join(every)})", key=key,
                  fix=did_you_mean(name, every, listed=True))  # fmt: skip
     return {}
+
+
+def _of_tags(keys: Reader) -> dict[str, Any]:
+    """Return the options of tag_to_template, in place of the run's for prompts of a tag."""
+    if not keys.ledger.find("tag_to_template"):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for tag, name in (keys["tag_to_template"] or {}).items():
+        key = f"tag_to_template.{tag}"
+        if name in _PLANNED:
+            keys.plan_only(f"{key}={name} is planned: a template with texts of its own", key=key, fix="use native")
+        elif name not in TEMPLATES:
+            keys.problem(
+                f"there is no template {name!r}", key=key, fix=did_you_mean(str(name), (*TEMPLATES, *_PLANNED))
+            )
+        else:
+            settings = TEMPLATES[name]
+            text = settings.get("model.chat_template")
+            thinking = settings.get("data.chat_template_options.enable_thinking")
+            found[tag] = {"chat_template": text} if text else {} if thinking is None else {"enable_thinking": thinking}
+    whole = TEMPLATES.get(keys["global_template"] or keys["actor_train.data_args.template"], {}).get(
+        "model.chat_template"
+    )
+    if whole is not None and any("chat_template" not in options for options in found.values()):
+        keys.plan_only(
+            "tag_to_template with the tokenizer's own template for a tag, and another for the rest, is planned",
+            key="tag_to_template",
+            fix="name the tokenizer's own for the rest, and the other for its tags",
+        )
+    return {"data.source_template_options": found} if found else {}
 
 
 def _of_pictures(name: str) -> bool:
