@@ -52,12 +52,14 @@ BASE_FILES = {
     "verl.trainer.main_generation": "generation",
     "verl.trainer.main_eval": "evaluation",
 }
+# Programs of a third party that start from verl's own file: verl_tool.trainer.main_ppo, verl.trainer.main_ppo_format
+OWN_PROGRAMS = re.compile(r"(?:\w+\.)+(main_ppo|main_generation|main_eval)(?:_\w+)?")
 VERL_FILES = "verl/trainer/config"
 LAUNCHERS = ("python", "python3", "torchrun", "uv", "ray", "accelerate", "deepspeed")
 # Every launcher becomes a function that prints its arguments; a command that is not there is no error.
 PRELUDE = (
     "command_not_found_handle() { return 0; }\n"
-    "cd() { :; }\nsource() { :; }\n"
+    "cd() { :; }\nsource() { :; }\nexpr() { printf '%s\\n' \"$(( $* ))\"; }\n"
     "show() { printf '%s\\0' \"$@\" >&FD; printf '\\1\\0' >&FD; }\n"
     + "".join(f'{name}() {{ show {name} "$@"; }}\n' for name in LAUNCHERS)
 )
@@ -151,15 +153,24 @@ def trainer_calls(script: Path, folder: Path) -> list[list[str]]:
     return [call.split("\0")[:-1] for call in printed.split("\1\0") if call]
 
 
+def program(word: str) -> str:
+    """The peer's own entry point that a word of a launcher starts; "" for another word."""
+    if word in ENTRY_POINTS:
+        return word
+    own = OWN_PROGRAMS.fullmatch(word)
+    return f"verl.trainer.{own[1]}" if own else ""
+
+
 def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> Launch | None:
     """The request in a launcher's words; None where it starts something else."""
-    module = next((word for word in words if word in ENTRY_POINTS), None)
-    if module is None:
+    started = next((word for word in words if program(word)), None)
+    if started is None:
         return None
+    module = program(started)
     peer = ENTRY_POINTS[module]
     dialect = dialect if dialect.partition("@")[0] == peer else peer
     folder = next((above for above in script.parents if (above / VERL_FILES).is_dir()), folder)
-    rest = list(words[words.index(module) + 1 :])
+    rest = list(words[words.index(started) + 1 :])
     options: dict[str, str] = {}
     arguments = []
     while rest:
@@ -180,7 +191,8 @@ def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> L
         return Launch(name="", dialect=dialect, arguments=[str(file), *arguments])
     if module in BASE_FILES and BASE_FILES[module] != "ppo_trainer":
         file = folder / VERL_FILES / f"{BASE_FILES[module]}.yaml"
-        return Launch(name="", dialect=dialect, arguments=[str(file), *arguments])
+        base = str(file) if file.is_file() else BASE_FILES[module]  # a name alone: the file that verl ships
+        return Launch(name="", dialect=dialect, arguments=[base, *arguments])
     return Launch(name="", dialect=dialect, arguments=arguments)
 
 

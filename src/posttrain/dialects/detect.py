@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posttrain.config.reading.compose import read_yaml
 from posttrain.config.reading.keys import has_key
@@ -17,6 +17,9 @@ from posttrain.dialects.ledger import Ledger, leaves
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.versions import find_version
 from posttrain.errors import ConfigError, Problem, did_you_mean
+
+if TYPE_CHECKING:
+    from posttrain.dialects.reading import Dialect
 
 NAMES = ("native", "verl", "verl@0.1", "verl@0.2", "verl@0.4", "skyrl", "skyrl@2025-06", "skyrl@2025-08", "roll")
 
@@ -131,12 +134,8 @@ def read_config(
     if found.name not in spoken.rules:
         what = f"{name} has no configuration for posttrain {found.name} that could be read"
         raise ConfigError(Problem(what, fix="write a native one", where=path or "the command line"))
-    warnings: tuple[str, ...] = ()
-    if not version and spoken.unknown_keys == "refuse":
-        written = dict(leaves(read_yaml(path)[0])) if path is not None else {}
-        better = find_version(spoken.ledger.of(found.name), written, parse_overrides(overrides))
-        if better is not None:
-            version, warnings = better.version, (better.said(name, spoken.ledger.version),)
+    written = dict(leaves(read_yaml(path)[0])) if path is not None else {}
+    version, warnings = _version(spoken, found, version, written, overrides)
     loaded = read_dialect(
         spoken,
         path,
@@ -148,6 +147,16 @@ def read_config(
         skip_files=skip_files,
     )
     return replace(loaded, warnings=(*warnings, *loaded.warnings))
+
+
+def _version(
+    spoken: Dialect, entry: Entry[Any], version: str, written: Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[str, tuple[str, ...]]:
+    """The version that is named, or else the one that the keys show, and what there is to say about that."""
+    if version or spoken.unknown_keys != "refuse":
+        return version, ()
+    better = find_version(spoken.ledger.of(entry.name), written, parse_overrides(overrides))
+    return (better.version, (better.said(spoken.name, spoken.ledger.version),)) if better is not None else ("", ())
 
 
 def is_shipped(path: str) -> bool:
@@ -175,8 +184,10 @@ def _read_shipped(
         raise ConfigError(Problem(f"this is {found.title}: posttrain {found.name} {path}"))
     from posttrain.dialects.reading import read_dialect
 
-    return read_dialect(
-        load_dialect(peer),
+    spoken = load_dialect(peer)
+    version, warnings = _version(spoken, found, version, {}, overrides)
+    loaded = read_dialect(
+        spoken,
         path,
         overrides,
         entry=found,
@@ -185,6 +196,7 @@ def _read_shipped(
         drop_unknown=drop_unknown,
         skip_files=skip_files,
     )
+    return replace(loaded, warnings=(*warnings, *loaded.warnings))
 
 
 def load_dialect(name: str):  # type: ignore[no-untyped-def]

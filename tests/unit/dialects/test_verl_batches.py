@@ -201,3 +201,80 @@ def test_a_function_reads_what_the_version_passes(version: str, reads: str) -> N
     loaded = read_dialect(DIALECT, None, [*EXAMPLE, "+custom_reward_function.path=mine.py"], version=version)
     [term] = loaded.config.reward.terms
     assert (term.path, term.name, term.reads) == ("mine.py", "compute_score", reads)
+
+
+OLD_SIZES = (
+    *FILES,
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=8",
+    f"{R}.n=8",
+    f"{A}.ppo_mini_batch_size=256",
+    f"{A}.ppo_micro_batch_size=64",
+    f"{R}.log_prob_micro_batch_size=160",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size=160",
+)
+
+LOG_PROBS_ON_ALL = (
+    f"{R}.log_prob_micro_batch_size=64",
+    f"{R}.log_prob_micro_batch_size_per_gpu=null",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size=64",
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "log_probs", "smaller"),
+    [
+        ("0.1", 160, "4"),  # 160 // 8 prompts x 8; the loss is divided by (256 // 8 x 8) / (64 // 8 x 8) = 4
+        ("0.2", 20, "32"),  # 160 // 8; the loss is divided by (256 x 8 // 8) / (64 // 8) = 32
+    ],
+)
+def test_a_mini_batch_above_the_step_is_the_whole_step(version: str, log_probs: int, smaller: str) -> None:
+    """8 x 8 = 64 sequences of a step on 8 devices: one update, a micro-batch of 8 on each."""
+    loaded = read_dialect(DIALECT, None, OLD_SIZES, version=version)
+    assert loaded.problems == ()
+    policy, reference = loaded.config.policy, loaded.config.reference
+    assert (policy.sequences_per_mini_batch, policy.sequences_per_micro_batch_per_device) == (64, 8)
+    assert reference.sequences_per_micro_batch_per_device == log_probs
+    [told] = [text for text in loaded.warnings if "times smaller" in text]
+    assert f"makes the gradient of such a step {smaller} times smaller than the mean" in told
+
+
+def test_a_mini_batch_above_the_step_has_whole_micro_batches() -> None:
+    """12 x 8 / 8 = 12 sequences on a device in micro-batches of at most 8: two of 6. By tokens, 12 of the 256 asked for."""
+    loaded = read_dialect(DIALECT, None, [*OLD_SIZES, "data.train_batch_size=12"], version="0.2")
+    assert loaded.problems == ()
+    assert loaded.config.policy.sequences_per_micro_batch_per_device == 6
+    assert any("16 times smaller" in text for text in loaded.warnings)  # 32 micro-batches asked for, 2 made
+    by_tokens = [*OLD_SIZES, "data.train_batch_size=16", f"{A}.use_dynamic_bsz=True"]
+    [told] = [one for one in read_dialect(DIALECT, None, by_tokens, version="0.2").warnings if "times smaller" in one]
+    assert "16 times smaller" in told  # 256 x 8 / 8 = 256 sequences asked for on a device, which has 16
+
+
+def test_sizes_on_all_devices_are_rounded_down() -> None:
+    """12 // 8 = 1 sequence; in 0.1, 12 // 8 = 1 prompt with 5 sequences."""
+    sizes = (f"{A}.ppo_micro_batch_size=12", f"{A}.ppo_micro_batch_size_per_gpu=null", f"{A}.ppo_mini_batch_size=24")
+    words = [*EXAMPLE, *sizes, *LOG_PROBS_ON_ALL, "data.train_batch_size=48"]
+    for version, size in (("0.1", 5), ("0.2", 1), ("0.4", 1)):
+        loaded = read_dialect(DIALECT, None, words, version=version)
+        assert loaded.problems == ()
+        assert loaded.config.policy.sequences_per_micro_batch_per_device == size
+
+
+def test_sizes_below_one_sequence_count_only_where_they_are_read() -> None:
+    few = [*EXAMPLE, "actor_rollout_ref.ref.log_prob_micro_batch_size=4", f"{A}.use_kl_loss=True"]
+    [problem] = read_dialect(DIALECT, None, few, version="0.2").problems
+    assert "4 sequences on all devices together, and 8 devices share them (fewer than one each)" in problem.what
+    assert not read_dialect(DIALECT, None, [*few, f"{A}.use_dynamic_bsz=True"], version="0.2").problems
+
+
+@pytest.mark.parametrize(("version", "update", "updates"), [("0.1", 256, 20), ("0.2", 256, 20), ("0.4", 1280, 4)])
+def test_the_critic_of_early_versions_counts_sequences(version: str, update: int, updates: int) -> None:
+    """1024 x 5 = 5120 sequences of a step: 20 mini-batches of 256 sequences, or 4 of 256 prompts."""
+    sizes = (f"{A}.ppo_micro_batch_size=64", f"{A}.ppo_micro_batch_size_per_gpu=null", "critic.ppo_micro_batch_size=64")
+    words = [*EXAMPLE, "algorithm.adv_estimator=gae", *sizes, *LOG_PROBS_ON_ALL]
+    loaded = read_dialect(DIALECT, None, words, version=version)
+    assert loaded.problems == ()
+    found, _ = plan_batches(loaded.config, None)
+    assert found is not None and found.critic is not None
+    assert (found.critic.sequences_per_update, found.critic.updates_per_step) == (update, updates)
+    assert found.critic.gradient_accumulation_steps == update // 64  # 64 sequences of the critic's on 8 devices in all

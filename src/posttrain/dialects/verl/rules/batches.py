@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from posttrain.dialects.reading import Reader
@@ -13,6 +14,7 @@ from posttrain.dialects.verl.rules.names import ACTOR, REF, ROLLOUT
 _BY_TOKENS = "micro-batches are cut by tokens (use_dynamic_bsz)"
 _BY_COUNT = "read with use_dynamic_bsz only"
 MOST_CHOSEN = 8  # sequences of a micro-batch on one device, where a file leaves the size open
+OLD = ("0.1", "0.2")  # a mini-batch may be more than the step, and the critic's is in sequences
 
 
 def batches(keys: Reader, layout: Layout, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:
@@ -26,8 +28,25 @@ def batches(keys: Reader, layout: Layout, *, has_critic: bool, has_reference: bo
 
 def updates_per_step(keys: Reader, section: str) -> int:
     """Optimizer steps of an iteration, for sizes that divide."""
-    prompts, mini = keys["data.train_batch_size"], keys[f"{section}.ppo_mini_batch_size"]
-    return int(max(1, prompts // max(1, mini)) * max(1, keys[f"{section}.ppo_epochs"]))
+    step, mini = _step(keys, section).size, keys[f"{section}.ppo_mini_batch_size"]
+    return int(max(1, step // max(1, mini)) * max(1, keys[f"{section}.ppo_epochs"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """An iteration in the unit of a role's mini-batches."""
+
+    size: int
+    unit: str
+    samples: int  # sequences per unit
+
+
+def _step(keys: Reader, section: str) -> _Step:
+    """Count an iteration in prompts, or in sequences for the critic of verl 0.1 and 0.2, whose sizes leave rollout.n out."""
+    prompts, samples = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"]
+    if section == "critic" and keys.ledger.version in OLD:
+        return _Step(size=prompts * samples, unit="sequences", samples=1)
+    return _Step(size=prompts, unit="prompts", samples=samples)
 
 
 def _check_step(keys: Reader, layout: Layout) -> None:
@@ -67,7 +86,7 @@ def _updates(
     keys: Reader, role: str, section: str, copies: int, sequence_parallel: int, layout: Layout
 ) -> dict[str, Any]:
     """Mini-batches and micro-batches of the actor or the critic."""
-    samples = keys[f"{ROLLOUT}.n"]
+    samples = _step(keys, section).samples
     mini = _mini_batch(keys, section, copies, layout)
     fields: dict[str, Any] = {}
     if mini is not None:
@@ -78,7 +97,9 @@ def _updates(
     if section == "critic" and not by_tokens and (size := _like_the_actor(keys, layout)) is not None:
         return fields | {f"{role}.sequences_per_micro_batch_per_device": size}
     size = per_device(keys, name, copies, needed=not by_tokens, mini=mini, sequence_parallel=sequence_parallel)
-    if size is not None and mini is not None and size >= 1:
+    if size is not None and mini is not None and mini < keys[f"{section}.ppo_mini_batch_size"]:
+        size = _within_the_step(keys, section, mini * samples // copies, size, copies)
+    elif size is not None and mini is not None and size >= 1:
         _check_micro_batch(keys, section, mini, size, copies, layout)
     if not by_tokens:
         keys.ignore(budget, _BY_COUNT)
@@ -88,6 +109,25 @@ def _updates(
             keys.ignore(f"{section}.{name}", _BY_TOKENS)
     _check_budget(keys, budget, sequence_parallel)
     return fields | {f"{role}.max_tokens_per_micro_batch": keys[budget]}
+
+
+def _within_the_step(keys: Reader, section: str, share: int, size: int, copies: int) -> int:
+    """The size of micro-batches where a mini-batch is more than the step: a divisor of a device's share of the step.
+
+    verl divides the loss of every micro-batch by the number of micro-batches of the written mini-batch.
+    """
+    written = keys[f"{section}.ppo_mini_batch_size"] * _step(keys, section).samples // copies
+    if size < 1 or share < 1:
+        return size
+    by_tokens = keys[f"{section}.use_dynamic_bsz"]
+    parts, divided_by = (share, written) if by_tokens else (-(-share // size), written // size)
+    if divided_by > parts:
+        less = f"{divided_by / parts:.4g} times smaller than the mean over the step"
+        keys.warn(
+            f"{section}: verl {keys.ledger.version} makes the gradient of such a step {less}, which is used here: "
+            "with gradient clipping, the two differ"
+        )
+    return divisors_around(share, min(size, share))[0]
 
 
 def _like_the_actor(keys: Reader, layout: Layout) -> int | None:
@@ -105,11 +145,12 @@ def _like_the_actor(keys: Reader, layout: Layout) -> int | None:
 def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int | None:
     """Prompts per update; None where they are refused."""
     key = f"{section}.ppo_mini_batch_size"
-    prompts, samples, mini = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"], keys[key]
+    step = _step(keys, section)
+    prompts, samples, mini = step.size, step.samples, keys[key]
     if not all_are_counts(prompts, samples, mini):
         return int(mini)  # refused as a RunConfig
-    if mini > prompts and (keys.ledger.version in ("0.1", "0.2") or keys[f"{ACTOR}.use_dynamic_bsz"]):
-        keys.warn(f"{key}={mini} is more than the {prompts} prompts of an iteration, which are one mini-batch then")
+    if mini > prompts and (keys.ledger.version in OLD or keys[f"{ACTOR}.use_dynamic_bsz"]):
+        keys.warn(f"{key}={mini} is more than the {prompts} {step.unit} of an iteration, which are one mini-batch then")
         mini = prompts
     if mini > prompts:
         what = f"a mini-batch of {mini} prompts is more than an iteration has (data.train_batch_size={prompts})"
@@ -117,7 +158,7 @@ def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int 
         return None
     if prompts % mini:
         below, above = divisors_around(prompts, mini)
-        what = f"{prompts} prompts do not split into mini-batches of {mini} ({prompts} / {mini} = {prompts / mini:.4g})"
+        what = f"{prompts} {step.unit} do not split into mini-batches of {mini} ({prompts} / {mini} = {prompts / mini:.4g})"
         keys.problem(what, key=key, fix=f"use {key}={above} or {below}")
         return None
     if mini * samples % copies:
@@ -125,9 +166,9 @@ def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int 
             return None
         stride = copies // math.gcd(copies, samples)
         fits = next((count for count in range(mini, prompts + 1) if prompts % count == 0 and count % stride == 0), 0)
+        product = f"{mini} prompts x {samples} samples = " if step.unit == "prompts" else ""
         keys.problem(
-            f"{mini} prompts x {samples} samples = {mini * samples} sequences of a mini-batch do not split over "
-            f"{copies} devices{_shared(copies, layout)}",
+            f"{product}{mini * samples} sequences of a mini-batch do not split over {copies} devices{_shared(copies, layout)}",
             key=key,
             fix=f"use {key}={fits}"
             if fits
@@ -168,30 +209,43 @@ def per_device(
         return None
     if not all_are_counts(total):
         return int(total)
-    if keys.ledger.version == "0.1" and mini is not None and all_are_counts(keys[f"{ROLLOUT}.n"]):
-        total *= keys[f"{ROLLOUT}.n"]  # 0.1 counts the prompts of a micro-batch, and every prompt has n sequences
-        mini *= keys[f"{ROLLOUT}.n"]
-    fix = f"use {name}={-(-total // copies) * copies}, or {name}_per_gpu={max(1, total // copies)} in its place"
-    if total % copies:
-        few = " (fewer than one each)" if total * sequence_parallel < copies else ""
+    each = total // copies  # verl rounds down
+    if not each and needed:
         keys.problem(
-            f"{name} is {total} sequences on all devices together, and {copies} devices share them{few}",
+            f"{name} is {total} sequences on all devices together, and {copies} devices share them (fewer than one each)",
             key=name,
-            fix=fix,
+            fix=f"use {name}={copies}, or {name}_per_gpu=1 in its place",
+        )
+    if not each:
+        return None
+    if mini is not None and not _divides(keys, name, total, copies):
+        written = keys[f"{name.rpartition('.')[0]}.ppo_mini_batch_size"]
+        below, above = divisors_around(written, min(total, written))
+        keys.problem(
+            f"{name} is {total}, which does not divide the mini-batch of {written}",
+            key=name,
+            fix=f"use {name}={below if below % copies == 0 else above}, or {name}_per_gpu={each} in its place",
         )
         return None
-    if mini is not None and mini % total:
-        below, above = divisors_around(mini, min(total, mini))
-        keys.problem(
-            f"{name} is {total}, which does not divide the mini-batch of {mini}",
-            key=name,
-            fix=f"use {name}={below if below % copies == 0 else above}, or {name}_per_gpu={max(1, total // copies)} in its place",
-        )
-        return None
+    unit = "sequences"
+    if keys.ledger.version == "0.1" and name.startswith("actor_rollout_ref.") and all_are_counts(keys[f"{ROLLOUT}.n"]):
+        each, unit = each * keys[f"{ROLLOUT}.n"], "prompts"  # 0.1 counts prompts here, and every prompt has n sequences
+    rounded = ", rounded down" if total % copies else ""
     keys.warn(
-        f"{name} is deprecated: {total} sequences on {copies} device{'s' * (copies > 1)} are {name}_per_gpu={total // copies}"
+        f"{name} is deprecated: {total} {unit} on {copies} device{'s' * (copies > 1)} are {name}_per_gpu={each}{rounded}"
     )
-    return int(total // copies)
+    return int(each)
+
+
+def _divides(keys: Reader, name: str, total: int, copies: int) -> bool:
+    """Return True when verl accepts the size of micro-batches beside the written mini-batch.
+
+    0.1 compares the two on one device, later versions as they are written.
+    """
+    written = keys[f"{name.rpartition('.')[0]}.ppo_mini_batch_size"]
+    if keys.ledger.version == "0.1":
+        return bool(written // copies % (total // copies) == 0)
+    return bool(written % total == 0)
 
 
 def _chosen_here(keys: Reader, key: str, copies: int, mini: int | None) -> int | None:
