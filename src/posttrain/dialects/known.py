@@ -13,10 +13,12 @@ from posttrain.errors import GUESS
 class Known:
     """See overrides.KnownKeys.
 
-    Args: ``ledger`` is that of the version and entry point that are read, ``every`` that of all versions and entry points.
+    Args: ``ledger`` is that of the version and entry point that are read, ``every`` that of all versions and entry points;
+        ``frees`` takes arguments that nothing here reads as the user's own keys (``is_free``).
     """
 
-    def __init__(self, ledger: Ledger, every: Ledger):
+    def __init__(self, ledger: Ledger, every: Ledger, *, frees: bool = False):
+        self.frees = frees
         self.ledger = ledger
         self.every = every
 
@@ -34,7 +36,14 @@ class Known:
 
     def reports_later(self, key: str) -> bool:
         """Return True for a key that is no key of this version: it is set, and then reported with all others like it."""
-        return self.ledger.find(key) is None and not self.ledger.is_section(key)
+        row = self.ledger.find(key)
+        if row is None:
+            return not self.ledger.is_section(key)
+        return self.frees and self.is_free(row)
+
+    def is_free(self, row: Key) -> bool:
+        """Return True for the arguments of the user's own code, under any name, that nothing here reads."""
+        return row.name.endswith("kwargs.**") and row.status == "planned"
 
     def holds_anything_above(self, key: str) -> Key | None:
         """The row above a key whose section takes names that the user chooses."""

@@ -21,6 +21,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("otherwise",),
     ("except",),
     ("change",),
+    ("instead",),
     ("note",),
     ("example", "given", "expected"),
     ("because",),

@@ -47,6 +47,7 @@ class Key:
     change: str = ""  # what happens to the value on the way, in words: "prompts x n = sequences"
     reason: str = ""  # why ignored or refused; what it waits for when planned
     off: tuple[Any, ...] = ()  # refused, planned: values besides the default that ask for nothing
+    instead: str = ""  # mapped: the fix for a value that is not one of the type's choices, as a user's own code brings
     cluster: bool = False  # planned: asks for something of a cluster, which --here does without
     earlier: Mapping[str, Any] = field(default_factory=dict)  # version -> its default, where it is another
     since: str = ""  # the version that brought it; "" in all; "later": after the documented ones

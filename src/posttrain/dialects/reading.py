@@ -137,6 +137,11 @@ class Reader:
             where = self.sources.where(key)
             self.problems.append(Problem(what, fix=fix, where=where, field=key, refused=refused))
 
+    def empty(self, key: str) -> None:
+        """Reject an empty text where something must stand; mostly a shell variable that is not set."""
+        self.problem(f"{key} is empty", key=key, fix="was a variable of the script not set?")
+        self.bad.add(key)
+
     def plan_only(self, what: str, *, key: str, fix: str = "") -> None:
         """Right to ask for and planned: it can be planned for, and a run is refused."""
         self.unsupported.append(Problem(what, fix=fix, where=self.sources.where(key), field=key))
@@ -171,7 +176,7 @@ def read_dialect(
     Raises: ConfigError when there is nothing to speak of: an unreadable file, broken YAML, a broken override.
     """
     ledger = (dialect.ledger.at(version) if version else dialect.ledger).of(entry.name)
-    known = Known(ledger, dialect.ledger)
+    known = Known(ledger, dialect.ledger, frees=drop_unknown)
     choices, overrides = split_choices(path, overrides)
     composed = compose(
         path,
@@ -206,7 +211,8 @@ def read_dialect(
     config = config.with_references(
         tuple(("", value, text) for _, value, text in composed.references if len(value) > 3)
     )
-    problems = [*reader.problems, *words.translate(_new(found, reader, words))]
+    found = _new(found, reader, words)
+    problems = [*reader.problems, *words.translate(found)]
     if problems:  # they may only follow from a misspelt key, whose default stands in
         problems += reader.slips
     reader.ignored.sort(key=lambda one: reader.order(one.key))
@@ -255,6 +261,9 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: 
                 continue
         if not reader.written(key):
             continue
+        if known.is_free(row) and (known.frees or is_named(key, reader.own_keys)):
+            _unknown(dialect, reader, known, key)
+            continue
         if not inside and not _right_type(reader, key, value, row):
             continue
         _by_status(reader, key, value, row, here=here)
@@ -290,7 +299,8 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     reader.problems += settled.problems
     reader.unsupported += settled.unsupported
     for key in reader.own_keys:
-        if reader.ledger.find(key) is not None:
+        row = reader.ledger.find(key)
+        if row is not None and not known.is_free(row):
             reader.problem(
                 f"{OWN_KEYS} names {key}, which is {reader.ledger.dialect}'s and is read",
                 key=OWN_KEYS,
@@ -302,10 +312,13 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
 def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
     if row.name.endswith("**") or fits(value, row.type) or is_plugged(row, value):
         return True
+    if value == "":
+        reader.empty(key)
+        return False
     options = choices(row.type)
     if options and isinstance(value, str):
         guess = nearest(value, [str(option) for option in options])
-        fix = f"did you mean {guess}?" if guess else ""
+        fix = f"did you mean {guess}?" if guess else row.instead
     elif type_text(row.type).startswith("list") and isinstance(value, str | int | float):
         fix = f"write [{value}]"
     else:
@@ -385,5 +398,8 @@ def _engine_without(name: str, fields: Mapping[str, Any], *, here: bool) -> str 
 
 def _new(found: Iterable[Problem], reader: Reader, words: Words) -> list[Problem]:
     """Problems of the configuration that are not about a key that is reported already."""
+    for key in {words.key(problem.field) for problem in found}:
+        if key and reader.named(key) and value_at(reader.values, key) == "":
+            reader.empty(key)
     reported = {problem.field for problem in reader.problems}
     return [problem for problem in found if words.key(problem.field) not in reported]

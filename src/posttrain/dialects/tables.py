@@ -21,7 +21,7 @@ from posttrain.dialects.value_types import parse_type, type_text
 # The column with the handling of a key: our fields where it is mapped, else a reason.
 STATUSES: dict[str, Status] = {"field": "mapped", "ignored": "ignored", "refused": "refused", "planned": "planned"}
 # Columns that belong to the status: a variant that brings another one leaves them behind.
-HANDLING = frozenset({"rule", "convert", "change", "off", "cluster"})
+HANDLING = frozenset({"rule", "convert", "change", "off", "cluster", "instead"})
 EXAMPLES = frozenset({"example", "given", "expected", "because", "further", "only_value", "no_example"})
 _OF_TEMPLATES = frozenset({"only", "for", "in"})
 _GONE_WITHOUT_STATUS = HANDLING | EXAMPLES | STATUSES.keys()
@@ -159,6 +159,7 @@ def key_of(row: Row, entry: str = "train") -> Key:
         reason="" if column == "field" else row[column],
         off=tuple(get("off", ())),
         cluster=get("cluster", False),
+        instead=get("instead", ""),
         earlier={version: default_of(value) for version, value in get("earlier", {}).items()},
         since=get("since", ""),
         until=get("until", ""),

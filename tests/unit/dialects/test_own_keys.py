@@ -191,3 +191,49 @@ class TestVersions:
 
 def test_zero_checkpoints_to_keep_are_all_of_them() -> None:
     assert read("trainer.max_actor_ckpt_to_keep=0").config.checkpoint.keep_last is None
+
+
+def test_arguments_of_a_manager_of_ones_own_are_dropped_and_named() -> None:
+    arguments = ("reward_model.reward_kwargs.mode=train", "reward_model.reward_kwargs.n_votes=4")
+    loaded = read(*arguments, drop=True)
+    assert not loaded.problems
+    assert [one.key for one in loaded.ignored if "yours" in one.reason] == [one.partition("=")[0] for one in arguments]
+    assert [one.field for one in loaded.unsupported] == ["reward_model.reward_kwargs.n_votes"]
+    assert not read(*arguments, "+posttrain.own_keys=[reward_model.reward_kwargs.n_votes]", drop=True).unsupported
+    assert len(read(*arguments).problems) == 2
+    # what is read stays read
+    buffer = "++reward_model.reward_kwargs.overlong_buffer_cfg"
+    kept = (f"{buffer}.enable=true", f"{buffer}.len=64", "reward_model.reward_manager=dapo")
+    assert read(*arguments, *kept, drop=True).config.reward.overlong_buffer_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        (f"{R}.name=vllm_with_search", "a sampler of your own: use vllm; for its tools,"),
+        ("reward_model.reward_manager=votes", "a manager of your own: write its scoring as a function"),
+    ],
+)
+def test_a_value_of_ones_own_code_is_refused_with_what_to_write(override: str, fix: str) -> None:
+    [problem] = read(override, drop=True).problems
+    assert problem.field == override.partition("=")[0] and problem.fix.startswith(fix)
+
+
+def test_a_misspelt_choice_is_still_guessed() -> None:
+    [problem] = read(f"{R}.name=vlm").problems
+    assert problem.fix == "did you mean vllm?"
+
+
+@pytest.mark.parametrize("dialect", ["verl", "verl@0.2", "verl@0.1"])
+def test_an_empty_variable_of_a_script_is_named_and_nothing_else(dialect: str) -> None:
+    """Sizes that need the number of devices are not compared with a number that nobody wrote."""
+    empty = ["trainer.n_gpus_per_node", f"{R}.tensor_model_parallel_size", "trainer.experiment_name"]
+    sizes = ["data.train_batch_size=12", f"{A}.ppo_mini_batch_size=6"]
+    loaded = read_config(None, [*SIZES, *sizes, *(f"{key}=" for key in empty)], dialect)
+    assert {(one.field, one.what, one.fix) for one in loaded.problems} == {
+        (key, f"{key} is empty", "was a variable of the script not set?") for key in empty
+    }
+
+
+def test_an_empty_text_where_it_means_nothing_is_no_error() -> None:
+    assert not read("trainer.default_hdfs_dir=").problems

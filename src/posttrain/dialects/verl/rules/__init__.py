@@ -8,7 +8,7 @@ from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules import algorithm, records
 from posttrain.dialects.verl.rules.asynchronous import asynchronous
 from posttrain.dialects.verl.rules.batches import batches
-from posttrain.dialects.verl.rules.layout import layout
+from posttrain.dialects.verl.rules.layout import Layout, layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL
@@ -17,6 +17,8 @@ from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward
 from posttrain.dialects.verl.rules.sampling import sampling
 from posttrain.dialects.verl.rules.turns import turns
+
+DEVICES = frozenset({"trainer.n_gpus_per_node", "trainer.nnodes"})
 
 
 def rules(keys: Reader) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= algorithm.group_filter(keys, scorer)
     fields |= algorithm.rollout_correction(keys)
     fields |= asynchronous(keys)
-    fields |= batches(keys, places, has_critic=has_critic, has_reference=has_reference)
+    fields |= _sizes(keys, places, has_critic=has_critic, has_reference=has_reference)
     fields |= optimizers(keys, has_critic=has_critic)
     fields |= shuffles(keys, has_critic=has_critic)
     fields |= routing(keys)
@@ -55,6 +57,15 @@ def rules(keys: Reader) -> dict[str, Any]:
         records.without_critic(keys)
     if not has_reference:
         records.without_reference(keys)
+    return fields
+
+
+def _sizes(keys: Reader, places: Layout, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:
+    """All sizes of a step; problems between them count only where the number of devices is known."""
+    before = len(keys.problems)
+    fields = batches(keys, places, has_critic=has_critic, has_reference=has_reference)
+    if not DEVICES.isdisjoint(keys.bad):
+        del keys.problems[before:]
     return fields
 
 
