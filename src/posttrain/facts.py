@@ -64,6 +64,8 @@ class RolloutEngineFacts:
     """Reads options of its own: rollout.engine_options."""
     reads_sampling: bool = True
     """Reads sampling parameters of its own: rollout.engine_sampling."""
+    lacks_options: tuple[str, ...] = ()
+    """Options of other engines, under rollout.engine_options, that have no effect in this one."""
     resumes_responses: bool = False
     """Streams hand back unfinished responses and continue them under newer weights (asynchronous.mode colocate)."""
 

@@ -388,7 +388,8 @@ def _engine_without(name: str, fields: Mapping[str, Any], *, here: bool) -> str 
         if f"{name}.".startswith(f"{section}."):
             default = RolloutConfig.model_fields["engine"].default
             chosen: str = default if here else fields.get("rollout.engine", default)
-            return None if reads(ROLLOUT_ENGINES.facts(chosen)) else chosen
+            facts = ROLLOUT_ENGINES.facts(chosen)
+            return None if reads(facts) and name.rpartition(".")[2] not in facts.lacks_options else chosen
     for section, engine in TRAINING_FIELDS.items():
         if f"{name}.".startswith(f"{section}."):
             chosen = ONE_DEVICE if here else fields.get(engine, ONE_DEVICE)

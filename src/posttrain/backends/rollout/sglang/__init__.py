@@ -207,7 +207,10 @@ class SglangEngine(ServedEngine):
             self.server.close()
 
 
-@ROLLOUT_ENGINES.register("sglang")
+@ROLLOUT_ENGINES.register(
+    "sglang",
+    lacks_options=("disable_log_stats", "disable_mm_preprocessor_cache", "limit_images", "swap_space", "VLLM_USE_V1"),
+)
 def start_sglang(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> SglangEngine:
     """Connect to rollout.endpoints; without them, start a server with engine_options.python, or with this Python.
 
