@@ -17,7 +17,8 @@ from posttrain.interfaces.rollout_engine import Request, check_requests
 from posttrain.interfaces.worlds import EpisodeRules, Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
-from posttrain.steps.in_flight import Episodes, Place
+from posttrain.steps.episodes_in_flight import Episodes
+from posttrain.steps.in_flight import Place
 from posttrain.steps.play import play
 from toy import toy_tokenizer
 
