@@ -160,6 +160,16 @@ def test_two_runs_that_cut_responses_are_equal(make: Make, straight: Path) -> No
     assert consumed == dict.fromkeys(range(1, STEPS + 1), 2)
 
 
+def test_the_speed_of_sampling_counts_what_the_step_sampled(straight: Path) -> None:
+    """Its groups may have been sampled before it: where all were, the speed is 0 and not beyond every machine's."""
+    lines = metrics_of(straight)
+    for line in lines:
+        sampled = line["speed/rollout_tokens_per_s"] * line["time/rollout_s"]
+        assert sampled == pytest.approx(line["step/sampled_tokens"])
+    trained = sum(line["response/length_mean"] * 6 for line in lines)
+    assert sum(line["step/sampled_tokens"] for line in lines) == pytest.approx(trained)
+
+
 def test_trained_lengths_are_those_that_were_admitted(straight: Path) -> None:
     """I9 in the small: with wait, the samples trained are those of all groups that were admitted."""
     trained = Counter[str]()

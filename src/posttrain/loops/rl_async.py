@@ -116,7 +116,12 @@ def run(
             "step/sampled_tokens": float(sampler.sampled_tokens),
         }
 
-    source = GroupSource(sample=sample, before_sync=sampler.before_sync, end_step=end_step)
+    source = GroupSource(
+        sample=sample,
+        before_sync=sampler.before_sync,
+        end_step=end_step,
+        sampled_tokens=lambda done: sampler.sampled_tokens,
+    )
     run_rl(roles, scorer, loader, rewards, progress, plan, run, token_texts, source)
 
 

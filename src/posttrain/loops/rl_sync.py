@@ -53,6 +53,9 @@ class GroupSource:
 
     sample: Callable[[int, StepPlan, Clock], AnySelection]
     before_sync: Callable[[], None] = lambda: None  # called before the sampler gets new weights
+    sampled_tokens: Callable[[StepResult], int] = lambda done: (
+        done.selection.sampled_tokens
+    )  # in the step, for its speed
     # Called after the updates of a step; returns its metrics. The number is the version that the step began with.
     end_step: Callable[[StepResult, int], dict[str, float]] = lambda done, version: {}
 
@@ -80,7 +83,8 @@ def run_rl(
             write_samples(samples_path(run.folder, number), number, error.scored)
             raise
         write_records(run.folder, number, done, plan, token_texts)
-        metrics = step_metrics(done, version, roles, clock, plan.step.update.epochs) | rewards.metrics
+        sampled = source.sampled_tokens(done)
+        metrics = step_metrics(done, sampled, version, roles, clock, plan.step.update.epochs) | rewards.metrics
         metrics["progress/epoch"] = loader.epochs
         metrics |= move_reference(roles.policy, plan, number, epochs, loader.epochs, clock)
         metrics |= source.end_step(done, version)
@@ -116,13 +120,15 @@ def move_reference(
     return {"reference/moved": float(moves)}
 
 
-def step_metrics(done: StepResult, version: int, roles: Roles, clock: Clock, epochs: int) -> dict[str, float]:
+def step_metrics(
+    done: StepResult, sampled_tokens: int, version: int, roles: Roles, clock: Clock, epochs: int
+) -> dict[str, float]:
     """The measurements of a step but for its times; the policy was at ``version`` when it began."""
     groups, learned, sent_bytes = done.selection.groups, done.learned, roles.weight_sync.sent_bytes
     return {
         **measure(groups, learned.train, learned.stats),
         **staleness_metrics(groups, version),
-        **clock.throughput(done.selection.sampled_tokens, learned.train, roles.work, epochs),
+        **clock.throughput(sampled_tokens, learned.train, roles.work, epochs),
         **done.selection.metrics(),
         **({"speed/weight_sync_mib": sent_bytes / 2**20} if sent_bytes else {}),
     }
