@@ -295,3 +295,23 @@ class TestServerBesideAWorker:
         while list(tmp_path.iterdir()):  # its keeper tidies up
             assert time.monotonic() < until
             time.sleep(0.05)
+
+
+def test_a_signal_while_ray_starts_is_heard_by_our_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ray.init puts a handler of SIGTERM of its own in place, which ends the process with exit code 15."""
+    heard: list[int] = []
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    from posttrain.backends.runtime.ray import cluster
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    try:
+        with pytest.raises(SystemExit):
+            cluster.Cluster(None, workers=1, object_store_bytes=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]

@@ -64,6 +64,11 @@ class Cluster:
                 )
             else:
                 ray.init(address=address, **common)
+        except SystemExit as ended:  # Ray's handler of SIGTERM, which it has put in place of ours
+            if callable(handler) and ended.code == signal.SIGTERM:
+                self.close()
+                handler(signal.SIGTERM, None)
+            raise
         except (ConnectionError, RuntimeError, RayError, TimeoutError, ValueError, OSError) as error:
             self.close()
             if address is None:
@@ -72,7 +77,6 @@ class Cluster:
                 f"the Ray cluster at {address} cannot be reached: {error}. Is it up (ray status), and does it want a token "
                 "(then set RAY_AUTH_MODE=token here, too)?"
             ) from error
-        # Ray puts one of its own there, which ends the process with exit code 15
         if callable(handler) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
         self.node: str = ray.get_runtime_context().get_node_id()
