@@ -190,7 +190,7 @@ class LossConfig(AlgorithmSection):
     weigh_by: list[Literal["difficulty", "length"]] = []
     """Multiply the policy loss of responses by weights whose mean over the step is 1: by difficulty 0.5 + 1.5 x the row's extra
     column difficulty (0 to 1), by length from 1.5 for the shortest response of the step to 0.5 for the longest."""
-    policy_coef: float = Field(default=1.0, gt=0.0)
+    policy_coef: float = Field(default=1.0, ge=0.0)
     """Weight of the policy loss beside the terms below, which have their own."""
     topr_coef: float = Field(default=0.0, ge=0.0)
     """Weight of a further loss on the responses whose score is not above 0: -min(pi / pi_old, 1) x advantage x log pi, with the

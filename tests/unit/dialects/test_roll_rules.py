@@ -606,3 +606,11 @@ def test_tags_have_templates_of_their_own() -> None:
     assert "there is no template 'qwn3', at override tag_to_template={x: qwn3}; did you mean qwen3?" in str(problem)
     [planned] = load("actor_train.data_args.template=chatml", "tag_to_template={x: native}").unsupported
     assert "tag_to_template with the tokenizer's own template for a tag" in str(planned)
+
+
+def test_the_policy_loss_may_be_off_beside_losses_on_good_and_bad_responses() -> None:
+    """TOPR as ROLL's example writes it: two losses of their own, and none of PPO's."""
+    loaded = load("rl_loss_coef=0.0", "postive_loss_coef=1.0", "use_topr_neg_loss_coef=0.5")
+    assert loaded.problems == loaded.unsupported == ()
+    loss = loaded.config.loss
+    assert (loss.policy_coef, loss.sft_coef, loss.topr_coef) == (0.0, 1.0, 0.5)
