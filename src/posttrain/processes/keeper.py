@@ -27,6 +27,7 @@ from posttrain.processes.worker import (
     PROBLEMS,
     READY,
     Handler,
+    has_shared_locks,
     load,
     problems_of,
     serve,
@@ -142,7 +143,8 @@ class Keeper:
             signal.setitimer(signal.ITIMER_REAL, 0)
             for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
-        return CANNOT_FORK if proc.thread_count() > 1 or descendants.has_children() else READY
+        unforkable = proc.thread_count() > 1 or descendants.has_children() or has_shared_locks()
+        return CANNOT_FORK if unforkable else READY
 
     def _fork(self) -> bytes:
         """Start a worker; returns its report after loading."""

@@ -30,7 +30,7 @@ ANSWER_AND_REPLACE = b"a"  # the call left something behind that could disturb t
 FAILURE_AND_REPLACE = b"f"
 PROBLEMS = b"P"  # loading failed: [[what, fix, where, field], …]
 READY = b"R"
-CANNOT_FORK = b"N"  # loading has started threads or processes, which a fork would not take along
+CANNOT_FORK = b"N"  # loading has started threads or processes, which a fork would not take along, or made shared locks
 
 MOST_REQUEST_BYTES = 1 << 30
 NUMBER_BYTES = 8  # of a call, before it and before its answer: whatever else is in the pipe answers nothing
@@ -41,6 +41,15 @@ def load(factory: str, setup: Any) -> Handler:
     module, _, name = factory.partition(":")
     handler: Handler = getattr(importlib.import_module(module), name)(setup)
     return handler
+
+
+def has_shared_locks() -> bool:
+    """Return True when loading has made locks between processes, as a pool of processes does.
+
+    Forks share them: a worker that is killed while one of its processes holds such a lock would leave it locked for ever.
+    """
+    locks = sys.modules.get("multiprocessing.synchronize")
+    return locks is not None and any(isinstance(each, locks.SemLock) for each in gc.get_objects())
 
 
 def problems_of(error: BaseException) -> bytes:

@@ -95,6 +95,29 @@ class TestTexts:
         assert scores(found) == [len(WHOLE) - len("<|end|>")]
 
 
+POOLED = """
+from concurrent.futures import ProcessPoolExecutor
+
+pool = ProcessPoolExecutor(max_workers=2)
+
+def equal(text, truth):
+    return float(text == "#### " + truth)
+
+def compute_score(solution_str, ground_truth):
+    return pool.submit(equal, solution_str, ground_truth).result(timeout=5)
+"""
+
+
+def test_a_function_with_a_pool_of_processes_answers_every_call(tmp_path: Path) -> None:
+    """The pool is made while the file is imported; its locks must not stay locked after the first call."""
+    workers = start_rewards(config(tmp_path, POOLED))
+    try:
+        [found] = workers.score([group((4, 5), (3, 5), (4, 5))])
+    finally:
+        workers.close()
+    assert scores(found) == [1.0, 0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("signature", "expression", "value"),
     [
