@@ -175,7 +175,7 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
         found, training, validation = _look_at_files(loaded)
         if not found and not loaded.problems:
             found, images = _look_at_images(loaded.config)
-        problems += loaded.further(found)
+        problems += [problem for problem in loaded.further(found) if not _follows(problem, loaded)]
         loaded = loaded.warned(positions_warnings(loaded.config))
     batches = None
     placement: PlacementPlan | None = None
@@ -195,6 +195,13 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
         validation_prompts=validation,
         images=images,
     )
+
+
+def _follows(problem: Problem, loaded: LoadedConfig[RunConfig]) -> bool:
+    """True for a critic that is only there because the default stands in for an estimator that is not known."""
+    estimator, critic = loaded.key("advantage.name"), loaded.key("critic.path")
+    misnamed = any(each.field == estimator for each in loaded.problems)
+    return misnamed and (problem.field == "critic.path" or critic in problem.where) and "(a default;" in problem.where
 
 
 def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int | None, int | None]:

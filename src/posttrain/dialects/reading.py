@@ -30,9 +30,10 @@ from posttrain.dialects.own_keys import (
 )
 from posttrain.dialects.plugged import is_plugged, plug_in_named
 from posttrain.dialects.trees import NOTHING, nested, parents, value_at
-from posttrain.dialects.value_types import choices, fits, type_text
+from posttrain.dialects.value_fixes import fix_of_value
+from posttrain.dialects.value_types import fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
-from posttrain.errors import GUESS, Problem, nearest
+from posttrain.errors import GUESS, Problem
 from posttrain.facts import RolloutEngineFacts
 from posttrain.plan.engine import engine_plan
 from posttrain.registry import ROLLOUT_ENGINES
@@ -315,15 +316,7 @@ def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
     if value == "":
         reader.empty(key)
         return False
-    options = choices(row.type)
-    if options and isinstance(value, str):
-        guess = nearest(value, [str(option) for option in options])
-        fix = f"did you mean {guess}?" if guess else row.instead
-    elif type_text(row.type).startswith("list") and isinstance(value, str | int | float):
-        fix = f"write [{value}]"
-    else:
-        fix = "a share is above 0 and at most 1" if "share" in type_text(row.type) else ""
-    reader.problem(f"{key} must be {type_text(row.type)}, not {show(value)}", key=key, fix=fix)
+    reader.problem(f"{key} must be {type_text(row.type)}, not {show(value)}", key=key, fix=fix_of_value(value, row))
     reader.bad.add(key)
     return False
 

@@ -60,7 +60,9 @@ def check_run_files(config: RunConfig) -> list[Problem]:
 def check_run_folders(config: TrainingConfig) -> list[Problem]:
     """Check the folders that a training run writes to and resumes from."""
     problems = list(_check_folder(Path(config.folder), "run.folder"))
-    if config.checkpoint.folder is not None:
+    if config.checkpoint.folder is not None and not (
+        problems and Path(config.checkpoint.folder).is_relative_to(config.folder)
+    ):
         problems += _check_folder(Path(config.checkpoint.folder), "checkpoint.folder")
     return [*problems, *_among_models(config), *_among_data(config), *_check_urls(config)]
 

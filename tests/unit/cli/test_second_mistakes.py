@@ -206,7 +206,9 @@ def test_missing_libraries_are_reported_by_plan_and_refused_by_train(
         assert (ended.value.code or 0) == code
         shown = capsys.readouterr()
         said = " ".join((shown.out + shown.err).split())
-        for library, extra in (("wandb", "wandb"), ("peft", "lora")):
+        if command == "plan":
+            assert said.endswith("not installed here: wandb, peft")
+        for library, extra in (("wandb", "wandb"), ("peft", "lora")) if command == "train" else ():
             assert f"{library} is not installed (needed by " in said and f"pip install 'posttrain[{extra}]'" in said
 
 
@@ -255,3 +257,43 @@ def test_a_path_in_the_home_folder_needs_no_quotes(plan: Plan, job: Path, monkey
     monkeypatch.setenv("HOME", str(job))
     assert plan("model.path=~/model") == ""
     assert f"there is no folder {job}/none, at override model.path=~/none" in plan("model.path=~/none")
+
+
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+VERL = [
+    "--dialect", "verl", "actor_rollout_ref.model.path=model", "data.train_files=a.jsonl", "data.val_files=a.jsonl",
+    "algorithm.adv_estimator=grpo", "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=8", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=8", f"{ROLLOUT}.n=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", "trainer.n_gpus_per_node=1", f"{ROLLOUT}.name=hf",
+    "trainer.logger=console", "custom_reward_function.path=r.py", "custom_reward_function.name=good",
+    f"{ROLLOUT}.tensor_model_parallel_size=1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data.train_batch_size='8'"], "must be int, not '8', at override data.train_batch_size='8'; write 8"),
+        (["data.train_batch_size=8.0"], "not 8.0, at override data.train_batch_size=8.0; write 8"),
+        # the default estimator stands in, and its critic's default folder is not there: no second problem
+        (["algorithm.adv_estimator=GRPO"], "not 'GRPO', at override algorithm.adv_estimator=GRPO; did you mean grpo?"),
+        (["algorithm.adv_estimator=gspo"], "gspo is a policy loss, which this key does not choose"),
+        ([f"{ACTOR}.policy_loss.loss_mode=grpo"], "grpo is an advantage estimator, which this key does not choose"),
+        ([f"{ROLLOUT}.name=VLLM"], "did you mean vllm?"),
+        ([f"{ACTOR}.use_kl_loss=1"], "; write True"),
+        ([f"{ACTOR}.use_kl_loss=yes"], "; write True"),
+        (["trainer.default_local_dir=a.jsonl"], "a.jsonl is a file, and a run writes into a folder"),
+        (["data.train_files=[a.jsonl"], "(a bracket or a quote is not closed, or stands in the wrong place)"),
+        (["trainer.project_name=my", "project"], "goes into both kinds of quotes: \"trainer.project_name='my project'\""),
+        (["deepspeed=ds.json"], "there is no key deepspeed in verl 0.4, at override deepspeed=ds.json; did you mean"),
+    ],
+)  # fmt: skip
+def test_slips_in_a_command_of_verl(
+    overrides: list[str], said: str, job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job / "r.py").write_text(REWARDS)
+    monkeypatch.setattr("sys.argv", ["posttrain", "plan", *VERL, *overrides])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    err = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and said in err and "problems" not in err

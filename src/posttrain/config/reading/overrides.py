@@ -101,9 +101,15 @@ def _parse(text: str) -> Any:
 
 
 def _blanks_around_equals(texts: Sequence[str]) -> list[Problem]:
-    """Report ``key =value``, ``key= value`` and ``key = value``, which the shell cuts into several arguments."""
+    """Report ``key =value``, ``key= value``, ``key = value`` and ``key=two words``, which the shell cuts into several."""
     problems = []
     for index, text in enumerate(texts):
+        if "=" not in text and index and re.fullmatch(r"[+\w.]+=[\w.-]+", texts[index - 1]) and text[:1] not in "~+-":
+            key, _, value = texts[index - 1].partition("=")
+            what = f"{text!r} is not an override (there is no =)"
+            fix = f"a value with blanks goes into both kinds of quotes: \"{key}='{value} {text}'\""
+            problems.append(Problem(what, fix=fix))
+            continue
         before, after = texts[index - 1 : index] if index else [], list(texts[index + 1 : index + 2])
         if text.startswith("=") and before and "=" not in before[0]:
             whole = before[0] + (text if text != "=" else "=" + "".join(after))
@@ -133,6 +139,8 @@ def _reason(error: Exception) -> str:
     first = lines[0] if lines else ""
     if first.startswith("LexerNoViableAlt"):
         return "a character that needs quotes"
+    if first.startswith("no viable alternative"):
+        return "a bracket or a quote is not closed, or stands in the wrong place"
     if first.startswith("missing EQUAL"):
         return "= does not follow the key"
     return first
