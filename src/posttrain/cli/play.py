@@ -88,7 +88,9 @@ def _check(loaded: LoadedConfig[RunConfig]) -> None:
         *check_environments(config),
         *check_model_files(config.model),
     ]
-    if problems := [*loaded.problems, *loaded.further(found)]:
+    # A planned environment has another one in its place, for plans.
+    planned = [problem for problem in loaded.unsupported if problem.field.startswith(("custom_envs", "environment"))]
+    if problems := [*loaded.problems, *planned, *loaded.further(found)]:
         raise RequestError(problems)
 
 
