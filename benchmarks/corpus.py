@@ -132,7 +132,7 @@ def _is_roll(file: Path) -> bool:
 def trainer_calls(script: Path, folder: Path) -> list[list[str]]:
     """The words of every launcher that a script calls, expanded by the shell."""
     text = script.read_text(encoding="utf-8", errors="replace")
-    text = re.sub(r"^\s*(set -\w*e\w*.*|exit\\b.*)$", ":", text, flags=re.M)  # a missing command must not end it
+    text = re.sub(r"^\s*(set -\w*e\w*.*|exit\b.*)$", ":", text, flags=re.M)  # a missing command must not end it
     text = re.sub(r"(?<![&>|])&[ \t]*$", "", text, flags=re.M)  # two launchers at a time would mix their arguments
     read, write = os.pipe()
     with os.fdopen(read, "rb") as shown:
