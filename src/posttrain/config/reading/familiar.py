@@ -31,7 +31,7 @@ KEYS: dict[str, str] = {
     "eval_dataset": "data.validation_files",
     "eval_steps": "validation.every_steps",
     "eval_strategy": "validation.every_steps",
-    "fp16": "model.compute_dtype=float16",
+    "fp16": "model.compute_dtype; float16, with loss scaling",
     "fsdp": "policy.engine; policy.engine=fsdp, with its settings in policy.engine_options",
     "gradient_accumulation_steps": "policy.sequences_per_mini_batch; micro-batches per update follow from it and from "
     "policy.sequences_per_micro_batch_per_device",
