@@ -58,6 +58,7 @@ VERL_FILES = "verl/trainer/config"
 LAUNCHERS = ("python", "python3", "torchrun", "uv", "ray", "accelerate", "deepspeed")
 # Every launcher becomes a function that prints its arguments; a command that is not there is no error.
 PRELUDE = (
+    "trap '' PIPE\n"  # `... 2>&1 | tee log`: no tee reads what set -x prints
     "command_not_found_handle() { return 0; }\n"
     "cd() { :; }\nsource() { :; }\nexpr() { printf '%s\\n' \"$(( $* ))\"; }\n"
     "show() { printf '%s\\0' \"$@\" >&FD; printf '\\1\\0' >&FD; }\n"
