@@ -592,7 +592,18 @@ def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, 
     )
     domains = {"sums": {"sources": ["sums"], "prompts_per_step": 2}}
     greedy = train_run(make("greedy", run={"total_steps": 1}, advantage={"name": "remax"}, data={"domains": domains}))
-    logged = {name for line in metrics_of(folder) + metrics_of(greedy) for name in line} - {"step", "nonfinite"}
+    some_tokens = train_run(
+        make(
+            "some_tokens",
+            run={"total_steps": 1},
+            model={"compute_dtype": "float16"},
+            loss={"kl_coef": 0.01, "high_entropy_share": 0.5, "off_policy_limit": 0.1},
+            reference={"update_every": 1},
+            advantage={"name": "gae"},
+        )
+    )
+    lines = [line for run in (folder, greedy, some_tokens) for line in metrics_of(run)]
+    logged = {name for line in lines for name in line} - {"step", "nonfinite"}
     documented = re.findall(
         r"^\| `([^`]+)` \|",
         GLOSSARY.read_text(encoding="utf-8").partition("## Supervised fine-tuning")[0],
@@ -614,8 +625,12 @@ def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, 
     }  # runs with environments have tests of their own
     ahead = {name for name in patterns if name.startswith("async/")} | {"step/sampled_tokens"}  # test_async_runs.py
     in_background = {"time/checkpoint_wait_s"}  # a save that the next step's updates had to wait for
+    with_experts = {"policy/router_balance"}  # test_balanced_experts.py
     unlogged = {name for name, pattern in patterns.items() if not any(map(pattern.fullmatch, logged))}
-    assert unlogged - with_a_server - with_copies - with_answers - with_worlds - in_background - ahead == set()
+    assert (
+        unlogged - with_experts - with_a_server - with_copies - with_answers - with_worlds - in_background - ahead
+        == set()
+    )
 
 
 # ----------------------------------------------------------------------------------------------- as a command
