@@ -86,7 +86,7 @@ reward: {terms: [{name: score, path: ~/my.py}]}
         ("lr=1e-5", "there is no key lr, at {}; did you mean policy.optimizer.lr?"),
         ("rolout.temperature=1", "there is no key rolout, at {}; did you mean rollout?"),
         ("data.max_respons_tokens=1", "did you mean rollout.max_response_tokens?"),
-        ("policy.optimizer.zzz=1", "known in policy.optimizer: name, lr, betas, eps, weight_decay, "),
+        ("policy.optimizer.zzz=1", "known in policy.optimizer: name, lr, betas, eps, "),
         ("zzz.yyy=1", "known sections: model, data, run"),
         ("reward.terms=[{name: exact_match, wieght: 2}]", "did you mean reward.terms.0.weight?"),
         # wrong types
