@@ -83,7 +83,8 @@ def run(tmp_path: Path, tiny_llama: Path, noting: Noting) -> Run:
 
 
 def alarms(noting: Noting) -> list[str]:
-    return [text for text in noting.said if "Usual causes: " in text]
+    """The alarms but that of responses that are cut: this model ends none, from the first step on."""
+    return [text for text in noting.said if "Usual causes: " in text and "cut at the token limit" not in text]
 
 
 @pytest.mark.slow

@@ -242,7 +242,10 @@ def from_tokens(tokens: list[Row], *, critic: bool) -> dict[str, float]:
 
 def from_validation(rows: list[Row]) -> dict[str, float]:
     """Held-out metrics, every chance by listing all draws."""
-    found = {}
+    shares: dict[str, list[bool]] = {}
+    for row in rows:
+        shares.setdefault(row["prompt_id"], []).append((row["reward"] or 0) >= 1)
+    found = {"validation/accuracy": np.mean([np.mean(share) for share in shares.values()])}
     for source in {row["data_source"] for row in rows}:
         mine = [row for row in rows if row["data_source"] == source]
         groups = [rows_of_prompt(mine, prompt) for prompt in dict.fromkeys(row["prompt_id"] for row in mine)]

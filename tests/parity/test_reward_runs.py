@@ -243,11 +243,11 @@ def test_stop_while_groups_are_looked_for_loses_nothing(
     straight = train_run(make("straight"))
     real, batches = rl_step.collect, []
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **options: Any) -> Any:
         batches.append(1)
         if len(batches) == 6:
             signal.raise_signal(signal.SIGTERM)
-        return real(*args)
+        return real(*args, **options)
 
     passes = rl_step.Selection._passes
     with monkeypatch.context() as patch:

@@ -12,14 +12,12 @@ import typer
 # What an optional library is for, by its import name.
 PURPOSES = {
     "bm25s": "the tool search",
-    "deepspeed": "policy.engine=deepspeed",
     "gymnasium": "environments of gymnasium",
     "httpx2": "servers: rewards http and llm_judge, rollout.engine http, vllm, sglang",
     "langdetect": "the reward ifeval",
     "liger_kernel": "model.liger",
     "math_verify": "the reward math_verify",
     "mcp": "tools of MCP servers",
-    "megatron": "policy.engine=megatron",
     "mlflow": "tracking.trackers=[mlflow]",
     "peft": "policy.lora",
     "ray": "several devices and machines",
@@ -35,6 +33,13 @@ PURPOSES = {
     "vllm": "rollout.engine=vllm",
     "wandb": "tracking.trackers=[wandb]",
 }
+
+
+def purpose_of(library: str) -> str:
+    """Say what an optional library is for; a training engine's is called like the engine. Empty for an unknown one."""
+    from posttrain.registry import TRAIN_ENGINES
+
+    return PURPOSES.get(library) or (f"policy.engine={library}" if library in TRAIN_ENGINES.names() else "")
 
 
 def doctor() -> None:
@@ -63,8 +68,7 @@ def doctor() -> None:
     typer.echo(f"\nC++ compiler: {find_compiler() or missing}")
     typer.echo("\nOptional libraries:")
     libraries = {
-        name: (PURPOSES.get(name, ""), f"pip install 'posttrain[{extra}]'")
-        for name, extra in optional_libraries().items()
+        name: (purpose_of(name), f"pip install 'posttrain[{extra}]'") for name, extra in optional_libraries().items()
     }
     for library, (purpose, install) in sorted(libraries.items()):
         needed = f" (for {purpose})" if purpose else ""

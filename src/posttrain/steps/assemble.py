@@ -10,6 +10,7 @@ from torch import Tensor
 from posttrain.records.batches import ScoredBatch, SequenceBatch
 from posttrain.records.samples import SampleRow, sample_rows
 from posttrain.records.trajectories import Outcome, Reward, ScoredGroup
+from posttrain.steps.recorded_experts import recorded_experts
 from posttrain.steps.response_weights import response_weights, sampled_lengths
 from posttrain.steps.turns import state_index, turn_rewards
 
@@ -71,7 +72,7 @@ def pad(rows: Sequence[SampleRow]) -> SequenceBatch:
         logprobs[index, :response] = torch.tensor(row.sample.logprobs)
     return SequenceBatch(
         tokens=tokens,
-        experts=_experts(rows, prompt_width, response_width),
+        experts=recorded_experts(rows, prompt_width, response_width),
         prompt_lengths=torch.tensor([len(row.prompt) for row in rows]),
         response_mask=mask,
         rollout_logprobs=logprobs,
@@ -80,20 +81,6 @@ def pad(rows: Sequence[SampleRow]) -> SequenceBatch:
         sample_ids=tuple(row.sample.sample_id for row in rows),
         images=tuple(row.images for row in rows) if any(row.images for row in rows) else (),
     )
-
-
-def _experts(rows: Sequence[SampleRow], prompt_width: int, response_width: int) -> Tensor | None:
-    """The experts of every token, [B, P + T, layers, chosen] int16, -1 where none were recorded; None where no row has any."""
-    shape = next((row.sample.experts.shape[1:] for row in rows if row.sample.experts is not None), None)
-    if shape is None:
-        return None
-    found = torch.full((len(rows), prompt_width + response_width, *shape), -1, dtype=torch.int16)
-    for index, row in enumerate(rows):
-        experts = row.sample.experts
-        if experts is not None:
-            start = prompt_width - len(row.prompt)
-            found[index, start : start + len(experts)] = torch.from_numpy(experts)
-    return found
 
 
 def reward_terms(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:

@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 from torch import Tensor
 
-from posttrain.algos.high_entropy import high_entropy_tokens
 from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import CriticUpdatePlan, StepPlan, UpdatePlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, UpdateStats
+from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_high_entropy
 
 OnSequences = Callable[[int], None]  # called with the number of sequences that were learned since the last call
 
@@ -53,16 +52,6 @@ def update(
     if old is not None or is_drawn(batch, plan):
         return replace(stats, trainer_logprobs=old)
     return replace(stats, trainer_logprobs=first_logprobs[0])
-
-
-def with_high_entropy(mini_batch: TrainBatch, share: float | None) -> TrainBatch:
-    """The mini-batch with the tokens of the policy loss chosen over all of it, so that micro-batches change nothing; unchanged
-    without a share."""
-    if share is None:
-        return mini_batch
-    entropies = mini_batch.logprobs.entropies
-    assert entropies is not None, "tokens are chosen by the entropies of the step"
-    return replace(mini_batch, high_entropy=high_entropy_tokens(entropies, mini_batch.loss_mask, share=share))
 
 
 def update_critic(
@@ -136,29 +125,6 @@ def run_mini_batches(
     if scales:
         metrics[f"{role}/loss_scale"] = scales[-1]
     return UpdateStats(metrics=metrics, trainer_logprobs=None, updates=len(losses), skipped_updates=skipped)
-
-
-def rows_per_update(batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan, epoch: int = 0) -> list[list[int]]:
-    """The rows of each mini-batch. Trajectories are counted, so that a step has as many updates as its plan says, into however
-    many rows its episodes were cut; all rows of a trajectory are in one mini-batch, in the order of the batch.
-
-    With a seed to shuffle by, each pass draws which trajectories a mini-batch has; seed and number of the pass alone decide.
-    """
-    _, number = batch.sequences.trajectory_index.unique_consecutive(return_inverse=True)
-    places = number.tolist()
-    if plan.shuffle_seed is not None and is_drawn(batch, plan):
-        drawn = np.random.Generator(np.random.PCG64([plan.shuffle_seed, epoch])).permutation(places[-1] + 1)
-        places = [int(drawn[place]) for place in places]
-    found: dict[int, list[int]] = {}
-    for row, place in enumerate(places):
-        found.setdefault(place // plan.sequences_per_update, []).append(row)
-    return [found[mini_batch] for mini_batch in sorted(found)]
-
-
-def is_drawn(batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan) -> bool:
-    """Tell whether the mini-batches are drawn at random: one that holds the whole step is not."""
-    trajectories = len(batch.sequences.trajectory_index.unique_consecutive())
-    return plan.shuffle_seed is not None and trajectories > plan.sequences_per_update
 
 
 def _mean(values: list[float]) -> float:

@@ -729,7 +729,6 @@ def test_engine_settings_are_told_on_one_device() -> None:
 
 PLANNED = [
     (f"{G}.enable_http_endpoint=true", f"{G}.enable_http_endpoint", ()),
-    (f"{T}.fully_async.max_staleness_steps=2", f"{T}.fully_async.max_staleness_steps", ()),
     ("data.train_data=[openai/gsm8k:train]", "data.train_data", ()),
     (f"{T}.logger=vemlp_wandb", f"{T}.logger", ()),
     (f"{G}.chat_template.name_or_path=qwen3_without_thinking", f"{G}.chat_template.name_or_path", ()),

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from posttrain.registry import TRAIN_ENGINES
+
 # Another trainer's name -> the key here, and after a semicolon what to know about it.
 KEYS: dict[str, str] = {
     "adam_beta1": "policy.optimizer.betas",
@@ -22,9 +24,8 @@ KEYS: dict[str, str] = {
     "dataset": "data.train_files",
     "dataset_name": "data.train_files; data sets of the hub are downloaded first",
     "dataset_path": "data.train_files",
-    "deepspeed": "policy.engine; policy.engine=deepspeed, with its settings in policy.engine_options",
     "delta": "loss.dual_clip",
-    "ds_config": "policy.engine_options; with policy.engine=deepspeed",
+    "ds_config": "policy.engine_options; policy.engine names the engine",
     "dtype": "model.compute_dtype",
     "epsilon": "loss.clip_ratio_low; the other side is loss.clip_ratio_high",
     "epsilon_high": "loss.clip_ratio_high",
@@ -32,7 +33,6 @@ KEYS: dict[str, str] = {
     "eval_steps": "validation.every_steps",
     "eval_strategy": "validation.every_steps",
     "fp16": "model.compute_dtype; float16, with loss scaling",
-    "fsdp": "policy.engine; policy.engine=fsdp, with its settings in policy.engine_options",
     "gradient_accumulation_steps": "policy.sequences_per_mini_batch; micro-batches per update follow from it and from "
     "policy.sequences_per_micro_batch_per_device",
     "learning_rate": "policy.optimizer.lr",
@@ -99,6 +99,10 @@ KEYS: dict[str, str] = {
     "val_files": "data.validation_files",
     "vllm_gpu_memory_utilization": "rollout.engine_options; {gpu_memory_utilization: 0.5}",
     "warmup_steps": "policy.schedule.warmup_updates",
+}
+KEYS |= {
+    engine: f"policy.engine; policy.engine={engine}, with its settings in policy.engine_options"
+    for engine in TRAIN_ENGINES.names()
 }
 # The same of a run that has no key of that name: supervised fine-tuning.
 ELSEWHERE = {

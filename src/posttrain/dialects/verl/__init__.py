@@ -10,7 +10,7 @@ from posttrain.dialects.verl.rules import rules
 from posttrain.dialects.verl.rules.evaluate import evaluate_rules
 from posttrain.dialects.verl.rules.generate import generate_rules
 from posttrain.dialects.verl.rules.sft import sft_rules
-from posttrain.dialects.verl.strategies import MEGATRON
+from posttrain.dialects.verl.strategies import MEGATRON, SHARDED
 
 
 def _ppo_trainer() -> dict[str, Any]:
@@ -24,7 +24,7 @@ def _sft_trainer() -> dict[str, Any]:
 def _sft_trainer_engine() -> dict[str, Any]:
     """Return the differences of the file of verl 0.6 and later."""
     tree = _sft_trainer()
-    tree["engine"]["strategy"] = "fsdp"
+    tree["engine"]["strategy"] = SHARDED[0]
     tree["model"]["path"] = "~/models/deepseek-llm-7b-chat"
     tree["data"] |= {"use_dynamic_bsz": True, "val_files": None}
     tree["optim"] |= {"lr": 1e-3, "betas": [0.9, 0.999], "lr_warmup_steps_ratio": 0.0, "lr_scheduler_type": "constant"}

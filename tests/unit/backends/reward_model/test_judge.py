@@ -24,7 +24,7 @@ from posttrain.records.trajectories import (
 )
 from posttrain.rewards.load import check_data_sources
 from posttrain.rewards.sources import NO_REWARD
-from posttrain.steps.score import judged, with_judge
+from posttrain.steps.added_rewards import judged, with_judge
 
 
 class Tokenizer:

@@ -175,7 +175,7 @@ def test_optimizer_state_moves_and_its_counters_do_not() -> None:
     from posttrain.backends.torch_training.optimizers import build_optimizer, move_state
 
     weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = build_optimizer([weight], OptimizerConfig())
+    optimizer = build_optimizer({"weight": weight}, OptimizerConfig())
     weight.grad = torch.ones(3)
     optimizer.step()
     places: list[Tensor] = []

@@ -87,7 +87,8 @@ def _updates(keys: Reader, role: str, section: str, at: Copies, sequences: int, 
     by_tokens = keys[f"{section}.use_dynamic_batching_in_train"]
     budget = f"{section}.max_tokens_per_microbatch_in_train"
     fields: dict[str, Any] = {f"{role}.sequences_per_mini_batch": micro * steps * at.copies}
-    if not by_tokens:  # with them ROLL deals a step out in order
+    # Cut by tokens ROLL deals a step out in order; a mini-batch that holds the whole step is not drawn
+    if not by_tokens and micro * steps * at.copies < sequences:
         fields[f"{role}.shuffle"] = True
     if by_tokens:
         if keys[budget] < 1:

@@ -7,7 +7,7 @@ import torch
 from batches import sequence_batch, train_batch
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import CriticUpdatePlan, ValueLossPlan
-from posttrain.steps.update import is_drawn, rows_per_update
+from posttrain.steps.mini_batches import is_drawn, rows_per_update
 
 
 def batch(trajectories: list[int] | None, rows: int) -> TrainBatch:
