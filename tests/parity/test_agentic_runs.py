@@ -53,6 +53,7 @@ def test_rolls_agentic_example_runs(tiny_llama: Path, tmp_path: Path) -> None:
     assert "You are good at games." in lake["prompt"] and "<answer>Left</answer>" in lake["turns"][0]["observation"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["gigpo", "step_reinforce", "agentic_reinforce", "grpo"])
 def test_estimators_over_turns(estimator: str, tiny_llama: Path, tmp_path: Path) -> None:
     by_turn = estimator in ("gigpo", "step_reinforce")

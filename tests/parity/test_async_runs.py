@@ -180,6 +180,7 @@ def test_trained_lengths_are_those_that_were_admitted(straight: Path) -> None:
     assert trained == Counter({name: 3 * count for name, count in admitted.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [ONE_STEP, COLOCATE])
 @pytest.mark.parametrize("place", ["sampling", "training"])
 def test_a_run_that_died_resumes_without_loss(
@@ -250,6 +251,7 @@ def at_update(patch: pytest.MonkeyPatch, number: int) -> None:
     patch.setattr(rl_sync, "measure", counted)
 
 
+@pytest.mark.slow
 def test_drop_loses_what_it_logs_and_draws_its_prompt_again(make: Make) -> None:
     found = train_run(make("drop", asynchronous={"mode": "colocate", "max_staleness_steps": 1, "on_stale": "drop"}))
     log = events(found)
@@ -273,6 +275,7 @@ def assert_counts_hold(log: list[dict[str, Any]]) -> None:
     assert gone <= admitted and max(gone.values()) == 1
 
 
+@pytest.mark.slow
 def test_a_filter_that_refills_works_ahead_of_training(make: Make) -> None:
     found = train_run(
         make(
@@ -339,6 +342,7 @@ def in_a_world(
     return train_run(make(folder, **(sections | more)), replay=replay)
 
 
+@pytest.mark.slow
 def test_episodes_go_on_over_steps(make: Make, tmp_path: Path) -> None:
     """With environments in this process a run is a function of its seed; at S = 0 it is the synchronous one."""
     runs = [in_a_world(make, tmp_path, name, asynchronous=COLOCATE) for name in ("one", "two")]
@@ -387,6 +391,7 @@ def test_a_replayed_run_is_equal(make: Make, straight: Path, mode: str) -> None:
     assert comparable(again) == comparable(first)
 
 
+@pytest.mark.slow
 def test_episodes_are_replayed(make: Make, tmp_path: Path) -> None:
     """Two runs whose environments answer at other times have the same samples, when the second makes the decisions of the
     first; log-probs may differ by rounding, because other turns share a prefill."""
@@ -401,6 +406,7 @@ def test_episodes_are_replayed(make: Make, tmp_path: Path) -> None:
         torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_differs_from_its_script_stops(make: Make, straight: Path) -> None:
     other = make("other", asynchronous=COLOCATE, run={"seed": 2, "total_steps": STEPS})
     with pytest.raises(RunStopped, match="the run that is replayed differs from this one in step 1: group 0 is"):

@@ -30,6 +30,7 @@ def make(tmp_path: Path, tiny_llama: Path) -> Make:
     return maker(tmp_path, tiny_llama)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 def test_a_run_that_died_resumes_exactly(make: Make, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     """Dead in step 5; the checkpoint is of step 3."""

@@ -145,6 +145,7 @@ def test_run_that_died_goes_on_exactly(
         assert samples_of(died, step) == samples_of(straight, step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", ["running moments, clip, adaptive KL", "overlong, zero, masking, whitening"])
 def test_micro_batches_change_nothing_but_rounding(make: Make, feature: str, tmp_path: Path) -> None:
     changes = {name: dict(section) for name, section in FEATURES[feature].items()}

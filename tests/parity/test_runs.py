@@ -162,6 +162,7 @@ def test_same_seed_gives_the_same_run_and_another_seed_another(make: Make, strai
     assert [line["step"] for line in metrics_of(straight)] == list(range(7))
 
 
+@pytest.mark.slow
 def test_memory_settings_change_numbers_by_rounding_only(make: Make) -> None:
     """Other micro-batches, slots and prefills: the same tokens are sampled, the metrics agree closely."""
     first = train_run(make("first", run={"seed": 1, "total_steps": 2}))
@@ -209,6 +210,7 @@ def test_run_stopped_by_a_signal_goes_on_as_if_it_had_not_been(
     assert json.loads((folder / "run.json").read_text())["status"] == "done"
 
 
+@pytest.mark.slow
 def test_signal_during_the_save_of_a_step_is_heeded_in_the_next(
     make: Make, straight: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +338,7 @@ def test_a_critic_that_reads_other_token_ids_is_refused(make: Make, tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_damaged_newest_checkpoint_is_passed_over_and_named(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     folder = train_run(make("run", tracking={"trackers": ["console"]}))
     before = comparable(folder)
@@ -358,6 +361,7 @@ def test_finished_run_started_again_changes_nothing(make: Make) -> None:
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_finished_run_can_be_made_longer(make: Make) -> None:
     constant = {
         "sequences_per_mini_batch": 3,

@@ -292,6 +292,7 @@ def test_command_stopped_by_sigterm_exits_75_and_finishes_when_started_again(mak
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == list(range(1, saved[0] + 2))
 
 
+@pytest.mark.slow
 def test_the_examples_in_three_languages_are_the_same_run(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def assert_exported(run: Path, step: int, role: Role, out: Path) -> None:
         assert (out / path.name).read_bytes() == path.read_bytes(), path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_in_one_process(tmp_path: Path, family: Any) -> None:
     model = write_tiny_model(tmp_path / "model", family)

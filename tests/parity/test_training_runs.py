@@ -80,6 +80,7 @@ def test_a_run_with_an_adapter(tiny_qwen: Path, tmp_path: Path) -> None:
         assert (exported(ids).logits - base(ids).logits).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 @NEEDS_PEFT
 def test_the_sampler_uses_the_adapter(tiny_qwen: Path, tmp_path: Path) -> None:
     """With the same prompts and random numbers, what is sampled after an update is other than without one."""

@@ -74,6 +74,7 @@ def comparable(folder: Path) -> str:
     return "\n".join(json.dumps(line, sort_keys=True) for line in kept)
 
 
+@pytest.mark.slow
 def test_two_runs_are_the_same_and_a_resumed_one_is_too(make: Make, tmp_path: Path) -> None:
     train_run(make("one"))
     train_run(make("two"))

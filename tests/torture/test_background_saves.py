@@ -56,6 +56,7 @@ class Late(BackgroundSave):
         return save(lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -135,6 +136,7 @@ def test_the_next_step_samples_meanwhile_and_its_update_waits(
     assert result(folder) == straight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["rollout", "checkpoint_wait"])
 def test_a_stop_while_it_is_written_waits_for_it(
     tmp_path: Path,

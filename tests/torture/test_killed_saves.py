@@ -27,6 +27,7 @@ def test_saves_killed_at_a_random_instant(work: Work) -> None:
     assert tally.failures == []
 
 
+@pytest.mark.slow
 def test_saves_killed_at_file_operations(work: Work) -> None:
     tally = killing.operation_kills(work, stride=11)
     assert tally.trials >= 10

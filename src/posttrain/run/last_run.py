@@ -17,6 +17,7 @@ from posttrain.run.ownership import OWNER, owner_of
 
 CONFIG = "config.yaml"
 ABOUT = "run.json"
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,15 @@ def run_of_origin(origin: Path) -> LastRun | None:
     """The run that a checkpoint, a folder of checkpoints or a run folder belongs to; None where nothing near it names one."""
     here = origin.resolve()
     checkpoints = next((at for at in (here, here / "checkpoints", here.parent) if owner_of(at)), None)
-    folder = next((at for at in (here, *here.parents[:2]) if (at / CONFIG).is_file()), None)
+    folder = next((at for at in (here, *here.parents[:2]) if _is_run(at)), None)
     if folder is None and checkpoints is not None and (owner := owner_of(checkpoints)):
         folder = Path(owner.run_folder)
     return last_run(folder, checkpoints) if folder else None
+
+
+def _is_run(folder: Path) -> bool:
+    """Tell a run's folder from one that merely holds a config.yaml, as a user's own may."""
+    return (folder / CONFIG).is_file() and any((folder / name).is_file() for name in (ABOUT, METRICS))
 
 
 def read_about(folder: Path) -> dict[str, Any]:

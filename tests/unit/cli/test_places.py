@@ -90,6 +90,7 @@ def test_a_folder_that_cannot_be_made_is_named(arguments: str, folder: str, post
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_export_and_report_name_it_too(posttrain: Run, job: Path) -> None:
     assert posttrain("train", "run.yaml")[0] == 0
     assert posttrain("evaluate", "evaluate.yaml")[0] == 0

@@ -155,6 +155,7 @@ def test_tokenizer_without_template_is_said_before_files_are_read(data_config, t
         load_prompts(["no-such-file.parquet"], data_config(), plain, what="training")
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_prompts_in_the_same_order(data_config, tokenizer, row, tmp_path):
     # 600 rows: three chunks for two workers
     lines = [json.dumps(row(" ".join(f"w{i % 20}" for i in range(n % 7 + 1)), truth=str(n))) for n in range(600)]

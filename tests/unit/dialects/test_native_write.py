@@ -54,7 +54,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_siz
 @given(stop=st.lists(texts.filter(lambda text: text != "???"), max_size=3))
 def test_any_text_reads_back_equal(stop: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     written = config(rollout={"stop": stop})
-    assert read_back(written, tmp_path_factory.getbasetemp()) == written
+    assert read_back(written, tmp_path_factory.mktemp("any_text")) == written
 
 
 def schema_name(entry: str) -> str:

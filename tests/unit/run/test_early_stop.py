@@ -21,6 +21,7 @@ from posttrain.run.stopping import StopSignal
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(early_stop, "_heard", [])
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

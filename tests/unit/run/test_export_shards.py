@@ -77,6 +77,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["actor", "step", "run"])
 def test_merged_shards_are_the_model_that_was_sharded(actor: Path, tiny_qwen: Path, tmp_path: Path, named: str) -> None:
     checkpoint = {"actor": actor, "step": actor.parent, "run": actor.parents[1]}[named]

@@ -144,6 +144,15 @@ def test_a_copy_of_lost_checkpoints_may_be_named(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "A") == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_configuration_of_the_users_names_no_run(tmp_path: Path) -> None:
+    """Near a checkpoint may lie what has nothing to do with it."""
+    (tmp_path / "config.yaml").write_text("model: {path: another}\n")
+    train(config(tmp_path, "A"), until=5)
+    shutil.copytree(tmp_path / "A/checkpoints/global_step_5", tmp_path / "copy/global_step_5")
+    again = config(tmp_path, "B", run={"resume_path": str(tmp_path / "copy")})
+    assert train(again, until=7)[0] == 6
+
+
 # ------------------------------------------------------------------------------------------- another run's folder
 
 

@@ -562,6 +562,7 @@ def left_over() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["", "while True: pass"])
 def test_no_process_is_left(walls: tuple[str, ...], ends: str) -> None:
     source = (

@@ -88,6 +88,7 @@ def text(pilot: Pilot[None], name: str = "#text") -> str:
     return str(pilot.app.screen.query_one(name, Static).content)
 
 
+@pytest.mark.slow
 def test_steps_then_samples_then_one_sample_and_back(folder: Path) -> None:
     async def play(pilot: Pilot[None]) -> None:
         assert text(pilot, "#line") == "try · m · done, step 2 of 2"
@@ -171,6 +172,7 @@ def test_filter_and_order(folder: Path) -> None:
     drive(Viewer(folder, 1), play)
 
 
+@pytest.mark.slow
 def test_what_changed_between_two_validations(folder: Path) -> None:
     async def play(pilot: Pilot[None]) -> None:
         await press(pilot, "d")

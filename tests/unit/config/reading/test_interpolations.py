@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -42,6 +42,7 @@ TREES = st.dictionaries(
 )
 
 
+@settings(max_examples=50)
 @given(TREES)
 def test_a_part_of_a_configuration_resolves_as_the_whole(tree: dict[str, Any]) -> None:
     try:
