@@ -295,6 +295,7 @@ class Arbitrary:
         return [tuple(Reward(float(sum(each.token_ids) % 7)) for each in group.trajectories) for group in groups]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [NativeEngine, HuggingFaceEngine])
 def test_gap_before_and_after_an_update_is_rounding(folder: Path, sampler: Any) -> None:
     model = load_causal_lm(str(folder), dtype=torch.float32)

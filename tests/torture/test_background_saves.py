@@ -193,6 +193,7 @@ def test_a_second_signal_leaves_it_unfinished(
     assert result(train_run(config)) == straight
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_stops_the_run_before_the_next_update(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, straight: dict[str, bytes]
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_run_from_another_runs_checkpoint_makes_the_same_steps(
     assert [json.loads(line)["step"] for line in (again / "metrics.jsonl").open()] == [5, 6]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_stops_the_run_and_a_new_start_goes_on(
     tmp_path: Path, tiny_llama: Path, straight: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ class Slow:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_finalizer_comes_a_moment_later(capfd: pytest.CaptureFixture[str]) -> None:
     """Python alone would print a traceback for the finalizer and lose the interrupt."""
     before = signal.signal(signal.SIGINT, interrupt)

@@ -174,6 +174,7 @@ def sweep(scorer: ScorerInWorkers, mark: str, poisons: int, first: int) -> None:
     assert left(mark) == 0
 
 
+@pytest.mark.slow
 def test_eight_poisons_among_64(scorer: ScorerInWorkers, mark: str) -> None:
     sweep(scorer, mark, poisons=8, first=0)
 

@@ -79,6 +79,7 @@ def test_without_the_option_a_bomb_is_invalid(start: Any) -> None:
     assert isinstance(bomb, Invalid) and bomb.reason == TIMEOUT
 
 
+@pytest.mark.slow
 def test_a_reference_that_cannot_be_compared_is_nobodys_wrong_answer(start: Any) -> None:
     [outcome] = score(start({"name": "math_verify"}), "\\boxed{72}", truth="9^{9^{9^{9}}}")
     assert isinstance(outcome, Invalid) and outcome.reason == TIMEOUT

@@ -92,6 +92,7 @@ def test_a_server_that_fails_now_and_then_changes_nothing(engine: str, connect: 
     assert list(tries.values()) == [3] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["http", "vllm", "sglang"])
 def test_one_stuck_request_becomes_a_failure_and_holds_nobody_up(
     engine: str, connect: Any, stand_in: Any, said: Any

@@ -105,6 +105,7 @@ def test_response_does_not_depend_on_what_shares_its_batch(tiny_llama: Path) -> 
     assert alone == {"p:What is the sum of 12 and 30?/0": together["p:What is the sum of 12 and 30?/0"]}
 
 
+@pytest.mark.slow
 def test_nor_do_its_last_bits(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16, with sums over 1,536 numbers and two threads: of a single row the matrix library cuts them, now and then with
     another last bit, so no pass has so few rows."""
