@@ -162,13 +162,13 @@ def run(path: str, folder: Path, seconds: float) -> None:
     turns = Turns(seconds)
     for owner, name, instead in watching():
         setattr(owner, name, turns.watched(owner, name, instead))
-    step = rl_sync.rl_step
+    first = rl_sync.sample_groups  # what a step begins with
 
     def begun(*arguments: Any) -> Any:
         turns.next_step()
-        return step(*arguments)
+        return first(*arguments)
 
-    rl_sync.rl_step = begun
+    rl_sync.sample_groups = begun
     with suppress(Enough):
         train_run(config)
     (folder / "steps.json").write_text(json.dumps(turns.steps))

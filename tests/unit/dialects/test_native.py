@@ -228,6 +228,14 @@ WRONG: list[Any] = [
 ]
 
 
+@pytest.mark.parametrize("value", [None, [], 3, {}])
+def test_a_list_that_must_not_be_empty_is_one_problem(value: Any) -> None:
+    """What stands in for it while the rest is read must be long enough, or it would be repaired for ever."""
+    values = {"model": {"path": "x"}, "data": {"train_files": ["x"], "domains": {"sums": {"sources": value}}}}
+    _, found = validate(values, SourceMap("run.yaml", {}), RunConfig)
+    assert [problem.field.rsplit(".", 1)[0] for problem in found] in (["data.domains.sums"], ["data.domains.sums"] * 2)
+
+
 @pytest.mark.slow
 def test_no_value_of_any_key_gets_past_the_words() -> None:
     """Whatever is written at whatever key: it is accepted, or refused in our own words (none of pydantic's)."""
@@ -239,6 +247,10 @@ def test_no_value_of_any_key_gets_past_the_words() -> None:
                 "data": {"train_files": ["x"]},
                 "reward": {"terms": [{"name": "x"}], "model": {"path": "x"}},
             }
+            if key.startswith("reward.judge."):
+                values["reward"]["judge"] = {"path": "x"}
+            if key.startswith("data.domains."):
+                values["data"]["domains"] = {"maze": {"sources": ["x"], "prompts_per_step": 1}}
             node: Any = values
             *parents, leaf = key.replace("#", "0").replace("*", "maze").split(".")
             for part in parents:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_origin
 
+from annotated_types import MinLen
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -15,11 +16,12 @@ from posttrain.config.base import Section
 from posttrain.config.reading import keys
 from posttrain.config.reading.fixes import fix_of
 from posttrain.config.reading.sources import SourceMap, child, same_branch
-from posttrain.errors import Problem
+from posttrain.errors import ConfigError, Problem
 from posttrain.settings import is_number
 
 C = TypeVar("C", bound=Section)
 
+MOST_REPAIRS = 50  # rounds; each takes out all that pydantic refuses
 # pydantic's error type -> what the value must be, from the error's context.
 EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "int_type": lambda _: "a whole number",
@@ -54,13 +56,14 @@ def validate(values: dict[str, Any], sources: SourceMap, root: type[C]) -> tuple
     """The configuration of kind ``root`` that ``values`` describe, and everything that is wrong with single keys.
 
     Where there are problems, the configuration has a default or an empty value in the place of what is wrong.
+    Raises: ConfigError with the problems where even that is not valid.
     """
     values = copy.deepcopy(values)
     for name, field in keys.sections(root)[""].items():
         if field.is_required():  # so that what is missing is reported key by key
             values.setdefault(name, {})
     problems = _misread_numbers(values, "", sources, root)
-    while True:
+    for _ in range(MOST_REPAIRS):
         try:
             return root.model_validate(values), problems
         except ValidationError as error:
@@ -75,6 +78,7 @@ def validate(values: dict[str, Any], sources: SourceMap, root: type[C]) -> tuple
                 problems.append(_problem(key, group, values, sources, root))
         for key, group in by_key.items():
             _repair(values, key, root, absent=_is_absent(group[0]))
+    raise ConfigError(problems)
 
 
 def _key(detail: ErrorDetails, values: dict[str, Any]) -> str:
@@ -180,11 +184,21 @@ def _repair(values: dict[str, Any], key: str, root: type[Section], *, absent: bo
         _repair(values, parent, root, absent=False)
     elif isinstance(node, dict) and absent:
         field = keys.field_of(key, root)
-        annotation = field.annotation if field else None
-        node[leaf] = "" if annotation is str else [] if get_origin(annotation) is list else {}
+        node[leaf] = _stand_in(field)
     elif isinstance(node, dict):
         for name in [name for name in node if str(name) == leaf]:
             del node[name]
+
+
+def _stand_in(field: FieldInfo | None) -> Any:
+    """A value of a field's kind, as long as it must be: one that is refused again would be repaired for ever."""
+    annotation = field.annotation if field else None
+    shortest = max((one.min_length for one in field.metadata if isinstance(one, MinLen)), default=0) if field else 0
+    if annotation is str:
+        return "?" * shortest
+    if is_number(annotation):
+        return 1
+    return [""] * shortest if get_origin(annotation) is list else {}
 
 
 def _misread_numbers(node: Any, key: str, sources: SourceMap, root: type[Section]) -> list[Problem]:
