@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 
 from posttrain.errors import RunInterrupted
-from posttrain.run.early_stop import StoppedEarly, heed_signals, put_off
+from posttrain.run.early_stop import AT_ONCE, StoppedEarly, heed_signals, put_off
 
 # Commands that save what they have done, so that a scheduler's signal means: stop, and start again later.
 RESUMABLE = ("train", "sft", "demo")
@@ -30,6 +30,9 @@ def main() -> None:
     except StoppedEarly as stopped:
         print(f"posttrain: {stopped}", file=sys.stderr)
         sys.exit(RunInterrupted.exit_code)
+    except KeyboardInterrupt:  # one that reached no command: typer was still building them, or had ended
+        print("posttrain: stopped at once", file=sys.stderr)
+        sys.exit(AT_ONCE)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

@@ -14,6 +14,7 @@ from types import FrameType
 
 # SIGINT ends a command at once by KeyboardInterrupt, whatever the command is.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+AT_ONCE = 130  # exit code of a process that a signal, often the second one, ended without waiting for anything
 RETRY_S = 0.02
 _heard: list[str] = []
 

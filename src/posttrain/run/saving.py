@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-SECOND_SIGNAL = 130  # exit code after a second signal
+from posttrain.run.early_stop import AT_ONCE
 
 
 class SaveGivenUp(Exception):
@@ -70,4 +70,4 @@ def _leave_unless(done: Future[str]) -> None:
     if not done.done():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(SECOND_SIGNAL)
+        os._exit(AT_ONCE)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 
+from posttrain.cli import app, start
 from posttrain.cli.start import interrupt
 
 
@@ -54,6 +56,25 @@ def test_ctrl_c_in_a_callback_of_the_collector_comes_a_moment_later() -> None:
         gc.callbacks.remove(callback)
         signal.signal(signal.SIGINT, before)
     assert calls == ["start"]
+
+
+def test_ctrl_c_before_a_command_is_chosen_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """typer has parsed nothing yet, so that no command can catch it."""
+
+    def interrupted(_: Callable[[], object]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "run_guarded", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            start.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 130
+    assert capfd.readouterr().err == "posttrain: stopped at once\n"
 
 
 def test_ctrl_c_elsewhere_comes_at_once() -> None:
