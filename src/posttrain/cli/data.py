@@ -56,6 +56,28 @@ def reasoning_gym(
         typer.echo(f"wrote {file}")
 
 
+@app.command("arithmetic")
+def arithmetic(
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Receives train.parquet and validation.parquet.")],
+    task: Annotated[str, typer.Option(help="sums (with + and -) or products.")] = "sums",
+    numbers: Annotated[int, typer.Option(help="Numbers in a question, 2 to 8.")] = 2,
+    digits: Annotated[int, typer.Option(help="Most digits of a number, 1 to 6.")] = 1,
+    train_rows: Annotated[int, typer.Option(min=1, help="Prompts to train on.")] = 120,
+    validation_rows: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 80,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 1,
+    instruction: Annotated[str | None, typer.Option(help="System message of every prompt.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+) -> None:
+    """Sums and products with exact answers: tasks that need no download and no library."""
+    from posttrain.data.arithmetic import Arithmetic, write_arithmetic
+
+    _refuse_present(out, ("train", "validation"), overwrite)
+    asked = Arithmetic(task=task, numbers=numbers, digits=digits)
+    rows = {"train_rows": train_rows, "validation_rows": validation_rows}
+    for file in write_arithmetic(out, asked, **rows, seed=seed, instruction=instruction):
+        typer.echo(f"wrote {file}")
+
+
 OUT = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Receives a parquet file per split.")]
 TRAIN = Annotated[Path | None, typer.Option(help="The published file (or folder of JSON files) of the training split.")]
 TEST = Annotated[Path | None, typer.Option(help="The published file (or folder of JSON files) of the test split.")]

@@ -1,4 +1,4 @@
-"""The demo: a model, a dataset, a run and its report, built from installed packages only."""
+"""The demo: a model, a dataset, a run and its report, without a model hub."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ from posttrain.dialects import native
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A reasoning-gym task and its split. Questions are distinct, so no question is in both parts."""
+    """An arithmetic task and its split. Questions are distinct, so no question is in both parts."""
 
     name: str
-    options: dict[str, int]
     train_rows: int
     validation_rows: int
 
 
-ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 TASKS = (
     # All 200 one-digit sums and differences.
-    Task(name="chain_sum", options=ONE_DIGIT, train_rows=120, validation_rows=80),
+    Task(name="sums", train_rows=120, validation_rows=80),
     # All 100 one-digit products.
-    Task(name="products", options=ONE_DIGIT, train_rows=60, validation_rows=40),
+    Task(name="products", train_rows=60, validation_rows=40),
 )
 
 
-def run_demo(folder: Path, seed: int) -> None:
+def run_demo(folder: Path, seed: int, steps: int) -> None:
     """Train SmolLM2-135M-Instruct on one-digit arithmetic with GRPO; print held-out accuracy before and after training.
 
     All files are written to ``folder``. An interrupted demo resumes; a finished one shows its result again.
@@ -40,6 +38,7 @@ def run_demo(folder: Path, seed: int) -> None:
     datasets = [folder / "data" / task.name for task in TASKS]
     overrides = [
         f"run.seed={seed}",
+        f"run.total_steps={steps}",
         f"run.folder={_quoted(folder)}",
         f"data.train_files=[{','.join(_quoted(dataset / 'train.parquet') for dataset in datasets)}]",
         f"data.validation_files=[{','.join(_quoted(dataset / 'validation.parquet') for dataset in datasets)}]",
@@ -50,22 +49,15 @@ def run_demo(folder: Path, seed: int) -> None:
 
     # The code below imports torch, so prepare() must set the environment first.
     from posttrain.build.train import train_run
-    from posttrain.data.reasoning_gym import write_dataset
+    from posttrain.data.arithmetic import Arithmetic, write_arithmetic
     from posttrain.models.smollm2 import smollm2_135m_instruct
     from posttrain.report.html import write_report
 
     model = os.fspath(smollm2_135m_instruct())
     for task, dataset in zip(TASKS, datasets, strict=True):
         if not (dataset / "validation.parquet").exists():
-            write_dataset(
-                task.name,
-                dataset,
-                train_rows=task.train_rows,
-                validation_rows=task.validation_rows,
-                seed=seed,
-                options=dict(task.options),
-                instruction=None,
-            )
+            rows = {"train_rows": task.train_rows, "validation_rows": task.validation_rows}
+            write_arithmetic(dataset, Arithmetic(task=task.name), **rows, seed=seed)
     train_run(config.model_copy(update={"model": config.model.model_copy(update={"path": model})}))
 
     report = write_report([folder])
@@ -85,7 +77,7 @@ def accuracy_table(folder: Path) -> list[str]:
     run = read_run(folder)
     rows = []
     for task in TASKS:
-        scores = [score or 0.0 for score in run.series(f"validation/reasoning_gym/{task.name}/accuracy").values()]
+        scores = [score or 0.0 for score in run.series(f"validation/arithmetic/{task.name}/accuracy").values()]
         rows.append((task.name, task.validation_rows, scores[0], scores[-1]))
     overall = [score or 0.0 for score in run.series("validation/accuracy").values()]
     rows.append(("all", sum(count for _, count, _, _ in rows), overall[0], overall[-1]))

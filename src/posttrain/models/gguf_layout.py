@@ -1,0 +1,78 @@
+"""GGUF's names and layouts of the tensors of model families, in both directions.
+
+A family is one that transformers and the package gguf both know, whose tensors are the same up to their names and, for
+Llama, the order of the rows of queries and keys: GGUF pairs neighbouring rows for the rotary embedding, transformers pairs
+row i with row i + head_dim / 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model type of transformers in GGUF."""
+
+    architecture: gguf.MODEL_ARCH
+    neighbours: bool  # rows of queries and keys are in the order of neighbouring pairs
+
+
+# By ``model_type`` of transformers.
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True),
+    "mistral": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True),
+    "qwen2": Family(gguf.MODEL_ARCH.QWEN2, neighbours=False),
+    "qwen3": Family(gguf.MODEL_ARCH.QWEN3, neighbours=False),
+}
+
+
+class Layout:
+    """The tensors of one model. Args: ``config`` of transformers, of a family in FAMILIES."""
+
+    def __init__(self, config: Any):
+        self.family = FAMILIES[config.model_type]
+        self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        self._names = gguf.get_tensor_name_map(self.family.architecture, config.num_hidden_layers)
+
+    def name(self, name: str) -> str | None:
+        """GGUF's name for a tensor of transformers, such as blk.0.attn_q.weight; None for one that it has no name for."""
+        return self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+
+    def write(self, name: str, tensor: Tensor) -> Tensor:
+        """Order the rows of transformers' tensor ``name`` as GGUF does."""
+        return self._reordered(name, tensor, (2, -1))
+
+    def read(self, name: str, tensor: Tensor) -> Tensor:
+        """Order the rows of GGUF's tensor as transformers does, which calls it ``name``."""
+        return self._reordered(name, tensor, (-1, 2))
+
+    def _reordered(self, name: str, tensor: Tensor, halves: tuple[int, int]) -> Tensor:
+        heads = self._heads.get(name.split(".")[-2]) if self.family.neighbours and "self_attn" in name else None
+        if heads is None:
+            return tensor
+        rows = tensor.shape[0] // heads
+        split = [rows // 2 if size == -1 else size for size in halves]
+        return tensor.reshape(heads, *split, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+
+
+def read_weights(file: Path, layout: Layout, names: list[str]) -> dict[str, Tensor]:
+    """Read the tensors of a GGUF file under the names of transformers, in float32.
+
+    Args: ``names`` of the tensors wanted; a name whose tensor is not in the file is left out (tied embeddings).
+    """
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    found = {}
+    for name in names:
+        block = stored.get(layout.name(name) or "")
+        if block is not None:
+            values = torch.from_numpy(gguf.dequantize(block.data, block.tensor_type).copy())
+            found[name] = layout.read(name, values).contiguous()
+    return found
