@@ -73,8 +73,10 @@ def arithmetic(
 
     _refuse_present(out, ("train", "validation"), overwrite)
     asked = Arithmetic(task=task, numbers=numbers, digits=digits)
-    rows = {"train_rows": train_rows, "validation_rows": validation_rows}
-    for file in write_arithmetic(out, asked, **rows, seed=seed, instruction=instruction):
+    files = write_arithmetic(
+        out, asked, train_rows=train_rows, validation_rows=validation_rows, seed=seed, instruction=instruction
+    )
+    for file in files:
         typer.echo(f"wrote {file}")
 
 

@@ -56,8 +56,13 @@ def run_demo(folder: Path, seed: int, steps: int) -> None:
     model = os.fspath(smollm2_135m_instruct())
     for task, dataset in zip(TASKS, datasets, strict=True):
         if not (dataset / "validation.parquet").exists():
-            rows = {"train_rows": task.train_rows, "validation_rows": task.validation_rows}
-            write_arithmetic(dataset, Arithmetic(task=task.name), **rows, seed=seed)
+            write_arithmetic(
+                dataset,
+                Arithmetic(task=task.name),
+                train_rows=task.train_rows,
+                validation_rows=task.validation_rows,
+                seed=seed,
+            )
     train_run(config.model_copy(update={"model": config.model.model_copy(update={"path": model})}))
 
     report = write_report([folder])
