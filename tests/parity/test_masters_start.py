@@ -22,9 +22,10 @@ from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.torch_training.start import load_policy, start_sft_policy
 from posttrain.backends.train.fsdp.sharding import FsdpSharding
 from posttrain.config import SftConfig
+from posttrain.records.batch_plans import SftBatchPlan
 from posttrain.records.batches import TrainBatch
 from posttrain.records.notices import Notices
-from posttrain.records.plans import LossPlan, SftBatchPlan
+from posttrain.records.plans import LossPlan
 
 CROSS_ENTROPY = LossPlan(name="cross_entropy", parameters={}, aggregation="token_mean", temperature=1.0)
 PLAN = SftBatchPlan(

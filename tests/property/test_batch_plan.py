@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from posttrain.config import RunConfig
 from posttrain.plan.batch import plan_batches
-from posttrain.records.plans import BatchPlan
+from posttrain.records.batch_plans import BatchPlan
 
 Sizes = dict[str, int | None]
 

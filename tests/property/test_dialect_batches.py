@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.plan.batch import plan_batches
-from posttrain.records.plans import BatchPlan
+from posttrain.records.batch_plans import BatchPlan
 
 Sizes = dict[str, int]
 

@@ -14,10 +14,9 @@ from posttrain.config.rollout import SamplingConfig
 from posttrain.config.sft import SftConfig
 from posttrain.loops.rl_plan import AsyncPlan, RunPlan
 from posttrain.loops.training import LoopPlan
+from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 from posttrain.records.plans import (
     AdvantagePlan,
-    BatchPlan,
-    CriticBatchPlan,
     CriticUpdatePlan,
     DomainPlan,
     GroupFilterPlan,
@@ -27,7 +26,6 @@ from posttrain.records.plans import (
     ProfilePlan,
     RewardPlan,
     RolloutCorrectionPlan,
-    SftBatchPlan,
     StepPlan,
     UpdatePlan,
     ValueLossPlan,

@@ -19,7 +19,7 @@ from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
 from posttrain.plan.sft import plan_sft
 from posttrain.plan.step_traffic import sft_traffic
-from posttrain.records.plans import SftBatchPlan
+from posttrain.records.batch_plans import SftBatchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

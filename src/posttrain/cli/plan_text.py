@@ -24,7 +24,7 @@ from posttrain.plan.estimate import estimate
 from posttrain.plan.files import is_hub_id
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.step_traffic import step_traffic
-from posttrain.records.plans import CriticBatchPlan
+from posttrain.records.batch_plans import CriticBatchPlan
 
 __all__ = ["check_request", "plan_json", "plan_text"]
 

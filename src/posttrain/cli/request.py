@@ -23,7 +23,7 @@ from posttrain.plan.heads import head_problems
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.positions import check_positions, positions_warnings
 from posttrain.plan.roles import place
-from posttrain.records.plans import BatchPlan
+from posttrain.records.batch_plans import BatchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ class AlgorithmSection(Section):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """The schema with the settings of all built-in functions; further keys only with ``path``, which names the user's own."""
-        schema = handler.resolve_ref_schema(handler(core_schema))
+        schema = handler.resolve_ref_schema(super().__get_pydantic_json_schema__(core_schema, handler))
         for key, setting in cls.registry.all_settings().items():
             annotation: Any = Annotated[setting.type, setting.field()]
             described = TypeAdapter[Any](annotation).json_schema()

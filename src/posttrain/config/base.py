@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, PrivateAttr
+from pydantic_core import CoreSchema
+
+from posttrain.config.docstrings import field_docstrings
 
 # A dotted key, or "" for any; the value that was read there; the text with ${oc.env:…} that it came from.
 Reference = tuple[str, str, str]
@@ -17,7 +20,6 @@ class Section(BaseModel):
         extra="forbid",
         frozen=True,
         strict=False,
-        use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
     )
@@ -32,3 +34,13 @@ class Section(BaseModel):
         copied = self.model_copy()
         copied._references = references
         return copied
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema with each field's docstring as its description."""
+        schema = handler(core_schema)
+        described = field_docstrings(cls)
+        for name, field in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            if name in described:
+                field.setdefault("description", described[name])
+        return schema

@@ -212,8 +212,8 @@ def detect_entry(dialect: str, path: str | None, overrides: Sequence[str], asked
     keys = _keys(path, overrides) | _keys(None, overrides)
     if dialect == "native":
         return entry_of(lambda entry, key: has_key(key, entry.root), keys, asked)
-    tables = {name: _ledger(dialect).of(name) for name in ENTRIES}
-    return entry_of(lambda entry, key: _has(tables[entry.name], key), keys, asked)
+    table = cache(_ledger(dialect).of)
+    return entry_of(lambda entry, key: _has(table(entry.name), key), keys, asked)
 
 
 def _has(table: Ledger, key: str) -> bool:

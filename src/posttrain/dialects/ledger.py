@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 from posttrain.config.reading.familiar import familiar_key
@@ -116,8 +116,9 @@ class Ledger:
         return {row.name: row for row in self.rows}
 
     @cached_property
-    def _patterns(self) -> list[tuple[re.Pattern[str], Key]]:
-        return [(_pattern(row.name), row) for row in self.rows if "*" in row.name]
+    def _patterns(self) -> list[tuple[str, Key]]:
+        """The rows with a ``*`` in their names, each with what stands before it: few need to be compiled to find a key."""
+        return [(row.name.partition("*")[0], row) for row in self.rows if "*" in row.name]
 
     @cached_property
     def sections(self) -> frozenset[str]:
@@ -132,13 +133,13 @@ class Ledger:
     def find(self, key: str) -> Key | None:
         """The row a written key belongs to."""
         row = self.by_name.get(key)
-        return (
-            row if row is not None else next((row for pattern, row in self._patterns if pattern.fullmatch(key)), None)
-        )
+        if row is not None:
+            return row
+        return next((row for start, row in self._patterns if key.startswith(start) and _matches(row.name, key)), None)
 
     def finds(self, key: str) -> list[Key]:
         """The rows of a key in every entry point, in the table's order."""
-        return [row for row in self.rows if row.name == key or ("*" in row.name and _pattern(row.name).fullmatch(key))]
+        return [row for row in self.rows if row.name == key or ("*" in row.name and _matches(row.name, key))]
 
     def is_section(self, key: str) -> bool:
         """True when known keys lie below this one."""
@@ -196,9 +197,15 @@ def _filled_in(name: str, parts: Sequence[str]) -> str:
     return ".".join(part if own == "*" else own for own, part in zip(pattern, parts, strict=True))
 
 
+@cache
 def _pattern(name: str) -> re.Pattern[str]:
     text = re.escape(name).replace(r"\*\*", r".+").replace(r"\*", r"[^.]+")
     return re.compile(text)
+
+
+def _matches(name: str, key: str) -> bool:
+    """True for a key that a row's name with ``*`` (one part) or ``**`` (any number of them) stands for."""
+    return _pattern(name).fullmatch(key) is not None
 
 
 def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:

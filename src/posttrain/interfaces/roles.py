@@ -15,8 +15,9 @@ from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine, ValueEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.interfaces.worlds import Worlds
+from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan, ProfilePlan, SftBatchPlan
+from posttrain.records.plans import ProfilePlan
 from posttrain.records.trajectories import SamplingParams
 from posttrain.records.work import Work
 

@@ -9,7 +9,7 @@ from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
-from posttrain.records.plans import BatchPlan, CriticBatchPlan
+from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan
 
 
 def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[BatchPlan | None, list[Problem]]:

@@ -12,7 +12,7 @@ from posttrain.plan.engine import PlacedModel, engine_plan, even_part
 from posttrain.plan.memory import BYTES, RoleMemory
 from posttrain.plan.model_shape import ModelShape, read_shape
 from posttrain.plan.placement import PHASES, Phase, PlacementPlan, RolePlacement
-from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
+from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 
 # Weights of an adapter on all linear layers, per layer, hidden unit and rank: in + out of four attention matrices (7) and of
 # an MLP four times as wide (15).

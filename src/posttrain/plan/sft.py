@@ -5,7 +5,7 @@ from __future__ import annotations
 from posttrain.config.sft import SftConfig
 from posttrain.errors import Problem
 from posttrain.plan.batch import copies_of
-from posttrain.records.plans import SftBatchPlan
+from posttrain.records.batch_plans import SftBatchPlan
 
 
 def plan_sft(config: SftConfig, rows: int | None) -> tuple[SftBatchPlan | None, list[Problem]]:

@@ -19,7 +19,7 @@ from posttrain.plan.memory import BYTES
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.placement import PlacementPlan, RolePlacement
 from posttrain.plan.traffic import Traffic
-from posttrain.records.plans import BatchPlan, CriticBatchPlan, SftBatchPlan
+from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 
 # What the driver sends and gets for a token of a sequence: its id (8), its mask (1), log-probs of sampler, policy and reference
 # and an advantage (4 each).

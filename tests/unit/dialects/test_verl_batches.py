@@ -10,7 +10,7 @@ from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.verl import DIALECT
 from posttrain.plan.batch import plan_batches
-from posttrain.records.plans import BatchPlan
+from posttrain.records.batch_plans import BatchPlan
 
 A, M, R = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 FILES = ("data.train_files=train.parquet", "data.val_files=val.parquet")

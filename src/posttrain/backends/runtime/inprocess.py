@@ -25,8 +25,8 @@ from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.loading import DTYPES, load_causal_lm
 from posttrain.models.work import work_of
+from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import RUNTIMES
 
 

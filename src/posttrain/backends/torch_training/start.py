@@ -36,8 +36,8 @@ from posttrain.models.routing import routers_of
 from posttrain.models.value_head import head_name, load_value_model
 from posttrain.models.vision import freeze_vision
 from posttrain.plan.engine import engine_options
+from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
 
 

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AlgorithmSection
 from posttrain.config.base import Section
+from posttrain.config.docstrings import field_docstrings
 from posttrain.config.reading.familiar import familiar_fix
 from posttrain.config.reading.sources import child
 
@@ -23,15 +24,24 @@ NAME = "*"  # stands for any name in a mapping of sections: environment.named.*.
 @cache
 def sections(root: type[Section] = RunConfig) -> dict[str, dict[str, FieldInfo]]:
     """Dotted name of every section (``""`` is the top) -> its fields by name."""
-    found: dict[str, dict[str, FieldInfo]] = {}
+    found = {}
+    for name, model in section_classes(root).items():
+        found[name] = dict(model.model_fields)
+        if issubclass(model, AlgorithmSection):
+            found[name] |= {key: setting.field() for key, setting in model.registry.all_settings().items()}
+    return found
+
+
+@cache
+def section_classes(root: type[Section] = RunConfig) -> dict[str, type[Section]]:
+    """Dotted name of every section (``""`` is the top) -> its class."""
+    found: dict[str, type[Section]] = {}
     _collect(root, "", found)
     return found
 
 
-def _collect(model: type[Section], name: str, found: dict[str, dict[str, FieldInfo]]) -> None:
-    found[name] = dict(model.model_fields)
-    if issubclass(model, AlgorithmSection):
-        found[name] |= {key: setting.field() for key, setting in model.registry.all_settings().items()}
+def _collect(model: type[Section], name: str, found: dict[str, type[Section]]) -> None:
+    found[name] = model
     for key, field in model.model_fields.items():
         origin = get_origin(field.annotation)
         stand_in = ITEM if origin is list else NAME if origin is dict else None
@@ -58,6 +68,15 @@ def pattern(key: str, root: type[Section] = RunConfig) -> str:
 def field_of(key: str, root: type[Section] = RunConfig) -> FieldInfo | None:
     """The field that a dotted key names, if it is one."""
     return known_keys(root).get(pattern(key, root))
+
+
+def meaning(key: str, root: type[Section] = RunConfig) -> str:
+    """The description of the field that a dotted key names, on one line; empty for a key that is none."""
+    field = field_of(key, root)
+    if field is None:
+        return ""
+    section, _, name = pattern(key, root).rpartition(".")
+    return " ".join((field.description or field_docstrings(section_classes(root)[section]).get(name, "")).split())
 
 
 def has_key(key: str, root: type[Section] = RunConfig) -> bool:

@@ -116,7 +116,7 @@ def _problem(
         fix = "a decimal has a point, not a comma; a name that looks like a number goes into quotes"
         return Problem(what, fix=fix, where=where, field=key)
     if _is_absent(detail):
-        about = _about(field)
+        about = _about(key, root)
         fix = f"write it, or add {key}=... to the command"
         return Problem(f"{key} must be given{about}", fix=fix, where=sources.where_missing(key), field=key)
     value = _value(values, key)
@@ -131,14 +131,15 @@ def _problem(
     wanted = [EXPECTED[one["type"]](one.get("ctx", {})) for one in group if one["type"] in EXPECTED]
     if "a number" in wanted:
         wanted = [each for each in wanted if each != "a whole number"]
-    what = f"{leaf} must be {' or '.join(wanted)}, not {show(value)}{_about(field) if value is None else ''}"
+    what = f"{leaf} must be {' or '.join(wanted)}, not {show(value)}{_about(key, root) if value is None else ''}"
     fix = fix_of(key, kind, value, field, detail.get("ctx", {}), keys.sections(root).get(keys.pattern(key, root), {}))
     return Problem(what, fix=fix, where=where, field=key)
 
 
-def _about(field: FieldInfo | None) -> str:
+def _about(key: str, root: type[Section]) -> str:
     """The first words of a field's description, in brackets."""
-    return f" ({re.split(r' [(]|[,.]', field.description)[0]})" if field and field.description else ""
+    meaning = keys.meaning(key, root)
+    return f" ({re.split(r' [(]|[,.]', meaning)[0]})" if meaning else ""
 
 
 def _leaf(key: str) -> str:

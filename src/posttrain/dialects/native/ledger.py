@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from posttrain.config.base import Section
-from posttrain.config.reading.keys import ITEM, NAME, known_keys, sections
+from posttrain.config.reading.keys import ITEM, NAME, known_keys, meaning, sections
 from posttrain.dialects.entries import ENTRIES, Entry
 from posttrain.dialects.ledger import ABSENT, Key, Ledger
 from posttrain.plan.engine import engine_plans
@@ -27,7 +27,7 @@ def _rows(entry: Entry[Any]) -> list[Key]:
     root: type[Section] = entry.root
     for name, field in _fields(root):
         shown = name.replace(ITEM, "*")
-        rows.append(_row(shown, field, entry, " ".join((field.description or "").split())))
+        rows.append(_row(shown, field, entry, meaning(name, root)))
         if shown in OPTIONS_OF_TRAINING_ENGINES:
             rows += _option_rows(shown, entry)
     return rows
@@ -38,9 +38,12 @@ def _option_rows(section: str, entry: Entry[Any]) -> list[Key]:
     fields: dict[str, FieldInfo] = {}
     meanings: dict[str, list[str]] = {}
     for plan in engine_plans():
-        for name, field in _fields(plan.options) if plan.options is not None else ():
+        options = plan.options
+        if options is None:
+            continue
+        for name, field in _fields(options):
             fields.setdefault(name, field)
-            meanings.setdefault(name, []).append(f"{plan.name}: {' '.join((field.description or '').split())}")
+            meanings.setdefault(name, []).append(f"{plan.name}: {meaning(name, options)}")
     return [_row(f"{section}.{name}", field, entry, " ".join(meanings[name])) for name, field in fields.items()]
 
 

@@ -11,7 +11,6 @@ from posttrain.config import RunConfig
 from posttrain.config.checks.environment import setting_problems_of
 from posttrain.config.environment import EnvironmentConfig
 from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
-from posttrain.interfaces.env import EnvSpec
 from posttrain.plan.environments.skyrl_gym import env_class_problems
 from posttrain.plan.own_code import find, method_problems, own_code_problems
 from posttrain.registry import ENV_CHECKS, ENVS
@@ -64,6 +63,8 @@ def _own_problems(name: str, settings: Mapping[str, Any], field: str) -> Iterato
 
 def _built_problems(name: str, settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
     """Build an environment that needs no row and starts nothing."""
+    from posttrain.interfaces.env import EnvSpec
+
     try:
         ENVS.get(name)(EnvSpec(name=name, settings=settings), **settings)
     except RequestError as error:

@@ -14,7 +14,7 @@ from posttrain.plan.estimate import role_memory
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
-from posttrain.records.plans import BatchPlan
+from posttrain.records.batch_plans import BatchPlan
 
 ZERO2: dict[str, Any] = {  # as ROLL's preset says it
     "train_micro_batch_size_per_gpu": "auto",

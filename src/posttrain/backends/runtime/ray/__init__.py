@@ -38,8 +38,8 @@ from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.plan.engine import engine_plan
 from posttrain.plan.placement import PlacementPlan, Rank
 from posttrain.plan.roles import place
+from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import RUNTIMES
 
 S = TypeVar("S", Roles, Learner)

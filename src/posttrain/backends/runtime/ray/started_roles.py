@@ -32,8 +32,8 @@ from posttrain.config.roles import compares_vocabularies, learner_of, sends_adap
 from posttrain.models.loading import DTYPES
 from posttrain.plan.engine import engine_plan
 from posttrain.plan.roles import leaves
+from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
 from posttrain.records.notices import Notices
-from posttrain.records.plans import BatchPlan, SftBatchPlan
 from posttrain.registry import TRAIN_ENGINES
 
 
