@@ -231,7 +231,7 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
     problems += [
         *check_rewards(loaded.config.reward),
         *check_run_files(loaded.config),
-        *(check_chat_template(loaded.config.model) if data.train_files else ()),
+        *(check_chat_template(loaded.config.model) if data.train_files and data.templated_prompts != "raw" else ()),
         *check_environments(loaded.config),
         *check_positions(loaded.config),
     ]

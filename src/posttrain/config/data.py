@@ -9,6 +9,8 @@ from pydantic import Field, field_validator
 from posttrain.config.domains import DomainConfig
 from posttrain.config.images import ImageSettings
 
+TemplatedPrompts = Literal["error", "raw", "wrap"]
+
 
 class DataConfig(ImageSettings):
     train_files: list[str]
@@ -41,6 +43,9 @@ class DataConfig(ImageSettings):
     overlong_prompts: Literal["error", "filter", "truncate_left", "truncate_right", "truncate_middle"] = "error"
     """Handling of longer prompts: stop with their rows, drop them, or cut (left keeps the end, right keeps the start). A
     prompt with images is never cut: with truncate_… one that is too long stops the run."""
+    templated_prompts: TemplatedPrompts = "error"
+    """Handling of prompts whose text holds the markers of a chat template: stop with their rows; raw, tokenize the text of every
+    prompt as it is, without the chat template (each is one message); or wrap, apply the template around the markers."""
     filter_workers: int = Field(default=1, ge=1)
     """Processes that tokenize the dataset when it is opened."""
     shuffle: bool = True

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from posttrain.config.base import Section
+from posttrain.config.data import TemplatedPrompts
 from posttrain.config.images import ImageSettings
 from posttrain.config.model import ModelConfig
 from posttrain.config.placement import PlacementConfig
@@ -24,6 +25,9 @@ class GenerateDataConfig(ImageSettings):
     overlong_prompts: Literal["error", "truncate_left", "truncate_right", "truncate_middle"] = "error"
     """Handling of longer prompts: stop with their rows, or cut (left keeps the end, right keeps the start). A prompt with
     images is never cut: one that is too long stops the run."""
+    templated_prompts: TemplatedPrompts = "error"
+    """Handling of prompts whose text holds the markers of a chat template: stop with their rows; raw, tokenize the text of every
+    prompt as it is, without the chat template (each is one message); or wrap, apply the template around the markers."""
     max_prompts: int | None = Field(default=None, ge=1)
     """Use only the first so many rows; null means all."""
     chat_template_options: dict[str, str | int | float | bool | None] = {}

@@ -15,6 +15,7 @@ from posttrain.data.images import ImageRules
 from posttrain.data.readers import MAX_LISTED, DatasetRow, checked_rows
 from posttrain.data.record_files import count_rows, first_record, kind_of, read_records
 from posttrain.data.sft_rows import SftRow, choose_columns, row_of
+from posttrain.data.templated import marker_in, templated_problem
 from posttrain.errors import DataError, Problem
 from posttrain.rewards.sources import find_route
 
@@ -120,21 +121,27 @@ def check_rows(path: str, data: DataConfig) -> tuple[int, list[Problem]]:
     """Count the rows of a file of prompts and check them, before the model is loaded: all rows of a text file, which is read
     through anyway, the first CHECKED_ROWS of a parquet file, and of files with images the first FIRST_ROWS.
 
-    Returns: the count, and the problems of the first bad rows (at most MAX_LISTED). Raises: DataError when it cannot be read.
+    Returns: the count, and the problems of the first bad rows (at most MAX_LISTED), and of rows that are templated already by the
+    markers of a well-known family. Raises: DataError when it cannot be read.
     """
     file = Path(path).expanduser()
     is_table = kind_of(file) == "parquet"
     problems: list[Problem] = []
-    rows = 0
+    templated: list[tuple[str, str]] = []
+    rows, whole = 0, True
     for row in checked_rows(file, data, images=ImageRules.of(data)):
         rows += 1
         if isinstance(row, Problem):
             problems.append(row)
-        elif row.images and rows >= FIRST_ROWS:
-            return count_rows(path), problems
-        if len(problems) == MAX_LISTED or (is_table and rows == CHECKED_ROWS):
-            return count_rows(path), problems
-    return rows, problems
+        elif data.templated_prompts == "error" and (marker := marker_in(row.messages)):
+            templated.append((f"{file.name}:{row.number}", marker))
+        enough = isinstance(row, DatasetRow) and row.images and rows >= FIRST_ROWS
+        if enough or len(problems) == MAX_LISTED or (is_table and rows == CHECKED_ROWS):
+            whole = False
+            break
+    if templated:
+        problems.append(templated_problem(templated, rows, "prompts", "data.templated_prompts"))
+    return rows if whole else count_rows(path), problems
 
 
 def check_sft_rows(path: str, data: SftDataConfig) -> tuple[int, list[Problem]]:

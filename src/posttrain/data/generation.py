@@ -53,6 +53,7 @@ def as_data_config(data: GenerateDataConfig) -> DataConfig:
         prompt_column=data.prompt_column,
         max_prompt_tokens=data.max_prompt_tokens,
         overlong_prompts=data.overlong_prompts,
+        templated_prompts=data.templated_prompts,
         chat_template_options=data.chat_template_options,
         **data.model_dump(include=set(ImageSettings.model_fields)),
     )

@@ -13,7 +13,8 @@ from posttrain.config.data import DataConfig
 from posttrain.config.images import ImageSettings
 from posttrain.data.images import CHOOSE_A_VISION_MODEL, ImageRules, PromptImageReader
 from posttrain.data.readers import MAX_LISTED, DatasetRow, read_rows
-from posttrain.data.templates import TEMPLATE, apply_template, check_template
+from posttrain.data.templated import RAW, marker_in, own_markers, templated_problem
+from posttrain.data.templates import TEMPLATE, apply_template, check_template, tokenise_raw
 from posttrain.errors import DataError, ModelError, Problem
 from posttrain.records.prompts import Prompt
 
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
 What = Literal["training", "validation", "prompt"]
 _FIELDS = {"training": "data.train_files", "validation": "data.validation_files", "prompt": "data.files"}
 Tokenised = tuple[str, list[int]]  # text and token ids
-# Messages, and (width, height) of their images.
-# Messages, sizes of their images, and the options of their chat template.
-Conversation = tuple[list[dict[str, Any]], list[tuple[int, int]], dict[str, Any]]
+# Messages, sizes of their images (width, height), and the options of their chat template; None: their text as it is.
+Conversation = tuple[list[dict[str, Any]], list[tuple[int, int]], dict[str, Any] | None]
 
 # Rows sent to a worker process at a time.
 _CHUNK = 256
@@ -72,10 +72,12 @@ def load_prompts(
     to a vision model; a prompt with images is never truncated, since part of an image is invalid.
 
     Raises: ModelError when the tokenizer has no chat template, or rows have images and there is no ``processor``; DataError
-    with the bad rows of all files, with the prompts that are too long (``overlong_prompts: error``; prompts with images
+    with the bad rows of all files, with prompts that are templated already (``templated_prompts: error``), with those that are
+    too long (``overlong_prompts: error``; prompts with images
     that would be truncated), or when no prompt is left.
     """
-    problems = check_template(tokenizer, data.chat_template_options)
+    raw = data.templated_prompts == RAW
+    problems = [] if raw else check_template(tokenizer, data.chat_template_options)
     for source, options in data.source_template_options.items():
         own = {name: value for name, value in options.items() if name != TEMPLATE}
         found = check_template(tokenizer, own, replaced=True)
@@ -89,6 +91,8 @@ def load_prompts(
         raise DataError(Problem(f"the {what} files hold no rows", field=field))
     if processor is None:
         _refuse_images(rows, names)
+    if data.templated_prompts == "error":
+        _refuse_templated(rows, names, data, tokenizer, what)
     tokenised = _tokenise(rows, names, data, tokenizer, processor)
 
     longest = data.max_prompt_tokens
@@ -186,6 +190,16 @@ def _refuse_images(rows: list[DatasetRow], names: list[str]) -> None:
         raise ModelError(Problem(what, fix=CHOOSE_A_VISION_MODEL, field="model.path"))
 
 
+def _refuse_templated(
+    rows: list[DatasetRow], names: list[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase, what: What
+) -> None:
+    """Raises: DataError when the text of a row holds the markers of a chat template."""
+    own = own_markers(tokenizer, data.chat_template_options)
+    found = [(name, marker) for row, name in zip(rows, names, strict=True) if (marker := marker_in(row.messages, own))]
+    if found:
+        raise DataError(templated_problem(found, len(rows), _called(what), "data.templated_prompts"))
+
+
 def _prompt(row: DatasetRow, name: str, text: str, ids: list[int], processor: PromptImageReader | None) -> Prompt:
     return Prompt(
         prompt_id=name,
@@ -238,7 +252,7 @@ def _tokenise(
         (
             row.messages,
             [(image.width, image.height) for image in row.images],
-            of_source.get(row.data_source, data.chat_template_options),
+            None if data.templated_prompts == RAW else of_source.get(row.data_source, data.chat_template_options),
         )
         for row in rows
     ]
@@ -274,7 +288,10 @@ def _tokenise_chunk(
     results: list[Tokenised | str] = []
     for conversation, sizes, options in messages:
         try:
-            text, ids = apply_template(tokenizer, conversation, options, processor=processor, sizes=sizes)
+            if options is None:
+                text, ids = tokenise_raw(tokenizer, conversation, processor=processor, sizes=sizes)
+            else:
+                text, ids = apply_template(tokenizer, conversation, options, processor=processor, sizes=sizes)
         except DataError as error:
             results.append(str(error))
         else:

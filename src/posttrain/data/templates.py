@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateSyntaxError
 
 from posttrain.data.images import PromptImageReader
+from posttrain.data.templated import texts_of
 from posttrain.errors import DataError, ModelError, Problem
 
 if TYPE_CHECKING:
@@ -63,6 +64,26 @@ def apply_template(
         return text, ids_of(tokenizer, text)
     text = render(tokenizer, [{**message, "content": _parts(message["content"])} for message in messages], options)
     return text, ids_of(tokenizer, processor.expand(text, sizes))
+
+
+def tokenise_raw(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    processor: PromptImageReader | None = None,
+    sizes: Sequence[tuple[int, int]] = (),
+) -> tuple[str, list[int]]:
+    """Tokenise the text of a prompt's only message as it is. Markers in it become the tokenizer's special tokens, and none is
+    added, as with the output of a template.
+
+    Raises: DataError for several messages, or a message that is not one text.
+    """
+    texts = list(texts_of(messages))
+    if len(messages) != 1 or len(texts) != 1:
+        many = f"{len(messages)} messages" if len(messages) != 1 else f"a message of {len(texts)} texts"
+        what = f"data.templated_prompts=raw tokenizes one text, and this prompt has {many}"
+        raise DataError(Problem(what))
+    return texts[0], ids_of(tokenizer, processor.expand(texts[0], sizes) if processor else texts[0])
 
 
 def _parts(content: Any) -> Any:

@@ -73,14 +73,17 @@ class Words:
         )
 
     def text(self, text: str) -> str:
-        """The same sentence with our field names replaced by their keys; ours follows in brackets where units differ."""
+        """The same sentence with our field names replaced by their keys; ours follows in brackets where units differ. A setting
+        that the dialect has no key for is written in our own section."""
 
         def theirs(match: re.Match[str]) -> str:
             name, value = match[1], match[2] or ""
             key = self._keys.get(name, "")
             if key and name in self._plain:
                 return f"{key}{value}"
-            return f"{name}{value} (by {key})" if key else f"{name}{value}"
+            if key:
+                return f"{name}{value} (by {key})"
+            return f"+{OUR_SECTION}.{name}{value}" if value and not self.key(name) else f"{name}{value}"
 
         return self._field.sub(theirs, text)
 

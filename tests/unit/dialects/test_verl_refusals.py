@@ -787,3 +787,10 @@ def test_contents_of_checkpoints() -> None:
     ppo = ("algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=8")
     [told] = read(*ppo, "critic.checkpoint.save_contents=[model]").ignored
     assert told.key == "critic.checkpoint.save_contents" and "actor and critic together" in told.reason
+
+
+def test_a_fix_that_verl_has_no_key_for_is_written_in_our_section():
+    words = read().words
+    assert words is not None
+    text = words.text("use data.templated_prompts=raw and data.shuffle=false")
+    assert text == "use +posttrain.data.templated_prompts=raw and data.shuffle=false"

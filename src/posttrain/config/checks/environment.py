@@ -55,6 +55,9 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _episode_problems(config: RunConfig) -> Iterator[Problem]:
     """Report settings for single-turn responses that fail or differ in episodes."""
+    if config.data.templated_prompts == "raw":
+        what = "an environment's conversation is rendered by the chat template, and data.templated_prompts is raw"
+        yield Problem(what, fix="take the markers out of the prompts", field="data.templated_prompts")
     turn, longest = config.rollout.max_response_tokens, config.environment.max_context_tokens
     whole = config.environment.max_sequence_tokens
     most = min(
