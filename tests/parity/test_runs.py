@@ -375,6 +375,27 @@ def test_finished_run_can_be_made_longer(make: Make) -> None:
     assert_same_result(grown, straight)
 
 
+def test_a_run_that_only_validates_makes_no_step_and_no_checkpoint(make: Make, straight: Path) -> None:
+    """Its numbers are those that the same run has before its first step; training may follow in the same folder."""
+    config = make("only", validation={"only": True})
+    folder = Path(config.folder)
+    for _ in range(2):
+        train_run(config)
+        assert [line["step"] for line in metrics_of(folder)] == [0]
+        kept = ("time/", "speed/")
+        now, before = (
+            {k: v for k, v in metrics_of(one)[0].items() if not k.startswith(kept)} for one in (folder, straight)
+        )
+        assert now == before and "validation/sums/reward_mean" in now
+        assert not list(folder.glob("checkpoints/global_step_*"))
+        assert (folder / "validation" / "step_0.jsonl").exists() and not (folder / "samples").exists()
+    train_run(make("only", run={"total_steps": 1}))
+    assert [line["step"] for line in metrics_of(folder)] == [0, 1]
+    train_run(make("only", validation={"only": True}))
+    assert [line["step"] for line in metrics_of(folder)] == [0, 1, 1]
+    assert metrics_of(folder)[2].keys() < metrics_of(folder)[1].keys()
+
+
 def test_used_folder_is_refused_without_resuming(make: Make) -> None:
     train_run(make("run", run={"total_steps": 1}))
     before = sorted((path, path.stat().st_mtime_ns) for path in Path(make("run").folder).rglob("*"))
@@ -591,6 +612,7 @@ def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, 
             reward=reward,
             advantage={"name": "gae"},
             group_filter={"strategy": "refill"},
+            resampling={"weights": "power"},
             validation={"samples_per_prompt": 2, "temperature": 1.0},
         )
     )

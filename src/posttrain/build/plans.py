@@ -24,6 +24,7 @@ from posttrain.records.plans import (
     KlRewardPlan,
     LossPlan,
     ProfilePlan,
+    ResamplingPlan,
     RewardPlan,
     RolloutCorrectionPlan,
     StepPlan,
@@ -71,6 +72,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             whiten=config.advantage.whiten,
             clip=config.advantage.clip,
         ),
+        resampling=ResamplingPlan(**config.resampling.model_dump()),
         group_filter=GroupFilterPlan(**config.group_filter.model_dump()),
         domains=tuple(
             DomainPlan(
@@ -131,7 +133,7 @@ def async_plan(config: RunConfig, batches: BatchPlan) -> AsyncPlan | None:
     """Build the plan of sampling ahead; None for a synchronous run. A thread samples where that disturbs no training: in the
     same process, with weights of the sampler's own."""
     section = config.asynchronous
-    if section.mode not in ("one_step", "colocate"):
+    if section.mode not in ("one_step", "colocate") or config.validation.only:
         return None
     in_process = runtime_of(config.placement) == "inprocess"
     return AsyncPlan(
@@ -160,6 +162,7 @@ def loop_plan(
         validate_every=tuple(every for every in validate_every if every is not None),
         validate_before=config.validation.before_training and validates,
         validate_after=config.validation.after_training,
+        validate_only=isinstance(config, RunConfig) and config.validation.only,
         save_every=tuple(every for every in save_every if every is not None),
         save_at_end=config.checkpoint.at_end,
         save_in_background=config.checkpoint.background,

@@ -83,6 +83,7 @@ def _settings_text(request: TrainRequest) -> str:
         *([("domains", _domains(config))] if config.data.domains else []),
         *([("groups", _groups(config.group_filter))] if config.group_filter.strategy != "none" else []),
         ("advantage", _advantage(config)),
+        *([("drawn", drawn)] if (drawn := _drawn(config)) else []),
         ("loss", _loss(config)),
         *([("adapter", lora_text(config.policy.lora))] if config.policy.lora else []),
         ("optimizer", optimizer_text(config.policy.optimizer, config.policy.schedule)),
@@ -124,6 +125,7 @@ def _validation(request: TrainRequest) -> str:
         *([f"every {rule.every_steps} steps"] if rule.every_steps else []),
         *(["after training"] if rule.after_training else []),
     ]
+    when = ["of the starting weights, and nothing else"] if rule.only else when
     files = episodes or f"{files_text(config.data.validation_files)}{_prompts(request.validation_prompts)}"
     if rule.max_prompts is not None:
         files += f", at most {rule.max_prompts} used"
@@ -201,6 +203,17 @@ def _advantage(config: RunConfig) -> str:
     text += f": {advantage.about.summary.rstrip('.')}" if advantage.about.summary else ""
     numbers = ", ".join(f"{name} {show(value)}" for name, value in advantage.settings.items())
     return f"\n{'':<11}".join(line for part in (text, numbers) for line in textwrap.wrap(part, width=69))
+
+
+def _drawn(config: RunConfig) -> str:
+    """Describe the second draw of a step's responses; "" without one."""
+    chosen = config.resampling
+    by = {
+        "power": f"by |score|^{chosen.exponent:g}",
+        "extremes": "from those with the highest and the lowest score",
+        "best": "0.4 for the highest score to 0.1 for others",
+    }
+    return f"again, with replacement, {by[chosen.weights]}" if chosen.weights in by else ""
 
 
 def _loss(config: RunConfig) -> str:

@@ -24,7 +24,8 @@ def needs_old_logprobs(config: RunConfig) -> bool:
     """Tell whether a run reads the trainer's log-probs of a step from before its first update, however many updates follow."""
     correction = config.loss.rollout_correction
     estimator = "old_logprobs" in config.advantage.about.inputs
-    return estimator or config.reward.kl.coef > 0 or correction.weights != "none" or bool(correction.reject)
+    redraws = config.resampling.weights != "none"  # records are of rows that the update may not see
+    return estimator or redraws or config.reward.kl.coef > 0 or correction.weights != "none" or bool(correction.reject)
 
 
 def scores_tokens_before(config: RunConfig) -> bool:

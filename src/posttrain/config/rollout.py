@@ -83,6 +83,8 @@ class ValidationConfig(SamplingConfig):
     """Validate the starting weights."""
     after_training: bool = True
     """Validate after the last step."""
+    only: bool = False
+    """Validate the starting weights (of a run that resumes, its newest checkpoint's) and end, without a step or a checkpoint."""
     max_prompts: int | None = Field(default=None, ge=1)
     """Use only the first so many validation prompts; null means all."""
     trainer_logprobs: bool = False

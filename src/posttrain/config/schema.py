@@ -19,6 +19,7 @@ from posttrain.config.model import ModelConfig, ReferenceConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import PolicyConfig
 from posttrain.config.profiling import ProfilingConfig
+from posttrain.config.resampling import ResamplingConfig
 from posttrain.config.reward import RewardConfig
 from posttrain.config.rollout import RolloutConfig, ValidationConfig
 from posttrain.config.run import RunSection
@@ -47,6 +48,8 @@ class RunConfig(Section):
     """Groups without a signal."""
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     """Estimation of advantages from rewards."""
+    resampling: ResamplingConfig = ResamplingConfig()
+    """A second draw of the responses, by their scores."""
     loss: LossConfig = Field(default_factory=LossConfig)
     """Policy loss."""
     policy: PolicyConfig = PolicyConfig()

@@ -30,6 +30,7 @@ class LoopPlan:
     validate_every: tuple[int, ...] = ()
     validate_before: bool = False
     validate_after: bool = False
+    validate_only: bool = False  # the weights that the run begins with; no steps
     save_every: tuple[int, ...] = ()
     save_at_end: bool = False
     save_in_background: bool = False  # while the next step begins
@@ -39,6 +40,8 @@ class LoopPlan:
 
     def save_steps(self, first_step: int) -> list[int]:
         """The steps from ``first_step`` on after which a checkpoint is written."""
+        if self.validate_only:
+            return []
         return [step for step in range(first_step, self.total_steps + 1) if self.saves(step)]
 
     def saves(self, step: int) -> bool:
@@ -83,13 +86,16 @@ def run_steps(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> N
     def save(number: int, background: bool = False) -> str:
         return checkpoints.save(number, progress, metrics, background=background)
 
-    if run.first_step == 1 and plan.validate_before:
-        clock = Clock(trackers, 0, stop, timeline, profiler)
+    if plan.validate_only or (run.first_step == 1 and plan.validate_before):
+        held = run.first_step - 1
+        clock = Clock(trackers, held, stop, timeline, profiler)
         try:
-            metrics = body.validate(0, clock) | body.costs()
-            trackers.log(0, metrics | clock.metrics())
+            metrics = body.validate(held, clock) | body.costs()
+            trackers.log(held, metrics | clock.metrics())
         except StepAbandoned:
             raise RunInterrupted(f"stopped by {stop.name} before the first step; start it again to begin") from None
+    if plan.validate_only:
+        return
     for step in range(run.first_step, plan.total_steps + 1):
         clock = Clock(trackers, step, stop, timeline, profiler, before_updates(checkpoints, trackers, stop))
         last = step == plan.total_steps

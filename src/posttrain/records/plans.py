@@ -116,6 +116,14 @@ class AdvantagePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResamplingPlan:
+    """A second draw of the responses of a step, before its updates."""
+
+    weights: str = "none"  # none, power, extremes, best
+    exponent: float = 2.0  # of power
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCorrectionPlan:
     """The correction, once per step, of a sampler whose log-probs are not the trainer's."""
 
@@ -167,6 +175,7 @@ class StepPlan:
     mask_long_wrong_tokens: int | None = None  # neither have so long ones whose score is not above 0; None: they have
     weigh_by: tuple[str, ...] = ()  # difficulty, length: weights of responses in the policy loss
     advantage: AdvantagePlan
+    resampling: ResamplingPlan = ResamplingPlan()
     update: UpdatePlan
     critic_update: CriticUpdatePlan | None = None  # None: there is no critic
     updates_policy: bool = True  # False in the steps in which only the critic warms up

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.config import TrainingConfig
+from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.libraries.disk_errors import NO_PLACE, described, is_of_a_disk
@@ -79,7 +79,11 @@ def begin_run(
         )
         folder.claim_checkpoints()
         trackers.begin(config, total_steps, first_step)
-    if first_step > total_steps:
+    only_validates = isinstance(config, RunConfig) and config.validation.only
+    if only_validates:
+        held = "the starting weights" if first_step == 1 else f"the weights after step {first_step - 1}"
+        trackers.message(f"validating {held}, and nothing else")
+    elif first_step > total_steps:
         done = f"step {first_step - 1} is done and {total_steps} are requested"
         trackers.message(f"nothing is left to do: {done}; raise run.total_steps or run.total_epochs to continue")
     elif first_step > 1:

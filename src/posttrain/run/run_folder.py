@@ -115,7 +115,7 @@ class RunFolder:
             raise ConfigError(Problem(what, fix=fix, field="checkpoint.folder"))
         steps = steps_on_record(self.path, about)
         over = "or add --start-over, which begins at the first step and keeps the records aside"
-        if about.get("status") == "done" and not start_over:
+        if about.get("status") == "done" and steps and not start_over:
             fix = f"name another run.folder, {over}"
             what = f"{self.path} holds a finished run without a checkpoint to resume from"
             raise ConfigError(Problem(what, fix=fix, field="run.folder"))

@@ -23,6 +23,7 @@ from posttrain.steps.correction import correct_rollout
 from posttrain.steps.domains import DomainSelection
 from posttrain.steps.extras import add_greedy_rewards, add_sum_pi_squared
 from posttrain.steps.play import play
+from posttrain.steps.resample import resample, stats_of_all
 from posttrain.steps.score import score
 from posttrain.steps.select import Selection
 from posttrain.steps.shape_rewards import RewardState, shape_outcomes, shape_rewards
@@ -169,8 +170,9 @@ def learn(
             values = roles.critic.values(scored.sequences)  # V(s_i,t), by the weights that the step starts with
     # A_i,t, and with a critic the returns R_i,t
     train = estimate_advantages(shaped, values, plan.advantage)
+    drawn = resample(train, scored.valid, plan.resampling, plan.sampling.seed)  # for PF-PPO alone
     # K epochs of clipped mini-batch updates
-    stats = update_models(roles.policy, roles.critic, train, plan, clock)
+    stats = stats_of_all(update_models(roles.policy, roles.critic, drawn, plan, clock), train, drawn)
     before_sync()
     with clock.phase("weight_sync"):
         roles.weight_sync.publish(roles.policy, roles.rollout)  # sampler <- policy

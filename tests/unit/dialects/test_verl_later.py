@@ -132,3 +132,17 @@ def test_tool_files_are_not_opened_with_skip_files() -> None:
     loaded = read_config(None, keys, "verl", here=True, skip_files=True)
     assert not loaded.problems
     assert any("/nowhere/tools.yaml is not opened (--skip-files)" in text for text in loaded.warnings)
+
+
+def test_a_second_draw_is_of_gae_alone() -> None:
+    """As in verl, whose other estimators do not look at use_pf_ppo."""
+    keys = ["algorithm.adv_estimator=grpo", "algorithm.use_pf_ppo=True", "algorithm.pf_ppo.weight_pow=3"]
+    sizes = [
+        f"actor_rollout_ref.{one}=8"
+        for one in ("actor.ppo_micro_batch_size_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu", "rollout.n")
+    ]
+    loaded = read_config(None, [*keys, *sizes], "verl", here=True, skip_files=True)
+    assert loaded.config.resampling.weights == "none"
+    reasons = {one.key: one.reason for one in loaded.ignored}
+    assert reasons["algorithm.use_pf_ppo"] == "verl draws again for gae alone, not for grpo"
+    assert "algorithm.pf_ppo.weight_pow" in reasons

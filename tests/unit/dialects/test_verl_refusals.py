@@ -44,6 +44,19 @@ def read(*overrides: str, version: str = "") -> LoadedConfig:
 
 # overrides; the key that the message is about; words of the message; the overrides of its fix ("" where it needs a choice)
 REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
+    # validating
+    (
+        ("trainer.val_only=True", "trainer.val_before_train=False"),
+        "trainer.val_only",
+        "with trainer.val_before_train=False verl trains, although trainer.val_only is true",
+        "trainer.val_before_train=True",
+    ),
+    (
+        ("trainer.val_only=True", "data.val_files=[]"),
+        "trainer.val_only",
+        "the run only validates, and there is no validation file",
+        "",
+    ),
     # scoring
     (
         ("reward_model.reward_manager=batch",),

@@ -149,6 +149,9 @@ def algorithm_warnings(config: RunConfig) -> Iterator[str]:
         yield f"{_CORRECTION}.reject_bounds has no effect: {_CORRECTION}.reject names no rule"
     if config.loss.norm_tokens is not None and config.loss.aggregation != "sequence_mean_token_sum_norm":
         yield f"loss.norm_tokens has no effect: loss.aggregation is {config.loss.aggregation}"
+    resampling = config.resampling
+    if resampling.weights != "power" and resampling.exponent != type(resampling).model_fields["exponent"].default:
+        yield f"resampling.exponent has no effect: resampling.weights is {resampling.weights}, not power"
     inputs = config.loss.about.inputs
     if inputs and "advantages" not in inputs:
         yield f"advantage.name has no effect: {config.loss.name} does not read advantages"

@@ -64,6 +64,9 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
             fix="use a temperature above 0, such as rollout.temperature=1.0",
             field="rollout.temperature",
         )
+    if config.validation.only and not config.data.validation_files and config.environment.validation_episodes is None:
+        what = "the run only validates, and there is no validation file"
+        yield Problem(what, fix="write data.validation_files: [FILE, ...]", field="validation.only")
     yield from naming_problems(config)
     yield from resuming_problems(config)
     yield from sharded_saving_problems(config)

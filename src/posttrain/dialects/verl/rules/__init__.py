@@ -32,6 +32,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     loss = algorithm.loss(keys)
     fields |= scoring | loss | kl
     fields |= algorithm.estimator(keys)
+    fields |= algorithm.resampling(keys)
     fields |= algorithm.terms(keys, scorer)
     fields |= algorithm.group_filter(keys, scorer)
     fields |= algorithm.rollout_correction(keys)

@@ -21,6 +21,7 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
 }
 SEQUENCE_LOSSES = ("gspo", "sapo", "geo_mean")  # verl averages these over sequences whatever loss_agg_mode says
+REWEIGHTED = {"pow": "power", "max_min": "extremes", "max_random": "best"}
 _CORRECTION = "algorithm.rollout_correction"
 _KEEP_LONE_REWARD = ("grpo", "reinforce_plus_plus_baseline", "rloo", "opo", "gpg", "grpo_vectorized", "gdpo")
 
@@ -61,6 +62,26 @@ def terms(keys: Reader, scorer: str) -> dict[str, Any]:
         "advantage.terms": [scorer if name == "score" else f"{scorer}/{name}" for name in names],
         "advantage.term_weights": get(keys, f"{section}_weights") or [],
     }
+
+
+def resampling(keys: Reader) -> dict[str, Any]:
+    """PF-PPO's second draw of a step's responses."""
+    section, switch = "algorithm.pf_ppo", "algorithm.use_pf_ppo"
+    if not get(keys, switch, False):
+        for name in ("reweight_method", "weight_pow"):
+            keys.ignore(f"{section}.{name}", f"{switch} is false")
+        return {}
+    if keys["algorithm.adv_estimator"] != "gae":
+        why = f"verl draws again for gae alone, not for {keys['algorithm.adv_estimator']}"
+        for key in (switch, f"{section}.reweight_method", f"{section}.weight_pow"):
+            keys.ignore(key, why)
+        return {}
+    method = keys[f"{section}.reweight_method"]
+    fields: dict[str, Any] = {"resampling.weights": REWEIGHTED[method]}
+    if method != "pow":
+        keys.ignore(f"{section}.weight_pow", f"{section}.reweight_method is {method}, not pow")
+        return fields
+    return fields | {"resampling.exponent": keys[f"{section}.weight_pow"]}
 
 
 def uses_critic(keys: Reader) -> bool:

@@ -157,6 +157,11 @@ def trainer(keys: Reader) -> dict[str, Any]:
         "validation.every_steps": test if test > 0 else None,
         "validation.after_training": test > 0 or keys.ledger.version == "0.2",
     }
+    if get(keys, "trainer.val_only", False):
+        fields["validation.only"] = True
+        if get(keys, "trainer.val_before_train", True) is False:
+            what = "with trainer.val_before_train=False verl trains, although trainer.val_only is true"
+            keys.problem(what, key="trainer.val_only", fix="use trainer.val_before_train=True, or val_only=False")
     if keys["trainer.total_training_steps"] is None:
         fields["run.total_epochs"] = keys["trainer.total_epochs"]
     else:
