@@ -13,7 +13,7 @@ from posttrain.records.statistics import UpdateStats
 
 
 def resample(train: TrainBatch, valid: torch.Tensor, plan: ResamplingPlan, seed: int) -> TrainBatch:
-    """As many responses as the step has, drawn with replacement; one that is drawn twice is learned from twice. Rows of a
+    """Draw as many responses as the step has, with replacement; one that is drawn twice is learned from twice. Rows of a
     trajectory stay together. Unchanged without weights, or where no response is valid.
 
     Args: valid [B] bool, the response has a score; seed of the step.

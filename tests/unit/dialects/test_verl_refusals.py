@@ -685,7 +685,6 @@ PLANNED = [
     "data.custom_cls.path=my.py",
     "+trainer.v1.trainer_mode=separate_async",
     f"+{R}.trace.backend=weave",
-    "algorithm.use_pf_ppo=True",
     "trainer.logger=[console,clearml]",
 ]
 
