@@ -128,24 +128,29 @@ def read_config(
             what = "--drop-unknown is for other trainers' files: every key of a native one is read"
             raise ConfigError(Problem(what, where=path or "the command line", fix="remove the option"))
         return native.read(path, overrides, found, here=here)
-    from posttrain.dialects.reading import read_dialect
-
     spoken = load_dialect(name)
     if found.name not in spoken.rules:
         what = f"{name} has no configuration for posttrain {found.name} that could be read"
         raise ConfigError(Problem(what, fix="write a native one", where=path or "the command line"))
     written = dict(leaves(read_yaml(path)[0])) if path is not None else {}
-    version, warnings = _version(spoken, found, version, written, overrides)
-    loaded = read_dialect(
-        spoken,
-        path,
-        overrides,
-        entry=found,
-        version=version,
-        here=here,
-        drop_unknown=drop_unknown,
-        skip_files=skip_files,
-    )
+    options = {"here": here, "drop_unknown": drop_unknown, "skip_files": skip_files}
+    return _read_spoken(spoken, path, overrides, found, version, written, options)
+
+
+def _read_spoken(
+    spoken: Dialect,
+    path: str | None,
+    overrides: Sequence[str],
+    entry: Entry[Any],
+    version: str,
+    written: Mapping[str, Any],
+    options: Mapping[str, bool],
+) -> LoadedConfig[Any]:
+    """The configuration of a peer's dialect, in the version that is named or that the written keys show."""
+    from posttrain.dialects.reading import read_dialect
+
+    version, warnings = _version(spoken, entry, version, written, overrides)
+    loaded = read_dialect(spoken, path, overrides, entry=entry, version=version, **options)
     return replace(loaded, warnings=(*warnings, *loaded.warnings))
 
 
@@ -182,21 +187,8 @@ def _read_shipped(
         raise ConfigError(Problem(f"{path} is a file of {peer}, and --dialect says {name}", fix=f"--dialect {peer}"))
     if entry is not None and found is not entry:
         raise ConfigError(Problem(f"this is {found.title}: posttrain {found.name} {path}"))
-    from posttrain.dialects.reading import read_dialect
-
-    spoken = load_dialect(peer)
-    version, warnings = _version(spoken, found, version, {}, overrides)
-    loaded = read_dialect(
-        spoken,
-        path,
-        overrides,
-        entry=found,
-        version=version,
-        here=here,
-        drop_unknown=drop_unknown,
-        skip_files=skip_files,
-    )
-    return replace(loaded, warnings=(*warnings, *loaded.warnings))
+    options = {"here": here, "drop_unknown": drop_unknown, "skip_files": skip_files}
+    return _read_spoken(load_dialect(peer), path, overrides, found, version, {}, options)
 
 
 def load_dialect(name: str):  # type: ignore[no-untyped-def]

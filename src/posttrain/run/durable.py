@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +17,17 @@ MANIFEST = "manifest.json"
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace a file by a new one: a reader, or whoever comes after a crash, sees the old content or the new, never a part."""
+    """Replace a text file as ``replace_durably`` does."""
+    replace_durably(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def replace_durably(path: Path, write: Callable[[Path], object]) -> None:
+    """Replace a file by the one that ``write`` writes at a path beside it: a reader, or whoever comes after a crash, sees the old
+    content or the new, never a part."""
     beside = path.with_name(path.name + ".tmp")
     with naming(path):
         try:
-            beside.write_text(text, encoding="utf-8")
+            write(beside)
             sync(beside)
             os.replace(beside, path)
         except OSError:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.errors import ConfigError, Problem
-from posttrain.libraries.disk_errors import naming
 from posttrain.run.config_change import flat
-from posttrain.run.durable import sync, write_durably
+from posttrain.run.durable import replace_durably, write_durably
 
 REQUEST = "request.json"
 MADE_FROM = b"posttrain.generation"  # in the result's metadata: the hash of the request
@@ -103,10 +102,8 @@ class Parts:
         """Keep the responses of a part's rows, in order; when this returns they are on the disk."""
         rows = self.rows_of(part)
         assert len(responses) == len(rows)
-        _write_durably(
-            pa.table({"row": pa.array(rows, pa.int64()), self._column: pa.array(list(responses), TEXTS)}),
-            self._file(part),
-        )
+        table = pa.table({"row": pa.array(rows, pa.int64()), self._column: pa.array(list(responses), TEXTS)})
+        replace_durably(self._file(part), partial(pq.write_table, table))
 
     def finish(self, table: pa.Table) -> None:
         """Write the result, ``table`` with the column of responses, and remove the parts. All must be done."""
@@ -115,7 +112,7 @@ class Parts:
         assert len(responses) == table.num_rows, "a part is missing"
         table = table.append_column(self._column, responses).combine_chunks()
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), MADE_FROM: self._hash()})
-        _write_durably(table, self.out)
+        replace_durably(self.out, partial(pq.write_table, table))
         self.tidy()
 
     def tidy(self) -> None:
@@ -166,20 +163,6 @@ def folder_hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file in a folder, by its name in it."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return {path.name: found for path, found in zip(files, hashes(files).values(), strict=True)}
-
-
-def _write_durably(table: pa.Table, path: Path) -> None:
-    beside = path.with_name(f"{path.name}.tmp")
-    with naming(path):
-        try:
-            pq.write_table(table, beside)
-            sync(beside)
-            os.replace(beside, path)
-        except OSError:
-            with suppress(OSError):
-                beside.unlink()
-            raise
-        sync(path.parent)
 
 
 def _short(value: Any) -> str:
