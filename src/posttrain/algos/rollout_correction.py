@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from posttrain.algos.ratio import LOG_RATIO_LIMIT, log_ratio, row_mean
+from posttrain.algos.ratio import LOG_RATIO_LIMIT, log_ratio, row_mean, run_mean
 
 
 def importance_weights(
@@ -20,21 +20,29 @@ def importance_weights(
     low: float | None = None,
     normalize: bool = False,
 ) -> Tensor:
-    """w = pi_old / pi_rollout for each token, or the product over its response; bounded, to multiply the token loss with.
+    """w = pi_old / pi_rollout for each token, or of its response or turn; bounded, to multiply the token loss with.
+
+    Levels: token; sequence, the product over the response; sequence_mean, its geometric mean; turn, the geometric mean over the
+    tokens that were sampled without a break.
 
     Without ``low``, w is cut to ``high`` (truncated importance sampling). With it, w is 0 outside [low, high] (IcePop).
     normalize divides by the mean of the bounded weights, over tokens or over responses with a token, of all rows given
     here: call it on a whole step.
 
-    Args: log-probs [B, T] nats, the trainer's and the sampler's of the same weights; mask [B, T] bool; level "token" or
-        "sequence"; high >= low > 0. Log-ratios are clamped to [-20, 20].
+    Args: log-probs [B, T] nats, the trainer's and the sampler's of the same weights; mask [B, T] bool; one of the
+        levels; high >= low > 0. Log-ratios are clamped to [-20, 20].
     Returns: [B, T] without gradient; 0 where mask is False.
     Raises: KeyError for an unknown level.
-    Source: "Your efficient RL framework secretly brings you off-policy RL training", 2025 (truncation); IcePop, 2025.
+    Source: "Your efficient RL framework secretly brings you off-policy RL training", 2025 (truncation); IcePop, 2025;
+        means as in ROLL's train_infer_correction.
     """
     log_w = log_ratio(old_logprobs.detach(), rollout_logprobs, mask)
     if level == "sequence":
         log_w = log_w.sum(dim=1, keepdim=True).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).expand(mask.shape)
+    elif level == "sequence_mean":
+        log_w = row_mean(log_w, mask).expand(mask.shape)
+    elif level == "turn":
+        log_w = run_mean(log_w, mask)
     elif level != "token":
         raise KeyError(f"unknown level {level!r}")
     weights = log_w.exp()
@@ -62,30 +70,38 @@ def rejection_mask(
 ) -> Tensor:
     """The tokens that stay in the loss: those whose log-prob gap, or whose response's, is within bounds.
 
-    With d = old - rollout, the statistic is k1 = -d, k2 = d^2 / 2 or k3 = exp(d) - 1 - d, of the token or its sum, mean or
-    maximum over the response; m2 of a step is ``second_moment_mask``. k1 has two bounds, written as ratios: log low <= k1 <=
-    log high, where a missing low is 1 / high; its sequence_max asks this of every token of the response. k2 and k3 must be at
-    most high (nats).
+    With d = old - rollout, the statistic is k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d or difference = pi_old - pi_rollout, of
+    the token, or its sum, mean or maximum over the response, or its mean over the turn (tokens sampled without a break); m2
+    of a step is ``second_moment_mask``. k1 has two bounds, written as ratios: log low <= k1 <= log high, where a missing low
+    is 1 / high. difference has two, where a missing low is -high. sequence_max asks this of every token of the response. k2
+    and k3 must be at most high (nats).
 
     Args: log-probs [B, T] nats; mask [B, T] bool. d is clamped to [-20, 20].
     Returns: [B, T] bool, a part of mask. Several rules are combined with &.
     Raises: KeyError for an unknown statistic or reduction.
     Source: verl 0.9's rollout_rs; SkyRL's sequence, outlier and token masks are cases of k1 (with the bounds turned
-        round, as theirs are on old / rollout).
+        round, as theirs are on old / rollout); difference and the mean over a turn are ROLL's.
     """
     d = log_ratio(old_logprobs.detach(), rollout_logprobs, mask)
     if (statistic, reduction) == ("m2", "step"):
         return second_moment_mask(d, mask, high)
-    values = {"k1": -d, "k2": d.square() / 2, "k3": d.exp() - 1 - d}[statistic]
+    if statistic == "difference":
+        values = torch.where(mask, old_logprobs.detach().exp() - rollout_logprobs.exp(), 0.0)
+    else:
+        values = {"k1": -d, "k2": d.square() / 2, "k3": d.exp() - 1 - d}[statistic]
     if reduction == "sequence_sum":
         values = values.sum(dim=1, keepdim=True)
     elif reduction == "sequence_mean":
         values = row_mean(values, mask)
+    elif reduction == "turn_mean":
+        values = run_mean(values, mask)
     elif reduction not in ("token", "sequence_max"):
         raise KeyError(f"unknown reduction {reduction!r}")
     if statistic == "k1":
         lowest = -math.log(high) if low is None else math.log(low)
         within = (values >= lowest) & (values <= math.log(high))
+    elif statistic == "difference":
+        within = (values >= (-high if low is None else low)) & (values <= high)
     else:
         within = values <= high
     if reduction == "sequence_max":

@@ -151,8 +151,9 @@ class AdvantageConfig(AlgorithmSection):
 class RolloutCorrectionConfig(Section):
     """Correction of the gap between the log-probs of the sampler and those of the trainer."""
 
-    weights: Literal["none", "token", "sequence"] = "none"
-    """Multiply token losses by pi_old / pi_rollout, per token or its product over the response; none does not."""
+    weights: Literal["none", "token", "sequence", "sequence_mean", "turn"] = "none"
+    """Multiply token losses by pi_old / pi_rollout: per token, its product over the response (sequence), or its geometric mean
+    over the response (sequence_mean) or over the tokens that were sampled without a break (turn); none does not."""
     weight_high: float = Field(default=2.0, gt=0.0)
     """Weights are cut to this (truncated importance sampling)."""
     weight_low: float | None = Field(default=None, gt=0.0)
@@ -161,10 +162,11 @@ class RolloutCorrectionConfig(Section):
     """Divide the weights by their mean over the step."""
     reject: list[str] = []
     """Rules that take tokens or responses out of the loss: token_k1, token_k2, token_k3, or sequence_sum_, sequence_mean_,
-    sequence_max_ with k1, k2, k3 behind; step_m2 takes the tokens with the largest squared log-ratio out, until the mean square
-    of the step's others is within its bound (M2PO, 0.04 there)."""
+    sequence_max_, turn_mean_ with k1, k2, k3 or difference behind (of probabilities, trainer less sampler); step_m2 takes the
+    tokens with the largest squared log-ratio out, until the mean square of the step's others is within its bound (M2PO, 0.04
+    there)."""
     reject_bounds: list[str] = []
-    """One bound for all rules or one for each: an upper bound, or for k1 lower_upper, such as 0.5_2."""
+    """One bound for all rules or one for each: an upper bound, or for k1 and difference lower_upper, such as 0.5_2."""
     use_rollout_logprobs: bool = False
     """Take the sampler's log-probs as the old ones: the ratio corrects the gap itself, and without weights or rules there is
     no forward pass for old log-probs."""

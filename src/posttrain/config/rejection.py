@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STATISTICS = ("k1", "k2", "k3")
-REDUCTIONS = ("token", "sequence_sum", "sequence_mean", "sequence_max")
+STATISTICS = ("k1", "k2", "k3", "difference")
+REDUCTIONS = ("token", "sequence_sum", "sequence_mean", "sequence_max", "turn_mean")
 SECOND_MOMENT = "step_m2"  # M2PO: over all tokens of a step
 RULES = (*(f"{reduction}_{statistic}" for reduction in REDUCTIONS for statistic in STATISTICS), SECOND_MOMENT)
 
@@ -18,8 +18,9 @@ class RejectionRule:
 
     statistic: str  # of STATISTICS, or m2
     reduction: str  # of REDUCTIONS, or step
-    high: float  # a ratio for k1, nats for k2 and k3, squared nats for m2
-    low: float | None = None  # for k1 only, a ratio; None: 1 / high
+    # A ratio for k1, nats for k2 and k3, squared nats for m2, a difference of probabilities for difference.
+    high: float
+    low: float | None = None  # for k1, a ratio, None: 1 / high; for difference, None: -high
 
 
 def rejection_rules(names: Sequence[str], bounds: Sequence[str]) -> tuple[RejectionRule, ...]:
@@ -34,7 +35,7 @@ def rejection_rules(names: Sequence[str], bounds: Sequence[str]) -> tuple[Reject
 
 
 def _rule(name: str, bound: str) -> RejectionRule:
-    """The rule called ``name`` (of RULES) with a bound such as "2", or for k1 "0.5_2"."""
+    """The rule called ``name`` (of RULES) with a bound such as "2", or for k1 "0.5_2", or for difference "-0.2_0.2"."""
     if name not in RULES:
         raise ValueError(f"there is no rule {name!r} (known: {', '.join(RULES)})")
     reduction, _, statistic = name.rpartition("_")
@@ -43,6 +44,11 @@ def _rule(name: str, bound: str) -> RejectionRule:
         low, high = float(lower) if lower else None, float(upper)
     except ValueError:
         raise ValueError(f"the bound of {name} is {bound!r}, and a number, or lower_upper, is expected") from None
+    if statistic == "difference":
+        lowest = -high if low is None else low
+        if not (math.isfinite(lowest) and math.isfinite(high) and lowest < high):
+            raise ValueError(f"the bounds of {name} leave nothing: from {lowest:g} to {high:g}")
+        return RejectionRule(statistic=statistic, reduction=reduction, high=high, low=low)
     if not all(math.isfinite(each) and each > 0 for each in (high, low) if each is not None):
         raise ValueError(f"the bound of {name} is {bound!r}, and bounds are above 0")
     if statistic != "k1" and low is not None:

@@ -127,7 +127,7 @@ class ResamplingPlan:
 class RolloutCorrectionPlan:
     """The correction, once per step, of a sampler whose log-probs are not the trainer's."""
 
-    weights: str = "none"  # none, token, sequence
+    weights: str = "none"  # none, token, sequence, sequence_mean, turn
     weight_high: float = 2.0
     weight_low: float | None = None
     normalize: bool = False

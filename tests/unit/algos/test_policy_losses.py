@@ -31,6 +31,21 @@ def loss_and_gradient(
     return loss[0].tolist(), gradient[0].tolist(), report
 
 
+def test_one_ratio_per_turn_is_the_geometric_mean_of_its_tokens() -> None:
+    # turns of ratios 4, 1 and 1.5: sqrt(4 x 1) = 2, clipped to 1.28 where A = 1; with A = -1 the loss is 2, each token's
+    # gradient 2 / 2 from both tokens' losses, 2 in all; the second turn has 1.5, clipped
+    ratios = torch.tensor([[4.0, 1.0, 9.0, 1.5]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False, True]])
+    policy = ratios.log().requires_grad_()
+    old = torch.zeros(1, 4, dtype=torch.float64)
+    ppo_clip = POLICY_LOSSES.get("ppo_clip")
+    loss, report = ppo_clip(policy, old, torch.tensor([[-1.0, -1.0, 5.0, 1.0]]).double(), mask, ratio_of="turn", **PPO)
+    assert loss[0].tolist() == pytest.approx([2.0, 2.0, 0.0, -1.28])
+    (gradient,) = torch.autograd.grad(loss.sum(), policy)
+    assert gradient[0].tolist() == pytest.approx([2.0, 2.0, 0.0, 0.0])
+    assert report["clip_fraction"].tolist() == [[0, 0, 0, 1]]
+
+
 def test_ppo_clip_in_its_four_corners() -> None:
     # A = 1: r = 1.5 clips to 1.28, loss -1.28, no gradient; r = 0.5 is not clipped: -0.5, gradient -A r = -0.5
     # A = -2: r = 1.5: max(3, 2.56) = 3, gradient 3; r = 0.5 clips to 0.8: max(1, 1.6) = 1.6, no gradient

@@ -36,6 +36,35 @@ def test_sequence_weights_are_products() -> None:
     assert weights(level="sequence", high=5.0) == rows([1, 1, 0], [5, 5, 5], [0, 0, 0])
 
 
+def test_mean_weights_are_geometric() -> None:
+    # sqrt(2 x 0.5) = 1; (4 x 1.5 x 1) ** (1/3) = 1.8171
+    assert weights(level="sequence_mean", high=5.0) == rows([1, 1, 0], [1.81712] * 3, [0, 0, 0])
+
+
+def test_weights_of_turns_are_means_between_breaks() -> None:
+    ratios = torch.tensor([[4.0, 1.0, math.nan, 9.0, 1.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False, True, True]])
+    found = importance_weights(ratios.log(), torch.zeros(1, 5).double(), mask, level="turn", high=2.5)
+    assert found.tolist() == rows([2, 2, 0, 2.5, 2.5])  # sqrt(4 x 1), and sqrt(9 x 1) = 3, cut
+
+
+def test_differences_of_probabilities_have_two_bounds() -> None:
+    # trainer 0.5, 0.9, -, 0.3 and sampler 0.3, 0.3, -, 0.4: differences 0.2, 0.6 | -0.1; mean of the first turn 0.4
+    old = torch.tensor([[0.5, 0.9, math.nan, 0.3]], dtype=torch.float64).log()
+    sampled = torch.tensor([[0.3, 0.3, math.nan, 0.4]], dtype=torch.float64).log()
+    mask = torch.tensor([[True, True, False, True]])
+
+    def kept(reduction: str, **limits: float) -> list[int]:
+        found = rejection_mask(old, sampled, mask, statistic="difference", reduction=reduction, **limits)
+        return found[0].int().tolist()
+
+    assert kept("token", low=-0.05, high=0.5) == [1, 0, 0, 0]
+    assert kept("token", high=0.5) == [1, 0, 0, 1]
+    assert kept("turn_mean", low=-0.2, high=0.3) == [0, 0, 0, 1]
+    assert kept("sequence_mean", high=0.3) == [1, 1, 0, 1]  # 0.7 / 3 = 0.233
+    assert kept("sequence_sum", high=0.6) == [0, 0, 0, 0]  # 0.7
+
+
 def test_normalised_weights_have_mean_one() -> None:
     # tokens: (2 + 0.5 + 4 + 1.5 + 1) / 5 = 1.8; responses: (1 + 6) / 2 = 3.5, the empty one not counted
     assert weights(level="token", high=9.0, normalize=True)[1] == pytest.approx([4 / 1.8, 1.5 / 1.8, 1 / 1.8])
@@ -69,8 +98,8 @@ def test_rejection(statistic: str, reduction: str, limits: dict[str, float], kep
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(KeyError, match="turn"):
-        weights(level="turn", high=2.0)
+    with pytest.raises(KeyError, match="row"):
+        weights(level="row", high=2.0)
     with pytest.raises(KeyError, match="k4"):
         rejection_mask(OLD, ROLLOUT, MASK, statistic="k4", reduction="token", high=1.0)
     with pytest.raises(KeyError, match="row"):

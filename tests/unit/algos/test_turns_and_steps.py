@@ -65,8 +65,34 @@ def test_last_steps_speak_for_their_trajectory() -> None:
 
 def test_step_reinforce_is_the_return_of_the_step_on_all_its_tokens() -> None:
     mask = torch.tensor([[1, 1], [1, 0], [1, 1], [0, 1], [1, 1]]).bool()
-    advantages = step_reinforce(STEP_REWARDS, VALID, TRAJECTORY, STEP, mask, step_gamma=0.5)
+    advantages = step_reinforce(STEP_REWARDS, VALID, TRAJECTORY, STEP, mask, TRAJECTORY, step_gamma=0.5)
     assert advantages.tolist() == [[3, 3], [4, 0], [3, 3], [0, 4], [0, 0]]
+
+
+def test_step_reinforce_normalises_returns_like_rewards() -> None:
+    # returns 3, 4, 3, 4 (the last row is not valid); trajectory 0 is group 0, trajectory 1 group 1
+    mask, groups = torch.ones(5, 1).bool(), ints(0, 0, 1, 0, 1)
+
+    def one(**given: object) -> list[float]:
+        return (
+            step_reinforce(STEP_REWARDS, VALID, TRAJECTORY, STEP, mask, groups, step_gamma=0.5, **given)
+            .flatten()
+            .tolist()
+        )
+
+    # mean 3.5: -0.5, 0.5, -0.5, 0.5
+    assert one(returns_mean="batch") == [-0.5, 0.5, -0.5, 0.5, 0]
+    # group 0 has 3, 4, 4: mean 11/3, so -2/3, 1/3, 1/3; group 1 has one step: 0
+    assert one(returns_mean="group") == pytest.approx([-2 / 3, 1 / 3, 0, 1 / 3, 0])
+    # and the sample deviation of 3, 4, 4 is sqrt(1/3) = 0.57735
+    assert one(returns_mean="group", returns_std="group") == pytest.approx([-1.1547, 0.57735, 0, 0.57735, 0], abs=1e-5)
+    assert one(returns_clip=3.5) == [3, 3.5, 3, 3.5, 0]
+
+
+def test_a_discount_per_token_counts_the_tokens_behind() -> None:
+    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 0, 1]]).bool()
+    spread = on_tokens(torch.tensor([8.0, 2.0]), mask, gamma=0.5)
+    assert spread.tolist() == [[2, 4, 8, 0], [0, 1, 0, 2]]
 
 
 def test_gigpo_compares_trajectories_and_steps_of_one_state() -> None:
@@ -88,6 +114,11 @@ def test_gigpo_compares_trajectories_and_steps_of_one_state() -> None:
     assert plain.flatten().tolist() == [1 + 0.25, 1, -1 - 0.25]
     scaled = gigpo(**given, step_gamma=0.5)
     assert scaled.flatten().tolist() == pytest.approx([1.41421, 0.70711, -1.41421], abs=1e-4)
+    # returns of steps as they are: 1, 2, 0, and rewards of trajectories against the mean of all three rows' two: 1
+    as_they_are = gigpo(**given, step_gamma=0.5, compare_steps=False, episode_mean="batch", episode_std="none")
+    assert as_they_are.flatten().tolist() == [1 + 1, 1 + 2, -1 + 0]
+    cut = gigpo(**given, step_gamma=0.5, compare_steps=False, episode_mean="none", episode_std="none", total_clip=2.5)
+    assert cut.flatten().tolist() == [2.5, 2.5, 0]  # 2 + 1 and 2 + 2, cut
     # an equal state of another group is another place
     apart = gigpo(**given | {"group_index": ints(0, 0, 1)}, step_gamma=0.5)
     assert apart.flatten().tolist() == [0, 0, 0]

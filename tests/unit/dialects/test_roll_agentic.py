@@ -161,17 +161,8 @@ def test_gigpo_and_step_reinforce_have_a_sample_per_turn(load) -> None:
         0.5,
     )
     assert advantage.normalize_by_std
-    loaded = load(
-        "adv_estimator=step_reinforce",
-        "reward_normalization.method=identity",
-        train_env_manager=train,
-        custom_envs={"Lake": lake},
-    )
+    loaded = load("adv_estimator=step_reinforce", train_env_manager=train, custom_envs={"Lake": lake})
     assert not planned(loaded) and loaded.config.advantage.name == "step_reinforce"
-    assert (
-        "returns of steps that are normalised"
-        in planned(load("adv_estimator=step_reinforce", train_env_manager=train, custom_envs={"Lake": lake}))[0]
-    )
     [problem] = said(load("adv_estimator=gigpo"))
     assert problem.startswith("gigpo needs every turn as a sample of its own")
 
@@ -204,17 +195,52 @@ def test_a_pipeline_that_only_samples_needs_no_trainer(load) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["gigpo", "step_reinforce"])
-def test_what_is_done_to_rewards_before_estimators_of_turns_is_planned(load, estimator: str) -> None:
+def test_rewards_before_estimators_of_turns_are_their_settings(load, estimator: str) -> None:
     steps = [f"+custom_env.{name}.env_manager_cls={STEPS}" for name in ("FrozenLake", "SimpleSokoban")]
     given = [f"adv_estimator={estimator}", *steps]
-    given += ["reward_normalization.method=identity"] if estimator == "step_reinforce" else []
-    assert not planned(load(*given, "+reward_clip=0", "+whiten_rewards=false", "+gamma=1.0"))
-    told = planned(load(*given, "+reward_clip=5", "+whiten_rewards=true", "+gamma=0.9"))
-    for asked, off in (("reward_clip=5", "reward_clip=0"), ("whiten_rewards=true", "whiten_rewards=false"),
-                       ("gamma=0.9", "gamma=1")):  # fmt: skip
-        [one] = [text for text in told if text.startswith(f"{asked} with adv_estimator={estimator} is planned")]
-        assert one.endswith(f"use {off}")
+    clip = {"gigpo": "total_clip", "step_reinforce": "returns_clip"}[estimator]
+    loaded = load(*given, "+reward_clip=5", "+gamma=0.9")
+    assert not planned(loaded)
+    settings = loaded.config.advantage.settings
+    assert (settings[clip], settings["token_gamma"]) == (5.0, 0.9)
+    plain = load(*given, "+reward_clip=0", "+whiten_rewards=false", "+gamma=1.0").config.advantage.settings
+    assert (plain[clip], plain["token_gamma"]) == (None, 1.0)
+    [whitened] = said(load(*given, "+whiten_rewards=true"))
+    assert whitened.startswith(f"whiten_rewards=true is not supported with adv_estimator={estimator}")
     assert not planned(load("+reward_clip=5", "+whiten_rewards=true", "+gamma=0.9"))  # grpo does all of it
+
+
+@pytest.mark.parametrize(
+    ("normalization", "episodes", "steps", "returns"),
+    [
+        # method alone decides about steps; mean and deviation of episodes by norm_*_type where they are given
+        ({"grouping": "traj_group_id", "method": "mean_std"}, ("group", None), (True, True), ("group", "group")),
+        ({"grouping": "traj_group_id", "method": "mean"}, ("group", None), (True, False), ("group", "none")),
+        ({"grouping": "batch", "method": "mean_std"}, ("batch", "batch"), (True, True), ("batch", "batch")),
+        ({"grouping": "traj_group_id", "norm_mean_type": "group", "norm_std_type": "batch"}, ("group", "batch"),
+         (False, False), ("group", "batch")),
+        ({}, ("none", None), (False, False), ("none", "none")),
+    ],
+)  # fmt: skip
+def test_normalisation_of_episodes_steps_and_returns(load, normalization, episodes, steps, returns) -> None:
+    managers = [f"+custom_env.{name}.env_manager_cls={STEPS}" for name in ("FrozenLake", "SimpleSokoban")]
+    loaded = load("adv_estimator=gigpo", *managers, reward_normalization=normalization)
+    assert not planned(loaded)
+    chosen = loaded.config.advantage.settings
+    assert (chosen["episode_mean"], chosen["episode_std"]) == episodes
+    assert (chosen["compare_steps"], chosen["normalize_by_std"]) == steps
+    assert any("without comparing them" in text for text in loaded.warnings) == (not steps[0])
+    chosen = load(
+        "adv_estimator=step_reinforce", *managers, reward_normalization=normalization
+    ).config.advantage.settings
+    assert (chosen["returns_mean"], chosen["returns_std"]) == returns
+
+
+def test_a_ratio_per_segment_is_one_per_turn(load) -> None:
+    assert load("+ratio_type=segment").config.loss.settings["ratio_of"] == "turn"
+    worker = "actor_train.worker_cls=roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"
+    [problem] = said(load("+ratio_type=segment", f"+{worker}", "+actor_train.pg_variant=topr"))
+    assert problem.startswith("ratio_type=segment is not supported with pg_variant=topr")
 
 
 def test_gae_is_whitened_over_the_tokens_of_the_loss(load) -> None:
@@ -282,7 +308,6 @@ def test_what_cannot_be(load, overrides: list[str], problem: str) -> None:
         (["+custom_env.FrozenLake.env_manager_cls=a.b.VLTrajEnvManager"], "VLTrajEnvManager is planned"),
         (["reward_normalization.grouping=tags"], "grouping=tags is planned"),
         (["+train_env_manager.group_size_redundancy=1"], "the slowest are dropped"),
-        (["+ratio_type=segment"], "one ratio for each turn"),
         (["+custom_env.SimpleSokoban.env_config.render_mode=rgb_array"], "render_mode=rgb_array is planned"),
     ],
 )

@@ -219,7 +219,7 @@ BAD = [
     ((PG, "actor_train.pg_variant=tops"), "actor_train.pg_variant must be one of vanilla, ppo, tis, topr, cispo, kimi15 | null, not 'tops', at override actor_train.pg_variant=tops; did you mean topr?"),
     ((PG, "actor_train.pg_variant=tis", "actor_train.tis_lower_bound=2"), "tis bounds 2 and 1 do not hold 1, at override actor_train.tis_lower_bound=2; use bounds around 1, such as 0 and 1"),
     (("train_infer_correction.filters=[{enabled: true, ratio_lo: 1.0}]",), "train_infer_correction.filters.0 is {'enabled': True, 'ratio_lo': 1.0}, at override train_infer_correction.filters=[{enabled: true, ratio_lo: 1.0}]; write a section of enabled, agg_type, ratio_enabled, ratio_low, ratio_high, diff_enabled, diff_low, diff_high"),
-    (("train_infer_correction.filters=[{enabled: true, ratio_low: 2.0}]",), "train_infer_correction.filters.0 keeps token ratios from 2 to 1.2, at override train_infer_correction.filters=[{enabled: true, ratio_low: 2.0}]; use agg_type token, geometric or sequence, and 0 < ratio_low < ratio_high"),
+    (("train_infer_correction.filters=[{enabled: true, ratio_low: 2.0}]",), "train_infer_correction.filters.0 keeps token ratios from 2 to 1.2, at override train_infer_correction.filters=[{enabled: true, ratio_low: 2.0}]; use an agg_type of token, geometric, sequence, segment, and 0 < ratio_low < ratio_high"),
 ]  # fmt: skip
 
 

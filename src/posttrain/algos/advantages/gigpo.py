@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from posttrain.algos.advantages.grpo import standardized
 from posttrain.algos.groups import centered, compare_in_groups, on_tokens
+from posttrain.algos.reward_normalization import RunningMoments, normalize_rewards
 from posttrain.algos.steps import last_steps, step_returns
 from posttrain.registry import ADVANTAGES
-from posttrain.settings import Share
+from posttrain.settings import Positive, Share
 
 
 @ADVANTAGES.register("gigpo", compares_responses=True)
@@ -27,8 +30,13 @@ def gigpo(
     episode_weight: float = 1.0,
     step_weight: float = 1.0,
     normalize_by_std: bool = True,
+    episode_mean: Literal["group", "batch", "none"] = "group",
+    episode_std: Literal["group", "batch", "none"] | None = None,
+    compare_steps: bool = True,
+    total_clip: Positive | None = None,
+    token_gamma: Share = 1.0,
 ) -> Tensor:
-    """A = episode_weight x A_episode + step_weight x A_step, the same for every token of the step's response.
+    """A = episode_weight x A_episode + step_weight x A_step, on every token of the step's response.
 
     A_episode compares a trajectory's reward with those of the other trajectories of its group, each counted once. A_step
     compares the step's discounted return with those of the steps of the group that began in the same state. Both are
@@ -44,6 +52,13 @@ def gigpo(
         episode_weight: weight of the comparison of whole trajectories.
         step_weight: weight of the comparison of steps from the same state.
         normalize_by_std: divide by the group's standard deviation; false does not.
+        episode_mean: compare a trajectory's reward with the mean of its group, as in the paper, of all trajectories of the
+            batch, or with none.
+        episode_std: divide that by the standard deviation of the group, of the batch, or by none; null goes by
+            normalize_by_std.
+        compare_steps: compare returns of steps; false takes them as they are.
+        total_clip: the weighted sum is cut to plus or minus this; null does not cut.
+        token_gamma: discount per token of a step's response, backwards from its last.
     Returns: [B, T] float32, 0 where response_mask is False.
     Source: arXiv:2505.10978, equations 6 to 9.
     """
@@ -53,10 +68,19 @@ def gigpo(
 
     last = last_steps(valid, trajectory_index, step_index)
     is_last = valid & (last == torch.arange(len(valid), device=valid.device))
-    episodes = compare_in_groups(episode_rewards, is_last, group_index, compare, lone_sample_keeps_reward=False)
+    if episode_mean == "group" and episode_std is None:
+        episodes = compare_in_groups(episode_rewards, is_last, group_index, compare, lone_sample_keeps_reward=False)
+    else:
+        std = episode_std or ("group" if normalize_by_std else "none")
+        rewards = episode_rewards.double()
+        episodes = normalize_rewards(rewards, is_last, group_index, RunningMoments(), mean=episode_mean, std=std)
     returns = step_returns(step_rewards, valid, trajectory_index, step_index, step_gamma)
     places = torch.stack([group_index, state_index], dim=1)
     same_state = places.unique(dim=0, return_inverse=True)[1]
-    steps = compare_in_groups(returns, valid, same_state, compare, lone_sample_keeps_reward=False)
+    steps = returns
+    if compare_steps:
+        steps = compare_in_groups(returns, valid, same_state, compare, lone_sample_keeps_reward=False)
     total = torch.where(valid, episode_weight * episodes[last] + step_weight * steps, 0.0)
-    return on_tokens(total, response_mask)
+    if total_clip is not None:
+        total = total.clamp(-total_clip, total_clip)
+    return on_tokens(total, response_mask, gamma=token_gamma)

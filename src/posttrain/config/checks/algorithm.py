@@ -93,7 +93,8 @@ def _correction_problems(config: RunConfig) -> Iterator[Problem]:
             fix = did_you_mean(unknown[0], list(RULES), listed=True) if unknown else ""
             yield Problem(
                 str(error),
-                fix=fix or "an upper bound above 0, or for k1 lower_upper with the lower one below, such as 0.5_2",
+                fix=fix
+                or "an upper bound above 0, or for k1 and difference lower_upper with the lower one below, such as 0.5_2",
                 field=f"{_CORRECTION}.{'reject' if unknown else 'reject_bounds'}",
             )
     if correction.weights != "none" and "rollout_logprobs" in config.loss.about.inputs:

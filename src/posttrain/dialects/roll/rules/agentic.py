@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.config.reading.validate import show
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.roll.rules.batches import forward_only, trajectory_batches
 from posttrain.dialects.roll.rules.environments import environment, samples_turns
@@ -17,6 +16,7 @@ TRAIN, VAL = "train_env_manager", "val_env_manager"
 GROUP = "traj_group_id"
 _GENERATING = "generating_args"
 _NO_PROMPTS = "environments take the place of prompts"
+_BY_STD = ("mean_std", "asym_clip")  # methods that divide by the standard deviation
 _UNREAD = {
     "num_return_sequences_in_group": "train_env_manager.group_size says how many trajectories begin alike",
     "prompt_length": "a conversation may grow to sequence_length",
@@ -200,14 +200,20 @@ def advantage(keys: Reader) -> dict[str, Any]:
             for key in names:
                 keys.ignore(key, f"adv_estimator is {name}")
     if _by_step(name):
-        _rewards_as_they_are(keys, name)
+        fields["advantage.token_gamma"] = keys["gamma"]
+        if keys["whiten_rewards"]:
+            keys.problem(f"whiten_rewards=true is not supported with adv_estimator={name}, whose rewards are those of turns",
+                         key="whiten_rewards", fix="use whiten_advantages=true", refused=True)  # fmt: skip
     if name == "gigpo":
-        return fields | _gigpo(keys, mean, std)
+        return fields | _gigpo(keys, mean, std) | {"advantage.total_clip": clip}
     if name == "step_reinforce":
-        if (mean, std) != ("none", "none"):
-            keys.plan_only("returns of steps that are normalised are planned", key="reward_normalization.method",
-                           fix="use method: identity, with whiten_advantages: true for advantages of mean 0")  # fmt: skip
-        return fields | {"advantage.name": name, "advantage.step_gamma": keys["step_reward_gamma"]}
+        return fields | {
+            "advantage.name": name,
+            "advantage.step_gamma": keys["step_reward_gamma"],
+            "advantage.returns_mean": mean,
+            "advantage.returns_std": std,
+            "advantage.returns_clip": clip,
+        }
     if name == "gae":
         fields |= generalised(keys)
     else:
@@ -221,28 +227,22 @@ def advantage(keys: Reader) -> dict[str, Any]:
     }
 
 
-def _rewards_as_they_are(keys: Reader, name: str) -> None:
-    """Reproduce ROLL's changes of rewards before these estimators, whose rewards here are those of the environments."""
-    for key, off, what in (
-        ("reward_clip", (0, None), "rewards that are cut"),
-        ("whiten_rewards", (False,), "rewards that are whitened"),
-        ("gamma", (1,), "a discount per token beside step_reward_gamma, which is per turn"),
-    ):
-        if keys[key] not in off:
-            keys.plan_only(f"{key}={show(keys[key])} with adv_estimator={name} is planned: {what}", key=key,
-                           fix=f"use {key}={show(off[0])}")  # fmt: skip
-
-
 def _gigpo(keys: Reader, mean: str, std: str) -> dict[str, Any]:
-    """Ours compares trajectories of a group, and steps from one state of it."""
-    if (mean, std) not in (("group", "group"), ("group", "none")):
-        keys.plan_only(
-            f"gigpo with rewards normalised by mean {mean} and deviation {std} is planned", key="reward_normalization.grouping",
-            fix=f"use reward_normalization: {{grouping: {GROUP}, method: mean_std}}, as its paper does",
-        )  # fmt: skip
+    """Trajectories are compared as reward_normalization says, and steps from one state of a group by its method alone, as in
+    ROLL."""
+    method = keys["reward_normalization.method"]
+    if method == "identity":
+        keys.warn(
+            "gigpo takes the returns of steps as they are, without comparing them, because reward_normalization.method is "
+            "identity, as in ROLL; method: mean_std compares those from one state, as in its paper"
+        )
+    by_std = method in _BY_STD
     return {
         "advantage.name": "gigpo",
-        "advantage.normalize_by_std": std != "none",
+        "advantage.normalize_by_std": by_std,
+        "advantage.episode_mean": mean,
+        "advantage.episode_std": None if (std == "group") == by_std and std != "batch" else std,
+        "advantage.compare_steps": method != "identity",
         "advantage.step_gamma": keys["step_reward_gamma"],
         "advantage.episode_weight": keys["episode_reward_weight"],
         "advantage.step_weight": keys["step_reward_weight"],
@@ -257,8 +257,8 @@ def _normalization(keys: Reader) -> tuple[str, str]:
     level = "batch" if grouping == "batch" else "group"
     if mean is None and std is None:
         mean = level if method != "identity" else None
-        std = level if method in ("mean_std", "asym_clip") else None
-    else:
+        std = level if method in _BY_STD else None
+    elif keys["adv_estimator"] != "gigpo":  # there it still decides about steps
         keys.ignore(f"{at}.method", "norm_mean_type and norm_std_type go before it, in ROLL too")
     if "group" in (mean, std) and grouping not in (GROUP, "state"):
         what = f"{at}.grouping={grouping} is planned: rewards compared over other sets than the step and the group"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.roll.rules.look import uses_critic
+from posttrain.dialects.roll.rules.look import is_agentic, uses_critic
 from posttrain.dialects.roll.rules.normalization import normalization
 from posttrain.dialects.roll.strategies import MEGATRON
 from posttrain.dialects.value_types import fits
@@ -181,6 +181,9 @@ def _variant(keys: Reader) -> dict[str, Any]:
             keys.ignore(f"actor_train.{key}", f"pg_variant is {variant}")
     if variant == "ppo":
         return _clipped(keys)
+    if is_agentic(keys) and keys["ratio_type"] == "segment":
+        keys.problem(f"ratio_type=segment is not supported with pg_variant={variant}", key="ratio_type",
+                     fix="use actor_train.pg_variant=ppo, or ratio_type=token", refused=True)  # fmt: skip
     for key in _LOSS_KEYS:
         keys.ignore(key, f"pg_variant={variant} does not use it")
     match variant:
@@ -221,6 +224,8 @@ def _clipped(keys: Reader) -> dict[str, Any]:
         for key in ("pg_clip_low", "pg_clip_high"):
             keys.ignore(key, "use_pg_clip_range is false: pg_clip counts")
     fields = {"loss.name": name, "loss.clip_ratio_low": low, "loss.clip_ratio_high": high}
+    if is_agentic(keys) and keys["ratio_type"] == "segment" and name == "ppo_clip":
+        fields["loss.ratio_of"] = "turn"
     if keys["dual_clip_loss"] and name == "ppo_clip":
         fields["loss.dual_clip"] = 1 + 2 * keys["pg_clip"]
     elif keys["dual_clip_loss"]:
@@ -228,7 +233,8 @@ def _clipped(keys: Reader) -> dict[str, Any]:
     return fields
 
 
-_RULES = {"token": "token_k1", "geometric": "sequence_mean_k1", "sequence": "sequence_sum_k1"}
+_WEIGHTS = {"token": "token", "geometric": "sequence_mean", "sequence": "sequence", "segment": "turn"}
+_RULES = {"token": "token", "geometric": "sequence_mean", "sequence": "sequence_sum", "segment": "turn_mean"}
 _FILTER_KEYS: dict[str, Any] = {
     "enabled": bool, "agg_type": str, "ratio_enabled": bool, "ratio_low": float, "ratio_high": float, "diff_enabled": bool,
     "diff_low": float, "diff_high": float,
@@ -239,43 +245,46 @@ def correction(keys: Reader) -> dict[str, Any]:
     """Weights and filters for a sampler whose log-probs are not the trainer's. Empty without."""
     at, ours = "train_infer_correction", "loss.rollout_correction"
     fields: dict[str, Any] = {}
-    kind, key = keys[f"{at}.is_weight.weight_type"], f"{at}.is_weight.weight_type"
     if not keys[f"{at}.is_weight.enabled"]:
         for name in ("weight_type", "upper_bound"):
             keys.ignore(f"{at}.is_weight.{name}", "is_weight.enabled is false")
-    elif kind not in ("token", "sequence"):
-        keys.plan_only(f"{key}={kind} is planned: weights of turns or geometric means", key=key, fix=f"use {key}=token")
     else:
         bound = keys[f"{at}.is_weight.upper_bound"]
         if bound is None:
             bound = 1e9  # ROLL's null does not cut; a ratio is never larger, as log-ratios are clamped to 20
+        kind = _WEIGHTS[keys[f"{at}.is_weight.weight_type"]]
         fields = {f"{ours}.weights": kind, f"{ours}.weight_high": bound}
     rules, bounds = [], []
     for index, item in enumerate(keys[f"{at}.filters"] or []):
-        found = _filter(keys, f"{at}.filters.{index}", item)
-        if found:
-            rules.append(found[0])
-            bounds.append(found[1])
+        for rule, bound in _filter(keys, f"{at}.filters.{index}", item):
+            rules.append(rule)
+            bounds.append(bound)
     return fields | ({f"{ours}.reject": rules, f"{ours}.reject_bounds": bounds} if rules else {})
 
 
-def _filter(keys: Reader, key: str, item: Any) -> tuple[str, str] | None:
-    """Our rule and its bounds, which are on sampler / trainer where ROLL's are on trainer / sampler."""
+def _filter(keys: Reader, key: str, item: Any) -> list[tuple[str, str]]:
+    """Our rules and their bounds: of ratios, which are sampler / trainer where ROLL's are trainer / sampler, and of
+    differences of probabilities, which are trainer less sampler in both."""
     if not isinstance(item, dict) or any(
         name not in _FILTER_KEYS or not fits(value, _FILTER_KEYS[name]) for name, value in item.items()
     ):
         keys.problem(f"{key} is {item!r}", key=key, fix=f"write a section of {', '.join(_FILTER_KEYS)}")
-        return None
-    kind = item.get("agg_type", "token")
+        return []
     if not item.get("enabled", False):
-        return None
-    if item.get("diff_enabled", False) or kind == "segment":
-        keys.plan_only(f"{key} is planned: filters by the difference of probabilities, or of turns", key=key,
-                       fix="use ratio_low and ratio_high, of token, geometric or sequence")  # fmt: skip
-        return None
+        return []
+    kind, found = item.get("agg_type", "token"), []
     low, high = item.get("ratio_low", 0.8), item.get("ratio_high", 1.2)
+    least, most = item.get("diff_low", -0.2), item.get("diff_high", 0.2)
     if kind not in _RULES or not 0 < low < high:
         keys.problem(f"{key} keeps {kind} ratios from {low:g} to {high:g}", key=key,
-                     fix="use agg_type token, geometric or sequence, and 0 < ratio_low < ratio_high")  # fmt: skip
-        return None
-    return (_RULES[kind], f"{1 / high:.6g}_{1 / low:.6g}") if item.get("ratio_enabled", True) else None
+                     fix=f"use an agg_type of {', '.join(_RULES)}, and 0 < ratio_low < ratio_high")  # fmt: skip
+        return []
+    if item.get("ratio_enabled", True):
+        found.append((f"{_RULES[kind]}_k1", f"{1 / high:.6g}_{1 / low:.6g}"))
+    if item.get("diff_enabled", False):
+        if least >= most:
+            keys.problem(f"{key} keeps {kind} differences from {least:g} to {most:g}", key=key,
+                         fix="use diff_low below diff_high, such as -0.2 and 0.2")  # fmt: skip
+            return []
+        found.append((f"{_RULES[kind]}_difference", f"{least:.6g}_{most:.6g}"))
+    return found
