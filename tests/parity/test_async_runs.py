@@ -18,21 +18,14 @@ from posttrain.backends.rollout.native.stream import NativeStream
 from posttrain.build import train as build
 from posttrain.build.train import train_run
 from posttrain.errors import RequestError, RunInterrupted, RunStopped
-from posttrain.interfaces.loader import PromptLoader
-from posttrain.interfaces.reward import GroupScorer
-from posttrain.interfaces.roles import Roles
 from posttrain.loops import rl_sync
-from posttrain.loops.rl_plan import RunPlan
+from posttrain.loops.rl_run import RlRun
 from posttrain.run.clock import Clock
-from posttrain.run.lifetime import Run
-from posttrain.run.progress import Progress
-from posttrain.run.token_values import TokenTexts
 from posttrain.steps.ahead import Ahead
 from posttrain.steps.assemble import assemble
 from posttrain.steps.one_step import OneStepAhead
 from posttrain.steps.rl_step import learn, sample_groups
 from posttrain.steps.select import Selection
-from posttrain.steps.shape_rewards import RewardState
 
 STEPS = 4
 # Responses end at one of 32 of 259 tokens, so their lengths differ.
@@ -106,26 +99,18 @@ def test_without_staleness_it_is_the_synchronous_loop(make: Make, strategy: str)
     assert {line["async/staleness_steps_max"] for line in metrics_of(ahead)} == {0.0}
 
 
-def two_plain_loops(
-    roles: Roles,
-    scorer: GroupScorer,
-    loader: PromptLoader,
-    rewards: RewardState,
-    progress: Progress,
-    plan: RunPlan,
-    run: Run,
-    token_texts: TokenTexts,
-) -> None:
+def two_plain_loops(parts: RlRun) -> None:
     """A sampler's loop and a trainer's, hand in hand: batch n + 1 is sampled by the weights that step n starts with."""
-    clock = Clock(run.trackers, 0)
+    roles, plan = parts.roles, parts.plan
+    clock = Clock(parts.run.trackers, 0)
     roles.weight_sync.publish(roles.policy, roles.rollout)
-    batches = [sample_groups(roles, scorer, loader, plan.step_plan(1), clock)]
+    batches = [sample_groups(roles, parts.scorer, parts.loader, plan.step_plan(1), clock)]
     for step in range(1, STEPS + 1):
         if step < STEPS:
-            batches.append(sample_groups(roles, scorer, loader, plan.step_plan(step + 1), clock))
+            batches.append(sample_groups(roles, parts.scorer, parts.loader, plan.step_plan(step + 1), clock))
         scored = assemble(batches[step - 1].groups)
-        learn(roles, scored, rewards, plan.step_plan(step), clock)
-    run.checkpoints.save(STEPS, progress)
+        learn(roles, scored, parts.rewards, plan.step_plan(step), clock)
+    parts.run.checkpoints.save(STEPS, parts.progress)
 
 
 def test_one_step_is_two_plain_loops(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

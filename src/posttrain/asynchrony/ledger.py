@@ -1,11 +1,12 @@
 """The ledger of groups: which prompts may be sampled ahead of training, and which finished groups make up the next step.
 
-A group that was admitted after t steps holds no token of older weights than those. It may be trained in the steps t + 1 to
-t + 1 + S, where S is the bound on staleness, so it is due in the last of these. Two rules keep every group within its bound
-without ever waiting for something that cannot come:
+A group that is admitted while the samplers have the weights of step t holds no token of older weights than those. It may be
+trained in the steps t + 1 to t + 1 + S, where S is the bound on staleness, so it is due in the last of these. Two rules keep
+every group within its bound without ever waiting for something that cannot come:
 
 - admission: a group is admitted only while all groups that are admitted and not trained fit into the steps up to its due
-  one: admitted - trained <= (S + 1) x B, with B groups per step;
+  one: admitted - trained <= (S + 1 - lag) x B, with B groups per step, where lag is the number of steps trained since the
+  samplers got new weights: 0 where they get them after every step;
 - choice: a step takes the oldest finished groups. It is ready when what stays fits into the steps that are left to it: for
   every due step d, the groups due by d are no more than B for each step from the next one to d. Otherwise it waits.
 
@@ -61,7 +62,8 @@ class Entry:
     prompt_id: str
     draw: int  # number of the loader's batch that its prompt came with, from 1
     attempt: int = 0  # 1 where it replaces a group that was dropped
-    started: int  # steps trained when it was admitted
+    started: int  # steps trained when the weights were made that the samplers had at its admission
+    admitted: int = 0  # steps trained at its admission
 
 
 class Ledger:
@@ -73,6 +75,7 @@ class Ledger:
     def __init__(self, bounds: Bounds, record: Callable[[Event], None] = lambda event: None):
         self.bounds = bounds
         self.steps = 0  # trained
+        self.synced = 0  # of these, the ones whose updates the samplers have
         self.admitted = self.trained = self.filtered = self.dropped = 0  # groups
         self.record = record
         self._pending: dict[int, Entry] = {}  # by serial
@@ -96,7 +99,12 @@ class Ledger:
         """Groups that may be admitted now. The last steps of a run admit no more than they can train."""
         bounds = self.bounds
         left = max(bounds.total_steps - self.steps - 1, 0)
-        ahead = bounds.within(bounds.staleness) if left >= bounds.staleness else left * bounds.groups_per_step
+        reach = bounds.staleness - (
+            self.steps - self.synced
+        )  # steps after the one under way in which it may be trained
+        if reach < 0:
+            return 0
+        ahead = bounds.within(reach) if left >= reach else left * bounds.groups_per_step
         room = self._missing + ahead - len(self._pending)
         if bounds.max_running is not None:
             room = min(room, bounds.max_running - (len(self._pending) - len(self._finished)))
@@ -109,11 +117,26 @@ class Ledger:
             raise ValueError(
                 f"{prompt_id} cannot be trained within {self.bounds.staleness} steps: there is no room for it"
             )
-        entry = Entry(serial=self.admitted, prompt_id=prompt_id, draw=draw, attempt=attempt, started=self.steps)
+        entry = Entry(
+            serial=self.admitted,
+            prompt_id=prompt_id,
+            draw=draw,
+            attempt=attempt,
+            started=self.synced,
+            admitted=self.steps,
+        )
         self._pending[entry.serial] = entry
         self.admitted += 1
-        self._note("admitted", entry, attempt=attempt, draw=draw)
+        self._note_admission(entry)
         return entry
+
+    def record_again(self) -> None:
+        """Record what happened after the last step of a checkpoint, when the run is resumed from it: its records end there."""
+        for entry in self.pending:
+            if entry.admitted == self.steps:
+                self._note_admission(entry)
+                if entry.serial in self._finished:
+                    self._note("finished", entry)
 
     def finish(self, serial: int) -> None:
         """All responses of a group have ended."""
@@ -163,9 +186,9 @@ class Ledger:
                 self._note("filtered", entry, staleness=staleness)
         self._missing = max(self._missing - len(kept), 0)
 
-    def end_step(self) -> Sequence[Entry]:
-        """The step under way has been trained. Returns: the groups that can no longer be trained within the bound, which are
-        dropped; with ``wait`` there are none."""
+    def end_step(self, *, synced: bool = True) -> Sequence[Entry]:
+        """The step under way has been trained, and the samplers have its weights (``synced``). Returns: the groups that can no
+        longer be trained within the bound, which are dropped; with ``wait`` there are none."""
         gone = [entry for entry in self._pending.values() if entry.started + self.bounds.staleness <= self.steps]
         if gone and self.bounds.on_stale == "wait":
             raise ValueError(f"group {gone[0].serial} was not trained in time")
@@ -176,7 +199,13 @@ class Ledger:
         self.dropped += len(gone)
         self.steps += 1
         self._missing = self.bounds.groups_per_step
+        if synced:
+            self.sync()
         return gone
+
+    def sync(self) -> None:
+        """The samplers have got the weights of the steps trained so far."""
+        self.synced = self.steps
 
     def state(self) -> dict[str, Any]:
         """Plain values from which ``restore`` resumes; to be called between two steps."""
@@ -193,7 +222,7 @@ class Ledger:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Raises: RunStopped when the saved groups do not fit into the bounds of this run."""
-        self.steps = int(state["steps"])
+        self.steps = self.synced = int(state["steps"])
         self.admitted, self.trained = int(state["admitted"]), int(state["trained"])
         self.filtered, self.dropped = int(state["filtered"]), int(state["dropped"])
         self._pending = {int(each["serial"]): Entry(**each) for each in state["pending"]}
@@ -211,7 +240,10 @@ class Ledger:
 
     def start_after(self, step: int) -> None:
         """Start with no group, after the steps of a synchronous run."""
-        self.steps = step
+        self.steps = self.synced = step
+
+    def _note_admission(self, entry: Entry) -> None:
+        self._note("admitted", entry, attempt=entry.attempt, draw=entry.draw)
 
     def _note(self, event: str, entry: Entry, **more: Any) -> None:
         self.record(

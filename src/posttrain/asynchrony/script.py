@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posttrain.asynchrony.passes import Passes
 from posttrain.errors import Problem, RequestError
 
 _CHOSEN = ("consumed", "filtered")
@@ -31,11 +32,13 @@ class Script:
 
     rounds: Mapping[int, list[Round]]
     consumed: Mapping[int, list[str]]  # prompts by step
+    passes: Passes | None = None  # the orders of samplers that worked apart
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Script:
         rounds: dict[int, list[Round]] = {}
         consumed: dict[int, list[str]] = {}
+        events = list(events)
         for event in events:
             of_step = rounds.setdefault(event["step"], [Round()])
             if of_step[-1].chosen and event["event"] not in (*_CHOSEN, "dropped"):
@@ -52,7 +55,8 @@ class Script:
                     now.chosen.append(event["group"])
             if event["event"] == "consumed":
                 consumed.setdefault(event["step"], []).append(event["prompt_id"])
-        return cls(rounds, consumed)
+        apart = any(event["event"] == "joined" for event in events)
+        return cls(rounds, consumed, Passes.of(events) if apart else None)
 
 
 def read_script(folder: Path) -> Script:
@@ -65,13 +69,15 @@ def read_script(folder: Path) -> Script:
         )
     try:
         events = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        restarted = next((event for event in events if event["event"] == "restarted"), None)
+        restarted = next((event for event in events if event["event"] in ("restarted", "resumed")), None)
         script = Script.of(events)
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(Problem(f"{file} is damaged: {error}")) from None
     if restarted:
         what = (
-            f"{folder} was resumed before step {restarted['step']}, where episodes began again: it cannot be replayed"
+            f"{folder} was resumed before step {restarted['step']}, where "
+            + ("episodes began again" if restarted["event"] == "restarted" else "its samplers began anew")
+            + ": it cannot be replayed"
         )
         raise RequestError(Problem(what, fix="replay a run that was not interrupted"))
     return script

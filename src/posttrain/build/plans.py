@@ -133,7 +133,7 @@ def async_plan(config: RunConfig, batches: BatchPlan) -> AsyncPlan | None:
     """Build the plan of sampling ahead; None for a synchronous run. A thread samples where that disturbs no training: in the
     same process, with weights of the sampler's own."""
     section = config.asynchronous
-    if section.mode not in ("one_step", "colocate") or config.validation.only:
+    if section.mode == "off" or config.validation.only:
         return None
     in_process = runtime_of(config.placement) == "inprocess"
     return AsyncPlan(
@@ -143,6 +143,7 @@ def async_plan(config: RunConfig, batches: BatchPlan) -> AsyncPlan | None:
         max_running_groups=section.max_running_groups,
         in_thread=in_process and holds_a_copy(config.rollout.engine),
         updates_per_step=batches.updates_per_step,
+        sync_every_steps=section.sync_every_steps,
         wait_timeout_s=section.wait_timeout_s,
     )
 

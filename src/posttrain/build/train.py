@@ -25,6 +25,7 @@ from posttrain.errors import ConfigError
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.loops import rl_async, rl_sync
+from posttrain.loops.rl_run import RlRun
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.processors import load_processor
 from posttrain.plan.batch import plan_batches
@@ -38,6 +39,7 @@ from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.lifetime import begin_run, under_way
 from posttrain.run.progress import Progress
 from posttrain.run.run_folder import RunFolder
+from posttrain.steps.apart import Apart
 from posttrain.steps.reference_answers import reference_warning
 from posttrain.steps.shape_rewards import RewardState
 
@@ -112,7 +114,7 @@ def _train(
             started.callback(worlds.host.close)
             roles = replace(roles, worlds=worlds)
         players = roles
-        if config.environment.used and config.asynchronous.mode == "colocate":
+        if config.environment.used and config.asynchronous.mode in ("colocate", "separate"):
             # Their episodes go on while those of a validation are played.
             worlds = start_worlds(config, tokenizer, positions, training_prompts)
             started.callback(worlds.host.close)
@@ -122,6 +124,8 @@ def _train(
         if plan.asynchronous:
             by_id = {prompt.prompt_id: prompt for prompt in training_prompts}
             sampler = rl_async.sampler_of(players, scorer, loader, by_id, plan, plan.asynchronous, script)
+            if isinstance(sampler, Apart):
+                roles = replace(roles, weight_sync=sampler)
         progress = Progress(policy=roles.policy, critic=roles.critic, loader=loader, rewards=rewards, ahead=sampler)
         first_step = checkpoints.restore(progress, trackers.message) + 1
         scorer.keep_in(folder.path)
@@ -142,11 +146,20 @@ def _train(
             if warning := reference_warning(scorer, training_prompts, encode):
                 trackers.message(f"warning: {warning}")
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
-            texts = token_texts_of(tokenizer)
+            parts = RlRun(
+                roles=roles,
+                scorer=scorer,
+                loader=loader,
+                rewards=rewards,
+                progress=progress,
+                plan=plan,
+                run=run,
+                token_texts=token_texts_of(tokenizer),
+            )
             if sampler:
-                rl_async.run(roles, scorer, loader, rewards, progress, plan, run, texts, sampler, script)
+                rl_async.run(parts, sampler, script)
             else:
-                rl_sync.run(roles, scorer, loader, rewards, progress, plan, run, texts)
+                rl_sync.run(parts)
     return folder.path
 
 

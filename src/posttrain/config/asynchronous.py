@@ -15,8 +15,8 @@ class AsynchronousConfig(Section):
     mode: Literal["off", "one_step", "colocate", "separate"] = "off"
     """off: a step trains on what it samples. one_step: the next step's responses are sampled while this one trains. colocate:
     on the same devices; a step trains as soon as enough groups are complete, and unfinished responses keep their tokens and
-    continue under the new weights. separate: samplers with devices of their own, whose weights change between two tokens
-    (planned)."""
+    continue under the new weights. separate: samplers with devices of their own work while the trainer does, and get new
+    weights between two tokens."""
     max_staleness_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0.0)] = 1
     """Bound on staleness: steps that were trained between the weights of a group's oldest token and the step that trains it,
     waiting time included. It always holds: a group is only started when it can still be trained in time. With 1.5, groups
@@ -25,8 +25,10 @@ class AsynchronousConfig(Section):
     """A group is not complete when it has to be trained: wait, so that nothing is lost; or drop it, which favours short
     responses: every drop is in schedule.jsonl, and its prompt is sampled again once."""
     max_running_groups: int | None = Field(default=None, ge=1)
-    """Groups sampled at a time, in colocate: from data.prompts_per_step to (max_staleness_steps + 1) times that; null means
-    the latter."""
+    """Groups sampled at a time, in colocate and separate: from data.prompts_per_step to (max_staleness_steps + 1) times that;
+    null means the latter."""
+    sync_every_steps: int = Field(default=1, ge=1)
+    """Steps after which the samplers get new weights, in separate: at most max_staleness_steps + 1."""
     wait_timeout_s: float = Field(default=3600.0, gt=0.0)
     """Seconds without a token, or after the updates, that a step waits for the sampler before the run stops."""
 

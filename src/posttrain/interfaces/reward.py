@@ -39,13 +39,18 @@ class BatchedRewardFn(Protocol):
 class GroupScorer(Protocol):
     """All reward terms together, applied to groups."""
 
-    def begin(self, group: TrajectoryGroup) -> None:
-        """Start scoring a complete group in the background, where that is possible."""
+    def begin(self, group: TrajectoryGroup, *, keep: bool = False) -> None:
+        """Start scoring a complete group in the background, where that is possible. ``score`` finds it again by this object; the
+        next ``score`` drops what was begun for it and is not wanted, except with ``keep``, which is for later ones. May be
+        called in another thread than the other methods."""
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         """Return, per group, an outcome per response, in order; the same with and without earlier calls of ``begin``. Bad
         responses and failing graders raise nothing."""
         ...
+
+    def forget(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Drop groups that were begun and will not be scored."""
 
     def keep_in(self, folder: Path) -> None:
         """Keep caches in the run's folder, where they outlive the process. Raises: ConfigError."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config import RunConfig, SftConfig
+from posttrain.interfaces.crew import Crew
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine, ValueEngine
@@ -50,6 +51,7 @@ class Roles:
     critic: ValueEngine | None = None  # None: the advantage estimator needs no values
     reward_model: RewardModel | None = None  # None: reward terms give all rewards
     judge: RewardModel | None = None  # None: no language model of the run grades responses
+    crew: Crew | None = None  # samplers that work while the trainer does; None: they take turns with it
     worlds: Worlds | None = None  # None: single-turn responses without an environment
     device: str  # the policy's device, for display
     notices: Notices = field(default_factory=Notices)  # messages of engines while they work, for display

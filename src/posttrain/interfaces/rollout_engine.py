@@ -94,6 +94,21 @@ class ResumableStream(RequestStream, Protocol):
     with the random number of its place: where it was taken back makes no difference but for the weights.
     """
 
+    @property
+    def passes(self) -> int:
+        """Passes of the model since the stream was opened. What happens in them depends on the requests, the weights and the
+        passes between which requests came and went, and not on seconds."""
+        ...
+
+    def wait(self, timeout_s: float, passes: int | None = None) -> list[Trajectory]:
+        """See RequestStream; at most so many passes."""
+        ...
+
+    def progress(self, since: Mapping[str, int]) -> list[Unfinished]:
+        """Return the unfinished responses that have more tokens than ``since`` says, each with the tokens beyond and all of its
+        spans. Sampling goes on."""
+        ...
+
     def take_back(self) -> list[Unfinished]:
         """Drop all requests and return their progress, in the order of submission. A request whose ``begun`` is the result
         continues it, in this stream or another."""

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from posttrain.asynchrony.ledger import Bounds
+from collections.abc import Sequence
+
+from posttrain.asynchrony.ledger import Bounds, Entry
 from posttrain.asynchrony.script import Script
 from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.rl_plan import AsyncPlan, RunPlan
+from posttrain.loops.rl_run import RlRun
 from posttrain.loops.rl_sync import GroupSource, run_rl
 from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.run.clock import Clock
-from posttrain.run.lifetime import Run
-from posttrain.run.progress import Progress
 from posttrain.run.schedule import Schedule
-from posttrain.run.token_values import TokenTexts
 from posttrain.steps.ahead import Ahead
+from posttrain.steps.apart import Apart
 from posttrain.steps.measure import asynchrony_metrics
 from posttrain.steps.one_step import OneStepAhead
+from posttrain.steps.open_groups import OpenGroups
 from posttrain.steps.rl_step import StepResult
 from posttrain.steps.select import Selection
-from posttrain.steps.shape_rewards import RewardState
 
-Sampler = Ahead | OneStepAhead
+Sampler = Ahead | Apart | OneStepAhead
 
 
 def sampler_of(
@@ -56,7 +57,7 @@ def sampler_of(
             in_thread=asynchronous.in_thread,
             wait_timeout_s=asynchronous.wait_timeout_s,
         )
-    return Ahead(
+    groups = OpenGroups(
         roles,
         scorer,
         loader,
@@ -64,56 +65,59 @@ def sampler_of(
         bounds,
         lambda draw: plan.step_plan(draw).sampling,
         wait_timeout_s=asynchronous.wait_timeout_s,
+    )
+    if asynchronous.mode == "colocate":
+        return Ahead(groups, roles.rollout, script)
+    assert roles.crew is not None, "the runtime starts the samplers of separate as a crew"
+    return Apart(
+        groups,
+        roles.crew,
+        roles.policy,
+        loader,
+        sync_every_steps=asynchronous.sync_every_steps,
+        wait_timeout_s=asynchronous.wait_timeout_s,
         script=script,
     )
 
 
-def run(
-    roles: Roles,
-    scorer: GroupScorer,
-    loader: PromptLoader,
-    rewards: RewardState,
-    progress: Progress,
-    plan: RunPlan,
-    run: Run,
-    token_texts: TokenTexts,
-    sampler: Sampler,
-    script: Script | None = None,
-) -> None:
+def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
     """The steps of a run, each on the groups that its sampler gives; decisions are written to schedule.jsonl step by step.
 
     Raises: RunStopped when a step trains on other groups than in the run whose script is followed.
     """
-    schedule = Schedule(run.folder, run.first_step)
+    schedule = Schedule(parts.run.folder, parts.run.first_step)
     sampler.ledger.record = schedule.add
+    under_way = 0  # number of the step
 
     def sample(number: int, step_plan: StepPlan, clock: Clock) -> Selection:
-        schedule.forget()
+        nonlocal under_way
+        under_way = number
         return sampler.sample(number, step_plan, clock)
 
     def end_step(done: StepResult, version: int) -> dict[str, float]:
         if script:
-            check_replayed(sampler, script)
+            check_replayed(under_way, sampler.consumed, script)
         metrics = asynchrony_metrics(
             done.selection.groups,
             done.learned.train,
             done.learned.stats,
             consumed=sampler.consumed,
-            steps=sampler.ledger.steps,
+            steps=under_way - 1,
             version=version,
         )
-        sampler.end_step()
+        ended = sampler.end_step()
         schedule.flush()
-        ledger = sampler.ledger
-        if sampler.dropped:
-            metrics["async/dropped_length_mean"] = sampler.dropped_tokens / sampler.dropped
-        return metrics | {
-            "async/late_share": len(sampler.late) / ledger.bounds.groups_per_step,
-            "async/groups_ahead": float(len(ledger.pending)),
-            "async/groups_running": float(len(ledger.running)),
-            "async/dropped_groups": float(ledger.dropped),
-            "async/dropped_tokens": float(sampler.dropped_tokens),
-            "step/sampled_tokens": float(sampler.sampled_tokens),
+        if ended.drops.groups:
+            metrics["async/dropped_length_mean"] = ended.drops.tokens / len(ended.drops.groups)
+        return {
+            **metrics,
+            **ended.more,
+            "async/late_share": len(sampler.late) / sampler.ledger.bounds.groups_per_step,
+            "async/groups_ahead": float(ended.ahead),
+            "async/groups_running": float(ended.running),
+            "async/dropped_groups": float(sampler.ledger.dropped),
+            "async/dropped_tokens": float(ended.drops.tokens),
+            "step/sampled_tokens": float(ended.sampled_tokens),
         }
 
     source = GroupSource(
@@ -121,14 +125,18 @@ def run(
         before_sync=sampler.before_sync,
         end_step=end_step,
         sampled_tokens=lambda done: sampler.sampled_tokens,
+        validating=sampler.validating,
+        epochs=(lambda: sampler.epochs) if isinstance(sampler, Apart) else None,
     )
-    run_rl(roles, scorer, loader, rewards, progress, plan, run, token_texts, source)
+    try:
+        run_rl(parts, source)
+    finally:
+        sampler.close()
 
 
-def check_replayed(sampler: Sampler, script: Script) -> None:
-    """Raises: RunStopped when the step under way has trained on other prompts than the recorded one."""
-    step = sampler.ledger.steps + 1
-    now, before = [entry.prompt_id for entry in sampler.consumed], script.consumed.get(step, [])
+def check_replayed(step: int, consumed: Sequence[Entry], script: Script) -> None:
+    """Raises: RunStopped when a step has trained on other prompts than the recorded one."""
+    now, before = [entry.prompt_id for entry in consumed], script.consumed.get(step, [])
     if now != before:
         raise RunStopped(
             f"step {step} trains on {', '.join(now)}, and that of the run that is replayed on {', '.join(before) or 'nothing'}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.interfaces.loader import PromptLoader
-from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.loops.rl_plan import RunPlan
+from posttrain.loops.rl_run import RlRun
 from posttrain.loops.training import LoopBody, StepReport, run_steps
 from posttrain.loops.validation import validate
 from posttrain.records.plans import StepPlan
@@ -18,33 +18,21 @@ from posttrain.records.trajectories import ScoredGroup
 from posttrain.run.batch_files import batch_path, save_step
 from posttrain.run.clock import Clock
 from posttrain.run.health import WATCHED
-from posttrain.run.lifetime import Run
-from posttrain.run.progress import Progress
 from posttrain.run.samples import write_samples
 from posttrain.run.step_ends import due
 from posttrain.run.token_values import TokenTexts
 from posttrain.steps.measure import measure, staleness_metrics
 from posttrain.steps.rl_step import AnySelection, StepResult, sample_groups, train_on
 from posttrain.steps.score import TooManyInvalid
-from posttrain.steps.shape_rewards import RewardState
 
 
-def run(
-    roles: Roles,
-    scorer: GroupScorer,
-    loader: PromptLoader,
-    rewards: RewardState,
-    progress: Progress,
-    plan: RunPlan,
-    run: Run,
-    token_texts: TokenTexts,
-) -> None:
+def run(parts: RlRun) -> None:
     """The steps of a run, one after the other, with what lies between them; see loops.training.run_steps."""
 
     def sample(number: int, step_plan: StepPlan, clock: Clock) -> AnySelection:
-        return sample_groups(roles, scorer, loader, step_plan, clock)
+        return sample_groups(parts.roles, parts.scorer, parts.loader, step_plan, clock)
 
-    run_rl(roles, scorer, loader, rewards, progress, plan, run, token_texts, GroupSource(sample=sample))
+    run_rl(parts, GroupSource(sample=sample))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,35 +46,31 @@ class GroupSource:
     )  # in the step, for its speed
     # Called after the updates of a step; returns its metrics. The number is the version that the step began with.
     end_step: Callable[[StepResult, int], dict[str, float]] = lambda done, version: {}
+    validating: Callable[[], AbstractContextManager[object]] = nullcontext  # around a validation
+    epochs: Callable[[], float] | None = None  # passes over the data at the end of the step; None: the loader's
 
 
-def run_rl(
-    roles: Roles,
-    scorer: GroupScorer,
-    loader: PromptLoader,
-    rewards: RewardState,
-    progress: Progress,
-    plan: RunPlan,
-    run: Run,
-    token_texts: TokenTexts,
-    source: GroupSource,
-) -> None:
+def run_rl(parts: RlRun, source: GroupSource) -> None:
     """The steps of a run whose groups come from ``source``."""
+    roles, plan, folder = parts.roles, parts.plan, parts.run.folder
+
+    def epochs() -> float:
+        return source.epochs() if source.epochs else parts.loader.epochs
 
     def step(number: int, clock: Clock) -> StepReport:
-        version, epochs = roles.policy.version, loader.epochs
+        version, epochs_before = roles.policy.version, epochs()
         try:
             step_plan = plan.step_plan(number)
             selection = source.sample(number, step_plan, clock)
-            done = train_on(selection, roles, scorer, rewards, step_plan, clock, source.before_sync)
+            done = train_on(selection, roles, parts.scorer, parts.rewards, step_plan, clock, source.before_sync)
         except TooManyInvalid as error:  # the samples show which part of the reward is broken
-            write_samples(samples_path(run.folder, number), number, error.scored)
+            write_samples(samples_path(folder, number), number, error.scored)
             raise
-        write_records(run.folder, number, done, plan, token_texts)
-        sampled = source.sampled_tokens(done)
-        metrics = step_metrics(done, sampled, version, roles, clock, plan.step.update.epochs) | rewards.metrics
-        metrics["progress/epoch"] = loader.epochs
-        metrics |= move_reference(roles.policy, plan, number, epochs, loader.epochs, clock)
+        write_records(folder, number, done, plan, parts.token_texts)
+        metrics = step_metrics(done, source.sampled_tokens(done), version, roles, clock, plan.step.update.epochs)
+        metrics |= parts.rewards.metrics
+        metrics["progress/epoch"] = epochs()
+        metrics |= move_reference(roles.policy, plan, number, epochs_before, epochs(), clock)
         metrics |= source.end_step(done, version)
         return StepReport(
             metrics=metrics,
@@ -95,16 +79,20 @@ def run_rl(
             if_idle=no_update_message(number, done.scored.sequences.sample_ids),
         )
 
+    def validation(number: int, clock: Clock) -> dict[str, float]:
+        with source.validating():
+            return validate(roles, parts.scorer, plan, number, folder, clock, parts.token_texts)
+
     body = LoopBody(
         step=step,
-        validate=lambda number, clock: validate(roles, scorer, plan, number, run.folder, clock, token_texts),
-        costs=scorer.take_costs,
+        validate=validation,
+        costs=parts.scorer.take_costs,
         watched=WATCHED,
         notices=roles.notices,
         workers_profiler=roles.profiler,
     )
     roles.weight_sync.publish(roles.policy, roles.rollout)
-    run_steps(body, progress, plan.loop, run)
+    run_steps(body, parts.progress, plan.loop, parts.run)
 
 
 def move_reference(

@@ -13,8 +13,11 @@ from posttrain.rewards.sources import NO_REWARD
 class NothingToScore:
     """A Scorer without a term. The environment's reward replaces its outcomes (steps.score)."""
 
-    def begin(self, group: TrajectoryGroup) -> None:
+    def begin(self, group: TrajectoryGroup, *, keep: bool = False) -> None:
         """No-op: there is nothing to score."""
+
+    def forget(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """No-op: nothing is begun."""
 
     def scorable(self, group: TrajectoryGroup) -> list[Future[bool]]:
         found: list[Future[bool]] = [Future() for _ in group.trajectories]

@@ -64,7 +64,7 @@ class ScorerHere:
     def __init__(self, terms: RewardTerms):
         self._terms = terms
 
-    def begin(self, group: TrajectoryGroup) -> None:
+    def begin(self, group: TrajectoryGroup, *, keep: bool = False) -> None:
         """No-op: scoring in the background would only take time from the sampler."""
 
     def scorable(self, group: TrajectoryGroup) -> list[Future[bool]]:
@@ -75,6 +75,9 @@ class ScorerHere:
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         return [self._terms.score(group) for group in groups]
+
+    def forget(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """No-op: nothing is begun."""
 
     def keep_in(self, folder: Path) -> None:
         """No-op: nothing is cached."""
@@ -96,6 +99,7 @@ class ScorerInWorkers:
         self._overrun_is_zero = config.overrun_is_zero
         self._one_by_one = any(not term.batched for term in self._terms)
         self._begun: dict[int, tuple[TrajectoryGroup, list[Future[Reply]]]] = {}  # by id(group)
+        self._kept: set[int] = set()  # of these, the ones that stay until they are scored or forgotten
         limits = Limits(
             wall_s=config.timeout_s,
             memory_bytes=int(config.memory_gib * 2**30),
@@ -117,7 +121,9 @@ class ScorerInWorkers:
             self._pool.close()
             raise
 
-    def begin(self, group: TrajectoryGroup) -> None:
+    def begin(self, group: TrajectoryGroup, *, keep: bool = False) -> None:
+        if keep:
+            self._kept.add(id(group))
         if id(group) not in self._begun:
             self._begun[id(group)] = group, self._ask(group) if self._one_by_one else []
 
@@ -139,12 +145,18 @@ class ScorerInWorkers:
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         for group in groups:
             self.begin(group)
+        unwanted = [group for key, (group, _) in list(self._begun.items()) if key not in self._kept]
         batched = {
             index: self._call_batched(index, term, groups) for index, term in enumerate(self._terms) if term.batched
         }
         outcomes = [self._outcomes(group, batched) for group in groups]
-        self._begun.clear()  # drops groups that were begun and are no longer wanted
+        self.forget([*groups, *unwanted])
         return outcomes
+
+    def forget(self, groups: Sequence[TrajectoryGroup]) -> None:
+        for group in groups:
+            self._begun.pop(id(group), None)
+            self._kept.discard(id(group))
 
     def keep_in(self, folder: Path) -> None:
         """No-op: nothing is cached."""

@@ -82,12 +82,15 @@ class ScorerWithServers(Scorer):
         self._config = config
         self._rest = rest
         self._begun: dict[int, tuple[TrajectoryGroup, Future[list[Answers]]]] = {}  # by id(group)
+        self._kept: set[int] = set()  # of these, the ones that stay until they are scored or forgotten
 
-    def begin(self, group: TrajectoryGroup) -> None:
+    def begin(self, group: TrajectoryGroup, *, keep: bool = False) -> None:
+        if keep:
+            self._kept.add(id(group))
         if id(group) in self._begun:
             return
         if self._rest_counts_for(group):
-            self._rest.begin(group)
+            self._rest.begin(group, keep=keep)
             ready = self._rest.scorable(group)
         else:
             ready = [_done(True) for _ in group.trajectories]
@@ -112,13 +115,20 @@ class ScorerWithServers(Scorer):
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         for group in groups:
             self.begin(group)
+        unwanted = [group for key, (group, _) in list(self._begun.items()) if key not in self._kept]
         rest = iter(self._rest.score([group for group in groups if self._rest_counts_for(group)]))
         scored = []
         for group in groups:
             own = next(rest) if self._rest_counts_for(group) else [Reward(0.0)] * len(group.trajectories)
             scored.append(tuple(map(self._with_servers, own, self._answers(group))))
-        self._begun.clear()  # drops groups that were begun and are no longer wanted
+        self.forget([*groups, *unwanted])
         return scored
+
+    def forget(self, groups: Sequence[TrajectoryGroup]) -> None:
+        for group in groups:
+            self._begun.pop(id(group), None)
+            self._kept.discard(id(group))
+        self._rest.forget(groups)
 
     def _answers(self, group: TrajectoryGroup) -> list[Answers]:
         try:

@@ -101,9 +101,12 @@ class Checkpoints:
         """
         self.wait()
         kept, sharded = self.contents.save_optimizer, self.contents.sharded
+        with progress.still():
+            position = dict(progress.loader.state())
+            ahead = json.dumps(progress.ahead.state()) if progress.ahead else None
         state = {
             "step": step,
-            "loader": dict(progress.loader.state()),
+            "loader": position,
             "rewards": progress.rewards.state() if progress.rewards else None,
             "idle_steps": progress.idle_steps,
             "origin": self._origin,
@@ -123,8 +126,8 @@ class Checkpoints:
                 else:
                     engine.save(beside / role, optimizer=kept)
             (beside / RUN_STATE).write_text(json.dumps(state))
-            if progress.ahead:
-                (beside / AHEAD).write_text(json.dumps(progress.ahead.state()))
+            if ahead is not None:
+                (beside / AHEAD).write_text(ahead)
         if not background:
             return self._finish(step, unfinished, lambda: None)
         self._background.begin(partial(self._finish, step, unfinished))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,10 @@ from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, Valu
 
 class AheadOfTraining(Position, Protocol):
     """Groups that are sampled ahead. ``state`` and ``restore`` are for checkpoints, the others for a step that is left."""
+
+    def still(self) -> AbstractContextManager[None]:
+        """A block in which nothing changes here, nor in the position in the data."""
+        ...
 
     def snapshot(self) -> Any:
         """Return the state between two steps, cheaper than ``state``, for ``go_back``."""
@@ -46,7 +51,12 @@ class Progress:
     def positions(self) -> Positions:
         """The positions in data and statistics, for ``go_back``."""
         rewards = self.rewards.state() if self.rewards else None
-        return self.loader.state(), rewards, self.ahead.snapshot() if self.ahead else None
+        with self.still():
+            return self.loader.state(), rewards, self.ahead.snapshot() if self.ahead else None
+
+    def still(self) -> AbstractContextManager[None]:
+        """A block in which what is sampled ahead does not change."""
+        return self.ahead.still() if self.ahead else nullcontext()
 
     def go_back(self, positions: Positions) -> None:
         """Undo a step that drew data and changed no weights."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,30 +15,32 @@ class Schedule:
     """Appends a line per decision: ``{"step": 3, "event": "admitted", "group": 17, ...}``, in the order in which they were made.
 
     Events: admitted (a group's sampling may begin), cut (the sample stops after so many tokens, until the next step), finished,
-    consumed (trained in that step), filtered, dropped. A resumed run drops the lines of the steps that it makes again.
+    consumed (trained in that step), filtered, dropped. Of samplers that work apart: joined, order (requests that are sent or
+    cancelled after so many of its passes), rest, weights, lost; resumed. A resumed run drops the lines of the steps that it
+    makes again.
     Raises: OSError when the disk takes no more: a run that cannot say what it did must not go on as if it could.
     """
 
     def __init__(self, folder: Path, first_step: int):
         self._path = folder / "schedule.jsonl"
         self._lines: list[str] = []
+        self._lock = threading.Lock()  # samplers that work apart decide while the loop writes
         before = lines_before(self._path, first_step) if first_step > 1 else ""
         write_durably(self._path, before)
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Take a decision; ``flush`` writes it."""
-        self._lines.append(json.dumps(dict(event), ensure_ascii=False) + "\n")
+        line = json.dumps(dict(event), ensure_ascii=False) + "\n"
+        with self._lock:
+            self._lines.append(line)
 
     def flush(self) -> None:
         """Write the decisions since the last call, at the end of a step."""
-        text = "".join(self._lines)
-        self._lines.clear()
+        with self._lock:
+            text = "".join(self._lines)
+            self._lines.clear()
         with self._path.open("a", encoding="utf-8") as file:
             file.write(text)
-
-    def forget(self) -> None:
-        """Drop the decisions of a step that is left before its update."""
-        self._lines.clear()
 
 
 def lines_before(path: Path, first_step: int) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 from posttrain.errors import DataError, RunStopped
 from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn
-from posttrain.interfaces.rollout_engine import Request, ResumableStream
+from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
 from posttrain.steps.conversations import Conversations
 from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
 from posttrain.steps.in_flight import PASS_S, Cut, Place, limited, place_of, unfinished_of
@@ -69,7 +69,7 @@ class Episodes:
     def resume(self, stream: ResumableStream) -> None:
         self._new = sorted(self._turns, key=_place_and_number)
 
-    def poll(self, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+    def poll(self, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         ended = []
         for name, event in self._worlds.host.wait(0.0 if self._submitted or self._new else PASS_S):
             self.on_answer()
@@ -104,6 +104,10 @@ class Episodes:
         open_places = [place for place in sorted(self._episodes) if place not in self._closing]
         return [Cut(place, self._turn(place), self._tokens(place)) for place in open_places]
 
+    def keep(self, progress: Unfinished) -> None:
+        if progress.sample_id in self._turns:
+            self._turns[progress.sample_id] = replace(self._turns[progress.sample_id], begun=progress)
+
     def drop(self, serial: int) -> int:
         tokens = 0
         for place in [each for each in self._episodes if each.serial == serial]:
@@ -128,7 +132,7 @@ class Episodes:
     def restore(self, state: Mapping[str, Any]) -> None:
         """No-op: episodes begin again."""
 
-    def _answered(self, place: Place, event: EnvEvent, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+    def _answered(self, place: Place, event: EnvEvent, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         """Take in what an environment answered, or asks for."""
         if place not in self._episodes or (
             place in self._closing and isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep))
@@ -156,7 +160,7 @@ class Episodes:
             return self._lose(place, EpisodeLost(TEMPLATE, str(error)), stream)
         return []
 
-    def _converse(self, place: Place, event: EnvAsk | EnvWithdrawn | EnvStep, stream: ResumableStream) -> None:
+    def _converse(self, place: Place, event: EnvAsk | EnvWithdrawn | EnvStep, stream: RequestStream) -> None:
         """An environment that asks for turns by itself has done so, or withdraws one, or has ended."""
         if self.limits is not None:
             raise RunStopped(
@@ -190,7 +194,7 @@ class Episodes:
         )
         self._new.append(name)
 
-    def _sampled(self, response: Trajectory, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+    def _sampled(self, response: Trajectory, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         """The policy has acted."""
         request = self._turns.pop(response.sample_id, None)
         if request is None:  # of an episode that was lost a moment ago
@@ -215,18 +219,18 @@ class Episodes:
             return self._lose(place, lost, stream)
         return []
 
-    def _lose(self, place: Place, lost: EpisodeLost, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+    def _lose(self, place: Place, lost: EpisodeLost, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         self._drop_pending(place, stream)
         trajectory = self._episodes[place].trajectory(lost=lost)
         self._worlds.host.drop(str(place))
         return self._end(place, trajectory)
 
-    def _drop_pending(self, place: Place, stream: ResumableStream) -> None:
+    def _drop_pending(self, place: Place, stream: RequestStream) -> None:
         episode = self._episodes[place]
         if isinstance(episode, Conversations):
             self._cancel(place, episode.drop_pending(), stream)
 
-    def _cancel(self, place: Place, draws: Collection[str], stream: ResumableStream) -> None:
+    def _cancel(self, place: Place, draws: Collection[str], stream: RequestStream) -> None:
         """Drop the requests of an episode that draw as these names."""
         names = [name for name in self._turns_of(place) if self._turns[name].draw_name in draws]
         stream.cancel([name for name in names if name not in self._new])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from posttrain.interfaces.rollout_engine import Request, ResumableStream
+from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import unfinished_from_plain, unfinished_to_plain
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
@@ -52,12 +52,16 @@ class InFlight(Protocol):
         """Continue everything that was begun or suspended, in a new stream."""
         ...
 
-    def poll(self, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+    def poll(self, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         """Sample for a while. Returns: what has ended."""
         ...
 
     def suspend(self, stream: ResumableStream) -> list[Cut]:
         """Stop sampling; tokens stay."""
+        ...
+
+    def keep(self, progress: Unfinished) -> None:
+        """Keep the tokens of a request that is being sampled; no-op for an unknown one."""
         ...
 
     def drop(self, serial: int) -> int:
@@ -104,7 +108,7 @@ class Responses:
     def resume(self, stream: ResumableStream) -> None:
         self._new = sorted(self._requests)
 
-    def poll(self, stream: ResumableStream) -> list[tuple[Place, Trajectory]]:
+    def poll(self, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         allowed = {place: limited(self._requests[place], self._limit(place)) for place in self._new}
         requests = {place: request for place, request in allowed.items() if request}
         stream.submit(list(requests.values()))
@@ -137,6 +141,11 @@ class Responses:
         self._submitted.clear()
         self.limits = None
         return cuts
+
+    def keep(self, progress: Unfinished) -> None:
+        place = place_of(progress.sample_id)
+        if place in self._requests:
+            self._requests[place] = replace(self._requests[place], begun=progress)
 
     def drop(self, serial: int) -> int:
         gone = [place for place in self._requests if place.serial == serial]

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from posttrain.asynchrony.ledger import Bounds, Entry, Ledger
@@ -21,6 +22,7 @@ from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import scored_from_plain, scored_to_plain
 from posttrain.records.trajectories import ScoredGroup
+from posttrain.steps.open_groups import Drops, StepEnd
 from posttrain.steps.rl_step import sample_groups
 from posttrain.steps.select import Selection
 
@@ -49,7 +51,6 @@ class OneStepAhead:
     ):
         self.ledger = Ledger(bounds)
         self.sampled_tokens = 0  # in the step under way
-        self.dropped = self.dropped_tokens = 0  # it drops nothing
         self.consumed: list[Entry] = []  # by the step under way
         self.late: set[int] = set()  # it takes whole batches, and waits for all of each
         self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
@@ -87,8 +88,17 @@ class OneStepAhead:
         with self._clock.phase("sampler_wait"):
             self._have_next(self._joined(self._sampling))
 
-    def end_step(self) -> None:
+    def end_step(self) -> StepEnd:
+        """The step has been trained. Nothing is ever dropped."""
         self.ledger.end_step()
+        return StepEnd(Drops(), self.sampled_tokens, len(self.ledger.pending), 0)
+
+    def validating(self) -> AbstractContextManager[None]:
+        """No-op: the sampler is free between two steps."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """No-op: a thread that samples ends with its batch."""
 
     def _sample(self, plan: StepPlan, clock: PhaseClock) -> Selection:
         behind = self._updates_per_step if self._in_thread else 0
@@ -131,6 +141,10 @@ class OneStepAhead:
             self.ledger.finish(self.ledger.admit(group.prompt.prompt_id, self.ledger.steps + 1).serial)
 
     # ---------------------------------------------------------------------------------------------- between two steps
+
+    def still(self) -> AbstractContextManager[None]:
+        """No-op: between two steps nothing is sampled."""
+        return nullcontext()
 
     def snapshot(self) -> tuple[Mapping[str, Any], Selection | None]:
         return self.ledger.state(), self._next

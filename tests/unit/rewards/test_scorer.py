@@ -285,3 +285,17 @@ def test_more_workers_than_cores_change_no_verdict(start: Any) -> None:
     tested = replace(programs, prompt=replace(programs.prompt, ground_truth={"inputs": ["1"], "outputs": ["1"]}))
     [outcomes] = scorer.score([tested])
     assert [outcome.value if isinstance(outcome, Reward) else outcome for outcome in outcomes] == [1.0, 0.0] * workers
+
+
+def test_a_group_that_was_begun_for_a_later_step_is_scored_once(start: Any, path: str) -> None:
+    """Another step's score leaves it, and its own finds the answers by the object itself."""
+    scorer = start({"name": "compute_score", "path": path})
+    later, now, dropped = group("a", "12"), group("b", "13"), group("c", "12")
+    for each in (later, dropped):
+        scorer.begin(each, keep=True)
+    asked = scorer._begun[id(later)][1]
+    scorer.score([now])
+    assert scorer._begun[id(later)][1] is asked
+    assert [outcome.value for outcome in scorer.score([later])[0]] == [1.0]
+    scorer.forget([dropped])
+    assert scorer._begun == {} and scorer._kept == set()

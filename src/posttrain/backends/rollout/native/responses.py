@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -68,11 +69,15 @@ class Response:
     @property
     def unfinished(self) -> Unfinished:
         """The progress so far. Weights that no token was drawn with have no span."""
+        return self.since(0)
+
+    def since(self, first: int) -> Unfinished:
+        """The progress with the tokens from ``first`` on, and all spans."""
         count = len(self.token_ids)
         return Unfinished(
             sample_id=self.request.sample_id,
-            token_ids=tuple(self.token_ids),
-            logprobs=tuple(self.logprobs),
+            token_ids=tuple(self.token_ids[first:]),
+            logprobs=tuple(self.logprobs[first:]),
             spans=tuple(span for span in self.spans if span.first_token < count),
         )
 
@@ -99,6 +104,12 @@ def begin_response(request: Request, prompt: PromptState, random: np.ndarray, *,
 def prompt_key(token_ids: tuple[int, ...], images: PromptImages | None) -> PromptKey:
     """Return a key that is equal for prompts with equal tokens and images."""
     return token_ids, images.content_hash if images else ""
+
+
+def first_logits(responses: list[Response]) -> Tensor:
+    """Return the logits of the first token of each response."""
+    found = [response.prompt.logits for response in responses]
+    return torch.stack(cast(list[Tensor], found))  # all are prefilled
 
 
 def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:

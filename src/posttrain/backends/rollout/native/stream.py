@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Self, cast
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from posttrain.backends.rollout.native.responses import (
     begin_response,
     close_gaps,
     common,
+    first_logits,
     prompt_key,
 )
 from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, draw, uniforms
@@ -82,6 +83,7 @@ class NativeStream:
         self._held: list[PromptState] = []  # in the order of their slots
         self._kept: dict[str, Kept] = {}  # by conversation, oldest first
         self._cache = KeyValueCache.of(model, most_slots=slots)
+        self.passes = 0
         self._submitted = 0  # requests
         self._passed_over = 0  # passes in which requests with free slots waited for others
         self._weights = ExitStack()
@@ -116,11 +118,11 @@ class NativeStream:
         self._cache.longest_response = longest
         return response
 
-    def wait(self, timeout_s: float) -> list[Trajectory]:
-        end = time.monotonic() + timeout_s
+    def wait(self, timeout_s: float, passes: int | None = None) -> list[Trajectory]:
+        end, last = time.monotonic() + timeout_s, None if passes is None else self.passes + passes
         while self._waiting or self._active:
             ended = self.step()
-            if ended or time.monotonic() >= end:
+            if ended or time.monotonic() >= end or self.passes == last:
                 return [self.trajectory(response) for response in ended]
         return []
 
@@ -131,9 +133,13 @@ class NativeStream:
         self._waiting = deque(one for one in self._waiting if one.request.sample_id not in names)
         self._leave(gone)
 
+    def progress(self, since: Mapping[str, int]) -> list[Unfinished]:
+        responses = sorted((*self._active, *self._waiting), key=lambda response: response.number)
+        grown = (response.since(since.get(response.request.sample_id, 0)) for response in responses)
+        return [each for each in grown if each.token_ids]
+
     @torch.inference_mode()
     def take_back(self) -> list[Unfinished]:
-        """See interfaces.rollout_engine.ResumableStream."""
         responses = sorted((*self._active, *self._waiting), key=lambda response: response.number)
         self._waiting.clear()
         self._leave(responses)
@@ -170,6 +176,7 @@ class NativeStream:
 
         Raises: RunStopped when the model's logits are not finite.
         """
+        self.passes += 1
         if not self._has_weights:
             self._weights.enter_context(self.token_pass.holding_weights())
             self._has_weights = True
@@ -177,7 +184,7 @@ class NativeStream:
         if admitted:
             self._passed_over = 0
             self._prefill(admitted)
-            self._draw(admitted, _first_logits)
+            self._draw(admitted, first_logits)
             self._active += admitted
         else:
             self._decode()
@@ -392,9 +399,3 @@ class NativeStream:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.model.device)
-
-
-def _first_logits(responses: list[Response]) -> Tensor:
-    """Return the logits of the first token of each response."""
-    found = [response.prompt.logits for response in responses]
-    return torch.stack(cast(list[Tensor], found))  # all are prefilled

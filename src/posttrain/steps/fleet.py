@@ -1,0 +1,335 @@
+"""A stream of requests over a crew of samplers, which goes on while the trainer works and while samplers come and go."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from posttrain.asynchrony.passes import Passes, PostScript
+from posttrain.errors import RunStopped
+from posttrain.interfaces.crew import Crew, Order, SamplerLost, Turned
+from posttrain.interfaces.rollout_engine import Request, check_requests
+from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
+
+TURN_S = 0.1  # for which a sampler works before it looks for new requests
+MOST_LOSSES = 3  # of samplers in a row by a request that gained no token in between
+
+
+@dataclass(slots=True, eq=False)
+class Post:
+    """A sampler's place in the fleet."""
+
+    number: int  # in the order of joining
+    member: Any
+    passes: int = 0
+    asked: dict[str, Request] = field(default_factory=dict)  # under way there, by sample id
+    new: list[Request] = field(default_factory=list)  # of these, the ones that were not sent yet
+    cancelled: list[str] = field(default_factory=list)
+    turn: Any = None  # promise of a Turned
+    script: PostScript | None = None  # recorded orders that are given again
+
+
+class Fleet:
+    """See interfaces.rollout_engine.RequestStream, but for ``close``. For one thread.
+
+    A request goes to the sampler with the fewest; a conversation stays where its first turn was. When a sampler is lost its
+    requests go to others with the tokens that it had reported.
+
+    Args: record(event, post, values) takes decisions for schedule.jsonl; again, the recorded ones that are made once more.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        sampling: SamplingParams,
+        *,
+        hear: Callable[[], None],
+        record: Callable[..., None],
+        again: Passes | None = None,
+    ):
+        self.tokens = 0  # sampled so far
+        self.busy_s = 0.0  # of all samplers
+        self.lost = 0  # samplers
+        self.resting = False
+        self._crew, self._sampling, self._hear, self._record, self._again = crew, sampling, hear, record, again
+        self._posts: list[Post] = []
+        self._joined = 0
+        self._pool: dict[str, Request] = {}  # without a sampler
+        self._withdrawn: set[str] = set()  # to be cancelled, when recorded orders are given again
+        self._homes: dict[str, Post] = {}  # by conversation
+        self._begun: dict[str, Unfinished] = {}  # by sample id, as reported
+        self._losses: Counter[str] = Counter()
+        self._ended: list[Trajectory] = []
+
+    # ------------------------------------------------------------------------------------------ the stream
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        check_requests(requests, [*self._pool, *(name for post in self._posts for name in post.asked)])
+        for request in requests:
+            self._pool[request.sample_id] = request
+            if request.begun:
+                self._begun[request.sample_id] = request.begun
+
+    def wait(self, timeout_s: float) -> list[Trajectory]:
+        """Return what has ended, after one of a sampler's turns or the time; nothing while all samplers are gone.
+
+        Raises: RunStopped when a request has lost several samplers without a token in between; what sampling raises.
+        """
+        self._drop_the_lost()
+        if not self.resting:
+            self._give_orders()
+        if not self._ended:
+            self._collect(min(timeout_s, TURN_S))
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, sample_ids: Collection[str]) -> None:
+        wanted = set(sample_ids)
+        for name in [each for each in self._pool if each in wanted]:
+            del self._pool[name]
+        for post in self._posts:
+            for name in [each for each in post.asked if each in wanted]:
+                self._withdraw(post, name)
+        self._ended = [each for each in self._ended if each.sample_id not in wanted]
+
+    def cancel_group(self, serial: int) -> None:
+        """Drop the requests of a group's samples."""
+        held = [*self._pool, *(name for post in self._posts for name in post.asked)]
+        self.cancel([name for name in held if name.startswith(f"{serial}/")])
+
+    def progress(self) -> list[Unfinished]:
+        """The tokens of all unfinished requests, as last reported."""
+        return list(self._begun.values())
+
+    def close(self) -> None:
+        """No-op: the runtime ends the samplers."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------ between turns
+
+    def at_rest(self) -> bool:
+        """Bring all samplers to rest, a little with every call; True once they are, and all that has ended was returned by
+        ``wait``. ``go`` ends it.
+
+        Where responses cannot be continued, those that were sent end first, and no other is sent.
+        """
+        self._drop_the_lost()
+        self._collect(TURN_S / 10)
+        self.resting = self._again is None or all(self._may_rest(post) for post in self._posts)
+        if not self._crew.resumes:
+            self._unsend()
+            if any(post.asked for post in self._posts):
+                self._give_orders(new=False)
+        if not self.resting or self._ended or any(post.turn is not None for post in self._posts):
+            return False
+        resting = {self._crew.call(post.member, "rest"): post for post in self._posts if not post.member.trouble}
+        while resting:
+            resting = {promise: post for promise, post in resting.items() if not post.member.trouble}
+            for promise in self._crew.ready(list(resting), TURN_S) if resting else ():
+                post = resting.pop(promise)
+                try:
+                    post.passes = self._crew.value(post.member, promise)
+                except SamplerLost:
+                    continue
+                self._record("rest", post.number, {"pass": post.passes})
+                if post.script:
+                    post.script.follow("rest")
+        return True
+
+    def go(self) -> None:
+        self.resting = False
+
+    def served(self, version: int, content_hash: str) -> None:
+        """All members of the crew have echoed these weights; new ones take their posts."""
+        here = {post.member for post in self._posts}
+        for member in self._crew.members():
+            if member in here or member.trouble:
+                continue
+            if self._again and self._again.joined.get(self._joined) != version:
+                continue  # it joined later in the recorded run, or not at all
+            script = self._again.post(self._joined) if self._again else None
+            self._posts.append(Post(self._joined, member, script=script))
+            self._record("joined", self._joined, {"version": version, "name": member.name})
+            self._joined += 1
+        for post in self._posts:
+            if not post.member.trouble:
+                self._record("weights", post.number, {"pass": post.passes, "version": version, "hash": content_hash})
+
+    @property
+    def samplers(self) -> int:
+        return sum(not post.member.trouble for post in self._posts)
+
+    @property
+    def named(self) -> str:
+        """The samplers with requests, for messages."""
+        busy = [f"{post.member.name} ({len(post.asked)})" for post in self._posts if post.asked]
+        return ", ".join(busy) or "none"
+
+    # ------------------------------------------------------------------------------------------ turns
+
+    def _give_orders(self, *, new: bool = True) -> None:
+        posts = [post for post in self._posts if not post.member.trouble]
+        if new and posts and self._again is None:
+            for request in self._pool.values():
+                self._give(self._home(request, posts), request)
+            self._pool.clear()
+        for post in posts:
+            if post.turn is None and (order := self._again_of(post) if self._again else self._order(post, new=new)):
+                post.turn = self._crew.call(post.member, "turn", order)
+
+    def _order(self, post: Post, *, new: bool) -> Order | None:
+        if not (post.asked or post.cancelled):
+            return None
+        order = Order(
+            sampling=self._sampling,
+            new=tuple(post.new) if new else (),
+            cancelled=tuple(post.cancelled),
+            timeout_s=TURN_S,
+        )
+        self._note_order(post, order)
+        post.cancelled = []
+        post.new = [] if new else post.new
+        return order
+
+    def _again_of(self, post: Post) -> Order | None:
+        """The recorded order of a sampler, once it has come to its pass and all that it names is there."""
+        assert post.script is not None
+        due = post.script.due(post.passes)
+        if due is None:
+            if not post.asked:
+                return None
+            return Order(sampling=self._sampling, timeout_s=TURN_S, until_pass=post.script.until)
+        if due.kind == "lost":
+            self._leave(post)
+            return None
+        if due.kind != "order" or not (self._pool.keys() >= set(due.sent) and self._withdrawn >= set(due.cancelled)):
+            return None
+        for name in due.sent:
+            self._give(post, self._pool.pop(name))
+        post.new.clear()
+        for name in due.cancelled:
+            self._withdrawn.discard(name)
+            post.asked.pop(name, None)
+        post.script.follow("order")
+        order = Order(
+            sampling=self._sampling,
+            new=tuple(post.asked[name] for name in due.sent),
+            cancelled=due.cancelled,
+            timeout_s=TURN_S,
+            until_pass=post.script.until,
+        )
+        self._note_order(post, order)
+        return order
+
+    def _note_order(self, post: Post, order: Order) -> None:
+        if order.new or order.cancelled:
+            sent = [request.sample_id for request in order.new]
+            self._record("order", post.number, {"pass": post.passes, "sent": sent, "cancelled": list(order.cancelled)})
+
+    def _may_rest(self, post: Post) -> bool:
+        assert post.script is not None
+        due = post.script.due(post.passes)
+        return post.turn is None and due is not None and due.kind == "rest"
+
+    def _collect(self, timeout_s: float) -> None:
+        """Take in the turns that are over."""
+        turns = {post.turn: post for post in self._posts if post.turn is not None}
+        if not turns:
+            time.sleep(min(timeout_s, TURN_S / 10))
+            return
+        for promise in self._crew.ready(list(turns), timeout_s):
+            self._take(turns[promise])
+
+    def _take(self, post: Post) -> None:
+        promise, post.turn = post.turn, None
+        try:
+            turned: Turned = self._crew.value(post.member, promise)
+        except SamplerLost:
+            return
+        post.passes = turned.passes
+        self.busy_s += turned.busy_s
+        self.tokens += turned.tokens
+        if turned.tokens or turned.ended:
+            self._hear()
+        for each in turned.grown:
+            if each.sample_id in post.asked:
+                self._begun[each.sample_id] = longer(self._begun.get(each.sample_id), each)
+                self._losses.pop(each.sample_id, None)
+        for one in turned.ended:
+            if post.asked.pop(one.sample_id, None) is not None:
+                self._begun.pop(one.sample_id, None)
+                self._losses.pop(one.sample_id, None)
+                self._ended.append(one)
+
+    def _give(self, post: Post, request: Request) -> None:
+        post.asked[request.sample_id] = request
+        post.new.append(request)
+
+    def _withdraw(self, post: Post, name: str) -> None:
+        self._begun.pop(name, None)
+        if self._again is not None:
+            self._withdrawn.add(name)
+            return
+        sent = name not in {request.sample_id for request in post.new}
+        post.new = [request for request in post.new if request.sample_id != name]
+        del post.asked[name]
+        if sent:
+            post.cancelled.append(name)
+
+    def _home(self, request: Request, posts: Sequence[Post]) -> Post:
+        home = self._homes.get(request.conversation) if request.conversation else None
+        if home is None or home not in posts:
+            home = min(posts, key=lambda post: len(post.asked))
+            if request.conversation:
+                self._homes[request.conversation] = home
+        return home
+
+    # ------------------------------------------------------------------------------------------ losses
+
+    def _drop_the_lost(self) -> None:
+        for post in [each for each in self._posts if each.member.trouble]:
+            self._record("lost", post.number, {"pass": post.passes, "reason": post.member.trouble})
+            self.lost += 1
+            self._posts.remove(post)
+            for name in post.asked:
+                self._losses[name] += 1
+                if self._losses[name] == MOST_LOSSES:
+                    raise RunStopped(
+                        f"{post.member.name} {post.member.trouble}\nIt is the sampler number {MOST_LOSSES} that is lost while it "
+                        f"sampled {name} without a token of it in between: it is not tried again"
+                    )
+            self._return_to_pool(post)
+            self._crew.drop(post.member)
+
+    def _leave(self, post: Post) -> None:
+        """A sampler that the recorded run lost here gives its requests away, and serves as the one that joined for it."""
+        self._record("lost", post.number, {"pass": post.passes, "reason": "as in the run that is replayed"})
+        self.lost += 1
+        self._posts.remove(post)
+        self._return_to_pool(post)
+        self._crew.value(post.member, self._crew.call(post.member, "leave"))
+
+    def _unsend(self) -> None:
+        for post in self._posts:
+            for request in post.new:
+                self._pool[request.sample_id] = post.asked.pop(request.sample_id)
+            post.new = []
+
+    def _return_to_pool(self, post: Post) -> None:
+        for name, request in post.asked.items():
+            self._pool[name] = replace(request, begun=self._begun.get(name, request.begun))
+
+
+def longer(before: Unfinished | None, grown: Unfinished) -> Unfinished:
+    """A response with the tokens that were reported since."""
+    if before is None:
+        return grown
+    return replace(grown, token_ids=(*before.token_ids, *grown.token_ids), logprobs=(*before.logprobs, *grown.logprobs))

@@ -1,0 +1,267 @@
+"""The groups of an asynchronous run from admission to training: their prompts, their samples, and when each is taken."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from posttrain.asynchrony.ledger import Bounds, Entry, Ledger
+from posttrain.errors import RunStopped
+from posttrain.interfaces.loader import PromptLoader
+from posttrain.interfaces.reward import GroupScorer
+from posttrain.interfaces.roles import Roles
+from posttrain.records.plans import StepPlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.saved_groups import trajectory_from_plain, trajectory_to_plain
+from posttrain.records.trajectories import SamplingParams, ScoredGroup, Trajectory, TrajectoryGroup, mixed_seed
+from posttrain.steps.episodes_in_flight import Episodes
+from posttrain.steps.in_flight import InFlight, Place, Responses
+from posttrain.steps.rl_step import score_groups
+from posttrain.steps.select import Selection
+
+DIFFERS = "the run that is replayed differs from this one"
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """A group from its admission until it is trained."""
+
+    prompt: Prompt
+    samples: int
+    ended: dict[int, Trajectory] = field(default_factory=dict)  # by number of the sample
+    whole: TrajectoryGroup | None = None  # once complete; scoring begins and ends with this very object
+
+    def complete(self) -> TrajectoryGroup:
+        if self.whole is None:
+            trajectories = tuple(self.ended[number] for number in range(self.samples))
+            self.whole = TrajectoryGroup(prompt=self.prompt, trajectories=trajectories)
+        return self.whole
+
+    def copy(self) -> OpenGroup:
+        return OpenGroup(self.prompt, self.samples, dict(self.ended), self.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A prompt that waits for its admission."""
+
+    prompt: Prompt
+    draw: int  # number of the loader's batch, from 1
+    attempt: int = 0  # 1 where it replaces a dropped group
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state between two steps, in this process."""
+
+    ledger: Mapping[str, Any]
+    draws: int
+    waiting: tuple[Drawn, ...]
+    groups: Mapping[int, OpenGroup]
+    flying: Any  # of InFlight
+
+
+@dataclass(slots=True)
+class Drops:
+    """Groups that a step dropped because they were past the bound."""
+
+    groups: list[int] = field(default_factory=list)  # serials
+    tokens: int = 0  # sampled for them
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """The end of a step, in the moment in which its weights are handed to the sampler."""
+
+    drops: Drops
+    sampled_tokens: int  # in the step
+    ahead: int  # groups that are admitted and not trained
+    running: int  # of these, the ones with unfinished responses
+    more: Mapping[str, float] = field(default_factory=dict)  # metrics of the mode
+
+
+class OpenGroups:
+    """Groups that are admitted and not trained.
+
+    Args: prompts of the run, by id; sampling_of(draw), the sampling of the loader's batch of this number, from 1.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        scorer: GroupScorer,
+        loader: PromptLoader,
+        prompts: Mapping[str, Prompt],
+        bounds: Bounds,
+        sampling_of: Callable[[int], SamplingParams],
+        *,
+        wait_timeout_s: float,
+    ):
+        self.ledger = Ledger(bounds)
+        self.consumed: list[Entry] = []  # by the step under way
+        self.late: set[int] = set()  # groups that it waited for, although enough others were complete
+        self.sampling_of = sampling_of
+        self.flying: InFlight = Episodes(roles.worlds, self.hear) if roles.worlds else Responses()
+        self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
+        self._wait_timeout_s = wait_timeout_s
+        self._heard = 0.0  # when a token was sampled last, or an environment has answered
+        self._restored = False  # since the last step
+        self._restarted: list[Entry] = []  # groups whose episodes have begun again since the run was resumed
+        self._draws = 0
+        self._waiting: deque[Drawn] = deque()
+        self._groups: dict[int, OpenGroup] = {}  # pending ones, by serial
+
+    def begin_step(self, number: int) -> None:
+        self.consumed, self.late = [], set()
+        for entry in self._restarted:
+            self.ledger.record({"step": number, "event": "restarted", "group": entry.serial})
+        self._restarted = []
+        if self._restored:
+            self.ledger.record_again()
+        self._restored = False
+
+    def admit(self, *, check: bool = True) -> Entry:
+        """Admit the next prompt's group and begin its samples; with ``check`` False whether or not there is room."""
+        if not self._waiting:
+            self._draws += 1
+            self._waiting += [Drawn(prompt, self._draws) for prompt in self._loader.next()]
+        drawn = self._waiting.popleft()
+        entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt, check=check)
+        self._groups[entry.serial] = OpenGroup(drawn.prompt, self.sampling_of(drawn.draw).samples_per_prompt)
+        self._begin(entry)
+        return entry
+
+    def admit_again(self, serial: int, prompt_id: str, number: int) -> None:
+        """Admit the recorded group, whether or not there is room already: others may have ended before it.
+
+        Raises: RunStopped when the next prompt is another one.
+        """
+        entry = self.admit(check=False)
+        if (entry.serial, entry.prompt_id) != (serial, prompt_id):
+            raise RunStopped(f"{DIFFERS} in step {number}: group {entry.serial} is {entry.prompt_id}, not {prompt_id}")
+
+    def chosen_again(self, chosen: Sequence[int], number: int) -> Sequence[Entry]:
+        """The recorded choice of a step. Raises: RunStopped when a group of it is not complete."""
+        complete = {entry.serial for entry in self.ledger.pending} - {entry.serial for entry in self.ledger.running}
+        for serial in chosen:
+            if serial not in complete:
+                raise RunStopped(f"{DIFFERS} in step {number}: group {serial} is not complete")
+        return [self.ledger.entry(serial) for serial in chosen]
+
+    def end(self, place: Place, trajectory: Trajectory) -> None:
+        """A sample has ended."""
+        group = self._groups[place.serial]
+        group.ended[place.number] = trajectory
+        if len(group.ended) == group.samples:
+            self.ledger.finish(place.serial)
+            self._scorer.begin(group.complete(), keep=True)  # while others are sampled
+        self.late |= {entry.serial for entry in self.ledger.awaited()}
+
+    def scored(self, chosen: Sequence[Entry], plan: StepPlan) -> list[ScoredGroup]:
+        """Score complete groups."""
+        complete = [self._groups[entry.serial].complete() for entry in chosen]
+        return score_groups(complete, self._roles, self._scorer, plan)
+
+    def take(self, chosen: Sequence[Entry], scored: Sequence[ScoredGroup], selection: Selection) -> None:
+        """Take scored groups out; those that the selection does not keep count as filtered."""
+        kept = {id(each.group) for each in selection.groups}
+        passed = [entry for entry, each in zip(chosen, scored, strict=True) if id(each.group) in kept]
+        self.ledger.take(chosen, [entry.serial for entry in passed])
+        self.consumed += passed
+        for entry in chosen:
+            del self._groups[entry.serial]
+
+    def end_step(self, *, synced: bool = True) -> Drops:
+        """The step has been trained, and the samplers were given its weights (``synced``). Groups past the bound are dropped,
+        with ``drop``, and their prompts wait to be admitted once more."""
+        drops, again = Drops(), []
+        for entry in self.ledger.end_step(synced=synced):
+            group = self._groups.pop(entry.serial)
+            drops.groups.append(entry.serial)
+            if group.whole is not None:
+                self._scorer.forget([group.whole])
+            drops.tokens += sum(each.sampled_tokens for each in group.ended.values())
+            drops.tokens += self.flying.drop(entry.serial)
+            if entry.attempt == 0:
+                again.append(Drawn(group.prompt, entry.draw, attempt=1))
+        self._waiting.extendleft(reversed(again))
+        return drops
+
+    def hear(self) -> None:
+        """A token was sampled, or an environment has answered."""
+        self._heard = time.monotonic()
+
+    def check_heard(self, number: int) -> None:
+        """Raises: RunStopped when step ``number`` has waited for a token for longer than allowed."""
+        if time.monotonic() - self._heard <= self._wait_timeout_s:
+            return
+        awaited = [entry.prompt_id for entry in self.ledger.awaited() or self.ledger.running]
+        raise RunStopped(
+            f"the sampler gave no token for {self._wait_timeout_s:g} s (asynchronous.wait_timeout_s), while step {number} "
+            f"waits for responses to {', '.join(awaited[:3])}{', ...' if len(awaited) > 3 else ''}"
+        )
+
+    def _begin(self, entry: Entry) -> None:
+        """Begin the samples of a group that have not ended."""
+        group, sampling = self._groups[entry.serial], self.sampling_of(entry.draw)
+        if entry.attempt:
+            sampling = replace(sampling, seed=mixed_seed(sampling.seed, entry.attempt))
+        for number in range(group.samples):
+            if number not in group.ended:
+                self.flying.begin(Place(entry.serial, number), group.prompt, sampling)
+
+    # ---------------------------------------------------------------------------------------------- between two steps
+
+    def snapshot(self) -> Snapshot:
+        groups = {serial: group.copy() for serial, group in self._groups.items()}
+        return Snapshot(self.ledger.state(), self._draws, tuple(self._waiting), groups, self.flying.snapshot())
+
+    def go_back(self, snapshot: Snapshot) -> None:
+        """Undo a step that was left before its update."""
+        self.ledger.restore(snapshot.ledger)
+        self._draws, self._waiting = snapshot.draws, deque(snapshot.waiting)
+        self._groups = {serial: group.copy() for serial, group in snapshot.groups.items()}
+        self.flying.go_back(snapshot.flying)
+
+    def start_after(self, step: int) -> None:
+        """Start with nothing sampled, after the steps of a synchronous run, each of which has drawn a batch."""
+        self.ledger.start_after(step)
+        self._draws = step
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which ``restore`` resumes."""
+        return {
+            "ledger": self.ledger.state(),
+            "draws": self._draws,
+            "waiting": [[drawn.prompt.prompt_id, drawn.draw, drawn.attempt] for drawn in self._waiting],
+            "groups": {
+                serial: {
+                    "samples": group.samples,
+                    "ended": {number: trajectory_to_plain(each) for number, each in group.ended.items()},
+                }
+                for serial, group in self._groups.items()
+            },
+            "begun": self.flying.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Raises: RunStopped when the saved groups do not fit into the bounds of this run."""
+        self.ledger.restore(state["ledger"])
+        self._draws = int(state["draws"])
+        self._waiting = deque(Drawn(self._prompts[name], draw, attempt) for name, draw, attempt in state["waiting"])
+        self._restored = True
+        self._groups = {}
+        for serial, saved in state["groups"].items():
+            entry = self.ledger.entry(int(serial))
+            self._groups[entry.serial] = OpenGroup(
+                self._prompts[entry.prompt_id],
+                saved["samples"],
+                {int(number): trajectory_from_plain(each) for number, each in saved["ended"].items()},
+            )
+        for entry in self.ledger.running:
+            self._begin(entry)
+        self._restarted = list(self.ledger.running) if self._roles.worlds else []
+        self.flying.restore(state["begun"])

@@ -1,0 +1,123 @@
+"""A sampler that works in turns: between two of them it gets requests and new weights, and continues what it had begun."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+from posttrain.interfaces.crew import Order, Turned
+from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream, TurnSampler
+from posttrain.records.trajectories import Trajectory, Unfinished
+
+
+class StreamSeat:
+    """See interfaces.crew.Seat. Its stream is opened by a turn and closed by a rest, so that the engine is free in between.
+
+    Args: ``resumes``: the engine's streams hand responses back and continue them (ResumableStream).
+    """
+
+    def __init__(self, engine: TurnSampler, *, resumes: bool, on_tokens: Callable[[int], None] = lambda tokens: None):
+        self._engine, self._resumes, self._on_tokens = engine, resumes, on_tokens
+        self._stream: RequestStream | None = None
+        self._requests: dict[str, Request] = {}  # not ended, in the order of submission
+        self._reported: dict[str, int] = {}  # tokens of each that were reported
+        self._earlier = 0  # passes of closed streams
+        self._tokens = 0  # of this turn
+
+    def turn(self, order: Order) -> Turned:
+        """Take new and cancelled requests, then sample until the time or the passes are over, or nothing is left to do."""
+        began = time.monotonic()
+        stream = self._opened(order)
+        self._tokens, begun = 0, self._passes
+        if order.cancelled:
+            stream.cancel(order.cancelled)
+            for name in order.cancelled:
+                self._forget(name)
+        stream.submit(order.new)
+        for request in order.new:
+            self._requests[request.sample_id] = request
+            self._reported[request.sample_id] = len(request.begun.token_ids) if request.begun else 0
+        ended: list[Trajectory] = []
+        while self._requests and self._left(order) != 0:
+            left_s = max(began + order.timeout_s - time.monotonic(), 0.0)
+            found = self._wait(left_s, self._left(order))
+            for one in found:
+                self._forget(one.sample_id)
+            ended += found
+            if time.monotonic() - began >= order.timeout_s:
+                break
+        return Turned(
+            begun=begun,
+            passes=self._passes,
+            ended=tuple(ended),
+            grown=self._grown(),
+            tokens=self._tokens,
+            busy_s=time.monotonic() - began,
+        )
+
+    def rest(self) -> int:
+        """See interfaces.crew.Seat. Raises: RuntimeError with requests that the engine cannot continue."""
+        if self._stream is None:
+            return self._passes
+        if self._resumes:
+            for each in cast(ResumableStream, self._stream).take_back():
+                if each.token_ids:
+                    self._requests[each.sample_id] = replace(self._requests[each.sample_id], begun=each)
+        elif self._requests:
+            raise RuntimeError(f"{len(self._requests)} responses cannot be continued: they have to end first")
+        passes = self._passes
+        self._close()
+        return passes
+
+    def leave(self) -> None:
+        """See interfaces.crew.Seat."""
+        self._requests.clear()
+        self._reported.clear()
+        self._close()
+        self._earlier = 0
+
+    def _opened(self, order: Order) -> RequestStream:
+        if self._stream is None:
+            self._stream = self._engine.open_stream(order.sampling, self._count)
+            self._stream.submit(list(self._requests.values()))
+        return self._stream
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._earlier = self._passes
+            self._stream.close()
+            self._stream = None
+
+    def _count(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._on_tokens(tokens)
+
+    @property
+    def _passes(self) -> int:
+        if self._stream is None or not self._resumes:
+            return self._earlier
+        return self._earlier + cast(ResumableStream, self._stream).passes
+
+    def _left(self, order: Order) -> int | None:
+        """Passes that the turn may still make; None: any number."""
+        return None if order.until_pass is None else max(order.until_pass - self._passes, 0)
+
+    def _wait(self, timeout_s: float, passes: int | None) -> list[Trajectory]:
+        assert self._stream is not None
+        if passes is None:
+            return self._stream.wait(timeout_s)
+        return cast(ResumableStream, self._stream).wait(timeout_s, passes)
+
+    def _forget(self, name: str) -> None:
+        self._requests.pop(name, None)
+        self._reported.pop(name, None)
+
+    def _grown(self) -> tuple[Unfinished, ...]:
+        if not self._resumes:
+            return ()
+        grown = cast(ResumableStream, self._stream).progress(self._reported)
+        for each in grown:
+            self._reported[each.sample_id] += len(each.token_ids)
+        return tuple(grown)

@@ -1,0 +1,62 @@
+"""Crews for tests: samplers in threads of this process, which can be killed and come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from posttrain.backends.runtime.thread_crew import SeatInThread, ThreadCrew
+from posttrain.errors import RunStopped
+from posttrain.interfaces.crew import SamplerLost, Seat
+from posttrain.interfaces.rollout_engine import Served
+from posttrain.interfaces.train_engine import TrainEngine
+
+
+class MortalCrew(ThreadCrew):
+    """``kill`` loses a sampler with what it had not reported. With ``renew``, another one joins at the next weights."""
+
+    def __init__(
+        self,
+        seats: Mapping[str, Seat],
+        send: Callable[[TrainEngine], Served],
+        *,
+        resumes: bool = True,
+        renew: Callable[[str], Seat] | None = None,
+    ):
+        super().__init__(seats, send, resumes=resumes)
+        self._renew = renew
+        self._joining: list[SeatInThread] = []
+        self.lock = threading.Lock()
+
+    def kill(self, number: int) -> str:
+        member = self._members[number]
+        member.trouble = "has died: it was killed, or crashed"
+        return member.name
+
+    @property
+    def joiners(self) -> int:  # type: ignore[override]
+        return len(self._joining)
+
+    def value(self, member: SeatInThread, promise: Future[Any]) -> Any:
+        result = promise.result()
+        if member.trouble:
+            raise SamplerLost(f"{member.name} {member.trouble}")
+        return result
+
+    def drop(self, member: SeatInThread) -> None:
+        super().drop(member)
+        if self._renew:
+            name = f"{member.name} again"
+            fresh = SeatInThread(name, self._renew(name), member.thread)
+            self._joining.append(fresh)
+
+    def wait_for_joiner(self) -> None:
+        if not self._joining:
+            raise RunStopped("no sampler is left, and none is being started")
+
+    def publish(self, policy: TrainEngine) -> Served:
+        self._members += self._joining
+        self._joining.clear()
+        return super().publish(policy)
