@@ -76,7 +76,7 @@ def read_script(folder: Path) -> Script:
     if restarted:
         what = (
             f"{folder} was resumed before step {restarted['step']}, where "
-            + ("episodes began again" if restarted["event"] == "restarted" else "its samplers began anew")
+            + ("episodes began again" if restarted["event"] == "restarted" else "its samplers were started again")
             + ": it cannot be replayed"
         )
         raise RequestError(Problem(what, fix="replay a run that was not interrupted"))

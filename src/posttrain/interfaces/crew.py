@@ -49,7 +49,7 @@ class Member(Hashable, Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why it is lost; None while it is not."""
+        """Return the reason why it is lost; None while it is not."""
         ...
 
 

@@ -136,7 +136,7 @@ class Apart:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """A block in which nothing changes here; the samplers finish what they were told."""
+        """A block in which nothing changes here; the samplers finish their turns."""
         self._thread.pause(lambda: True, lambda: "a turn of a sampler")
         try:
             yield

@@ -40,8 +40,7 @@ class OwnThread:
         Raises: the error that has ended the work; RunStopped when there is no answer in time. ``waiting_for`` is called for its
         message.
         """
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
         if not self._thread.is_alive():
             return do()  # not started yet, or over
         answer = Future[T]()
@@ -51,8 +50,8 @@ class OwnThread:
             try:
                 return answer.result(PAUSE_S)
             except Late:
-                if self._error is not None and not answer.done():
-                    raise self._error from None
+                if not answer.done():
+                    self._raise_error()
                 if time.monotonic() > until:
                     told = f": it waits for {waiting_for()}" if waiting_for() else ""
                     raise RunStopped(f"{self._name} gave no answer within {self._timeout_s:g} s{told}") from None
@@ -81,6 +80,10 @@ class OwnThread:
         self._over = True
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(self._timeout_s)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
         try:

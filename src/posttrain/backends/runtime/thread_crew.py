@@ -24,7 +24,7 @@ class SeatInThread:
 
 
 class ThreadCrew:
-    """See interfaces.crew.Crew. Nobody joins, and an error of a sampler is raised.
+    """See interfaces.crew.Crew. No sampler is lost or joins: an error of one is raised.
 
     Args: seats by name; send(policy), which gives all of them the policy's weights and returns what they have echoed.
     """
