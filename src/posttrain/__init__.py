@@ -1,16 +1,16 @@
 """posttrain: reinforcement-learning post-training for language models.
 
-As a library: ``posttrain.load``, ``plan``, ``train`` and ``Run`` (docs/library.md). They are imported when they are used, so
-that importing the package loads neither torch nor transformers; their types stand in __init__.pyi.
+As a library: ``posttrain.load``, ``plan``, ``train``, ``start`` and ``Run`` (docs/library.md). They are imported when they are
+used, so that importing the package loads neither torch nor transformers; their types stand in __init__.pyi.
 """
 
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "Run", "load", "plan", "train"]
+__all__ = ["Plan", "Run", "load", "plan", "start", "train"]
 
-_MODULES = {"Plan": "plans", "Run": "runs", "load": "configs", "train": "training"}
+_MODULES = {"Plan": "plans", "Run": "runs", "load": "configs", "start": "session", "train": "training"}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 import torch
 
 import posttrain
+from posttrain.api.configs import as_overrides
 from posttrain.cli.app import main
-from posttrain.errors import RequestError
+from posttrain.errors import RequestError, RunInterrupted
 
 REWARD = "def score(prompt, response): return float(len(response) % 3)\n"
 
@@ -73,3 +76,77 @@ def test_a_run_in_a_thread_is_that_of_the_command(file: Path, tmp_path: Path, mo
     ids = tokenizer("1+1=", return_tensors="pt").input_ids
     with torch.no_grad():
         assert torch.isfinite(model(ids).logits).all()
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
+# Mini-batches, two passes and a KL in the loss; greedy validation and checkpoints between the steps.
+MORE = {
+    "policy.sequences_per_mini_batch": 3,
+    "policy.epochs_per_step": 2,
+    "loss.kl_coef": 0.01,
+    "checkpoint.every_steps": 1,
+    "run.total_steps": 3,
+}
+
+
+def test_thirty_lines_make_the_run_that_the_command_makes(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every metric of every step to the byte, the order of the keys included; samples and weights."""
+    command = posttrain.train(file, MORE | {"run.folder": str(tmp_path / "command")})
+    own = tmp_path / "own"
+    monkeypatch.setattr("sys.argv", ["own_loop.py", str(file), f"run.folder={own}", *as_overrides(MORE)])
+    code = EXAMPLE.read_text()
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    ours, theirs = steps(own), steps(command.folder)
+    assert len(ours) == 3 and json.dumps(ours) == json.dumps(theirs)
+    assert posttrain.Run(own).info["status"] == "done"
+    assert (own / "samples/step_3.jsonl").read_bytes() == (command.folder / "samples/step_3.jsonl").read_bytes()
+    weights = "checkpoints/global_step_3/policy/model.safetensors"
+    assert (own / weights).read_bytes() == (command.folder / weights).read_bytes()
+    saved = Path(capsys.readouterr().out.split("saved ")[-1].strip())
+    assert (saved / "model.safetensors").read_bytes() == (own / weights).read_bytes()
+
+
+def test_a_loop_of_ones_own_is_stopped_and_resumed(file: Path, tmp_path: Path) -> None:
+    overrides = {"run.folder": str(tmp_path / "run")}
+    with (
+        pytest.raises(RunInterrupted, match="stopped by SIGTERM after step 1"),
+        posttrain.start(file, overrides) as session,
+    ):
+        for number in session.steps():
+            groups = session.sampler.sample(session.prompts())
+            lengths = [[float(len(each.text)) for each in group.trajectories] for group in groups]
+            batch = session.batch(session.score(groups, lengths))
+            assert batch.rewards.tolist() == [length for group in lengths for length in group]
+            for mini_batch in session.trainer.mini_batches(batch, batch.rewards - batch.rewards.mean()):
+                with pytest.raises(RequestError, match="no gradient for optim_step"):
+                    session.trainer.optim_step()
+                session.trainer.forward_backward(mini_batch)
+                assert session.trainer.optim_step() is not None
+            assert number == 1
+            signal.raise_signal(signal.SIGTERM)
+    assert posttrain.Run(tmp_path / "run").info["status"] == "interrupted"
+    with posttrain.start(file, overrides) as session:
+        with pytest.raises(RequestError, match="inside a step"):
+            session.prompts()
+        assert next(session.steps()) == 2
+        [group] = session.sampler.sample(["Hello"], samples_per_prompt=2, max_response_tokens=3)
+        assert [len(each.token_ids) <= 3 for each in group.trajectories] == [True, True]
+        assert "Hello" in group.prompt.text
+        with pytest.raises(RequestError, match=r"one list per group, of \[2\] numbers, not \[1\]"):
+            session.score([group], [[1.0]])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"advantage.name": "gae"}, "a critic is not for a loop of your own"),
+        ({"group_filter.strategy": "refill", "group_filter.above_std": 0.0}, "samples until a step is full"),
+        ({"asynchronous.mode": "one_step"}, "sampling ahead is not for a loop of your own"),
+    ],
+)
+def test_a_run_whose_steps_are_not_the_callers(file: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message), posttrain.start(file, overrides):
+        pass

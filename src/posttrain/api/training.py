@@ -37,7 +37,7 @@ def train(
     loaded = loaded_of(configuration, overrides)
     if loaded.entry not in TRAINS:
         raise ConfigError(Problem(f"this is a configuration of posttrain {loaded.entry}, which trains nothing"))
-    loaded = _checked(loaded)
+    loaded = checked(loaded)
     get_ready(loaded)
     module, function = TRAINS[loaded.entry]
     run = getattr(import_module(module), function)
@@ -49,7 +49,7 @@ def train(
     return Run(folder)
 
 
-def _checked(loaded: Any) -> Any:
+def checked(loaded: Any) -> Any:
     """Check a configuration to run it, and say what is remarkable about it."""
     request = import_module(PLANS[loaded.entry]).check_request(loaded, look_at_files=True, to_run=True)
     for line in remarks(request.loaded):

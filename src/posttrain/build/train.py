@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from posttrain.asynchrony.script import Script, read_script
 from posttrain.backends.environments.start import start_worlds
@@ -62,18 +64,37 @@ def train_run(
     script = read_script(replay) if replay else None
     opened = open_run(config, allow_config_change=allow_config_change, start_over=start_over)
     with opened as (folder, checkpoints, notes), closing(run_scorer(config)) as scorer:
-        return _train(config, folder, checkpoints, notes, scorer, say, script)
+        with under_way_with(config, folder, checkpoints, notes, scorer, say, script) as made:
+            if made.ahead:
+                rl_async.run(made.parts, made.ahead, script)
+            else:
+                rl_sync.run(made.parts)
+        return folder.path
 
 
-def _train(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A run whose models are loaded and whose first step may begin."""
+
+    parts: RlRun
+    ahead: rl_async.Sampler | None  # samples ahead of training; None in a synchronous run
+    tokenizer: PreTrainedTokenizerBase
+
+
+@contextmanager
+def under_way_with(
     config: RunConfig,
     folder: RunFolder,
     checkpoints: Checkpoints,
     notes: list[str],
     scorer: GroupScorer,
-    say: Callable[[str], None],
-    script: Script | None,
-) -> Path:
+    say: Callable[[str], None] = say_nothing,
+    script: Script | None = None,
+) -> Iterator[Training]:
+    """Load the data and the models, restore the newest checkpoint, and begin the run; its steps are made inside.
+
+    Raises: as ``train_run``.
+    """
     import_modules(config.model.external_modules)
     say("loading tokenizer and data")
     tokenizer = load_tokenizer(config.model)
@@ -156,11 +177,7 @@ def _train(
                 run=run,
                 token_texts=token_texts_of(tokenizer),
             )
-            if sampler:
-                rl_async.run(parts, sampler, script)
-            else:
-                rl_sync.run(parts)
-    return folder.path
+            yield Training(parts=parts, ahead=sampler, tokenizer=tokenizer)
 
 
 def prompt_loader(data: DataConfig, prompts: Sequence[Prompt], seed: int) -> PromptLoader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.interfaces.roles import Roles
@@ -66,33 +66,60 @@ def run_rl(parts: RlRun, source: GroupSource) -> None:
         except TooManyInvalid as error:  # the samples show which part of the reward is broken
             write_samples(samples_path(folder, number), number, error.scored)
             raise
-        write_records(folder, number, done, plan, parts.token_texts)
-        metrics = step_metrics(done, source.sampled_tokens(done), version, roles, clock, plan.step.update.epochs)
-        metrics |= parts.rewards.metrics
-        metrics["progress/epoch"] = epochs()
-        metrics |= move_reference(roles.policy, plan, number, epochs_before, epochs(), clock)
-        metrics |= source.end_step(done, version)
-        return StepReport(
-            metrics=metrics,
-            updates=done.learned.stats.updates,
-            longest=longest_first(done.selection.groups),
-            if_idle=no_update_message(number, done.scored.sequences.sample_ids),
-        )
+        began = Began(number=number, version=version, epochs=epochs_before)
+        report = finish_step(parts, began, done, source.sampled_tokens(done), epochs(), clock)
+        return replace(report, metrics=report.metrics | source.end_step(done, version))
+
+    roles.weight_sync.publish(roles.policy, roles.rollout)
+    run_steps(body_of(parts, step, source.validating), parts.progress, plan.loop, parts.run)
+
+
+def body_of(
+    parts: RlRun,
+    step: Callable[[int, Clock], StepReport],
+    validating: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> LoopBody:
+    """The step of a reinforcement-learning run, with its validation, costs and messages; see GroupSource for ``validating``."""
 
     def validation(number: int, clock: Clock) -> dict[str, float]:
-        with source.validating():
-            return validate(roles, parts.scorer, plan, number, folder, clock, parts.token_texts)
+        with validating():
+            return validate(parts.roles, parts.scorer, parts.plan, number, parts.run.folder, clock, parts.token_texts)
 
-    body = LoopBody(
+    return LoopBody(
         step=step,
         validate=validation,
         costs=parts.scorer.take_costs,
         watched=WATCHED,
-        notices=roles.notices,
-        workers_profiler=roles.profiler,
+        notices=parts.roles.notices,
+        workers_profiler=parts.roles.profiler,
     )
-    roles.weight_sync.publish(roles.policy, roles.rollout)
-    run_steps(body, parts.progress, plan.loop, parts.run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Began:
+    """A step as it began."""
+
+    number: int
+    version: int  # of the policy
+    epochs: float  # passes over the data so far
+
+
+def finish_step(
+    parts: RlRun, began: Began, done: StepResult, sampled_tokens: int, epochs: float, clock: Clock
+) -> StepReport:
+    """Write the records of a step, measure it, and move the reference where that is due; ``epochs`` are passes at its end."""
+    roles, plan, number = parts.roles, parts.plan, began.number
+    write_records(parts.run.folder, number, done, plan, parts.token_texts)
+    metrics = step_metrics(done, sampled_tokens, began.version, roles, clock, plan.step.update.epochs)
+    metrics |= parts.rewards.metrics
+    metrics["progress/epoch"] = epochs
+    metrics |= move_reference(roles.policy, plan, number, began.epochs, epochs, clock)
+    return StepReport(
+        metrics=metrics,
+        updates=done.learned.stats.updates,
+        longest=longest_first(done.selection.groups),
+        if_idle=no_update_message(number, done.scored.sequences.sample_ids),
+    )
 
 
 def move_reference(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +59,9 @@ class StepReport:
     if_idle: str  # where to look when the step made no update
 
 
+Turns = Generator[tuple[int, Clock], StepReport, None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopBody:
     """Everything that one kind of training does inside the loop."""
@@ -73,7 +76,28 @@ class LoopBody:
 
 
 def run_steps(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> None:
-    """Make steps run.first_step to plan.total_steps, with validation, checkpoints, exports and records at their cadences.
+    """Make steps run.first_step to plan.total_steps with ``body.step``; see ``steps_of``."""
+    turns = steps_of(body, progress, plan, run)
+    turn = next(turns, None)
+    while turn is not None:
+        try:
+            done = body.step(*turn)
+        except StepAbandoned as abandoned:
+            turns.throw(abandoned)
+        turn = next_turn(turns, done)
+
+
+def next_turn(turns: Turns, done: StepReport) -> tuple[int, Clock] | None:
+    """Report a finished step, and return the next one; None after the last."""
+    try:
+        return turns.send(done)
+    except StopIteration:
+        return None
+
+
+def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Turns:
+    """Yield steps run.first_step to plan.total_steps, each with its clock. Whoever makes a step sends its report, or throws
+    StepAbandoned; validation, checkpoints, exports and records come in between at their cadences.
 
     Raises: RunStopped when steps in a row bring no update; RunInterrupted after saving, when a signal asked to stop.
     """
@@ -101,7 +125,7 @@ def run_steps(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> N
         last = step == plan.total_steps
         before = progress.positions()
         try:
-            done = body.step(step, clock)
+            done = yield step, clock
         except StepAbandoned:  # before its first update: data was drawn, and rewards may have been counted
             progress.go_back(before)
             leave_step(step, save, checkpoints, trackers, stop)

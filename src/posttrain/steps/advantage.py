@@ -23,8 +23,16 @@ def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: Advant
     Args: values [B, T], the critic's; None without one.
     Raises: RequestError when the estimator needs something that no role has computed.
     """
+    advantages, returns = _run_estimator(plan, shaped.sequences, estimator_inputs(shaped, values, plan))
+    critic = CriticTargets(values=values, returns=returns) if values is not None and returns is not None else None
+    return with_advantages(shaped, advantages, plan, critic)
+
+
+def with_advantages(
+    shaped: ShapedBatch, advantages: Tensor, plan: AdvantagePlan, critic: CriticTargets | None = None
+) -> TrainBatch:
+    """The input of the update from advantages [B, T], whitened and clipped as in the plan."""
     batch, scored = shaped.sequences, shaped.scored
-    advantages, returns = _run_estimator(plan, batch, estimator_inputs(shaped, values, plan))
     loss_mask = shaped.logprobs.kept(batch.response_mask) & scored.valid[:, None] & scored.trained[:, None]
     if plan.whiten:
         advantages = whiten_parts(advantages, loss_mask, scored.part_index)
@@ -37,7 +45,7 @@ def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: Advant
         advantages=advantages,
         loss_mask=loss_mask,
         weights=scored.weights,
-        critic=CriticTargets(values=values, returns=returns) if values is not None and returns is not None else None,
+        critic=critic,
     )
 
 

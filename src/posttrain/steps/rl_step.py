@@ -69,18 +69,22 @@ def train_on(
     before_sync: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """The part of a step after sampling and scoring; see ``learn`` for before_sync."""
-    # Pad to [batch, response_len]
-    scored = assemble(
+    scored = assembled(selection, plan)
+    # For ReMax alone
+    scored = add_greedy_rewards(scored, selection.groups, roles, scorer, plan, clock, collect)
+    learned = learn(roles, scored, rewards, plan, clock, before_sync)
+    return StepResult(selection=selection, scored=scored, learned=learned)
+
+
+def assembled(selection: AnySelection, plan: StepPlan) -> ScoredBatch:
+    """The groups of a step, padded to [batch, response_len]."""
+    return assemble(
         selection.groups,
         mask_truncated=plan.mask_truncated,
         mask_long_wrong_tokens=plan.mask_long_wrong_tokens,
         weigh_by=plan.weigh_by,
         parts=plan.parts,
     )
-    # For ReMax alone
-    scored = add_greedy_rewards(scored, selection.groups, roles, scorer, plan, clock, collect)
-    learned = learn(roles, scored, rewards, plan, clock, before_sync)
-    return StepResult(selection=selection, scored=scored, learned=learned)
 
 
 def sample_groups(
@@ -158,12 +162,7 @@ def learn(
 ) -> Learned:
     """Update the models on a batch, and hand the sampler the weights. ``before_sync`` is called in between: a sampler that is
     at work has to come to an end first."""
-    with clock.phase("logprobs"):
-        # log pi_old, log pi_ref
-        logprobs = trainer_logprobs(scored.sequences, roles.policy, roles.reference, plan.update)
-        scored = add_sum_pi_squared(scored, roles.policy, plan)  # for estimators that name it
-    # R_i normalised; r_i,t less the KL
-    shaped = shape_rewards(scored, logprobs, plan.reward, rewards)
+    shaped = shape(roles, scored, rewards, plan, clock)
     values = None
     if roles.critic:
         with clock.phase("values"):
@@ -177,6 +176,16 @@ def learn(
     with clock.phase("weight_sync"):
         roles.weight_sync.publish(roles.policy, roles.rollout)  # sampler <- policy
     return Learned(shaped=shaped, train=train, stats=stats)
+
+
+def shape(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPlan, clock: PhaseClock) -> ShapedBatch:
+    """The batch with the log-probs of the trainer's models, and its rewards as advantages are estimated from them."""
+    with clock.phase("logprobs"):
+        # log pi_old, log pi_ref
+        logprobs = trainer_logprobs(scored.sequences, roles.policy, roles.reference, plan.update)
+        scored = add_sum_pi_squared(scored, roles.policy, plan)  # for estimators that name it
+    # R_i normalised; r_i,t less the KL
+    return shape_rewards(scored, logprobs, plan.reward, rewards)
 
 
 def trainer_logprobs(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +13,7 @@ from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import CriticUpdatePlan, StepPlan, UpdatePlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, UpdateStats
 from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_high_entropy
+from posttrain.steps.updates import Updates
 
 OnSequences = Callable[[int], None]  # called with the number of sequences that were learned since the last call
 
@@ -91,41 +90,12 @@ def run_mini_batches(
     """The plan's passes over the batch. ``learn(mini_batch, epoch)`` adds the gradient, then comes the optimizer step.
 
     A mini-batch whose loss or gradient is not finite, or that holds no token to learn from, changes nothing and is counted.
-
-    Returns: updates made and skipped, and metrics by name: means over all loss tokens; ROLE/loss, ROLE/grad_norm and ROLE/lr
-        are means over the updates made, and absent when there were none.
     """
-    engine.begin_step()
-    sums, norms, rates, losses = Counter[str](), [], [], []
-    scales: list[float] = []
-    tokens = skipped = 0
+    made = Updates(engine, role)
     for epoch in range(plan.epochs):
         for rows in rows_per_update(batch, plan, epoch):
             stats = learn(batch.rows(rows), epoch)
             if on_sequences:
                 on_sequences(len(rows))
-            if stats.tokens == 0 or not math.isfinite(stats.loss):
-                engine.zero_grad()
-                skipped += 1
-                continue
-            step = engine.optimizer_step()
-            scales += [] if step.loss_scale is None else [step.loss_scale]
-            if step.skipped:
-                skipped += 1
-                continue
-            sums.update(stats.sums)
-            tokens += stats.tokens
-            losses.append(stats.loss)
-            norms.append(step.grad_norm)
-            rates.append(step.lr)
-    metrics = {name: total / tokens for name, total in sums.items()} if tokens else {}
-    if losses:
-        metrics |= {f"{role}/loss": _mean(losses), f"{role}/grad_norm": _mean(norms), f"{role}/lr": _mean(rates)}
-    metrics[f"{role}/skipped_updates"] = float(skipped)
-    if scales:
-        metrics[f"{role}/loss_scale"] = scales[-1]
-    return UpdateStats(metrics=metrics, trainer_logprobs=None, updates=len(losses), skipped_updates=skipped)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+            made.step(stats)
+    return made.stats()

@@ -1,0 +1,109 @@
+"""The four verbs of a session: sample, forward_backward, optim_step and save, in the manner of Tinker's API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from posttrain.api.work import Work
+from posttrain.data.templates import apply_template
+from posttrain.errors import RequestError
+from posttrain.records.batches import ShapedBatch, TrainBatch
+from posttrain.records.plans import LossPlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
+from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
+from posttrain.steps.rl_step import collect
+
+
+class Sampler:
+    """Samples from the policy's newest weights that a step has ended with."""
+
+    def __init__(self, work: Work):
+        self._work = work
+
+    def sample(self, prompts: Sequence[Prompt | str], **changes: Any) -> list[TrajectoryGroup]:
+        """Sample a group of responses per prompt, with their token ids, log-probs and stop reasons.
+
+        Args: ``prompts`` of ``session.prompts()``, or texts, each a user's message; ``changes`` to the sampling of the
+            configuration (samples_per_prompt, temperature, max_response_tokens, top_p, seed ...; fields of SamplingParams).
+        Raises: RunStopped when the sampler does not serve the trainer's weights.
+        """
+        work, roles = self._work, self._work.made.roles
+        asked = [self._prompt(number, each) for number, each in enumerate(prompts)]
+        if any(isinstance(each, str) for each in prompts):
+            return collect(roles, asked, replace(work.made.plan.step.sampling, **changes))
+        step = work.step
+        sampling: SamplingParams = replace(step.plan.sampling_of(step.selection.batches), **changes)
+        with step.clock.phase("rollout", total=roles.most_tokens(len(asked), sampling)):
+            return collect(roles, asked, sampling, step.clock.advance, work.made.scorer.begin)
+
+    def _prompt(self, number: int, prompt: Prompt | str) -> Prompt:
+        if isinstance(prompt, Prompt):
+            return prompt
+        messages = [{"role": "user", "content": prompt}]
+        text, ids = apply_template(self._work.tokenizer, messages, {})
+        return Prompt(
+            prompt_id=f"text:{number}",
+            token_ids=tuple(ids),
+            text=text,
+            data_source="text",
+            messages=tuple(messages),
+        )
+
+
+class Trainer:
+    """Trains the policy."""
+
+    def __init__(self, work: Work):
+        self._work = work
+
+    def mini_batches(self, batch: ShapedBatch, advantages: Tensor) -> Iterator[TrainBatch]:
+        """The mini-batches of the step, pass by pass, as the configuration cuts them; each is for one optimizer step.
+
+        Args: ``advantages`` [B], one per response, or [B, T], one per token.
+        """
+        return self._work.mini_batches(batch, advantages)
+
+    def forward_backward(self, mini_batch: TrainBatch, loss: LossPlan | None = None) -> ForwardBackwardStats:
+        """Add the gradient of the configuration's policy loss, or of ``loss``, over a mini-batch. Sums divide by the counts of
+        this mini-batch.
+
+        Returns: the loss, sums by metric, and the log-probs [B, T] of the weights as they are.
+        """
+        work, step = self._work, self._work.step
+        work.begin_updates()
+        stats = work.made.roles.policy.forward_backward(mini_batch, loss or step.plan.update.loss, mini_batch.counts())
+        if step.first_logprobs is None:
+            step.first_logprobs = stats.policy_logprobs
+        step.waiting.append(stats)
+        return stats
+
+    def optim_step(self) -> OptimizerStats | None:
+        """Make an optimizer step with the gradients added since the last one, by the configuration's optimizer and schedule.
+
+        Returns: gradient norm and learning rate; None where a loss was not finite or no token was learned: the gradients are
+            dropped, and the step counts as skipped.
+        Raises: RequestError without a gradient.
+        """
+        step = self._work.step
+        if not step.waiting:
+            raise RequestError("there is no gradient for optim_step: call forward_backward first")
+        passes, step.waiting = step.waiting, []
+        return self._work.begin_updates().step(*passes)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the policy as a folder that transformers loads (of a policy with an adapter, the adapter).
+
+        Checkpoints, from which the session resumes, are written between steps as checkpoint.every_steps says.
+
+        Raises: RunStopped when it cannot be written.
+        """
+        from posttrain.run.exports import export_models
+
+        policy = self._work.made.roles.policy
+        return export_models(Path(folder), policy.version, policy) / "policy"
