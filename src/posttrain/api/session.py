@@ -125,13 +125,12 @@ def start(
 
 def _not_the_callers(config: Any) -> Iterator[Problem]:
     """Yield a problem for everything in a configuration that a loop of the caller's does not make."""
-    from posttrain.plan.batch import plan_batches
+    from posttrain.config.roles import needs_values
 
     trained = "; posttrain.train makes such a run"
-    batches, _ = plan_batches(config, 1)
     if config.asynchronous.is_on:
         yield Problem("sampling ahead is not for a loop of your own", fix=f"off{trained}", field="asynchronous.mode")
-    if batches is not None and batches.critic:
+    if needs_values(config):
         yield Problem("a critic is not for a loop of your own", fix=f"grpo{trained}", field="advantage.name")
     if config.resampling.weights != "none":
         what = "responses drawn again by their scores are not for a loop of your own"
