@@ -144,7 +144,10 @@ def test_a_loop_of_ones_own_is_stopped_and_resumed(file: Path, tmp_path: Path) -
     [
         ({"advantage.name": "gae"}, "a critic is not for a loop of your own"),
         ({"group_filter.strategy": "refill", "group_filter.above_std": 0.0}, "samples until a step is full"),
-        ({"asynchronous.mode": "one_step"}, "sampling ahead is not for a loop of your own"),
+        (
+            {"asynchronous.mode": "one_step", "loss.rollout_correction.weights": "token"},
+            "sampling ahead is not for a loop of your own",
+        ),
     ],
 )
 def test_a_run_whose_steps_are_not_the_callers(file: Path, overrides: dict[str, Any], message: str) -> None:

@@ -39,8 +39,8 @@ class Session:
         return self._work.made.run.folder
 
     def steps(self) -> Iterator[int]:
-        """Yield the numbers of the steps that are left. What the caller's loop has done is one step: when the next one is asked
-        for, the sampler gets the new weights, and the step is measured and recorded.
+        """Yield the numbers of the steps that are left. Everything between two of them is one step: before the next one the
+        sampler gets the new weights, and the step is measured and recorded.
 
         Raises: RunStopped and RunInterrupted, as ``posttrain.train``.
         """

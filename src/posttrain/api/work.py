@@ -32,7 +32,7 @@ from posttrain.steps.updates import Updates
 
 
 class OneStep:
-    """What the verbs have done in this step."""
+    """The results of the verbs in one step."""
 
     def __init__(self, began: Began, plan: StepPlan, clock: Clock):
         self.began, self.plan, self.clock = began, plan, clock
@@ -83,7 +83,7 @@ class Work:
 
     @contextmanager
     def leaving_steps(self) -> Iterator[None]:
-        """Where a signal makes a verb leave its step, end the run as the command does."""
+        """End the run as the command does when a signal makes a verb leave its step."""
         try:
             yield
         except StepAbandoned as abandoned:
