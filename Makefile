@@ -67,7 +67,7 @@ format: $(VENV)/.dev-installed  ## put the code into its standard format
 docs: $(VENV)/.dev-installed  ## write what is made from the code: docs/keys-*.md (not in git) and docs/posttrain*.schema.json
 	@for dialect in native verl skyrl roll; do $(BIN)/posttrain keys $$dialect --markdown > docs/keys-$$dialect.md; done
 	@$(BIN)/posttrain schema > docs/posttrain.schema.json
-	@for entry in sft generate evaluate serve; do \
+	@for entry in sft tune generate evaluate serve; do \
 		$(BIN)/posttrain schema --entry $$entry > docs/posttrain.$$entry.schema.json; \
 	done
 

@@ -312,6 +312,7 @@ def missing_library(library: str, needed_by: str) -> Problem:
 
 ADVANTAGES = Registry("advantage estimator", "posttrain.algos.advantages", AdvantageFacts)
 POLICY_LOSSES = Registry("policy loss", "posttrain.algos.losses", LossFacts)
+TUNE_METHODS = Registry("tuning method", "posttrain.algos.tuning", NoFacts)
 REWARDS = Registry("reward", "posttrain.rewards.scorers", RewardFacts)
 ENVS = Registry("environment", "posttrain.envs", NoFacts)
 ENV_CHECKS = Registry("environment", "posttrain.plan.environments", NoFacts)

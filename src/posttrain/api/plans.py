@@ -12,7 +12,7 @@ from typing import Any
 from posttrain.api.configs import Overrides, load
 from posttrain.cli.plan import PLANS
 from posttrain.cli.verdict import verdict
-from posttrain.config import RunConfig, SftConfig
+from posttrain.config import RunConfig, SftConfig, TuneConfig
 from posttrain.config.reading.sources import SourceMap
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, Problem
@@ -57,5 +57,6 @@ def loaded_of(configuration: Configuration, overrides: Overrides = ()) -> Loaded
         raise ConfigError(Problem("overrides change a file that is read here, not a configuration", fix=fix))
     if isinstance(configuration, LoadedConfig):
         return configuration
-    entry = "sft" if isinstance(configuration, SftConfig) else "train"
+    kinds: dict[type, str] = {TuneConfig: "tune", SftConfig: "sft", RunConfig: "train"}
+    entry = next(name for kind, name in kinds.items() if isinstance(configuration, kind))
     return LoadedConfig(config=configuration, sources=SourceMap(None, {}), dialect="native", entry=entry)

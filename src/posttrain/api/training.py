@@ -1,4 +1,4 @@
-"""Training for programs and notebooks: ``posttrain train`` and ``posttrain sft`` as one function."""
+"""Training for programs and notebooks: ``posttrain train``, ``sft`` and ``tune`` as one function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from posttrain.cli.plan_plain import remarks
 from posttrain.errors import ConfigError, Problem, RequestError
 
 # The module and function that runs each entry.
-TRAINS = {"train": ("posttrain.build.train", "train_run"), "sft": ("posttrain.build.sft", "sft_run")}
+TRAINS = {
+    "train": ("posttrain.build.train", "train_run"),
+    "sft": ("posttrain.build.sft", "sft_run"),
+    "tune": ("posttrain.build.tune", "tune_run"),
+}
 
 
 def train(
@@ -25,7 +29,7 @@ def train(
     start_over: bool = False,
 ) -> Run:
     """Train a model, or resume a run that was stopped: the same files, numbers and checkpoints as the commands ``posttrain
-    train`` and ``posttrain sft``, by the kind of the configuration.
+    train``, ``sft`` and ``tune``, by the kind of the configuration.
 
     Works in a notebook and in a thread. Interrupting it (the stop button, Ctrl-C) saves first and raises RunInterrupted; the
     same call resumes. In a thread there are no signals to hear.

@@ -28,6 +28,7 @@ from posttrain.cli import (
     show,
     train,
     translate,
+    tune,
 )
 from posttrain.cli.errors import run_guarded
 
@@ -43,6 +44,7 @@ app = typer.Typer(
 OVERRIDES = {"ignore_unknown_options": True}
 app.command("train", context_settings=OVERRIDES)(train.train)
 app.command("sft", context_settings=OVERRIDES)(sft.sft)
+app.command("tune", context_settings=OVERRIDES)(tune.tune)
 app.command("generate", context_settings=OVERRIDES)(generate.generate)
 app.command("evaluate", context_settings=OVERRIDES)(evaluate.evaluate)
 app.command("serve", context_settings=OVERRIDES)(serve.serve)

@@ -15,6 +15,7 @@ from posttrain.errors import RequestError
 PLANS = {
     "train": "posttrain.cli.plan_text",
     "sft": "posttrain.cli.plan_sft",
+    "tune": "posttrain.cli.plan_tune",
     "generate": "posttrain.cli.plan_generate",
     "evaluate": "posttrain.cli.plan_evaluate",
     "serve": "posttrain.cli.plan_plain",

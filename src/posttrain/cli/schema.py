@@ -10,7 +10,9 @@ from posttrain.errors import ConfigError, Problem, did_you_mean
 
 
 def schema(
-    entry: Annotated[str, typer.Option("--entry", help="The entry: train, sft, generate, evaluate, serve.")] = "train",
+    entry: Annotated[
+        str, typer.Option("--entry", help="The entry: train, sft, tune, generate, evaluate, serve.")
+    ] = "train",
 ) -> None:
     """Print the JSON schema of a configuration, for editors."""
     from posttrain.dialects.entries import ENTRIES

@@ -11,7 +11,7 @@ from posttrain.errors import RunInterrupted
 from posttrain.run.early_stop import AT_ONCE, StoppedEarly, heed_signals, put_off
 
 # Commands that save what they have done, so that a scheduler's signal means: stop, and start again later.
-RESUMABLE = ("train", "sft", "demo")
+RESUMABLE = ("train", "sft", "tune", "demo")
 # Commands that make few objects and are soon over: the collector would take a tenth of their time and find nothing.
 SHORT = ("plan", "translate", "keys", "algorithms", "schema", "version")
 ALLOCATIONS_PER_COLLECTION = 200_000

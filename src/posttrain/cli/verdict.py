@@ -11,7 +11,14 @@ from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import Problem
 
 # What each entry point does.
-DOES = {"train": "trains", "sft": "trains", "generate": "generates", "evaluate": "evaluates", "serve": "serves"}
+DOES = {
+    "train": "trains",
+    "sft": "trains",
+    "tune": "trains",
+    "generate": "generates",
+    "evaluate": "evaluates",
+    "serve": "serves",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

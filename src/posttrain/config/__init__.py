@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posttrain.config.schema import RunConfig, TrainingConfig
     from posttrain.config.sft import SftConfig
+    from posttrain.config.tune import TuneConfig
 
-__all__ = ["RunConfig", "SftConfig", "TrainingConfig"]
+__all__ = ["RunConfig", "SftConfig", "TrainingConfig", "TuneConfig"]
 
-_MODULES = {"RunConfig": "schema", "SftConfig": "sft", "TrainingConfig": "schema"}
+_MODULES = {"RunConfig": "schema", "SftConfig": "sft", "TrainingConfig": "schema", "TuneConfig": "tune"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.config.placement import PlacementConfig
@@ -33,8 +33,10 @@ def scores_tokens_before(config: RunConfig) -> bool:
     return needs_old_logprobs(config) or config.loss.high_entropy_share is not None
 
 
-def uses_reference(config: RunConfig) -> bool:
-    """Tell whether a KL to the reference is part of the loss or of the reward."""
+def uses_reference(config: TrainingConfig) -> bool:
+    """Tell whether a reference scores samples or rows: for a KL in the loss or the reward, or for a tuning method."""
+    if not isinstance(config, RunConfig):
+        return isinstance(config, TuneConfig) and config.keeps_reference
     return config.loss.kl_coef > 0 or config.reward.kl.coef > 0
 
 
@@ -68,6 +70,11 @@ def starts_from(config: TrainingConfig, role: str) -> str:
     """Return the folder or hub id of a trained role's starting weights; a critic without one starts from the policy's."""
     section = learner_of(config, role)
     return (section.path if isinstance(section, CriticConfig) else None) or config.model.path
+
+
+def reference_is_policy(config: RunConfig | TuneConfig) -> bool:
+    """Tell whether the reference is the policy's model without its adapter."""
+    return config.policy.lora is not None and config.reference.path in (None, config.model.path)
 
 
 def shares_weights(engine: str) -> bool:

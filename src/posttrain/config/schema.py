@@ -101,4 +101,6 @@ class RunConfig(Section):
         return self.run.folder or f"runs/{self.run.name}"
 
 
-TrainingConfig = RunConfig | SftConfig  # what trains a model, step by step, in a run folder
+TrainingConfig = (
+    RunConfig | SftConfig
+)  # with TuneConfig, an SftConfig; what trains a model, step by step, in a run folder

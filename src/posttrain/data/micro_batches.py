@@ -15,20 +15,29 @@ from posttrain.records.batches import SequenceBatch
 
 
 def micro_batches(
-    batch: SequenceBatch, sequences: int | None, max_tokens: int | None = None, *, share_prompts: bool = True
+    batch: SequenceBatch,
+    sequences: int | None,
+    max_tokens: int | None = None,
+    *,
+    share_prompts: bool = True,
+    rows_together: int = 1,
 ) -> list[list[int]]:
     """Return the row numbers of each micro-batch; every row is in one. ``max_tokens`` takes precedence over ``sequences``.
 
     By count: rows in order, ``sequences`` at a time; the last part may be smaller. By tokens: as few parts as the budget
     allows, of nearly equal numbers of tokens, each with ascending row numbers. Rows that share a prompt stay together,
-    unless they exceed the budget by themselves, and count it once, as packing does.
+    unless they exceed the budget by themselves, and count it once, as packing does. With rows_together, so many neighbours
+    (the two sides of a pair) are one unit, which no cut divides.
 
-    Raises: RequestError when a single row is longer than ``max_tokens``.
+    Raises: RequestError when a single row, or unit, is longer than ``max_tokens``.
     """
     if max_tokens is None:
         assert sequences is not None, "neither sequences nor max_tokens is given"
         rows = list(range(len(batch)))
+        sequences = max(sequences // rows_together, 1) * rows_together
         return [rows[start : start + sequences] for start in range(0, len(rows), sequences)]
+    if rows_together > 1:
+        return _whole_units(batch, max_tokens, rows_together, share_prompts=share_prompts)
     prompts, responses = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
     longest = max(map(sum, zip(prompts, responses, strict=True)), default=0)
     if longest > max_tokens:
@@ -45,6 +54,19 @@ def micro_batches(
     return [
         sorted(chain.from_iterable(pieces[item] for item in part)) for part in token_budget_parts(loads, max_tokens)
     ]
+
+
+def _whole_units(batch: SequenceBatch, max_tokens: int, rows_together: int, *, share_prompts: bool) -> list[list[int]]:
+    """Split by tokens between units of so many neighbouring rows."""
+    units = [list(range(start, start + rows_together)) for start in range(0, len(batch), rows_together)]
+    loads = [tokens_of(batch.rows(unit), share_prompts=share_prompts) for unit in units]
+    if max(loads) > max_tokens:
+        what = (
+            f"a pair of sequences has {max(loads)} tokens, which do not fit into a micro-batch of {max_tokens} tokens"
+        )
+        raise RequestError(Problem(what, fix=f"allow at least {max(loads)} tokens per micro-batch"))
+    parts = token_budget_parts(loads, max_tokens)
+    return [sorted(chain.from_iterable(units[item] for item in part)) for part in parts]
 
 
 def tokens_of(batch: SequenceBatch, *, share_prompts: bool = True) -> int:

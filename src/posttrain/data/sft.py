@@ -55,7 +55,7 @@ def load_texts(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedT
     Raises: ModelError when the tokenizer has no chat template or no end token; DataError with the bad rows of all files,
         with the rows that are too long (``overlong: error``), or when none is left.
     """
-    if problems := [*check_template(tokenizer, data.chat_template_options), *_check_end(tokenizer)]:
+    if problems := [*check_template(tokenizer, data.chat_template_options), *check_end(tokenizer)]:
         raise ModelError(problems)
     rows, names = _read(files, data)
     if not rows:
@@ -72,9 +72,7 @@ def cut_texts(tokenised: Sequence[Tokens], names: Sequence[str], data: SftDataCo
     limit = data.max_tokens
     overlong = [index for index, (ids, _) in enumerate(tokenised) if len(ids) > limit]
     if overlong and data.overlong == "error":
-        raise DataError(
-            _overlong_problem([(names[i], len(tokenised[i][0])) for i in overlong], len(names), limit, what)
-        )
+        raise DataError(overlong_problem([(names[i], len(tokenised[i][0])) for i in overlong], len(names), limit, what))
     texts, dropped, empty = [], 0, 0
     for name, (ids, learned) in zip(names, tokenised, strict=True):
         if len(ids) > limit and data.overlong == "filter":
@@ -95,7 +93,7 @@ def cut_texts(tokenised: Sequence[Tokens], names: Sequence[str], data: SftDataCo
     return TextSet(texts=texts, rows=len(names), dropped=dropped, cut=cut, empty=empty)
 
 
-def _check_end(tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
+def check_end(tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
     if tokenizer.eos_token_id is not None:
         return []
     what = "the tokenizer has no end-of-sequence token, so a model could not learn where an answer ends"
@@ -119,7 +117,7 @@ def _read(files: Sequence[str], data: SftDataConfig) -> tuple[list[SftRow], list
     return rows, names
 
 
-def _overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, what: What) -> Problem:
+def overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, what: What) -> Problem:
     first = ", ".join(f"{name} has {length}" for name, length in overlong[:MAX_LISTED])
     more = f", … {len(overlong) - MAX_LISTED} more" if len(overlong) > MAX_LISTED else ""
     longest = max(length for _, length in overlong)

@@ -5,26 +5,33 @@ Needs neither torch nor transformers. Rows are counted from 0.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.config.sft import SftDataConfig
+from posttrain.data.cells import (
+    BadCell,
+    Message,
+    answer_of,
+    from_json,
+    messages_of,
+    missing_column,
+    optional_text,
+    text_of,
+    value_at,
+    without_none,
+)
 from posttrain.data.columns import root
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import Record, described, first_record, read_records
-from posttrain.errors import DataError, Problem, did_you_mean
-from posttrain.libraries import json_text
+from posttrain.errors import DataError, Problem
 
 MESSAGES = "messages"
 IMAGES = "images"  # the column of vision datasets, which only RL supports here
 PROMPT = ("prompt", "question")
 RESPONSE = ("response", "answer")
-ROLES = ("system", "developer", "user", "assistant", "tool")
-
-Message = dict[str, Any]  # role, content, and further keys of the chat template (tool_calls, name, ...)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +112,7 @@ def choose_columns(record: Record, data: SftDataConfig, place: str) -> SftColumn
             fix = "name the columns of prompt and response, or remove it"
             raise DataError(Problem(what, fix=fix, field=f"data.{own}"))
         if root(messages) not in record:
-            raise DataError(_missing(messages, record, place, "messages_column"))
+            raise DataError(missing_column(messages, record, place, "messages_column"))
         return SftColumns(messages=messages)
     problems, found = [], {}
     for kind, usual in (("prompt", PROMPT), ("response", RESPONSE)):
@@ -116,24 +123,15 @@ def choose_columns(record: Record, data: SftDataConfig, place: str) -> SftColumn
             what = f"{place} has no column {' or '.join(usual)} (it has {', '.join(record)})"
             problems.append(Problem(what, fix=f"name the column of the {kind}: data.{field}", field=f"data.{field}"))
         elif column not in record and root(column) not in record:
-            problems.append(_missing(column, record, place, field))
+            problems.append(missing_column(column, record, place, field))
         found[kind] = column or ""
     for field in ("query_column", "system_column"):
         column = getattr(data, field)
         if column is not None and column not in record and root(column) not in record:
-            problems.append(_missing(column, record, place, field))
+            problems.append(missing_column(column, record, place, field))
     if problems:
         raise DataError(problems)
     return SftColumns(**found)
-
-
-def _missing(column: str, record: Record, place: str, field: str) -> Problem:
-    what = f"{place} has no column {root(column)} (it has {', '.join(record)})"
-    return Problem(what, fix=did_you_mean(root(column), list(record), listed=True), field=f"data.{field}")
-
-
-class _BadCell(Exception):
-    """A cell is invalid; caught where the row is known."""
 
 
 def row_of(record: Record, number: int, place: str, columns: SftColumns, data: SftDataConfig) -> SftRow | Problem:
@@ -146,121 +144,40 @@ def row_of(record: Record, number: int, place: str, columns: SftColumns, data: S
         if columns.messages is not None:
             return _conversation(record, number, columns.messages, data)
         field, column = "prompt_column", columns.prompt
-        prompt = _value(record, columns.prompt)
-        messages = _messages(prompt) if not isinstance(prompt, str) else [{"role": "user", "content": _text(prompt)}]
+        prompt = value_at(record, columns.prompt)
+        messages = (
+            messages_of(prompt) if not isinstance(prompt, str) else [{"role": "user", "content": text_of(prompt)}]
+        )
         field, column = "query_column", data.query_column or ""
-        if query := _optional_text(record, data.query_column):
+        if query := optional_text(record, data.query_column):
             if not isinstance(prompt, str):
-                raise _BadCell("adds to a prompt that is a list of messages; a text is expected there")
-            messages = [{"role": "user", "content": f"{_text(prompt)}\n{query}"}]
+                raise BadCell("adds to a prompt that is a list of messages; a text is expected there")
+            messages = [{"role": "user", "content": f"{text_of(prompt)}\n{query}"}]
         field, column = "system_column", data.system_column or ""
-        if system := _optional_text(record, data.system_column):
+        if system := optional_text(record, data.system_column):
             if messages[0]["role"] in ("system", "developer"):
-                raise _BadCell("is a second system message: the prompt begins with one")
+                raise BadCell("is a second system message: the prompt begins with one")
             messages = [{"role": "system", "content": system}, *messages]
         field, column = "prompt_column", columns.prompt
         if messages[-1]["role"] == "assistant":
-            raise _BadCell("ends with an assistant message; a prompt ends before the answer")
+            raise BadCell("ends with an assistant message; a prompt ends before the answer")
         field, column = "response_column", columns.response
-        return SftRow(number=number, messages=messages, response=_answer(_value(record, columns.response)))
-    except _BadCell as error:
+        return SftRow(number=number, messages=messages, response=answer_of(value_at(record, columns.response)))
+    except BadCell as error:
         return Problem(f"row {number} of {place}: column {column} {error}", field=f"data.{field}")
 
 
-def _optional_text(record: Record, column: str | None) -> str:
-    """Return the text of a column; "" without the column's name, or where it is empty or null."""
-    if column is None:
-        return ""
-    value = _value(record, column)
-    return "" if value in (None, "") else _text(value)
-
-
 def _conversation(record: Record, number: int, column: str, data: SftDataConfig) -> SftRow:
-    messages = _messages(_from_json(_value(record, column)))
+    messages = messages_of(from_json(value_at(record, column)))
     if not any(message["role"] == "assistant" for message in messages):
-        raise _BadCell("holds no assistant message, so there is nothing to learn")
-    tools = _from_json(record.get(data.tools_column))
+        raise BadCell("holds no assistant message, so there is nothing to learn")
+    tools = from_json(record.get(data.tools_column))
     if tools is not None and not isinstance(tools, list):
-        raise _BadCell(f"comes with {described(tools)} in column {data.tools_column}; a list of tools is expected")
+        raise BadCell(f"comes with {described(tools)} in column {data.tools_column}; a list of tools is expected")
     thinking = record.get(data.enable_thinking_column)
     if thinking is not None and not isinstance(thinking, bool):
-        raise _BadCell(
+        raise BadCell(
             f"comes with {described(thinking)} in column {data.enable_thinking_column}; true or false is expected"
         )
     variables = None if thinking is None else {"enable_thinking": thinking}
-    return SftRow(number=number, messages=messages, tools=_without_none(tools) or None, variables=variables)
-
-
-def _messages(value: Any) -> list[Message]:
-    if not isinstance(value, list):
-        raise _BadCell(f"holds {described(value)}; a list of chat messages is expected")
-    if not value:
-        raise _BadCell("holds a list of 0 messages; at least one is expected")
-    messages = []
-    for index, message in enumerate(value):
-        if not isinstance(message, Mapping):
-            raise _BadCell(
-                f"holds {described(message)} as message {index}; a mapping with role and content is expected"
-            )
-        message = _without_none(message)
-        role = message.get("role")
-        if role not in ROLES:
-            known = f"one of {', '.join(ROLES)} is expected"
-            shown = f"holds {described(role)} as role of message {index}" if "role" in message else ""
-            raise _BadCell(f"{shown or f'has no role in message {index}'}; {known}")
-        if role in ("system", "developer") and index:
-            raise _BadCell(f"holds a {role} message in place {index}; it can only be the first")
-        if not isinstance(message.get("content"), str) and not (role == "assistant" and message.get("tool_calls")):
-            held = described(message["content"]) if "content" in message else "nothing"
-            raise _BadCell(f"holds {held} as content of message {index}; text is expected")
-        messages.append(message)
-    return messages
-
-
-def _without_none(value: Any) -> Any:
-    """Remove the entries that are None: parquet gives every mapping the keys of all others."""
-    if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_none(item) for item in value]
-    return value
-
-
-def _from_json(value: Any) -> Any:
-    """Parse a list or mapping that is written as JSON text, as in csv files."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-        return value if value != "" else None
-    try:
-        return json_text.loads(value)
-    except json.JSONDecodeError as error:
-        raise _BadCell(f"holds text that is not JSON: {error.msg} at character {error.pos}") from None
-
-
-def _value(record: Record, column: str) -> Any:
-    """Return the value of a column; a column with exactly this name takes precedence over a nested one."""
-    if column in record:
-        return record[column]
-    first, *rest = column.split(".")
-    value = record.get(first)
-    for depth, key in enumerate(rest, start=1):
-        value = _from_json(value)
-        inside = ".".join([first, *rest[: depth - 1]])
-        if not isinstance(value, Mapping):
-            raise _BadCell(f"cannot be reached: {inside} holds {described(value)}")
-        if key not in value:
-            raise _BadCell(f"cannot be reached: there is no {key!r} in {inside}; {did_you_mean(key, list(value))}")
-        value = value[key]
-    return value
-
-
-def _answer(value: Any) -> str:
-    """Return a response; a whole number is written out, as the answers of many datasets are."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _BadCell(f"holds {described(value)}; text is expected")
-    if not value.strip():
-        raise _BadCell("holds an empty text")
-    return value
+    return SftRow(number=number, messages=messages, tools=without_none(tools) or None, variables=variables)

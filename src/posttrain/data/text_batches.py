@@ -10,11 +10,12 @@ from posttrain.records.batches import SequenceBatch, TrainBatch, TrainerLogprobs
 from posttrain.records.texts import Text
 
 
-def text_batch(texts: Sequence[Text]) -> TrainBatch:
+def text_batch(texts: Sequence[Text], *, per_group: int = 1) -> TrainBatch:
     """Build a batch, rows in order. The response begins at a text's first learned token; later unlearned tokens (user messages
     in between) are masked inside it; tokens after the last learned one change no loss and are left out.
 
-    Rewards, advantages and the sampler's log-probs are 0: no supervised loss reads them. Every row is its own group.
+    Rewards, advantages and the sampler's log-probs are 0: no supervised loss reads them. So many neighbours are one group, whose
+    prompt is computed once where they share it; by default every row is its own.
     """
     starts = [int(text.learned.argmax()) for text in texts]
     ends = [len(text.learned) - int(text.learned[::-1].argmax()) for text in texts]
@@ -32,7 +33,7 @@ def text_batch(texts: Sequence[Text]) -> TrainBatch:
         prompt_lengths=torch.tensor(starts),
         response_mask=mask,
         rollout_logprobs=nothing,
-        group_index=torch.arange(len(texts)),
+        group_index=torch.arange(len(texts)) // per_group,
         trajectory_index=torch.arange(len(texts)),
         sample_ids=tuple(text.name for text in texts),
     )

@@ -1,4 +1,4 @@
-"""The entry points (training, fine-tuning, generating, evaluating, serving), each with its configuration."""
+"""The entry points (training, fine-tuning, tuning, generating, evaluating, serving), each with its configuration."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from posttrain.config import RunConfig, SftConfig
+from posttrain.config import RunConfig, SftConfig, TuneConfig
 from posttrain.config.base import Section
 from posttrain.config.checks import evaluate, generate, serve
 from posttrain.config.evaluate import EvaluateConfig
 from posttrain.config.generate import GenerateConfig
 from posttrain.config.serve import ServeConfig
 from posttrain.errors import Problem
-from posttrain.plan.checks import sft
+from posttrain.plan.checks import sft, tune
 from posttrain.plan.checks.train import check, unsupported, warnings_of
 
 C = TypeVar("C", bound=Section)
@@ -55,6 +55,14 @@ SFT = Entry(
     warnings_of=sft.warnings_of,
     unsupported=sft.unsupported,
 )
+TUNE = Entry(
+    name="tune",
+    title="a tuning configuration",
+    root=TuneConfig,
+    check=tune.check,
+    warnings_of=tune.warnings_of,
+    unsupported=tune.unsupported,
+)
 GENERATE = Entry(
     name="generate",
     title="a generation configuration",
@@ -81,7 +89,7 @@ SERVE = Entry(
 )
 
 # In the order in which a configuration that could be of several is taken for one.
-ENTRIES: dict[str, Entry[Any]] = {entry.name: entry for entry in (TRAIN, SFT, GENERATE, EVALUATE, SERVE)}
+ENTRIES: dict[str, Entry[Any]] = {entry.name: entry for entry in (TRAIN, SFT, TUNE, GENERATE, EVALUATE, SERVE)}
 
 
 def entry_of(knows: Callable[[Entry[Any], str], bool], keys: Iterable[str], asked: Entry[Any] | None) -> Entry[Any]:

@@ -12,6 +12,7 @@ from posttrain.dialects.value_types import type_text
 ENTRIES = {
     "train": "Reinforcement learning (`posttrain train`)",
     "sft": "Supervised fine-tuning (`posttrain sft`)",
+    "tune": "Preferences and reward models (`posttrain tune`)",
     "generate": "Generation (`posttrain generate`)",
     "evaluate": "Evaluation (`posttrain evaluate`)",
     "serve": "Serving (`posttrain serve`)",

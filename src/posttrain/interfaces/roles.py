@@ -9,11 +9,11 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.config import RunConfig, SftConfig
+from posttrain.config import RunConfig, SftConfig, TuneConfig
 from posttrain.interfaces.crew import Crew
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.rollout_engine import RolloutEngine
-from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine, ValueEngine
+from posttrain.interfaces.train_engine import ScoreEngine, ScoringEngine, TrainEngine, ValueEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
@@ -78,9 +78,24 @@ class Learner:
     close: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """The model that is tuned and the one that it is compared with, for the loop of tuning. Fields as in Roles."""
+
+    engine: TrainEngine | ScoreEngine  # the latter where the method trains a score head
+    reference: ScoringEngine | None  # None: the method has none, or the rows carry its log-probs
+    device: str
+    notices: Notices
+    notes: tuple[str, ...] = ()
+    profiler: WorkersProfiler | None = None
+    close: Callable[[], None] = lambda: None
+
+
 class Runtime(Protocol):
     """Starts the roles on their devices."""
 
     def start(self, config: RunConfig, batches: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> Roles: ...
 
     def start_sft(self, config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Learner: ...
+
+    def start_tune(self, config: TuneConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Tuned: ...

@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan, ValueLossPlan
-from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
+from posttrain.records.plans import LossPlan, PreferencePlan, ValueLossPlan
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, ValueStats
 
 
 class ScoringEngine(Protocol):
@@ -94,7 +94,9 @@ class TrainEngine(ScoringEngine, OptimizedEngine, Protocol):
         moves (reference.update_every); ``save`` and ``load`` include it."""
         ...
 
-    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
+    def forward_backward(
+        self, batch: TrainBatch, loss: LossPlan | PreferencePlan, counts: LossCounts
+    ) -> ForwardBackwardStats:
         """Add the gradient of ``loss`` over these rows, divided by ``counts``, to the accumulated gradients.
 
         The engine splits the rows into micro-batches that fit its memory.
@@ -113,4 +115,17 @@ class ValueEngine(OptimizedEngine, Protocol):
     def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
         """Add the gradient of the value loss over these rows (which have values and returns), divided by ``counts``, to the
         accumulated gradients. The engine splits the rows into micro-batches."""
+        ...
+
+
+class ScoreEngine(OptimizedEngine, Protocol):
+    """A reward model in training: a model with a head of one number, with its optimizer."""
+
+    def values(self, batch: SequenceBatch) -> Tensor:
+        """Compute scores, as ``ValueEngine.values``: behind the last token of a row it is the row's."""
+        ...
+
+    def forward_backward(self, batch: TrainBatch, loss: PreferencePlan, counts: LossCounts) -> ValueStats:
+        """Add the gradient of a tuning method's loss of the scores, divided by ``counts``, to the accumulated gradients. The
+        engine splits the rows into micro-batches, between pairs."""
         ...

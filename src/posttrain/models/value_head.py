@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_layers import GenericForTokenClassification
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.utils import logging
 
 from posttrain.errors import ModelError, Problem
@@ -38,6 +39,7 @@ def load_value_model(
     trust_remote_code: bool = False,
     config_overrides: Mapping[str, Any] | None = None,
     field: str = "critic.path",
+    of_sequences: bool = False,
 ) -> PreTrainedModel:
     """Load the model in ``path`` with a value head, our attention, in eval mode (no dropout); its body in ``dtype``.
 
@@ -53,7 +55,8 @@ def load_value_model(
     load with ``AutoModelForTokenClassification``. For an architecture without such a class, one is derived here in the
     same way; only this function loads its folder.
 
-    Args: field is the setting that named the path, for messages.
+    Args: field is the setting that named the path, for messages; with of_sequences the model has transformers' sequence
+        classification class, whose head has no bias: a reward model.
     Raises: ModelError when the folder holds no usable model, lacks weights other than a head, has a head with more than one
         label, or has an architecture whose attention cannot be replaced.
     """
@@ -61,13 +64,14 @@ def load_value_model(
     register_attention()
     path = expanded(path)
     config = load_model_config(path, trust_remote_code, field=field)
-    override_config(config, config_overrides or {}, field="critic.config_overrides")
+    override_config(config, config_overrides or {}, field=f"{field.rpartition('.')[0]}.config_overrides")
     refuse_unsupported(config, path, field=field)
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     config.num_labels = 1
     try:
         with _quiet():
-            loaded: Any = token_classifier(config, path, field).from_pretrained(
+            classifier = sequence_classifier if of_sequences else token_classifier
+            loaded: Any = classifier(config, path, field).from_pretrained(
                 path,
                 config=config,
                 dtype=dtype,
@@ -141,10 +145,22 @@ def token_classifier(config: PretrainedConfig, path: str, field: str) -> type[Pr
     known: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
     if known is not None:
         return cast("type[PreTrainedModel]", known)
+    return _derived(config, path, field, "TokenClassification", GenericForTokenClassification)
+
+
+def sequence_classifier(config: PretrainedConfig, path: str, field: str) -> type[PreTrainedModel]:
+    """Return transformers' sequence classification class of an architecture, or one built from the causal model's parts."""
+    known: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
+    if known is not None:
+        return cast("type[PreTrainedModel]", known)
+    return _derived(config, path, field, "SequenceClassification", GenericForSequenceClassification)
+
+
+def _derived(config: PretrainedConfig, path: str, field: str, kind: str, generic: type) -> type[PreTrainedModel]:
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if causal is None:
         what = f"{config.model_type} at {path} is not a causal language model that transformers knows"
         raise ModelError(Problem(what, fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model", field=field))
     family = next(parent for parent in causal.__mro__ if PreTrainedModel in parent.__bases__)
-    name = causal.__name__.replace("ForCausalLM", "ForTokenClassification")
-    return type(name, (GenericForTokenClassification, family), {})
+    name = causal.__name__.replace("ForCausalLM", f"For{kind}")
+    return type(name, (generic, family), {})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.base import Section
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import ONE_DEVICE, LearnerConfig
@@ -99,6 +99,7 @@ class EnginePlan:
     scales_losses: ClassVar[bool] = False  # trains in float16
     hooks_routers: ClassVar[bool] = False  # can replay the sampler's experts, and balance them by the loss
     moves_reference: ClassVar[bool] = False  # the policy's weights can be mixed into the reference
+    compares_completions: ClassVar[bool] = True  # learns preferences: losses over several sequences
 
     def sizes(self, section: Learner) -> GroupSizes:
         """Return the sizes of a role's groups, but data and shard, which depend on its devices."""
@@ -206,7 +207,7 @@ def engine_called(strategy: str, *, devices: int) -> str:
 
 def engine_options(config: TrainingConfig, role: str) -> Mapping[str, Any]:
     """Return the options that a role's engine gets, in the engine's words."""
-    if role != "reference" or not isinstance(config, RunConfig):
+    if role != "reference" or not isinstance(config, RunConfig | TuneConfig):
         return learner_of(config, role).engine_options
     given = config.reference.engine_options
     return engine_plan(config.policy.engine).offloaded(given) if config.reference.offload else given

@@ -55,7 +55,19 @@ def estimate_sft(config: SftConfig, batches: SftBatchPlan, plan: PlacementPlan) 
     shape = read_shape(config.model.path)
     if shape is None:
         return None
-    return [_trained(config, batches, place, shape, config.data.max_tokens) for place in plan.roles]
+    return [
+        _frozen(config, place, shape)
+        if place.role == "reference"
+        else _trained(config, batches, place, shape, config.data.max_tokens)
+        for place in plan.roles
+    ]
+
+
+def _frozen(config: TrainingConfig, place: RolePlacement, shape: ModelShape) -> RoleMemory:
+    """Estimate the bytes of a model that is never trained; 0 where it is another role's."""
+    if place.uses_weights_of:
+        return RoleMemory(role=place.role, weights=0)
+    return engine_plan(place.engine).frozen_memory(PlacedModel(config=config, place=place, shape=shape))
 
 
 def peak(plan: PlacementPlan, memory: list[RoleMemory]) -> Peak:
@@ -85,11 +97,8 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
             cache=tokens * 2 * shape.layers * shape.key_value_width * width // split,
         )
     if place.role in ("reference", "reward model", "judge"):
-        if place.uses_weights_of:
-            return RoleMemory(role=place.role, weights=0)
-        model = PlacedModel(config=config, place=place, shape=shape)
-        frozen = engine_plan(place.engine).frozen_memory(model)
-        if place.role == "reference" and config.reference.update_every is not None:
+        frozen = _frozen(config, place, shape)
+        if place.role == "reference" and not place.uses_weights_of and config.reference.update_every is not None:
             # Its weights are kept in float32 besides.
             exact = even_part(shape.parameters, place) * BYTES["float32"] // place.sizes.shard
             return replace(frozen, weights=frozen.weights + exact)

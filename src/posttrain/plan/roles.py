@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import ONE_DEVICE, LearnerConfig
-from posttrain.config.roles import learner_of, needs_values, runtime_of, shares_weights
+from posttrain.config.roles import (
+    learner_of,
+    needs_values,
+    reference_is_policy,
+    runtime_of,
+    shares_weights,
+    uses_reference,
+)
 from posttrain.errors import Problem
 from posttrain.plan.engine import engine_options, engine_plan
 from posttrain.plan.placement import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
@@ -86,7 +93,10 @@ def _of_the_run(place: PlacementConfig) -> list[Problem]:
 
 def _roles(config: TrainingConfig) -> list[RoleRequest]:
     """List the roles of a run in the order in which a step needs them. Supervised fine-tuning has only the policy."""
-    return _roles_of_a_step(config) if isinstance(config, RunConfig) else [_policy(config.policy, ("update",))]
+    if isinstance(config, RunConfig):
+        return _roles_of_a_step(config)
+    reference = [_reference(config)] if isinstance(config, TuneConfig) and uses_reference(config) else []
+    return [_policy(config.policy, ("update",)), *reference]
 
 
 def _policy(policy: LearnerConfig, awake: tuple[Phase, ...]) -> RoleRequest:
@@ -98,6 +108,18 @@ def _policy(policy: LearnerConfig, awake: tuple[Phase, ...]) -> RoleRequest:
         sizes=engine_plan(policy.engine).sizes(policy),
         awake=awake,
         rests=engine_plan(policy.engine).rests(policy),
+    )
+
+
+def _reference(config: RunConfig | TuneConfig) -> RoleRequest:
+    return RoleRequest(
+        role="reference",
+        field="reference.devices",
+        engine=config.policy.engine,
+        devices=config.reference.devices,
+        sizes=engine_plan(config.policy.engine).sizes(config.policy),
+        awake=("log-probs",),
+        rests=("weights",) if config.reference.offload else (),
     )
 
 
@@ -140,18 +162,8 @@ def _roles_of_a_step(config: RunConfig) -> list[RoleRequest]:
             )
         )
     asked.append(_policy(policy, ("log-probs", "update")))
-    if config.loss.kl_coef or config.reward.kl.coef:
-        asked.append(
-            RoleRequest(
-                role="reference",
-                field="reference.devices",
-                engine=policy.engine,
-                devices=config.reference.devices,
-                sizes=engine_plan(policy.engine).sizes(policy),
-                awake=("log-probs",),
-                rests=("weights",) if config.reference.offload else (),
-            )
-        )
+    if uses_reference(config):
+        asked.append(_reference(config))
     if needs_values(config):
         asked.append(
             RoleRequest(
@@ -194,12 +206,12 @@ def _sampler_rests(config: RunConfig) -> tuple[str, ...]:
 
 def _lender(config: TrainingConfig, asked: RoleRequest, where: dict[str, list[int]]) -> str | None:
     """The role whose weights this one reads where they are."""
-    if not isinstance(config, RunConfig):
+    if not isinstance(config, RunConfig | TuneConfig):
         return None
-    if asked.role == "rollout" and shares_weights(asked.engine):
+    if isinstance(config, RunConfig) and asked.role == "rollout" and shares_weights(asked.engine):
         whole = engine_plan(config.policy.engine).keeps_whole and where["rollout"] == where["policy"]
         return "policy" if whole else None
-    adapted = config.policy.lora is not None and config.reference.path in (None, config.model.path)
+    adapted = reference_is_policy(config)
     return "policy" if asked.role == "reference" and adapted and where["reference"] == where["policy"] else None
 
 

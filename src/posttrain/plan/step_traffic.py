@@ -9,7 +9,7 @@ What splitting a model sends is for its engine's plan to say.
 
 from __future__ import annotations
 
-from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.roles import learner_of, needs_old_logprobs, sends_adapter, shares_weights
@@ -52,9 +52,13 @@ def step_traffic(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, sha
 
 def sft_traffic(config: SftConfig, batches: SftBatchPlan, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:
     """Compute the traffic of the policy's devices in a step of supervised fine-tuning with sequences of full length."""
-    (policy,) = plan.roles
+    policy, reference = plan.role("policy"), plan.role("reference")
+    assert policy is not None, "every run has a policy"
     tokens = config.data.max_tokens
-    found = [*_update(config, batches, policy, shape, tokens), *_driver(batches, plan, tokens)]
+    found = _update(config, batches, policy, shape, tokens)
+    if isinstance(config, TuneConfig) and reference is not None and not reference.uses_weights_of:
+        found += _score(config, "reference log-probs", reference, batches, shape, tokens)
+    found += _driver(batches, plan, tokens)
     return [each for each in found if each.messages]
 
 
@@ -87,7 +91,12 @@ def _update(
 
 
 def _score(
-    config: RunConfig, name: str, place: RolePlacement, batches: BatchPlan, shape: ModelShape, tokens: int
+    config: RunConfig | TuneConfig,
+    name: str,
+    place: RolePlacement,
+    batches: BatchPlan | SftBatchPlan,
+    shape: ModelShape,
+    tokens: int,
 ) -> list[Traffic]:
     """Passes without gradient, in micro-batches of their own size."""
     section = config.reference

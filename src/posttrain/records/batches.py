@@ -149,6 +149,15 @@ class CriticTargets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreferenceTargets:
+    """The labels of completions in preference tuning; those that a method does not read are 0."""
+
+    ref_logps: Tensor  # [B] float64 nats, of the whole completion, of the reference
+    desirable: Tensor  # [B] bool, of single completions
+    margins: Tensor  # [B] float32, equal for both rows of a pair: by how much the chosen side is better
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainBatch:
     """The input of the update."""
 
@@ -160,6 +169,7 @@ class TrainBatch:
     weights: Tensor | None = None  # [B] float32, as in ScoredBatch
     high_entropy: Tensor | None = None  # [B, T] bool, the only tokens of the policy loss; None: all loss tokens
     critic: CriticTargets | None = None  # None: there is no critic
+    preference: PreferenceTargets | None = None  # None: no preference is learned
 
     def __len__(self) -> int:
         return len(self.sequences)

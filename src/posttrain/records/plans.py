@@ -36,6 +36,22 @@ class LossPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreferencePlan:
+    """The loss of a tuning method: a name in TUNE_METHODS with its keyword arguments, and plain numbers."""
+
+    name: str
+    path: str | None = None  # of the user's file that holds it
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    paired: bool  # rows are pairs, the chosen side first; False: single completions
+    kl: float = 0.0  # nats, of the policy to the reference on completions of other prompts, for methods that name it
+
+    @property
+    def rows_per_unit(self) -> int:
+        """Rows that the loss compares, which are never in two micro-batches."""
+        return 2 if self.paired else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValueLossPlan:
     """The critic's loss, in plain numbers."""
 
@@ -159,6 +175,15 @@ class CriticUpdatePlan:
     epochs: int
     sequences_per_update: int
     shuffle_seed: int | None = None  # as the policy's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneUpdate:
+    """The update of a step that makes one, on all of its sequences."""
+
+    sequences_per_update: int
+    epochs: int = 1
+    shuffle_seed: None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,13 @@ class LossStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ValueStats(LossStats):
+    """The report of a pass of a model with a head of one number."""
+
+    values: Tensor  # [B, T] float32, detached, of the weights before the update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardBackwardStats(LossStats):
     """The report of a pass of the policy."""
 

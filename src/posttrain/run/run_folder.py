@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from posttrain import __version__
-from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.roles import needs_values
 from posttrain.dialects.native.write import to_yaml
 from posttrain.errors import ConfigError, Problem
@@ -137,10 +137,16 @@ class RunFolder:
     def _check_kind(self, before: LastRun) -> None:
         """A run of another kind has other steps, and another configuration altogether."""
         saved = before.config
-        kinds = {"reinforcement learning": "data.prompts_per_step", "SFT": "data.sequences_per_step"}
-        own = "SFT" if isinstance(self._config, SftConfig) else "reinforcement learning"
-        for kind, mark in kinds.items():
-            if mark in saved and kind != own:
+        kinds: dict[
+            str, tuple[str, type[TrainingConfig]]
+        ] = {  # the first that fits: a tuning run has rows of files, too
+            "tuning": ("method.name", TuneConfig),
+            "reinforcement learning": ("data.prompts_per_step", RunConfig),
+            "SFT": ("data.sequences_per_step", SftConfig),
+        }
+        own = next(kind for kind, (_, known) in kinds.items() if isinstance(self._config, known))
+        for kind in [kind for kind, (mark, _) in kinds.items() if mark in saved][:1]:
+            if kind != own:
                 what = f"{before.folder} holds a run of {kind}, and this is one of {own}"
                 fix = "name another run.folder; weights of the other run are named with model.path"
                 raise ConfigError(Problem(what, fix=fix, field="run.folder"))

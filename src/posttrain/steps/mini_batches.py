@@ -8,10 +8,12 @@ import numpy as np
 
 from posttrain.algos.high_entropy import high_entropy_tokens
 from posttrain.records.batches import TrainBatch
-from posttrain.records.plans import CriticUpdatePlan, UpdatePlan
+from posttrain.records.plans import CriticUpdatePlan, OneUpdate, UpdatePlan
 
 
-def rows_per_update(batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan, epoch: int = 0) -> list[list[int]]:
+def rows_per_update(
+    batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan | OneUpdate, epoch: int = 0
+) -> list[list[int]]:
     """The rows of each mini-batch. Trajectories are counted, so that a step has as many updates as its plan says, into however
     many rows its episodes were cut; all rows of a trajectory are in one mini-batch, in the order of the batch.
 
@@ -28,7 +30,7 @@ def rows_per_update(batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan, epoc
     return [found[mini_batch] for mini_batch in sorted(found)]
 
 
-def is_drawn(batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan) -> bool:
+def is_drawn(batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan | OneUpdate) -> bool:
     """Tell whether the mini-batches are drawn at random: one that holds the whole step is not."""
     trajectories = len(batch.sequences.trajectory_index.unique_consecutive())
     return plan.shuffle_seed is not None and trajectories > plan.sequences_per_update

@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
 from posttrain.records.batches import TrainBatch
-from posttrain.records.plans import CriticUpdatePlan, StepPlan, UpdatePlan
+from posttrain.records.plans import CriticUpdatePlan, OneUpdate, StepPlan, UpdatePlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, UpdateStats
 from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_high_entropy
 from posttrain.steps.updates import Updates
@@ -84,7 +84,7 @@ def run_mini_batches(
     learn: Callable[[TrainBatch, int], LossStats],
     batch: TrainBatch,
     role: str,
-    plan: UpdatePlan | CriticUpdatePlan,
+    plan: UpdatePlan | CriticUpdatePlan | OneUpdate,
     on_sequences: OnSequences | None = None,
 ) -> UpdateStats:
     """The plan's passes over the batch. ``learn(mini_batch, epoch)`` adds the gradient, then comes the optimizer step.

@@ -13,14 +13,16 @@ from posttrain.backends.torch_training.start import (
     pick_device,
     start_critic,
     start_policy,
+    start_reference,
     start_reward_model,
     start_sft_policy,
 )
-from posttrain.config import RunConfig, SftConfig
+from posttrain.backends.torch_training.start_tune import start_tuned
+from posttrain.config import RunConfig, SftConfig, TuneConfig
 from posttrain.config.generate import GenerateConfig
-from posttrain.config.roles import needs_ref_logprobs
+from posttrain.config.roles import needs_ref_logprobs, uses_reference
 from posttrain.config.serve import ServeConfig
-from posttrain.interfaces.roles import Learner, Roles
+from posttrain.interfaces.roles import Learner, Roles, Tuned
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.loading import DTYPES, load_causal_lm
@@ -64,6 +66,14 @@ class InProcess:
             notices=notices,
             work=work_of(model, shares_prompts=config.policy.share_prompts),
         )
+
+    def start_tune(self, config: TuneConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Tuned:
+        model, device = load_policy(config)
+        notices = Notices()
+        engine = start_tuned(config, batches, tokenizer, model, notices)
+        reference = start_reference(config, device, model) if uses_reference(config) else None
+        notes = tuple(role.note for role in (engine, reference) if role is not None and role.note)
+        return Tuned(engine=engine, reference=reference, device=str(device), notices=notices, notes=notes)
 
     def start_sft(self, config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Learner:
         model, device = load_policy(config)

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from posttrain.algos.objective import aggregate
+from posttrain.algos.preferences import preference_loss
 from posttrain.algos.value_loss import value_loss
 from posttrain.backends.torch_training.optimized_model import MicroBatch, OptimizedModel
 from posttrain.backends.torch_training.scoring import over_rows
 from posttrain.data.packing import pack
 from posttrain.models.value_head import head_name, token_values
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import ValueLossPlan
-from posttrain.records.statistics import LossStats
+from posttrain.records.plans import PreferencePlan, ValueLossPlan
+from posttrain.records.statistics import ValueStats
 
 
 class ValueModel(OptimizedModel):
@@ -25,12 +26,19 @@ class ValueModel(OptimizedModel):
     def values(self, batch: SequenceBatch) -> Tensor:
         return over_rows(batch, self.cutter, self._sharding, lambda rows: self._values(batch.rows(rows)))
 
-    def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
+    def forward_backward(
+        self, batch: TrainBatch, loss: ValueLossPlan | PreferencePlan, counts: LossCounts
+    ) -> ValueStats:
         def learn(micro: TrainBatch) -> MicroBatch:
-            return learn_values(micro, self._values(micro.sequences), loss, counts)
+            values = self._values(micro.sequences)
+            if isinstance(loss, PreferencePlan):
+                scores = values.detach()
+                return MicroBatch(loss=preference_loss(values, micro, loss, counts), sums={}, values=scores)
+            return learn_values(micro, values, loss, counts)
 
-        total, sums, _ = self.accumulate(batch, learn)
-        return LossStats(loss=total, sums=sums, tokens=int(batch.loss_mask.sum()))
+        self.cutter.rows_together = loss.rows_per_unit if isinstance(loss, PreferencePlan) else 1
+        total, sums, values = self.accumulate(batch, learn)
+        return ValueStats(loss=total, sums=sums, tokens=int(batch.loss_mask.sum()), values=values)
 
     def _head(self) -> str | None:
         return head_name(self.model)

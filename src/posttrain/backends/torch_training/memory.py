@@ -28,6 +28,8 @@ class Cutter:
         notices: Notices | None = None,
         what: str = "a micro-batch",
     ):
+        # Neighbouring rows that a loss compares, never in two micro-batches
+        self.rows_together = 1
         self.sequences = sequences
         self.max_tokens = max_tokens
         self.share_prompts = share_prompts
@@ -37,7 +39,13 @@ class Cutter:
 
     def cut(self, batch: SequenceBatch) -> list[list[int]]:
         """Return the row numbers of each micro-batch."""
-        parts = micro_batches(batch, self.sequences, self.max_tokens, share_prompts=self.share_prompts)
+        parts = micro_batches(
+            batch,
+            self.sequences,
+            self.max_tokens,
+            share_prompts=self.share_prompts,
+            rows_together=self.rows_together,
+        )
         return [piece for part in parts for piece in self._halved(batch, part)]
 
     def shrink(self, batch: SequenceBatch, rows: list[int]) -> None:
@@ -49,9 +57,10 @@ class Cutter:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         tokens = self.tokens(batch, rows)
-        if len(rows) == 1:
+        if len(rows) <= self.rows_together:
+            single = "single sequence" if self.rows_together == 1 else "single pair of sequences"
             raise RunStopped(
-                f"out of memory with a single sequence of {tokens} tokens in {self._what}; turn on "
+                f"out of memory with a {single} of {tokens} tokens in {self._what}; turn on "
                 "model.gradient_checkpointing, train an adapter (policy.lora), or lower rollout.max_response_tokens"
             )
         self.too_many_tokens = tokens
@@ -65,9 +74,10 @@ class Cutter:
         return tokens_of(batch.rows(rows), share_prompts=self.share_prompts)
 
     def _halved(self, batch: SequenceBatch, rows: list[int]) -> list[list[int]]:
-        if self.too_many_tokens is None or len(rows) == 1 or self.tokens(batch, rows) < self.too_many_tokens:
+        together = self.rows_together
+        if self.too_many_tokens is None or len(rows) <= together or self.tokens(batch, rows) < self.too_many_tokens:
             return [rows]
-        middle = (len(rows) + 1) // 2
+        middle = (len(rows) // together + 1) // 2 * together
         return [*self._halved(batch, rows[:middle]), *self._halved(batch, rows[middle:])]
 
 

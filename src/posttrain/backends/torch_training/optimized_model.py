@@ -184,7 +184,7 @@ class OptimizedModel:
         loads = [self.cutter.tokens(batch.sequences, rows) for rows in whole]
         with self._learning():
             for rows in self._sharding.deal(whole, loads):
-                micro = batch.rows(rows or [0])
+                micro = batch.rows(rows or list(range(self.cutter.rows_together)))
                 if not rows:
                     micro = replace(micro, loss_mask=torch.zeros_like(micro.loss_mask))
                 try:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos.objective import policy_objective
+from posttrain.algos.preferences import preference_loss
 from posttrain.backends.torch_training.moving_reference import MovingReference
 from posttrain.backends.torch_training.optimized_model import Learning, MicroBatch, OptimizedModel
 from posttrain.backends.torch_training.scoring import LogprobScorer
@@ -21,7 +22,7 @@ from posttrain.data.packing import PackedSequences
 from posttrain.errors import ModelError, Problem
 from posttrain.models.routing import Routers
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan
+from posttrain.records.plans import LossPlan, PreferencePlan
 from posttrain.records.statistics import ForwardBackwardStats
 
 
@@ -136,7 +137,11 @@ class PolicyModel(OptimizedModel):
         if self._moving and optimizer:
             self._moving.load(folder)
 
-    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
+    def forward_backward(
+        self, batch: TrainBatch, loss: LossPlan | PreferencePlan, counts: LossCounts
+    ) -> ForwardBackwardStats:
+        if isinstance(loss, PreferencePlan):
+            return self._learn_preferences(batch, loss, counts)
         reference = self._reference if loss.kl_coef and loss.kl_estimator == "full" else None
 
         balance = self._balance(batch, loss.router_balance_coef)
@@ -165,6 +170,19 @@ class PolicyModel(OptimizedModel):
         return ForwardBackwardStats(
             loss=total, sums=sums, tokens=int(batch.loss_mask.sum()), policy_logprobs=policy_logprobs
         )
+
+    def _learn_preferences(self, batch: TrainBatch, loss: PreferencePlan, counts: LossCounts) -> ForwardBackwardStats:
+        """Add the gradient of a tuning method's loss. Rows of a pair share their prompt, which is computed once."""
+        self.cutter.rows_together = loss.rows_per_unit
+
+        def learn(micro: TrainBatch) -> MicroBatch:
+            packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)
+            logprobs = packed.unpack(self._scorer.score(packed, 1.0).logprobs).cpu()
+            return MicroBatch(loss=preference_loss(logprobs, micro, loss, counts), sums={}, values=logprobs.detach())
+
+        total, sums, policy_logprobs = self.accumulate(batch, learn)
+        tokens = int(batch.loss_mask.sum())
+        return ForwardBackwardStats(loss=total, sums=sums, tokens=tokens, policy_logprobs=policy_logprobs)
 
     def _balance(self, batch: TrainBatch, coef: float) -> Callable[[torch.device], Tensor] | None:
         """Return the function that gives a pass's part of the balance loss; None without one. A pass over the whole mini-batch

@@ -17,7 +17,7 @@ from posttrain.backends.torch_training.moving_reference import MovingReference
 from posttrain.backends.torch_training.rates import Rates
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
-from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import LearnerConfig
@@ -44,26 +44,50 @@ from posttrain.registry import TRAIN_ENGINES, VALUE_ENGINES
 def load_policy(
     config: TrainingConfig, device: torch.device | None = None, *, dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel, torch.device]:
-    """Load the trained model, with its adapter if it gets one, on its device (None: by the configuration).
+    """Load the trained model, with its adapter if it gets one, on its device (None: by the configuration): a causal language
+    model, or for a tuning method that learns scores one with a head of one number.
 
     Args: dtype of the weights; None is the compute dtype, but a sharded model needs that of its masters.
     """
-    if device is None:
-        device = pick_device(config.placement.device)
-        if device.type == "cpu":
-            torch.set_num_threads(config.placement.cpu_threads or len(os.sched_getaffinity(0)))
+    device = prepare_device(config) if device is None else device
     if device.type == "cpu" and config.model.fast_float32:
         choose_float32_products()
     torch.manual_seed(config.run.seed)
-    model = _load_model(config.model, dtype=dtype or DTYPES[config.model.compute_dtype], device=device)
+    scored = isinstance(config, TuneConfig) and config.method.scored
+    load = load_score_model if scored else _load_model
+    model = load(config.model, dtype=dtype or DTYPES[config.model.compute_dtype], device=device)
     if config.model.freeze_vision:
         freeze_vision(model)
     if config.model.freeze:
         freeze(model, config.model.freeze)
     _choose_kernels(model, config.model)
     if config.policy.lora:
-        add_adapter(model, config.policy.lora, seed=config.run.seed)
+        add_adapter(model, config.policy.lora, seed=config.run.seed, head=head_name(model) if scored else None)
     return model, device
+
+
+def prepare_device(config: TrainingConfig) -> torch.device:
+    """Return the device of a run in one process; on a CPU, take the number of threads that the configuration gives."""
+    device = pick_device(config.placement.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.placement.cpu_threads or len(os.sched_getaffinity(0)))
+        if config.model.fast_float32:
+            choose_float32_products()
+    return device
+
+
+def load_score_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
+    """Load a model as transformers' sequence classification class with one label. A causal language model gets a new head of
+    zeros, so that every first score is 0; a classifier keeps its own."""
+    return load_value_model(
+        config.path,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=config.trust_remote_code,
+        config_overrides=config.config_overrides,
+        field="model.path",
+        of_sequences=True,
+    )
 
 
 def _load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
@@ -136,7 +160,7 @@ def start_policy(
         **_routers(config, model),
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
-        **how(config, notices, sharding, _policy_stored(config, sharding)),
+        **how(config, notices, sharding, policy_stored(config, sharding)),
     )
     return policy, reference
 
@@ -183,13 +207,16 @@ def start_sft_policy(
         max_tokens_per_scoring_batch=batches.max_tokens_per_micro_batch,
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
-        **how(config, notices, sharding, _policy_stored(config, sharding)),
+        **how(config, notices, sharding, policy_stored(config, sharding)),
     )
     return policy
 
 
 def start_reference(
-    config: RunConfig, device: torch.device, policy: PreTrainedModel | None, sharding: Sharding | None = None
+    config: RunConfig | TuneConfig,
+    device: torch.device,
+    policy: PreTrainedModel | None,
+    sharding: Sharding | None = None,
 ) -> LogprobScorer:
     """Build the frozen reference: a model of its own, or the policy's without its adapter. Without a policy in this process
     (None) it is a model of its own.
@@ -199,7 +226,7 @@ def start_reference(
     """
     start = config.reference.path or config.model.path
     shares = policy is not None and config.policy.lora is not None and start == config.model.path
-    full_kl = compares_vocabularies(config)
+    full_kl = isinstance(config, RunConfig) and compares_vocabularies(config)
     if sharding is not None and not shares:
         sharding = sharding.beside(engine_options(config, "reference"), "reference")
     own = policy
@@ -215,7 +242,7 @@ def start_reference(
     reference: LogprobScorer = TRAIN_ENGINES.get(config.policy.engine).scorer(
         own,
         config.reference.sequences_per_micro_batch_per_device,
-        config.policy.share_prompts,
+        shares_prompts(config),
         config.reference.max_tokens_per_micro_batch,
         padded=config.model.padded,
         weights=partial(adapter_off, own) if shares else nullcontext,
@@ -238,6 +265,11 @@ def rates(learner: LearnerConfig | CriticConfig, total_updates: int, updates_per
     }
 
 
+def shares_prompts(config: TrainingConfig) -> bool:
+    """Tell whether rows of one group share the computation of their prompt: samples of a prompt, the sides of a pair."""
+    return config.policy.share_prompts if isinstance(config, RunConfig) else isinstance(config, TuneConfig)
+
+
 def how(
     config: TrainingConfig,
     notices: Notices,
@@ -246,7 +278,7 @@ def how(
 ) -> dict[str, Any]:
     """Return the compute settings common to all trained models."""
     shared: dict[str, Any] = {
-        "share_prompts": isinstance(config, RunConfig) and config.policy.share_prompts,
+        "share_prompts": shares_prompts(config),
         "padded": config.model.padded,
         "compile_layers": config.model.compile,
         "master_dtype": DTYPES[config.model.master_dtype],
@@ -258,7 +290,7 @@ def how(
     return shared | {name: value for name, value in given.items() if value is not None}
 
 
-def _policy_stored(config: TrainingConfig, sharding: Sharding | None) -> Callable[[], Mapping[str, Tensor]] | None:
+def policy_stored(config: TrainingConfig, sharding: Sharding | None) -> Callable[[], Mapping[str, Tensor]] | None:
     """Return ``stored_weights``; None for a sharded model, loaded in its masters' precision, and for a new adapter."""
     if sharding is not None or config.policy.lora:
         return None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from posttrain.config import SftConfig, TrainingConfig
+from posttrain.config import SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.profiling import ProfilingConfig
-from posttrain.config.roles import needs_values, runtime_of
+from posttrain.config.roles import needs_values, runtime_of, uses_reference
 
 SFT_PHASES = ("update", "validation_loss")
 
@@ -14,7 +14,12 @@ SFT_PHASES = ("update", "validation_loss")
 def phases_of(config: TrainingConfig) -> Collection[str]:
     """The phases that steps of this run may have."""
     if isinstance(config, SftConfig):
-        return SFT_PHASES
+        phases = set(SFT_PHASES)
+        if isinstance(config, TuneConfig) and uses_reference(config):
+            phases.add("reference")
+        if isinstance(config, TuneConfig) and config.method.needs_kl:
+            phases.add("kl")
+        return phases
     phases = {"rollout", "reward", "logprobs", "update", "weight_sync"}
     if config.data.validation_files:
         phases.add("validation")

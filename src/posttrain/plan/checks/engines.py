@@ -110,7 +110,7 @@ def reference_warnings(config: RunConfig) -> Iterator[str]:
 def engine_warnings(config: TrainingConfig) -> Iterator[str]:
     """Yield options of engines, and settings with these engines, that have no effect."""
     engines = {role: section.engine for role, section in trained_roles(config)}
-    if isinstance(config, RunConfig) and uses_reference(config):
+    if uses_reference(config):
         engines["reference"] = config.policy.engine
     for role, engine in engines.items():
         options, devices = engine_options(config, role), config.placement.devices

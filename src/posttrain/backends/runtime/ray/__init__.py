@@ -19,7 +19,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
 from posttrain.backends.runtime.ray.endpoints import EndpointSync
 from posttrain.backends.runtime.ray.profiling import RayProfiler
-from posttrain.backends.runtime.ray.proxies import RemoteCritic, RemotePolicy, RemoteRewardModel, RemoteScorer
+from posttrain.backends.runtime.ray.proxies import (
+    RemoteCritic,
+    RemotePolicy,
+    RemoteRewardLearner,
+    RemoteRewardModel,
+    RemoteScorer,
+)
 from posttrain.backends.runtime.ray.role_groups import RoleGroup, groups_of
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
 from posttrain.backends.runtime.ray.started_roles import WorkerAssignment
@@ -29,10 +35,10 @@ from posttrain.backends.runtime.ray.worker import Worker
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.backends.runtime.ray.worker_roles import start_worker_roles
 from posttrain.backends.serving.start import make_sampler, ranks_per_copy
-from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.roles import needs_ref_logprobs
 from posttrain.errors import ConfigError
-from posttrain.interfaces.roles import Learner, Roles
+from posttrain.interfaces.roles import Learner, Roles, Tuned
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.plan.engine import engine_plan
@@ -42,7 +48,7 @@ from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
 from posttrain.records.notices import Notices
 from posttrain.registry import RUNTIMES
 
-S = TypeVar("S", Roles, Learner)
+S = TypeVar("S", Roles, Learner, Tuned)
 OBJECT_STORE_BYTES = 256 << 20  # of a cluster of this run's own, besides two buckets of weights
 
 
@@ -57,6 +63,10 @@ class Ray:
     def start_sft(self, config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Learner:
         """Raises: as ``start``."""
         return _started(config, batches, tokenizer, lambda start: start.learner())
+
+    def start_tune(self, config: TuneConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Tuned:
+        """Raises: as ``start``."""
+        return _started(config, batches, tokenizer, lambda start: start.tuned(config))
 
 
 def _started(
@@ -241,6 +251,23 @@ class _Start:
             close=self.close,
         )
 
+    def tuned(self, config: TuneConfig) -> Tuned:
+        worker_groups = self.worker_groups()
+        of = {role: worker_groups[group.name] for group in self.groups for role in group.roles}
+        trainers = of["policy"]
+        return Tuned(
+            engine=RemoteRewardLearner(trainers, "policy") if config.method.scored else RemotePolicy(trainers),
+            reference=self._reference(of["reference"], config) if "reference" in of else None,
+            device=self._device(),
+            notices=self.notices,
+            notes=_notes(worker_groups),
+            profiler=RayProfiler(of, self.cuda),
+            close=self.close,
+        )
+
+    def _reference(self, workers: WorkerGroup, config: RunConfig | TuneConfig) -> RemoteScorer:
+        return RemoteScorer(workers, "reference", copies=engine_plan(config.policy.engine).keeps_whole)
+
     def roles(self, config: RunConfig) -> Roles:
         worker_groups = self.worker_groups()
         of = {role: worker_groups[group.name] for group in self.groups for role in group.roles}
@@ -251,9 +278,7 @@ class _Start:
             policy=RemotePolicy(trainers),
             rollout=rollout,
             weight_sync=sync,
-            reference=RemoteScorer(of["reference"], "reference", copies=engine_plan(config.policy.engine).keeps_whole)
-            if asks_reference
-            else None,
+            reference=self._reference(of["reference"], config) if asks_reference else None,
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
             reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
             judge=RemoteRewardModel(of["judge"], "judge", reads_references=True) if "judge" in of else None,

@@ -13,9 +13,9 @@ from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan, ValueLossPlan
+from posttrain.records.plans import LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
-from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, ValueStats
 from posttrain.records.trajectories import Outcome, TrajectoryGroup
 
 
@@ -96,7 +96,9 @@ class RemoteOptimized:
     def _call(self, method: str) -> object:
         return self.workers.call("model_call", self.role, method, what=f"{self.role} {method}")
 
-    def _learn(self, batch: TrainBatch, loss: LossPlan | ValueLossPlan, counts: LossCounts) -> LossStats:
+    def _learn(
+        self, batch: TrainBatch, loss: LossPlan | PreferencePlan | ValueLossPlan, counts: LossCounts
+    ) -> LossStats:
         rows = self.workers.share(to_plain(batch))
         plain = self.workers.call("learn", rows, self.role, loss, counts, what=f"{self.role} forward_backward")
         stats: LossStats = from_plain(plain)
@@ -115,7 +117,9 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
     def move_reference(self, mix: float) -> None:
         self.workers.call("move_reference", mix, what="mixing the policy into the reference")
 
-    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
+    def forward_backward(
+        self, batch: TrainBatch, loss: LossPlan | PreferencePlan, counts: LossCounts
+    ) -> ForwardBackwardStats:
         stats = self._learn(batch, loss, counts)
         assert isinstance(stats, ForwardBackwardStats)
         return stats
@@ -131,6 +135,20 @@ class RemoteCritic(RemoteOptimized):
 
     def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
         return self._learn(batch, loss, counts)
+
+
+class RemoteRewardLearner(RemoteOptimized):
+    """See interfaces.train_engine.ScoreEngine: a reward model in training."""
+
+    def values(self, batch: SequenceBatch) -> Tensor:
+        rows = self.workers.share(to_plain(batch))
+        found: Tensor = from_plain(self.workers.call("score", rows, self.role, "values", what="scores"))
+        return found
+
+    def forward_backward(self, batch: TrainBatch, loss: PreferencePlan, counts: LossCounts) -> ValueStats:
+        stats = self._learn(batch, loss, counts)
+        assert isinstance(stats, ValueStats)
+        return stats
 
 
 class RemoteRewardModel:

@@ -27,7 +27,8 @@ from posttrain.backends.torch_training.start import (
     start_reward_model,
     start_sft_policy,
 )
-from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.backends.torch_training.start_tune import start_tuned
+from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.roles import compares_vocabularies, learner_of, sends_adapter, shares_weights
 from posttrain.models.loading import DTYPES
 from posttrain.plan.engine import engine_plan
@@ -96,8 +97,7 @@ class Starter:
         config, batches, engines = self.config, self.assignment.batches, self.started.engines
         if not isinstance(config, RunConfig):
             assert isinstance(batches, SftBatchPlan)
-            model, sharding = self._load_policy()
-            engines["policy"] = start_sft_policy(config, batches, self.tokenizer, model, self.notices, sharding)
+            self._start_on_rows(config, batches)
             return self.started
         assert isinstance(batches, BatchPlan)
         roles = self.assignment.roles
@@ -116,6 +116,21 @@ class Starter:
             self._start_rollout(config)
         self._choose_turns()
         return self.started
+
+    def _start_on_rows(self, config: SftConfig, batches: SftBatchPlan) -> None:
+        """Start the roles of a run that samples nothing: supervised fine-tuning, or tuning with its reference."""
+        engines, policy = self.started.engines, None
+        if "policy" in self.assignment.roles:
+            policy, sharding = self._load_policy()
+            how = (self.tokenizer, policy, self.notices, sharding)
+            if isinstance(config, TuneConfig):
+                engines["policy"] = start_tuned(config, batches, *how)
+            else:
+                engines["policy"] = start_sft_policy(config, batches, *how)
+        if "reference" in self.assignment.roles:
+            assert isinstance(config, TuneConfig), "supervised fine-tuning has no reference"
+            engines["reference"] = start_reference(config, self.device, policy, self._sharding_of("policy"))
+        self._choose_turns()
 
     def _meet(self, address: str, port: int) -> None:
         dist.init_process_group(

@@ -26,7 +26,7 @@ from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
 from posttrain.records.batches import LossCounts
 from posttrain.records.notices import Notices
-from posttrain.records.plans import LossPlan, ValueLossPlan
+from posttrain.records.plans import LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
 from posttrain.run.profile import Recording
@@ -87,7 +87,7 @@ class WorkerRoles:
         self._started.take_turn(role)
         return self._reported(getattr(self.roles[role], method)(from_plain(batch), *arguments))
 
-    def learn(self, batch: Any, role: str, loss: LossPlan | ValueLossPlan, counts: LossCounts) -> Any:
+    def learn(self, batch: Any, role: str, loss: LossPlan | PreferencePlan | ValueLossPlan, counts: LossCounts) -> Any:
         """Run forward and backward over a TrainBatch; the batch and the result as plain values."""
         self._started.take_turn(role)
         return self._reported(self.roles[role].forward_backward(from_plain(batch), loss, counts))

@@ -1,0 +1,60 @@
+"""Construction of the models of a tuning run as engines from its configuration, for every runtime."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.backends.torch_training.start import (
+    how,
+    load_score_model,
+    rates,
+    start_sft_policy,
+    stored_weights,
+)
+from posttrain.config import TuneConfig
+from posttrain.interfaces.train_engine import ScoreEngine, TrainEngine
+from posttrain.records.batch_plans import SftBatchPlan
+from posttrain.records.notices import Notices
+from posttrain.registry import VALUE_ENGINES
+
+
+def start_tuned(
+    config: TuneConfig,
+    batches: SftBatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    notices: Notices,
+    sharding: Sharding | None = None,
+) -> TrainEngine | ScoreEngine:
+    """Build the engine of the model that is tuned, which ``load_policy`` has loaded.
+
+    The tokenizer's padding token is written into a score model's configuration: transformers looks for it to find the last
+    token of a row.
+
+    Args: sharding, when several processes make this call, shards it over them.
+    """
+    if not config.method.scored:
+        return start_sft_policy(config, batches, tokenizer, model, notices, sharding)
+    learner = config.policy
+    assert batches.schedule_updates is not None
+    whole = sharding is None and not learner.lora
+    load = partial(load_score_model, config.model)
+    text_config = model.config.get_text_config()
+    if text_config.pad_token_id is None:
+        pad = tokenizer.pad_token_id
+        text_config.pad_token_id = tokenizer.eos_token_id if pad is None else pad
+    engine: ScoreEngine = VALUE_ENGINES.get(learner.engine)(
+        model,
+        tokenizer,
+        optimizer=learner.optimizer,
+        **rates(learner, batches.schedule_updates, batches.updates_per_step),
+        sequences_per_micro_batch=batches.sequences_per_micro_batch_per_device,
+        max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        activation_offload=config.model.activation_offload,
+        **how(config, notices, sharding, stored_weights(config.model, config.model.path, load) if whole else None),
+    )
+    return engine

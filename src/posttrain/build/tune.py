@@ -1,0 +1,106 @@
+"""Run tuning from a TuneConfig: preferences, or a reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+from posttrain.build.fits import check_texts_fit
+from posttrain.build.plans import sft_plan
+from posttrain.build.reference_logps import with_reference_logps
+from posttrain.build.runs import open_run, run_trackers, say_nothing
+from posttrain.config.roles import runtime_of
+from posttrain.config.tune import TuneConfig
+from posttrain.data.loader import ShuffledLoader
+from posttrain.data.preferences import PreferenceSet, load_preferences
+from posttrain.errors import ConfigError
+from posttrain.interfaces.roles import Tuned
+from posttrain.interfaces.train_engine import ScoreEngine, TrainEngine
+from posttrain.loops import tune
+from posttrain.models.loading import import_modules, load_tokenizer
+from posttrain.plan.tune import plan_tune
+from posttrain.records.plans import PreferencePlan
+from posttrain.registry import RUNTIMES
+from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.lifetime import begin_run, under_way
+from posttrain.run.progress import Progress
+from posttrain.run.run_folder import RunFolder
+from posttrain.steps.preferences import LogprobModel, PreferenceModel, PreferenceTask, ScoreModel
+
+
+def tune_run(
+    config: TuneConfig,
+    *,
+    allow_config_change: bool = False,
+    start_over: bool = False,
+    say: Callable[[str], None] = say_nothing,
+) -> Path:
+    """Run it, from the data to the last checkpoint. Returns the run folder.
+
+    Args and Raises: as build.sft.sft_run.
+    """
+    opened = open_run(config, allow_config_change=allow_config_change, start_over=start_over)
+    with opened as (folder, checkpoints, notes):
+        return _train(config, folder, checkpoints, notes, say)
+
+
+def _train(
+    config: TuneConfig, folder: RunFolder, checkpoints: Checkpoints, notes: list[str], say: Callable[[str], None]
+) -> Path:
+    import_modules(config.model.external_modules)
+    say("loading tokenizer and data")
+    tokenizer = load_tokenizer(config.model)
+    training = load_preferences(config.data.train_files, config, tokenizer, what="training")
+    validation = PreferenceSet(rows=[], read=0)
+    if config.data.validation_files:
+        validation = load_preferences(config.data.validation_files, config, tokenizer, what="validation")
+    rows, held_out = training.rows[: config.data.max_rows], validation.rows[: config.validation.max_rows]
+    batches, problems = plan_tune(config, len(rows))
+    if batches is None:
+        raise ConfigError(problems)
+    check_texts_fit(config, [text for row in (*rows, *held_out) for text in row.sides])
+    if config.runs_reference and config.reference.precompute:
+        say("scoring all rows by the reference")
+        rows, held_out = with_reference_logps(config, rows, held_out)
+    order_seed = config.run.seed if config.data.seed is None else config.data.seed
+    loader = ShuffledLoader(rows, config.rows_per_step, seed=order_seed, shuffle=config.data.shuffle, kind="rows")
+    plan = sft_plan(config, batches, validates=bool(held_out))
+    trackers = run_trackers(config.tracking, folder.path)
+    say(f"loading model {config.model.path}")
+    runtime = RUNTIMES.get(runtime_of(config.placement))()
+    with closing(runtime.start_tune(config, batches, tokenizer)) as tuned:
+        progress = Progress(policy=tuned.engine, loader=loader)
+        first_step = checkpoints.restore(progress, trackers.message) + 1
+        about_data = [*training.notes("training"), *validation.notes("validation")]
+        begin_run(
+            config,
+            folder,
+            checkpoints,
+            trackers,
+            first_step=first_step,
+            total_steps=plan.total_steps,
+            device=tuned.device,
+            notes=[*notes, *about_data, *tuned.notes],
+            saved_bytes=checkpoints.bytes_of(progress.engines.values()),
+            save_steps=plan.save_steps(first_step),
+        )
+        with under_way(config, folder, checkpoints, trackers, first_step) as run:
+            tune.run(tuned, task_of(config, tuned), loader, held_out, progress, plan, run)
+    return folder.path
+
+
+def task_of(config: TuneConfig, tuned: Tuned) -> PreferenceTask:
+    """Build the task of the configured method: its loss, and the models that it reads."""
+    method = config.method
+    model: PreferenceModel = (
+        ScoreModel(cast(ScoreEngine, tuned.engine)) if method.scored else LogprobModel(cast(TrainEngine, tuned.engine))
+    )
+    return PreferenceTask(
+        model=model,
+        plan=PreferencePlan(name=method.name, path=method.path, parameters=method.settings, paired=method.paired),
+        reference=tuned.reference,
+        needs_kl=method.needs_kl,
+        max_tokens=config.data.max_tokens,
+    )

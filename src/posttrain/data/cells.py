@@ -1,0 +1,106 @@
+"""Cells of a row: chat messages, texts, nested values; an invalid one is reported where its row is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.data.columns import root
+from posttrain.data.record_files import Record, described
+from posttrain.errors import Problem, did_you_mean
+from posttrain.libraries import json_text
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Message = dict[str, Any]  # role, content, and further keys of the chat template (tool_calls, name, ...)
+
+
+class BadCell(Exception):
+    """A cell is invalid; caught where the row is known."""
+
+
+def missing_column(column: str, record: Record, place: str, field: str) -> Problem:
+    what = f"{place} has no column {root(column)} (it has {', '.join(record)})"
+    return Problem(what, fix=did_you_mean(root(column), list(record), listed=True), field=f"data.{field}")
+
+
+def messages_of(value: Any) -> list[Message]:
+    if not isinstance(value, list):
+        raise BadCell(f"holds {described(value)}; a list of chat messages is expected")
+    if not value:
+        raise BadCell("holds a list of 0 messages; at least one is expected")
+    messages = []
+    for index, message in enumerate(value):
+        if not isinstance(message, Mapping):
+            raise BadCell(f"holds {described(message)} as message {index}; a mapping with role and content is expected")
+        message = without_none(message)
+        role = message.get("role")
+        if role not in ROLES:
+            known = f"one of {', '.join(ROLES)} is expected"
+            shown = f"holds {described(role)} as role of message {index}" if "role" in message else ""
+            raise BadCell(f"{shown or f'has no role in message {index}'}; {known}")
+        if role in ("system", "developer") and index:
+            raise BadCell(f"holds a {role} message in place {index}; it can only be the first")
+        if not isinstance(message.get("content"), str) and not (role == "assistant" and message.get("tool_calls")):
+            held = described(message["content"]) if "content" in message else "nothing"
+            raise BadCell(f"holds {held} as content of message {index}; text is expected")
+        messages.append(message)
+    return messages
+
+
+def without_none(value: Any) -> Any:
+    """Remove the entries that are None: parquet gives every mapping the keys of all others."""
+    if isinstance(value, Mapping):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_none(item) for item in value]
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """Parse a list or mapping that is written as JSON text, as in csv files."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value if value != "" else None
+    try:
+        return json_text.loads(value)
+    except json.JSONDecodeError as error:
+        raise BadCell(f"holds text that is not JSON: {error.msg} at character {error.pos}") from None
+
+
+def value_at(record: Record, column: str) -> Any:
+    """Return the value of a column; a column with exactly this name takes precedence over a nested one."""
+    if column in record:
+        return record[column]
+    first, *rest = column.split(".")
+    value = record.get(first)
+    for depth, key in enumerate(rest, start=1):
+        value = from_json(value)
+        inside = ".".join([first, *rest[: depth - 1]])
+        if not isinstance(value, Mapping):
+            raise BadCell(f"cannot be reached: {inside} holds {described(value)}")
+        if key not in value:
+            raise BadCell(f"cannot be reached: there is no {key!r} in {inside}; {did_you_mean(key, list(value))}")
+        value = value[key]
+    return value
+
+
+def answer_of(value: Any) -> str:
+    """Return a response; a whole number is written out, as the answers of many datasets are."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else text_of(value)
+
+
+def optional_text(record: Record, column: str | None) -> str:
+    """Return the text of a column; "" without the column's name, or where it is empty or null."""
+    if column is None:
+        return ""
+    value = value_at(record, column)
+    return "" if value in (None, "") else text_of(value)
+
+
+def text_of(value: Any) -> str:
+    if not isinstance(value, str):
+        raise BadCell(f"holds {described(value)}; text is expected")
+    if not value.strip():
+        raise BadCell("holds an empty text")
+    return value
