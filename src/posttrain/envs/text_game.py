@@ -52,7 +52,7 @@ class Game(Protocol):
 
     @property
     def actions(self) -> Sequence[str]:
-        """Names of the actions, as the model writes them."""
+        """Names of the actions, as the model writes them; empty where any text may be one."""
         ...
 
     def begin(self, seed: int) -> str:
@@ -60,7 +60,8 @@ class Game(Protocol):
         ...
 
     def act(self, action: str | None) -> Played:
-        """Take one of ``actions``; None, for an answer that names none, changes nothing but counts as a turn."""
+        """Take one of ``actions``, or any text where they are free; None, for an answer that names none, changes nothing but
+        counts as a turn."""
         ...
 
     def state(self) -> str:
@@ -177,7 +178,8 @@ class TextGame:
         return [*system, {"role": "user", "content": text}]
 
     def _action(self, reply: str) -> str | None:
-        return self._by_word.get(self._matched(reply).casefold())
+        matched = self._matched(reply)
+        return (matched or None) if not self._game.actions else self._by_word.get(matched.casefold())
 
     def _matched(self, reply: str) -> str:
         """The text that the pattern takes from an answer; "" without a match."""

@@ -21,3 +21,13 @@ class Prompt:
     # The conversation before the template, whole even where token_ids were cut.
     messages: tuple[Mapping[str, Any], ...] = ()
     images: PromptImages | None = None  # token_ids hold their tokens, as many as the model reads; None: text only
+    # Rows and columns of patches of each image, in a process that the images are not sent to; see patches_of_images.
+    image_patches: tuple[tuple[int, int], ...] = ()
+
+
+def patches_of_images(prompt: Prompt) -> tuple[tuple[int, int], ...]:
+    """Rows and columns of patches of each image, as the model reads it; empty without images or a processor that counts them."""
+    grids = None if prompt.images is None else prompt.images.features.get("image_grid_thw")
+    if grids is None:
+        return prompt.image_patches
+    return tuple((int(rows), int(columns)) for _, rows, columns in grids)

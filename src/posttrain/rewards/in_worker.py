@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.config.reward import RewardConfig
 from posttrain.config.reward_placement import runs_code
 from posttrain.libraries import math_verify, reasoning_gym
-from posttrain.records.prompts import Prompt
+from posttrain.records.prompts import Prompt, patches_of_images
 from posttrain.records.trajectories import Invalid
 from posttrain.rewards.load import load_rewards
 from posttrain.rewards.score import LARGEST, ResponseText, RewardTerms, TermAnswer, TermValue
@@ -58,8 +58,10 @@ class Scoring:
 
 
 def plain_prompt(prompt: Prompt) -> dict[str, Any]:
-    """Return a prompt as plain values, without its images: no reward reads them, and they would be sent with every response."""
-    return {field.name: getattr(prompt, field.name) for field in fields(prompt) if field.name != "images"}
+    """Return a prompt as plain values, with the sizes of its images: no reward reads more of them, and they would be sent with
+    every response."""
+    values = {field.name: getattr(prompt, field.name) for field in fields(prompt) if field.name != "images"}
+    return values | {"image_patches": patches_of_images(prompt)}
 
 
 def prompt_of(values: Mapping[str, Any]) -> Prompt:

@@ -175,7 +175,7 @@ def test_turns_with_the_conversation_before_them_are_samples_of_their_own(load) 
     assert not planned(loaded) and not said(loaded) and loaded.config.environment.sample_per_turn
 
 
-@pytest.mark.parametrize("kind", ["webshop", "game:GuessTheNumber-v0", "rg:letter_counting"])
+@pytest.mark.parametrize("kind", ["alfworld", "game:Wordle-v0", "deepeyes"])
 def test_a_planned_environment_is_the_only_thing_to_say(load, kind: str) -> None:
     """Sizes, turns and estimators are checked with a game in its place."""
     custom = {"Shop": {"env_type": kind, "env_manager_cls": STEPS, "max_steps": 3}}
@@ -234,6 +234,67 @@ def test_normalisation_of_episodes_steps_and_returns(load, normalization, episod
         "adv_estimator=step_reinforce", *managers, reward_normalization=normalization
     ).config.advantage.settings
     assert (chosen["returns_mean"], chosen["returns_std"]) == returns
+
+
+SHOPPED = {"tags": ["W"], "num_groups_partition": [4], "num_env_groups": 4, "group_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "settings"),
+    [
+        ({"env_type": "webshop", "env_config": {"observation_mode": "text", "format_penalty": -0.05}}, "shop",
+         {"format_penalty": -0.05}),
+        ({"env_type": "game:GuessTheNumber-v0", "env_config": {"min_number": 3, "max_number": 9}}, "guess_number",
+         {"low": 3, "high": 9, "max_turns": 10, "action_pattern": r".*\\boxed\{\s*(\d+)\s*\}"}),
+        ({"env_type": "rg:letter_counting", "env_config": {"size": 500, "seed": 42, "min_words": 3}}, "reasoning_gym",
+         {"task": "letter_counting", "options": {"min_words": 3}}),
+        ({"env_type": "roll_math", "env_config": {"dataset_name": "a.jsonl", "answer_key": "solution"}}, "questions",
+         {"grader": "math", "file": "a.jsonl", "question_column": "problem", "answer_column": "solution"}),
+        ({"env_type": "roll_qa", "env_config": {"dataset_name": "a.jsonl", "split": "train", "question_key": "q"}}, "questions",
+         {"grader": "text", "file": "a.jsonl", "question_column": "q", "action_pattern": ".*<answer>(.*?)</answer>"}),
+    ],
+)  # fmt: skip
+def test_environments_of_other_names(load, entry, name, settings) -> None:
+    loaded = load(train_env_manager=SHOPPED, custom_envs={"W": entry | {"max_steps": 3}})
+    assert not planned(loaded)
+    found = loaded.config.environment.named["W"]
+    assert (found.name, found.settings, found.max_turns) == (name, settings, 3)
+
+
+def test_tools_around_questions(load) -> None:
+    def entry(*tools: dict[str, Any], kind: str = "roll_math") -> dict[str, Any]:
+        rewards = {"tool_reward": -0.1, "tool_success_reward": 0.3, "max_tool_uses": 5}
+        wrapper = {"wrapper_args": rewards, "tool_configs": list(tools)}
+        config = {"dataset_name": "a.jsonl"} if kind == "roll_math" else {}
+        return {"W": {"env_type": kind, "env_config": config, "max_steps": 3, "tool_wrapper": wrapper}}
+
+    code = {"tool_id": "python_code", "tool_args": {"timeout": 7, "sandbox_type": "none"}}
+    search = {"tool_id": "search", "tool_args": {"search_url": "http://localhost:8000/retrieve", "topk": 2}}
+    loaded = load(train_env_manager=SHOPPED, custom_envs=entry(code, search))
+    assert not planned(loaded)
+    settings = loaded.config.environment.named["W"].settings
+    assert settings["tools"] == [
+        {"name": "python", "timeout_s": 7.0},
+        {"name": "retrieve", "url": "http://localhost:8000/retrieve", "results": 2},
+    ]
+    # -0.1 for every use, and 0.3 more for one that succeeds
+    assert (settings["max_calls"], settings["failed_call_reward"]) == (5, -0.1)
+    assert settings["call_reward"] == pytest.approx(0.2)
+    [problem] = said(load(train_env_manager=SHOPPED, custom_envs=entry({"tool_id": "browser"})))
+    assert "tool_wrapper.tool_configs.0 has the tool_id 'browser' with no tool_args" in problem
+    [problem] = said(load(train_env_manager=SHOPPED, custom_envs=entry(code, kind="webshop")))
+    assert "tool_wrapper is supported around questions (roll_math, roll_qa) only" in problem
+
+
+def test_a_game_played_by_an_agent_runner_is_a_trajectory(load) -> None:
+    proxied = (
+        "+custom_env.FrozenLake.env_manager_cls=roll.pipeline.agentic.env_manager.proxy_env_manager.ProxyEnvManager"
+    )
+    runner = "+custom_env.FrozenLake.agent_runner_cls=roll.pipeline.agentic.agent_runner"
+    loaded = load(proxied, f"{runner}.gem_runner.GEMRunner")
+    assert not planned(loaded) and not loaded.config.environment.sample_per_turn
+    [problem] = said(load(proxied, f"{runner}.swe_runner.SWERunner"))
+    assert "is an agent of ROLL's own program" in problem
 
 
 def test_a_ratio_per_segment_is_one_per_turn(load) -> None:
@@ -304,7 +365,7 @@ def test_what_cannot_be(load, overrides: list[str], problem: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["custom_env.FrozenLake.env_type=webshop"], "env_type=webshop is planned"),
+        (["custom_env.FrozenLake.env_type=alfworld"], "env_type=alfworld is planned"),
         (["+custom_env.FrozenLake.env_manager_cls=a.b.VLTrajEnvManager"], "VLTrajEnvManager is planned"),
         (["reward_normalization.grouping=tags"], "grouping=tags is planned"),
         (["+train_env_manager.group_size_redundancy=1"], "the slowest are dropped"),

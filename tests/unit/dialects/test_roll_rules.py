@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import regex
@@ -279,9 +280,7 @@ def test_what_must_be_given_is_asked_for(key) -> None:
         (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
         (("critic.model_args.freeze_module_prefix=vision_model",), "training a part of the model"),
         (("actor_train.data_args.template=longcot_V3",), "a template with texts of its own"),
-        (("track_with=ml_tracker",), "ml_tracker"),
         (("use_topr_loss=true",), "a loss on bad responses beside the policy's"),
-        (("track_with=trackio",), "trackio"),
     ],
 )  # fmt: skip
 def test_what_is_planned_can_be_planned_for_and_not_run(overrides, word) -> None:
@@ -573,6 +572,14 @@ def test_here_takes_the_judge_along() -> None:
 VISION = ("rewards.d.worker_cls=roll.pipeline.rlvr.rewards.detection_reward_worker.DetectionRewardWorker",)
 
 
+@pytest.mark.parametrize("tracker", ["trackio", "ml_tracker"])
+def test_a_tracker_that_is_not_here_is_replaced_by_the_console(tracker: str) -> None:
+    loaded = load(f"track_with={tracker}")
+    assert not loaded.problems and not loaded.unsupported
+    assert list(loaded.config.tracking.trackers) == ["console"]
+    assert any(text.startswith(f"track_with={tracker}: there is no such tracker here") for text in loaded.warnings)
+
+
 def test_boxes_are_scored_with_the_weights_of_each_row() -> None:
     loaded = load(*VISION)
     assert loaded.problems == loaded.unsupported == ()
@@ -580,9 +587,14 @@ def test_boxes_are_scored_with_the_weights_of_each_row() -> None:
     assert loaded.config.data.extra_columns == ["reward_model"]
 
 
-def test_boxes_in_pixels_are_planned() -> None:
-    [problem] = load(*VISION, "pretrain=Qwen/Qwen2.5-VL-7B-Instruct").unsupported
-    assert "boxes in pixels, as Qwen2.5-VL writes them, are planned" in str(problem)
+@pytest.mark.parametrize(("model_type", "patch"), [("qwen2_5_vl", 14), ("qwen3_vl", None)])
+def test_boxes_of_qwen_2_5_are_in_pixels(tmp_path: Path, model_type: str, patch: int | None) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    for path in (f"Qwen/{model_type.replace('_', '.', 1).replace('_', '-')}-7B-Instruct", str(tmp_path)):
+        loaded = load(*VISION, f"pretrain={path}")
+        assert not loaded.unsupported
+        [term] = loaded.config.reward.terms
+        assert term.options.get("pixels_per_patch") == patch
 
 
 def test_a_diffusion_models_pipeline_is_named_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,21 @@ def prompt(*wanted: Box, **row: Any) -> Prompt:
         prompt_id="p", token_ids=(1,), text="", data_source="t", ground_truth=answer(*wanted),
         extra_info={"reward_model": settings},
     )  # fmt: skip
+
+
+def test_boxes_in_pixels_are_compared_in_thousandths_of_the_image() -> None:
+    """20 x 10 patches of 14 pixels: 140 wide and 280 high; 70 of 140 is 500, 28 of 280 is 100."""
+    reference = Box(0, 0, 500, 100, "cat")
+    asked = prompt(reference, verifier_parm={"det_reward_ratio": RATIO, "det_verifier_normalized": True})
+    asked = replace(asked, image_patches=((20, 10),))
+    in_pixels, in_thousandths = answer(Box(0, 0, 70, 28, "cat")), answer(reference)
+    score = boxes(pixels_per_patch=14)
+    assert score(asked, in_pixels)["accuracy"] == 1.0
+    assert score(asked, in_thousandths)["accuracy"] < 0.5
+    assert score(prompt(reference), in_thousandths)["accuracy"] == 1.0  # the row does not ask for it
+    assert boxes()(asked, in_thousandths)["accuracy"] == 1.0
+    with pytest.raises(ValueError, match="no image whose size is known"):
+        score(replace(asked, image_patches=()), in_pixels)
 
 
 def test_overlap_is_the_intersection_over_the_union() -> None:

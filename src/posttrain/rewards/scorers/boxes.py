@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain.interfaces.reward import RewardFn
 from posttrain.libraries import json_text
-from posttrain.records.prompts import Prompt
+from posttrain.records.prompts import Prompt, patches_of_images
 from posttrain.registry import REWARDS
 from posttrain.rewards.box_matching import (
     THRESHOLDS,
@@ -34,6 +34,7 @@ def boxes(
     accuracy_weight: float = 1.0,
     iou_threshold: float | None = None,
     settings_in: str = "reward_model",
+    pixels_per_patch: int | None = None,
 ) -> RewardFn:
     """The fit of labelled boxes, 0 to 1, with ``format`` and ``accuracy`` beside it.
 
@@ -42,15 +43,25 @@ def boxes(
     Args: ``weights`` of iou_max_iou_first, iou_max_label_first, map, map50 and map75 in the accuracy, and iou_completeness, the
         share of completeness beside overlap in the first two. ``iou_threshold`` the least overlap of a match; None: the mean
         over 0.5, 0.55, ... 0.95 and 0.99. ``settings_in`` the extra column in which a row has its own format_ratio,
-        accuracy_ratio and verifier_parm.det_reward_ratio.
+        accuracy_ratio and verifier_parm.det_reward_ratio. ``pixels_per_patch`` for a model that writes pixels of the image as it
+        reads it (Qwen2.5-VL: 14), while references are in thousandths: rows whose verifier_parm.det_verifier_normalized is true
+        have the answer's boxes brought to thousandths of the first image; None: answers are compared as they are.
     Source: the measures of One-RL-to-See-Them-All (arXiv:2505.18129), as ROLL's DetectionRewardWorker scores them.
     """
     given = {"weights": weights, "format": format_weight, "accuracy": accuracy_weight}
-    return partial(_score, given=given, threshold=iou_threshold, settings_in=settings_in)
+    return partial(
+        _score, given=given, threshold=iou_threshold, settings_in=settings_in, pixels_per_patch=pixels_per_patch
+    )
 
 
 def _score(
-    prompt: Prompt, response: str, *, given: Mapping[str, Any], threshold: float | None, settings_in: str
+    prompt: Prompt,
+    response: str,
+    *,
+    given: Mapping[str, Any],
+    threshold: float | None,
+    settings_in: str,
+    pixels_per_patch: int | None,
 ) -> dict[str, object]:
     """Raises: ValueError when the reference holds no box, or nothing weighs the measures."""
     own = prompt.extra_info.get(settings_in)
@@ -63,11 +74,29 @@ def _score(
     if not weights or not sum(weights.get(name) or 0 for name in _PARTS):
         raise ValueError(f"nothing weighs {', '.join(_PARTS)}: neither the option weights nor {settings_in} of the row")
     found = boxes_of(response)
+    if pixels_per_patch is not None and parameters.get("det_verifier_normalized"):
+        found = [_in_thousandths(box, *_size(prompt, pixels_per_patch)) for box in found]
     accuracy = _accuracy(found, wanted, weights, threshold) if found else 0.0
     form = float(bool(found) and "\n<answer>\n" in response and response.count("\n</answer>") == 1)
     share, rest = own.get("format_ratio", given["format"]), own.get("accuracy_ratio", given["accuracy"])
     score = (accuracy * rest + form * share) / (rest + share)
     return {"score": score, "accuracy": accuracy, "format": form}
+
+
+def _size(prompt: Prompt, pixels_per_patch: int) -> tuple[int, int]:
+    """Width and height in pixels of the first image, as the model reads it. Raises: ValueError without one."""
+    sizes = patches_of_images(prompt)
+    if not sizes:
+        raise ValueError("the boxes are in pixels, and the prompt has no image whose size is known")
+    rows, columns = sizes[0]
+    return columns * pixels_per_patch, rows * pixels_per_patch
+
+
+def _in_thousandths(box: Box, width: int, height: int) -> Box:
+    """A box in pixels as whole thousandths of the image, cut down as in ROLL."""
+    x1, x2 = (float(int(each / width * 1000)) for each in (box.x1, box.x2))
+    y1, y2 = (float(int(each / height * 1000)) for each in (box.y1, box.y2))
+    return box._replace(x1=x1, y1=y1, x2=x2, y2=y2)
 
 
 def _accuracy(found: list[Box], wanted: list[Box], weights: Mapping[str, float], threshold: float | None) -> float:

@@ -6,17 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.rules.worlds import world
 from posttrain.errors import did_you_mean, nearest
 from posttrain.registry import ENVS
 
 TRAJECTORIES = "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"
 STEPS = "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"
+# The same conversation, held by a client of its own.
+PROXIED = "roll.pipeline.agentic.env_manager.proxy_env_manager.ProxyEnvManager"
+GAME_RUNNER = "roll.pipeline.agentic.agent_runner.gem_runner.GEMRunner"
 # A turn's prompt is the conversation before it.
 CONCATENATED = "roll.pipeline.agentic.env_manager.step_concat_env_manager.StepConcatEnvManager"
+# Of ROLL, and not here; worlds.py has those with another name here.
 ROLLS = (
-    "webshop", "sokoban_mcp", "sokoban_tool_call", "sokoban_native_env", "sokoban_sandbox", "roll_math", "roll_qa", "roll_code",
-    "deepeyes", "rock_tb_native_env", "openreward_env", "atropos_env", "bandit", "countdown", "metamathqa", "alfworld",
+    "sokoban_mcp", "sokoban_tool_call", "sokoban_native_env", "sokoban_sandbox", "roll_code", "deepeyes", "rock_tb_native_env",
+    "openreward_env", "atropos_env", "bandit", "countdown", "metamathqa", "alfworld",
 )  # fmt: skip
+_FAMILIES = ("game:", "code:", "eval:", "vision:")  # of GEM
 _STAND_IN = "frozen_lake"  # for planned ones, so that sizes, devices and turns are still checked
 # ROLL's numbers, in the order of our names.
 _LAKE_MOVES = ("Left", "Down", "Right", "Up")
@@ -51,27 +57,41 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
     if kind is None:
         keys.problem(f"{at} has no env_type", key=at, fix="give it one, such as env_type: frozen_lake")
         return None
-    if kind in ROLLS or str(kind).startswith(("game:", "rg:")):
+    config = keys[f"{at}.env_config"] or {}
+    other = world(keys, at, str(kind), config)
+    if other is None and (kind in ROLLS or str(kind).startswith(_FAMILIES)):
         keys.plan_only(f"{at}.env_type={kind} is planned, and the plan counts episodes of {_STAND_IN} in its place",
                        key=f"{at}.env_type",
                        fix="use frozen_lake or sokoban, or an environment of your own: file.py:Class")  # fmt: skip
         return {"name": _STAND_IN, "settings": {}, "max_turns": _turns(keys, at)}
-    if kind not in ENVS.names() and ":" not in str(kind):
-        known = [*ENVS.names(), *ROLLS]
+    if other is None and kind not in ENVS.names() and ":" not in str(kind):
+        known = [*ENVS.names(), "webshop", *ROLLS]
         keys.problem(f"there is no environment {kind} (known: {', '.join(known)})", key=f"{at}.env_type",
                      fix=did_you_mean(str(kind), known, listed=True))  # fmt: skip
         return None
-    config = keys[f"{at}.env_config"] or {}
-    settings = _settings(keys, at, kind, config)
+    kind, settings = other or (kind, _settings(keys, at, kind, config))
     _say_where(keys, tag, kind, config)
     for name, ours in _TEXTS.items():
         if (text := keys[f"{at}.{name}"]) is not None:
             settings[ours] = text
-    settings |= _step_texts(keys, at) if kind in ("frozen_lake", "sokoban") else {}
+    settings |= _step_texts(keys, at) if "template" in settings else {}
+    _unread_tools(keys, at, kind)
     tokens = keys[f"{at}.max_tokens_per_step"] or keys[f"{at}.max_tokens"]
     if tokens is not None and "template" in settings:
         settings["max_response_tokens"] = tokens
     return {"name": kind, "settings": settings, "max_turns": _turns(keys, at)}
+
+
+def _unread_tools(keys: Reader, at: str, kind: str) -> None:
+    """Refuse tools around games, and agents that run them."""
+    if keys[f"{at}.tool_wrapper"] and kind != "questions":
+        keys.problem(f"{at}.tool_wrapper is supported around questions (roll_math, roll_qa) only", key=f"{at}.tool_wrapper",
+                     fix="remove it", refused=True)  # fmt: skip
+    runner = keys[f"{at}.agent_runner_cls"]
+    if runner not in (None, "", GAME_RUNNER):
+        keys.problem(f"{at}.agent_runner_cls={runner} is an agent of ROLL's own program", key=f"{at}.agent_runner_cls",
+                     fix=f"use {GAME_RUNNER} for games; agents of your own run in the environment agent (docs/environments.md)",
+                     refused=True)  # fmt: skip
 
 
 def _turns(keys: Reader, at: str) -> int | None:
@@ -99,7 +119,7 @@ def samples_turns(keys: Reader, tags: list[str]) -> bool:
         key = f"custom_envs.{tag}.env_manager_cls"
         name = keys[key] or TRAJECTORIES
         managers[tag] = name
-        if name not in (TRAJECTORIES, STEPS, CONCATENATED):
+        if name not in (TRAJECTORIES, STEPS, CONCATENATED, PROXIED):
             keys.plan_only(f"{key}={name} is planned", key=key, fix=f"use {TRAJECTORIES} or {STEPS}")
     of_turns = [name.endswith(("StepEnvManager", "StepConcatEnvManager")) for name in managers.values()]
     if any(of_turns) and not all(of_turns):

@@ -6,6 +6,7 @@ from typing import Any
 
 CODE, JUDGE, BOXES = "CodeSandboxRewardWorker", "LLMJudgeRewardWorker", "DetectionRewardWorker"
 BOXES_COLUMN = "reward_model"  # of a row's own weights
+QWEN_PATCH = 14  # pixels of a patch of Qwen2.5-VL
 # Their options besides: the columns of code's rows, and limits of all tests of a program (360 s in ROLL).
 CODE_COLUMNS, TESTS_COLUMN, CODE_S = ["test_case_function", "case_type"], "test_cases", 450.0
 JUDGE_EXTRACT = r"(?i)\b(yes|no)\b"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from posttrain.dialects.reading import Reader
@@ -15,6 +16,7 @@ from posttrain.dialects.roll.rules.reward_workers import (
     CODE_S,
     JUDGE,
     PLANNED_WORKERS,
+    QWEN_PATCH,
     TESTS_COLUMN,
     WORKERS,
 )
@@ -64,22 +66,19 @@ def rewards(keys: Reader) -> dict[str, Any]:
         fields |= _code(alone=len(domains) == 1)
     if BOXES in workers:
         fields["data.extra_columns"] = [*fields.get("data.extra_columns", []), BOXES_COLUMN]
-        _check_pixels(keys, domains[workers.index(BOXES)])
     if keys["difficulty_loss_weight"]:
         fields["data.extra_columns"] = [*fields.get("data.extra_columns", []), "difficulty"]
     return fields | _group_filter(keys, list(parts) or domains, parts)
 
 
-def _check_pixels(keys: Reader, domain: str) -> None:
-    """Qwen2.5-VL writes boxes in pixels of the image it reads, other models in thousandths, as references are."""
-    key = "actor_train.model_args.model_name_or_path"
-    path = str(keys[key] or keys["pretrain"] or "")
-    if "qwen2.5-vl" in path.lower().replace("_", "."):
-        keys.plan_only(
-            "boxes in pixels, as Qwen2.5-VL writes them, are planned: boxes are compared in thousandths",
-            key=f"rewards.{domain}.worker_cls",
-            fix="use a model that writes thousandths, such as Qwen3-VL",
-        )
+def _writes_pixels(keys: Reader) -> bool:
+    """Return True for Qwen2.5-VL, which writes boxes in pixels of the image it reads; others write thousandths, as references
+    are."""
+    path = str(keys["actor_train.model_args.model_name_or_path"] or keys["pretrain"] or "")
+    description = Path(path).expanduser() / "config.json"
+    if not keys.skip_files and description.is_file():
+        return '"qwen2_5_vl"' in description.read_text(encoding="utf-8", errors="replace")
+    return "qwen2.5-vl" in path.lower().replace("_", ".")
 
 
 def _code(*, alone: bool) -> dict[str, Any]:
@@ -161,6 +160,8 @@ def _terms(keys: Reader, domain: str, *, alone: bool) -> list[dict[str, Any]]:
         path, found = "", WORKERS[name]
         if name == CODE and not alone:  # the reference column is that of the other domains
             found = tuple((term, {**settings, "tests_in": TESTS_COLUMN}) for term, settings in found)
+        if name == BOXES and _writes_pixels(keys):
+            found = (("boxes", {"pixels_per_patch": QWEN_PATCH}),)
         if name == JUDGE:
             options = _judge(keys, at) | options
         if options and name not in (CODE, JUDGE):

@@ -11,7 +11,7 @@ from posttrain.dialects.roll.rules.look import CONFIG, count, plain, uses_critic
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 VISION_TOWERS = ("vision_model", "visual", "model.visual", "vision_tower", "model.vision_model")
 _DATA = "actor_train.data_args"
-_PLANNED_TRACKERS = ("trackio", "ml_tracker")  # the second is in ROLL's examples and not in its program
+_OTHER_TRACKERS = ("trackio", "ml_tracker")  # the second is in ROLL's examples and not in its program
 
 
 def model(keys: Reader) -> dict[str, Any]:
@@ -173,8 +173,10 @@ def records(keys: Reader) -> dict[str, Any]:
     if keys.written("output_dir"):
         fields["run.folder"] = f"{keys['output_dir'].rstrip('/')}/{keys['exp_name']}"
     tracker = keys["track_with"]
-    if keys.written("track_with") and tracker in _PLANNED_TRACKERS:
-        keys.plan_only(f"track_with={tracker} is planned", key="track_with", fix="use track_with=stdout")
+    if keys.written("track_with") and tracker in _OTHER_TRACKERS:
+        keys.warn(f"track_with={tracker}: there is no such tracker here, so metrics go to the console and to metrics.jsonl in "
+                  "the run folder (posttrain show, posttrain report); tensorboard, wandb and swanlab are supported")  # fmt: skip
+        fields |= tracking(["console"], "roll")
     elif keys.written("track_with") and tracker:
         fields |= tracking(["console", *([] if tracker == "stdout" else [tracker])], "roll")
     if keys["profiler_timeline"] and keys["profiler_memory"]:

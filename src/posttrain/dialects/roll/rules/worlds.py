@@ -1,0 +1,114 @@
+"""ROLL's environments that have another name here: WebShop, GEM's games, tasks and questions, and tools around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+
+_QUESTIONS = {"roll_math": "math", "roll_qa": "text", "math": "math", "qa": "text", "logic": "text"}
+_BOXED_NUMBER = r".*\\boxed\{\s*(\d+)\s*\}"
+_TAGGED = r".*<answer>(.*?)</answer>"
+# GEM's registered ranges: lowest and highest number, turns.
+_GUESSES = {
+    "game:GuessTheNumber-v0": (1, 20, 10),
+    "game:GuessTheNumber-v0-easy": (1, 10, 4),
+    "game:GuessTheNumber-v0-hard": (1, 50, 7),
+}
+# What the manager or the pipeline reads, and settings without a meaning here.
+_ELSEWHERE = (
+    "max_steps",
+    "max_turns",
+    "seed",
+    "size",
+    "mode",
+    "observation_mode",
+    "load_from_cache_file",
+    "extract_boxed",
+)
+_SHARED = {"format_penalty": "format_penalty", "action_pattern": "action_pattern", "env_instruction": "instruction"}
+
+
+def world(keys: Reader, at: str, kind: str, config: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return our environment and its settings for one of ROLL's; None where there is none."""
+    family, _, task = kind.partition(":")
+    if kind == "webshop":
+        return "shop", _shop(keys, at, config)
+    if kind in _GUESSES:
+        low, high, turns = _GUESSES[kind]
+        settings = {"low": config.get("min_number", low), "high": config.get("max_number", high)}
+        settings |= _own(keys, at, config, {**_SHARED, "min_number": "low", "max_number": "high"})
+        return "guess_number", {"action_pattern": _BOXED_NUMBER, "max_turns": config.get("max_turns", turns)} | settings
+    if family == "rg" and task:
+        options = {name: value for name, value in config.items() if name not in (*_SHARED, *_ELSEWHERE)}
+        shared = _own(keys, at, {name: value for name, value in config.items() if name in _SHARED}, _SHARED)
+        return "reasoning_gym", {"task": task, **({"options": options} if options else {}), **shared}
+    if family in _QUESTIONS:
+        return "questions", _questions(keys, at, _QUESTIONS[family], config)
+    return None
+
+
+def _shop(keys: Reader, at: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    mode = config.get("observation_mode", "text")
+    if mode != "text":
+        keys.problem(f"{at}.env_config.observation_mode={mode} is not supported: pages are texts here",
+                     key=f"{at}.env_config.observation_mode", fix="use text", refused=True)  # fmt: skip
+    keys.warn(f"{at}: env_type=webshop is the environment shop, with WebShop's pages, actions and reward, and products and "
+              "orders of this program's own")  # fmt: skip
+    return _own(keys, at, config, {**_SHARED, "num_products": "products"})
+
+
+def _questions(keys: Reader, at: str, grader: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    names = {**_SHARED, "dataset_name": "file", "question_key": "question_column", "answer_key": "answer_column"}
+    settings = {"grader": grader, **_own(keys, at, config, {**names, "split": ""})}
+    settings.pop("", None)
+    if grader == "math":
+        settings.setdefault("question_column", "problem")  # ROLL's default
+    elif not config.get("extract_boxed", False):
+        settings.setdefault("action_pattern", _TAGGED)
+    if not settings.get("file"):
+        keys.problem(f"{at}.env_config names no dataset", key=f"{at}.env_config", fix="use dataset_name: FILE")
+        settings["file"] = "missing"
+    return settings | _tools(keys, at)
+
+
+def _tools(keys: Reader, at: str) -> dict[str, Any]:
+    """Return the settings for tool_wrapper, whose tools the chat template offers here."""
+    wrapper = keys[f"{at}.tool_wrapper"] or {}
+    found: list[dict[str, Any]] = []
+    for index, tool in enumerate(wrapper.get("tool_configs") or []):
+        key, kind, options = f"{at}.tool_wrapper.tool_configs.{index}", tool.get("tool_id"), tool.get("tool_args") or {}
+        if kind == "python_code":
+            limit = options.get("timeout")
+            found.append({"name": "python", **({} if limit is None else {"timeout_s": float(limit)})})
+        elif kind == "search" and options.get("search_url"):
+            found.append({"name": "retrieve", "url": options["search_url"],
+                          **({"results": options["topk"]} if options.get("topk") else {})})  # fmt: skip
+        elif kind == "mcp" and options.get("server_url"):
+            found.append({"name": "mcp", "url": options["server_url"]})
+        else:
+            keys.problem(f"{key} has the tool_id {kind!r} with {', '.join(options) or 'no tool_args'}", key=key,
+                         fix="use python_code, search with a search_url, or mcp with a server_url")  # fmt: skip
+    if not found:
+        return {}
+    rewards = wrapper.get("wrapper_args") or {}
+    used = float(rewards.get("tool_reward") or 0.0)
+    return {
+        "tools": found,
+        "max_calls": rewards.get("max_tool_uses"),
+        "call_reward": used + float(rewards.get("tool_success_reward") or 0.0),
+        "failed_call_reward": used,
+    }
+
+
+def _own(keys: Reader, at: str, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return env_config by our names; a name that no table has is reported."""
+    found = {}
+    for name, value in config.items():
+        if name in names:
+            if value is not None:
+                found[names[name]] = value
+        elif name not in _ELSEWHERE:
+            keys.warn(f"{at}.env_config.{name} has no effect here")
+    return found
