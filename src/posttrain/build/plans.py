@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.config import RunConfig
 from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rejection import rejection_rules
-from posttrain.config.roles import holds_a_copy, needs_old_logprobs, runtime_of, uses_reference
+from posttrain.config.roles import holds_a_copy, needs_old_logprobs, replaces_old_logprobs, runtime_of, uses_reference
 from posttrain.config.rollout import SamplingConfig
 from posttrain.config.sft import SftConfig
 from posttrain.loops.rl_plan import AsyncPlan, RunPlan
@@ -41,6 +41,14 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
     """Build the plan of a reinforcement-learning run."""
     assert batches.total_steps is not None, "the number of steps is planned from the data"
     correction = config.loss.rollout_correction
+    corrected = RolloutCorrectionPlan(
+        weights=correction.weights,
+        weight_high=correction.weight_high,
+        weight_low=correction.weight_low,
+        normalize=correction.normalize,
+        rules=rejection_rules(correction.reject, correction.reject_bounds),
+        interpolated=correction.proximal == "loglinear",
+    )
     loss = LossPlan(
         name=config.loss.name,
         path=absolute(config.loss.path) if config.loss.path else None,
@@ -60,6 +68,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         router_balance_coef=config.loss.router_balance_coef,
         off_policy_limit=config.loss.off_policy_limit,
         high_entropy_share=config.loss.high_entropy_share,
+        correction=corrected if corrected.interpolated else None,
     )
     step = StepPlan(
         prompts=batches.prompts_per_step,
@@ -94,14 +103,8 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             sequences_per_update=batches.sequences_per_update,
             shuffle_seed=shuffle_seed(config, "policy"),
             full_kl_in_reward=config.reward.kl.coef > 0 and config.reward.kl.estimator == "full",
-            on_policy=(batches.on_policy or correction.use_rollout_logprobs) and not needs_old_logprobs(config),
-            correction=RolloutCorrectionPlan(
-                weights=correction.weights,
-                weight_high=correction.weight_high,
-                weight_low=correction.weight_low,
-                normalize=correction.normalize,
-                rules=rejection_rules(correction.reject, correction.reject_bounds),
-            ),
+            on_policy=(batches.on_policy or replaces_old_logprobs(config)) and not needs_old_logprobs(config),
+            correction=corrected,
         ),
         max_invalid_share=config.reward.max_invalid_share,
         critic_update=critic_update_plan(config, batches.critic) if batches.critic else None,

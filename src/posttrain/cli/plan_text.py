@@ -227,6 +227,8 @@ def _loss(config: RunConfig) -> str:
     if correction.weights != "none":
         low = f"0 below {correction.weight_low:g} and above" if correction.weight_low is not None else "at most"
         text += f"\n{'':<11}x trainer / sampler, per {correction.weights}, {low} {correction.weight_high:g}"
+    if correction.proximal == "loglinear":
+        text += f"\n{'':<11}the trainer's log-probs at the step's start interpolated by version"
     if correction.reject:
         text += f"\n{'':<11}without what breaks {', '.join(correction.reject)} ({', '.join(correction.reject_bounds)})"
     if loss.off_policy_limit is not None:

@@ -25,7 +25,14 @@ def needs_old_logprobs(config: RunConfig) -> bool:
     correction = config.loss.rollout_correction
     estimator = "old_logprobs" in config.advantage.about.inputs
     redraws = config.resampling.weights != "none"  # records are of rows that the update may not see
-    return estimator or redraws or config.reward.kl.coef > 0 or correction.weights != "none" or bool(correction.reject)
+    weighs = correction.weights != "none" and correction.proximal == "recompute"
+    return estimator or redraws or config.reward.kl.coef > 0 or weighs or bool(correction.reject)
+
+
+def replaces_old_logprobs(config: RunConfig) -> bool:
+    """Tell whether the ratio of the loss does without the trainer's log-probs from before the first update."""
+    correction = config.loss.rollout_correction
+    return correction.use_rollout_logprobs or correction.proximal == "loglinear"
 
 
 def scores_tokens_before(config: RunConfig) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
-from posttrain.config.roles import learner_of, needs_old_logprobs, sends_adapter, shares_weights
+from posttrain.config.roles import learner_of, needs_old_logprobs, replaces_old_logprobs, sends_adapter, shares_weights
 from posttrain.plan.engine import Passes, PlacedModel, engine_plan
 from posttrain.plan.estimate import recomputes, trained_parameters
 from posttrain.plan.memory import BYTES
@@ -33,7 +33,7 @@ def step_traffic(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, sha
     found: list[Traffic] = []
     policy, reference, critic = plan.role("policy"), plan.role("reference"), plan.role("critic")
     assert policy is not None, "every run has a policy"
-    scored = batches.updates_per_step > 1 or needs_old_logprobs(config)
+    scored = (batches.updates_per_step > 1 and not replaces_old_logprobs(config)) or needs_old_logprobs(config)
     found += _update(config, batches, policy, shape, tokens)
     if scored:
         found += _score(config, "old log-probs", policy, batches, shape, tokens)

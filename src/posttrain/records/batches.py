@@ -35,6 +35,8 @@ class SequenceBatch:
     sample_ids: tuple[str, ...]  # B names, as in samples/step_N.jsonl
     experts: Tensor | None = None  # [B, P + T, layers, chosen] int16, while sampling; -1: not known; None: not recorded
     images: tuple[PromptImages | None, ...] = ()  # B, of each row's prompt; (): no prompt has any
+    # [B, T] int64, updates that the weights had seen which sampled the token; None: nothing asks for them
+    versions: Tensor | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -114,6 +116,8 @@ class TrainerLogprobs:
     # [B, T] float32, multiply the token losses; None: not corrected by weights
     importance_weights: Tensor | None = None
     rejected: Tensor | None = None  # [B, T] bool, sampled tokens left out of the loss; None: no rule rejects any
+    # [B, T] float32, alpha of algos.proximal for the mini-batch; None: the proximal log-probs are ``old``
+    proximal_share: Tensor | None = None
 
     def kept(self, response_mask: Tensor) -> Tensor:
         """[B, T] bool: sampled tokens that are not rejected."""

@@ -12,6 +12,23 @@ from posttrain.records.trajectories import SamplingParams, mixed_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutCorrectionPlan:
+    """The correction of a sampler whose log-probs are not the trainer's: once per step, or in each update where the proximal
+    log-probs are interpolated."""
+
+    weights: str = "none"  # none, token, sequence, sequence_mean, turn
+    weight_high: float = 2.0
+    weight_low: float | None = None
+    normalize: bool = False
+    rules: tuple[RejectionRule, ...] = ()
+    interpolated: bool = False  # the proximal log-probs are those of algos.proximal, and no forward pass gives them
+
+    def __bool__(self) -> bool:
+        """True if anything is corrected."""
+        return self.weights != "none" or bool(self.rules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossPlan:
     """The policy's loss: a name in POLICY_LOSSES with its keyword arguments, and plain numbers."""
 
@@ -33,6 +50,7 @@ class LossPlan:
     router_balance_coef: float = 0.0
     off_policy_limit: float | None = None  # nats per token; None masks nothing
     high_entropy_share: float | None = None  # of a mini-batch's loss tokens; None: all of them
+    correction: RolloutCorrectionPlan | None = None  # where its weights are computed in the update; None: once per step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,21 +155,6 @@ class ResamplingPlan:
 
     weights: str = "none"  # none, power, extremes, best
     exponent: float = 2.0  # of power
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutCorrectionPlan:
-    """The correction, once per step, of a sampler whose log-probs are not the trainer's."""
-
-    weights: str = "none"  # none, token, sequence, sequence_mean, turn
-    weight_high: float = 2.0
-    weight_low: float | None = None
-    normalize: bool = False
-    rules: tuple[RejectionRule, ...] = ()
-
-    def __bool__(self) -> bool:
-        """True if anything is corrected."""
-        return self.weights != "none" or bool(self.rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

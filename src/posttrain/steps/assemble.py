@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,18 +24,22 @@ def assemble(
     mask_long_wrong_tokens: int | None = None,
     weigh_by: Sequence[str] = (),
     parts: Mapping[str, int] | None = None,
+    with_versions: bool = False,
 ) -> ScoredBatch:
     """All samples of all responses of all groups, in order: prompts right-aligned to the longest, responses left-aligned to the
     longest.
 
     ``mask_truncated`` leaves responses that were cut at the token limit out of the loss, ``mask_long_wrong_tokens`` those of so
     many sampled tokens whose score is not above 0; their rewards stay. ``weigh_by`` names the weights of responses, ``parts``
-    numbers the domains of data sources, where statistics are over domains.
+    numbers the domains of data sources, where statistics are over domains; ``with_versions`` gives every token the version of
+    the weights that sampled it.
 
     Raises: RunStopped when a prompt lacks the difficulty that it is to be weighed by.
     """
     rows = sample_rows(groups)
     sequences = pad(rows)
+    if with_versions:
+        sequences = replace(sequences, versions=token_versions(rows, sequences.response_mask))
     states = state_index(rows)
     lengths = sampled_lengths(groups)
     wrong = mask_long_wrong_tokens
@@ -81,6 +87,16 @@ def pad(rows: Sequence[SampleRow]) -> SequenceBatch:
         sample_ids=tuple(row.sample.sample_id for row in rows),
         images=tuple(row.images for row in rows) if any(row.images for row in rows) else (),
     )
+
+
+def token_versions(rows: Sequence[SampleRow], mask: Tensor) -> Tensor:
+    """The versions of the weights that sampled each token, [B, T] int64; in observations and behind the end that of the span."""
+    versions = torch.zeros(mask.shape, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        starts = [span.first_token for span in row.sample.spans] + [mask.shape[1]]
+        for span, (start, end) in zip(row.sample.spans, pairwise(starts), strict=True):
+            versions[index, start:end] = span.version
+    return versions
 
 
 def reward_terms(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:

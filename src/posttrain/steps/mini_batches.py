@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from posttrain.algos.high_entropy import high_entropy_tokens
+from posttrain.algos.proximal import proximal_share
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import CriticUpdatePlan, OneUpdate, UpdatePlan
 
@@ -44,3 +45,12 @@ def with_high_entropy(mini_batch: TrainBatch, share: float | None) -> TrainBatch
     entropies = mini_batch.logprobs.entropies
     assert entropies is not None, "tokens are chosen by the entropies of the step"
     return replace(mini_batch, high_entropy=high_entropy_tokens(entropies, mini_batch.loss_mask, share=share))
+
+
+def with_proximal_share(mini_batch: TrainBatch, *, proximal: int, policy: int) -> TrainBatch:
+    """The mini-batch with the way of every token from its sampler's policy to the current one at which the policy of the step's
+    start lies. Args: versions of the weights at the step's start and now."""
+    versions = mini_batch.sequences.versions
+    assert versions is not None, "proximal log-probs are interpolated by the versions of the tokens"
+    share = proximal_share(versions, proximal=proximal, policy=policy)
+    return replace(mini_batch, logprobs=replace(mini_batch.logprobs, proximal_share=share))

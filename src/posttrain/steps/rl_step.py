@@ -84,6 +84,7 @@ def assembled(selection: AnySelection, plan: StepPlan) -> ScoredBatch:
         mask_long_wrong_tokens=plan.mask_long_wrong_tokens,
         weigh_by=plan.weigh_by,
         parts=plan.parts,
+        with_versions=plan.update.correction.interpolated,
     )
 
 
@@ -200,4 +201,6 @@ def trainer_logprobs(
         full_kl=policy.reference_kl(batch, temperature) if plan.full_kl_in_reward else None,
         entropies=None if plan.loss.high_entropy_share is None else policy.entropies(batch, temperature),
     )
-    return correct_rollout(batch, logprobs, plan.correction) if plan.correction else logprobs
+    if not plan.correction or plan.correction.interpolated:
+        return logprobs
+    return correct_rollout(batch, logprobs, plan.correction)

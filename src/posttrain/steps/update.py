@@ -12,8 +12,8 @@ from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, Valu
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import CriticUpdatePlan, OneUpdate, StepPlan, UpdatePlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, UpdateStats
-from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_high_entropy
 from posttrain.steps.updates import Updates
+from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_high_entropy, with_proximal_share
 
 OnSequences = Callable[[int], None]  # called with the number of sequences that were learned since the last call
 
@@ -38,9 +38,13 @@ def update(
 ) -> UpdateStats:
     """Update the policy: plan.epochs passes over the batch, an optimizer step per mini-batch."""
     first_logprobs: list[Tensor] = []
+    interpolated = plan.correction.interpolated
+    start = policy.version if interpolated else 0
 
     def learn(mini_batch: TrainBatch, epoch: int) -> ForwardBackwardStats:
         chosen = with_high_entropy(mini_batch, plan.loss.high_entropy_share)
+        if interpolated:
+            chosen = with_proximal_share(chosen, proximal=start, policy=policy.version)
         stats = policy.forward_backward(chosen, plan.loss, mini_batch.counts())
         if epoch == 0:
             first_logprobs.append(stats.policy_logprobs)

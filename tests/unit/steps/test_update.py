@@ -10,7 +10,13 @@ import torch
 
 from batches import sequence_batch, train_batch
 from posttrain.records.batches import LossCounts, TrainBatch
-from posttrain.records.plans import CriticUpdatePlan, LossPlan, UpdatePlan, ValueLossPlan
+from posttrain.records.plans import (
+    CriticUpdatePlan,
+    LossPlan,
+    RolloutCorrectionPlan,
+    UpdatePlan,
+    ValueLossPlan,
+)
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
 from posttrain.steps.update import merged, update, update_critic
 
@@ -24,11 +30,18 @@ class ScriptedEngine:
         self.losses, self.skip = losses, skip or set()
         self.seen: list[tuple[tuple[str, ...], LossCounts]] = []
         self.high_entropy: list[list[list[int]] | None] = []
+        self.proximal_shares: list[list[list[float]] | None] = []
         self.begun = self.steps = self.zeroed = 0
+
+    @property
+    def version(self) -> int:
+        return 5 + self.steps - len([step for step in self.skip if step <= self.steps])
 
     def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
         self.seen.append((batch.sequences.sample_ids, counts))
         self.high_entropy.append(None if batch.high_entropy is None else batch.high_entropy.int().tolist())
+        share = batch.logprobs.proximal_share
+        self.proximal_shares.append(None if share is None else share.tolist())
         number = len(self.seen)
         return ForwardBackwardStats(
             loss=self.losses[number - 1] if self.losses else float(number),
@@ -104,6 +117,23 @@ def test_tokens_of_high_entropy_are_chosen_over_a_mini_batch() -> None:
     plain = ScriptedEngine()
     update(plain, batch, chosen)
     assert plain.high_entropy == [None, None] and plain.seen == engine.seen  # the same counts
+
+
+@pytest.mark.parametrize(("skip", "second"), [(set(), [1 / 2, 0]), ({1}, [1, 1])])
+def test_proximal_log_probs_are_interpolated_by_the_updates_of_the_step(skip: set[int], second: list[float]) -> None:
+    """Tokens of the versions 4 and 5, the step begins with version 5; an update that is skipped makes no version."""
+    batch = make_batch([2, 2])
+    versions = torch.tensor([[4, 5, 5, 5], [4, 5, 5, 5]])
+    batch = replace(batch, sequences=replace(batch.sequences, versions=versions))
+    chosen = replace(plan(sequences=1), correction=RolloutCorrectionPlan(weights="token", interpolated=True))
+    engine = ScriptedEngine(skip=skip)
+    update(engine, batch, chosen)
+    # (5 - 4) / (6 - 4) = 1/2; (5 - 5) / (6 - 5) = 0
+    first, then = engine.proximal_shares
+    assert first == [[1.0] * 4] and then == [[second[0]] + [second[1]] * 3]
+    plain = ScriptedEngine()
+    update(plain, batch, plan())
+    assert plain.proximal_shares == [None]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -110,6 +110,41 @@ def _correction_problems(config: RunConfig) -> Iterator[Problem]:
             fix="use one of them, or a loss without a ratio: loss.name=gpg",
             field=f"{_CORRECTION}.weights",
         )
+    if correction.proximal == "loglinear":
+        yield from _interpolation_problems(config)
+
+
+def _interpolation_problems(config: RunConfig) -> Iterator[Problem]:
+    """Report settings that need log-probs from before the update, where these are interpolated in it."""
+    correction, loss = config.loss.rollout_correction, config.loss
+    field = f"{_CORRECTION}.proximal"
+    recompute = f"{field}=recompute"
+    if correction.weights == "none":
+        yield Problem(
+            f"{field}=loglinear interpolates the log-probs that {_CORRECTION}.weights are made of, and there are none",
+            fix=f"use {_CORRECTION}.weights=token, or {recompute}",
+            field=field,
+        )
+    elif not (loss.about.facts.has_ratio and "old_logprobs" in loss.about.inputs):
+        yield Problem(
+            f"{loss.name} has no ratio to the policy at the start of the step, which {field}=loglinear interpolates",
+            fix=f"use {recompute}, or a loss with a ratio, such as loss.name=ppo_clip",
+            field=field,
+        )
+    for name, given, why in (
+        ("reject", bool(correction.reject), "rules compare the log-probs of the whole step before its first update"),
+        (
+            "normalize",
+            correction.normalize,
+            "the mean of the weights is over the whole step, and these are the update's",
+        ),
+    ):
+        if given:
+            yield Problem(
+                f"{_CORRECTION}.{name} needs the log-probs that {field}=loglinear leaves out: {why}",
+                fix=f"use {recompute}, or remove {_CORRECTION}.{name}",
+                field=field,
+            )
 
 
 def _term_problems(config: RunConfig) -> Iterator[Problem]:

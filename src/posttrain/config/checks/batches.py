@@ -8,7 +8,7 @@ from posttrain.config import RunConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ReferenceConfig
 from posttrain.config.policy import PolicyConfig
-from posttrain.config.roles import needs_ref_logprobs, needs_values, scores_tokens_before
+from posttrain.config.roles import needs_ref_logprobs, needs_values, replaces_old_logprobs, scores_tokens_before
 from posttrain.errors import Problem
 
 
@@ -75,10 +75,9 @@ def _cut_roles(config: RunConfig) -> list[tuple[str, PolicyConfig | ReferenceCon
     mini_batch = config.policy.sequences_per_mini_batch
     sequences = config.data.prompts_per_step * config.rollout.samples_per_prompt
     several_updates = config.policy.epochs_per_step > 1 or (mini_batch is not None and mini_batch != sequences)
-    bypass = config.loss.rollout_correction.use_rollout_logprobs
     scores_reference = needs_ref_logprobs(config)
     roles: list[tuple[str, PolicyConfig | ReferenceConfig | CriticConfig]] = [("policy", config.policy)]
-    scores_policy = scores_tokens_before(config) or (several_updates and not bypass)
+    scores_policy = scores_tokens_before(config) or (several_updates and not replaces_old_logprobs(config))
     if scores_policy or scores_reference:
         roles.append(("reference", config.reference))
     if needs_values(config):

@@ -28,6 +28,8 @@ def correcting(loss: str = "ppo_clip", **correction: Any) -> RunConfig:
         {"weights": "token", "weight_high": 3.0, "normalize": True},
         {"weights": "sequence", "weight_low": 0.5},
         {"reject": ["token_k1", "sequence_mean_k3"], "reject_bounds": ["0.5_2", "0.1"]},
+        {"weights": "token", "proximal": "loglinear"},
+        {"weights": "sequence", "weight_low": 0.5, "proximal": "loglinear"},
         {"use_rollout_logprobs": True},
         {"use_rollout_logprobs": True, "reject": ["token_k2"], "reject_bounds": ["0.5"]},
     ],
@@ -47,6 +49,14 @@ def test_corrections_that_work_are_accepted_without_a_word(correction: dict[str,
         ({"reject": ["token_k1"], "reject_bounds": ["2_0.5"]}, "reject_bounds", "leave nothing"),
         ({"reject": ["token_k2"], "reject_bounds": ["0.5_2"]}, "reject_bounds", "never negative"),
         ({"use_rollout_logprobs": True, "weights": "token"}, "weights", "would correct the gap twice"),
+        ({"proximal": "loglinear"}, "proximal", "and there are none"),
+        ({"proximal": "loglinear", "weights": "token", "normalize": True}, "proximal", "is over the whole step"),
+        (
+            {"proximal": "loglinear", "weights": "token", "reject": ["token_k1"], "reject_bounds": ["2"]},
+            "proximal",
+            "rules compare the log-probs of the whole step",
+        ),
+        ({"proximal": "loglinear", "weights": "token", "loss": "gpg"}, "proximal", "gpg has no ratio"),
     ],
 )
 def test_corrections_that_cannot_be_meant_are_refused(correction: dict[str, Any], field: str, said: str) -> None:
@@ -71,6 +81,11 @@ def test_parts_of_a_correction_that_do_nothing_are_pointed_out() -> None:
         f"{AT}.normalize has no effect: {AT}.weights is none",
         f"{AT}.reject_bounds has no effect: {AT}.reject names no rule",
     ]
+
+
+def test_interpolated_log_probs_need_no_forward_pass() -> None:
+    assert not needs_old_logprobs(correcting(weights="token", proximal="loglinear"))
+    assert needs_old_logprobs(correcting(weights="token"))
 
 
 def test_old_log_probs_are_needed_by_what_reads_them_before_the_update() -> None:
