@@ -68,6 +68,8 @@ class RolloutEngineFacts:
     """Options of other engines, under rollout.engine_options, that have no effect in this one."""
     resumes_responses: bool = False
     """Streams hand back unfinished responses and continue them under newer weights (asynchronous.mode colocate)."""
+    keeps_cache: bool = False
+    """Streams can continue them on the keys and values of older weights (asynchronous.cache_on_new_weights: keep)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -364,16 +364,28 @@ def test_slow_environments_answer_while_a_step_trains(
     assert max(line["async/staleness_steps_max"] for line in metrics_of(folder)) <= 2
 
 
-@pytest.mark.parametrize("mode", ["colocate", "refill", pytest.param("one_step", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "colocate",
+        "refill",
+        pytest.param("one_step", marks=pytest.mark.slow),
+        pytest.param("keep", marks=pytest.mark.slow),
+    ],
+)
 def test_a_replayed_run_is_equal(make: Make, straight: Path, mode: str) -> None:
-    """I5, from what schedule.jsonl says alone: the replaying ledger makes no choice of its own."""
+    """I5, from what schedule.jsonl says alone: the replaying ledger makes no choice of its own. With a kept cache the run is
+    another one than without, and equal to itself."""
     sections: dict[str, Any] = {"asynchronous": ONE_STEP if mode == "one_step" else COLOCATE}
+    if mode == "keep":
+        sections = {"asynchronous": COLOCATE | {"cache_on_new_weights": "keep"}}
     if mode == "refill":
         sections["group_filter"] = {"strategy": "refill", "above_std": 0.3, "max_batches": 50}
     first = straight if mode == "colocate" else train_run(make("first", **sections))
     again = train_run(make("again", **sections), replay=first)
     assert results(again) == results(first)
     assert comparable(again) == comparable(first)
+    assert mode != "keep" or results(first) != results(straight)
 
 
 @pytest.mark.slow

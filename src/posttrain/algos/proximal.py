@@ -9,7 +9,7 @@ from posttrain.algos.shapes import check_same_shape
 
 
 def proximal_share(versions: Tensor, *, proximal: int, policy: int) -> Tensor:
-    """alpha = (v_proximal - v_behaviour) / (v_policy - v_behaviour), the way from the behaviour to the current policy, in updates.
+    """alpha = (v_proximal - v_behaviour) / (v_policy - v_behaviour), the way from behaviour to current policy, in updates.
 
     By hand: a token of version 0, the step began at version 1, the policy is at 2: (1 - 0) / (2 - 0) = 1/2. Where the policy is
     still at the step's start it is 1, because both are the same weights; where a token is of the start's weights and

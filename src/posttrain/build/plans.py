@@ -148,6 +148,7 @@ def async_plan(config: RunConfig, batches: BatchPlan) -> AsyncPlan | None:
         updates_per_step=batches.updates_per_step,
         sync_every_steps=section.sync_every_steps,
         wait_timeout_s=section.wait_timeout_s,
+        keeps_cache=section.cache_on_new_weights == "keep",
     )
 
 

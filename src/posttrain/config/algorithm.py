@@ -161,9 +161,9 @@ class RolloutCorrectionConfig(Section):
     normalize: bool = False
     """Divide the weights by their mean over the step."""
     proximal: Literal["recompute", "loglinear"] = "recompute"
-    """Log-probs of the policy at the start of the step, between which and the sampler's the weights are: recompute, by a forward
-    pass of the step; or loglinear, interpolated in the update between the sampler's and the current ones by the versions of the
-    weights, without that pass (as AReaL's prox_logp_method): exact in the first update of a step, an approximation in the others."""
+    """Log-probs of the policy at the start of the step, which the weights compare with the sampler's: recompute, by a forward
+    pass; or loglinear, interpolated in the update between the sampler's and the current ones by the versions of the
+    weights, without that pass (AReaL's prox_logp_method): exact in the first update of a step, approximate in the others."""
     reject: list[str] = []
     """Rules that take tokens or responses out of the loss: token_k1, token_k2, token_k3, or sequence_sum_, sequence_mean_,
     sequence_max_, turn_mean_ with k1, k2, k3 or difference behind (of probabilities, trainer less sampler); step_m2 takes the

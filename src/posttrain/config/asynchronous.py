@@ -29,6 +29,10 @@ class AsynchronousConfig(Section):
     null means the latter."""
     sync_every_steps: int = Field(default=1, ge=1)
     """Steps after which the samplers get new weights, in separate: at most max_staleness_steps + 1."""
+    cache_on_new_weights: Literal["recompute", "keep"] = "recompute"
+    """Keys and values of unfinished responses when the weights change: recompute them with the new weights, so that log-probs are
+    those of one version; or keep them, which costs memory while the step trains and no prefill after it. Only engines that
+    can keep them take it; a resumed run computes them again."""
     wait_timeout_s: float = Field(default=3600.0, gt=0.0)
     """Seconds without a token, or after the updates, that a step waits for the sampler before the run stops."""
 

@@ -27,6 +27,7 @@ class Request:
     seed: int | None = None  # of its draws; None: the stream's
     draws_as: str = ""  # the name that its draws depend on; "": sample_id
     begun: Unfinished | None = None  # tokens sampled before, which the response continues
+    pauses: bool = False  # at max_response_tokens it is to be continued: its cache is kept for ``take_cache``
 
     @property
     def draw_name(self) -> str:
@@ -90,8 +91,9 @@ class RequestStream(Protocol):
 class ResumableStream(RequestStream, Protocol):
     """A stream that hands back unfinished responses and continues them (registered with ``resumes_responses=True``).
 
-    A continued response reads its prompt and the tokens it has, recomputed with the current weights, and draws the next token
-    with the random number of its place: where it was taken back makes no difference but for the weights.
+    A continued response reads its prompt and the tokens it has, recomputed with the current weights, or with ``keep_cache`` as
+    older weights computed them, and draws the next token with the random number of its place: where it was taken back makes no
+    difference but for the weights.
     """
 
     @property
@@ -109,9 +111,13 @@ class ResumableStream(RequestStream, Protocol):
         spans. Sampling goes on."""
         ...
 
-    def take_back(self) -> list[Unfinished]:
+    def take_back(self, *, keep_cache: bool = False) -> list[Unfinished]:
         """Drop all requests and return their progress, in the order of submission. A request whose ``begun`` is the result
-        continues it, in this stream or another."""
+        continues it, in this stream or another. ``keep_cache`` is for engines registered with ``keeps_cache=True``."""
+        ...
+
+    def take_cache(self, sample_id: str) -> object:
+        """The cache of a response that ended at its pause; None for any other."""
         ...
 
 

@@ -65,6 +65,7 @@ def sampler_of(
         bounds,
         lambda draw: plan.step_plan(draw).sampling,
         wait_timeout_s=asynchronous.wait_timeout_s,
+        keeps_cache=asynchronous.keeps_cache,
     )
     if asynchronous.mode == "colocate":
         return Ahead(groups, roles.rollout, script)

@@ -27,6 +27,7 @@ class AsyncPlan:
     updates_per_step: int = 1
     sync_every_steps: int = 1  # separate: the samplers get new weights after every so many steps
     wait_timeout_s: float = 3600.0
+    keeps_cache: bool = False  # colocate: unfinished responses continue on the keys and values of older weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,8 @@ def trajectory_from_plain(plain: Any) -> Trajectory:
 
 
 def unfinished_to_plain(unfinished: Unfinished) -> Any:
-    return UNFINISHED.dump_python(unfinished, mode="json")
+    """Its cache is not saved: a resumed run computes the tokens again."""
+    return UNFINISHED.dump_python(unfinished, mode="json", exclude={"cache"})
 
 
 def unfinished_from_plain(plain: Any) -> Unfinished:

@@ -81,6 +81,8 @@ class Unfinished:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # nats, one per token, of the distribution it was drawn from
     spans: tuple[VersionSpan, ...]  # the weights of each token; () without tokens
+    # Its keys and values, in the sampler's own form; None: they are computed again, with the weights that continue it
+    cache: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

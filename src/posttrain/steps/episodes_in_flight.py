@@ -26,9 +26,12 @@ class Episodes:
     Environments cannot be saved: a resumed run begins the episodes that had not ended again.
     """
 
-    def __init__(self, worlds: Worlds, on_answer: Callable[[], None] = lambda: None):
+    def __init__(
+        self, worlds: Worlds, on_answer: Callable[[], None] = lambda: None, *, keeps_cache: bool = False
+    ) -> None:
         self.limits: Mapping[Place, tuple[int, int]] | None = None
         self.on_answer = on_answer  # called when an environment has answered
+        self._keeps_cache = keeps_cache  # of turns that are suspended
         self._worlds = worlds
         self._episodes: dict[Place, Episode | Conversations] = {}
         self._sampling: dict[Place, SamplingParams] = {}
@@ -74,7 +77,8 @@ class Episodes:
         for name, event in self._worlds.host.wait(0.0 if self._submitted or self._new else PASS_S):
             self.on_answer()
             ended += self._answered(place_of(name), event, stream)
-        allowed = {name: limited(self._turns[name], self._limit(name)) for name in self._new}
+        keeps = self._keeps_cache
+        allowed = {name: limited(self._turns[name], self._limit(name), pauses=keeps) for name in self._new}
         turns = {name: request for name, request in allowed.items() if request}
         stream.submit(list(turns.values()))
         self._submitted |= set(turns)
@@ -83,7 +87,8 @@ class Episodes:
             for response in stream.wait(TURN_S):
                 name = response.sample_id
                 if name in self._turns and self._limit(name) is not None:
-                    self._turns[name] = replace(self._turns[name], begun=unfinished_of(response))
+                    begun = unfinished_of(response, stream.take_cache(name) if keeps else None)
+                    self._turns[name] = replace(self._turns[name], begun=begun)
                 else:
                     ended += self._sampled(response, stream)
                 self._submitted.discard(name)
@@ -96,7 +101,7 @@ class Episodes:
         return limit[1] if limit is not None and number == limit[0] else None
 
     def suspend(self, stream: ResumableStream) -> list[Cut]:
-        for each in stream.take_back():
+        for each in stream.take_back(keep_cache=self._keeps_cache):
             if each.token_ids:
                 self._turns[each.sample_id] = replace(self._turns[each.sample_id], begun=each)
         self._submitted.clear()

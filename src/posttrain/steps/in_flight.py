@@ -84,8 +84,9 @@ class InFlight(Protocol):
 class Responses:
     """Single responses: between two steps each is a request with the tokens that it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_cache: bool = False) -> None:
         self.limits: Mapping[Place, tuple[int, int]] | None = None
+        self._keeps_cache = keeps_cache  # of what is suspended, although newer weights continue it
         self._requests: dict[Place, Request] = {}
         self._new: list[Place] = []  # not submitted
         self._submitted: set[Place] = set()
@@ -109,7 +110,9 @@ class Responses:
         self._new = sorted(self._requests)
 
     def poll(self, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
-        allowed = {place: limited(self._requests[place], self._limit(place)) for place in self._new}
+        allowed = {
+            place: limited(self._requests[place], self._limit(place), pauses=self._keeps_cache) for place in self._new
+        }
         requests = {place: request for place, request in allowed.items() if request}
         stream.submit(list(requests.values()))
         self._submitted |= set(requests)
@@ -119,11 +122,15 @@ class Responses:
             place = place_of(response.sample_id)
             self._submitted.discard(place)
             if self._limit(place) is not None:
-                self._requests[place] = replace(self._requests[place], begun=unfinished_of(response))
+                self._requests[place] = replace(self._requests[place], begun=self._paused(response, stream))
             else:
                 request = self._requests.pop(place)
                 ended.append((place, replace(response, sample_id=request.draw_name)))
         return ended
+
+    def _paused(self, response: Trajectory, stream: ResumableStream) -> Unfinished:
+        """A response that has reached its limit."""
+        return unfinished_of(response, stream.take_cache(response.sample_id) if self._keeps_cache else None)
 
     def _limit(self, place: Place) -> int | None:
         limit = self.limits.get(place) if self.limits is not None else None
@@ -131,7 +138,7 @@ class Responses:
 
     def suspend(self, stream: ResumableStream) -> list[Cut]:
         cuts = []
-        for each in stream.take_back():
+        for each in stream.take_back(keep_cache=self._keeps_cache):
             place = place_of(each.sample_id)
             if each.token_ids:
                 self._requests[place] = replace(self._requests[place], begun=each)
@@ -172,16 +179,20 @@ def place_of(name: str) -> Place:
     return Place(int(serial), int(number))
 
 
-def limited(request: Request, limit: int | None) -> Request | None:
+def limited(request: Request, limit: int | None, *, pauses: bool) -> Request | None:
     """The request for the tokens up to a limit; None when it has them."""
     if limit is None:
         return request
     if limit <= len(request.begun.token_ids if request.begun else ()):
         return None
-    return replace(request, max_response_tokens=limit)
+    return replace(request, max_response_tokens=limit, pauses=pauses)
 
 
-def unfinished_of(response: Trajectory) -> Unfinished:
+def unfinished_of(response: Trajectory, cache: object = None) -> Unfinished:
     return Unfinished(
-        sample_id=response.sample_id, token_ids=response.token_ids, logprobs=response.logprobs, spans=response.spans
+        sample_id=response.sample_id,
+        token_ids=response.token_ids,
+        logprobs=response.logprobs,
+        spans=response.spans,
+        cache=cache,
     )

@@ -99,12 +99,15 @@ class OpenGroups:
         sampling_of: Callable[[int], SamplingParams],
         *,
         wait_timeout_s: float,
+        keeps_cache: bool = False,  # of unfinished responses, which newer weights continue
     ):
         self.ledger = Ledger(bounds)
         self.consumed: list[Entry] = []  # by the step under way
         self.late: set[int] = set()  # groups that it waited for, although enough others were complete
         self.sampling_of = sampling_of
-        self.flying: InFlight = Episodes(roles.worlds, self.hear) if roles.worlds else Responses()
+        self.flying: InFlight = Responses(keeps_cache=keeps_cache)
+        if roles.worlds:
+            self.flying = Episodes(roles.worlds, self.hear, keeps_cache=keeps_cache)
         self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
         self._wait_timeout_s = wait_timeout_s
         self._heard = 0.0  # when a token was sampled last, or an environment has answered

@@ -22,6 +22,8 @@ def asynchronous_problems(config: RunConfig) -> Iterator[Problem]:
         return
     yield from _bound_problems(section, config.data.prompts_per_step)
     yield from _engine_problems(config)
+    if section.cache_on_new_weights == "keep":
+        yield from _cache_problems(config)
     if config.data.domains:
         yield Problem(
             "data.domains fixes the share of each domain in a step, and sampling ahead takes the groups that are complete first",
@@ -115,6 +117,31 @@ def _engine_problems(config: RunConfig) -> Iterator[Problem]:
             "colocate runs in one process, and this run has workers of Ray",
             fix=f"use {_MODE}=one_step, or placement.devices=1 placement.runtime=inprocess",
             field=_MODE,
+        )
+
+
+def _cache_problems(config: RunConfig) -> Iterator[Problem]:
+    field, engine = f"{_SECTION}.cache_on_new_weights", config.rollout.engine
+    recompute = f"use {field}=recompute"
+    if config.asynchronous.mode == "one_step":
+        yield Problem(
+            f"{field} = keep has no meaning in one_step, whose responses are complete when the weights change",
+            fix=f"{recompute}, or {_MODE}=colocate",
+            field=field,
+        )
+    elif engine in ROLLOUT_ENGINES.names() and not ROLLOUT_ENGINES.facts(engine).keeps_cache:
+        able = " or ".join(ROLLOUT_ENGINES.stating("keeps_cache"))
+        yield Problem(
+            f"{engine} cannot keep the keys and values of unfinished responses when its weights change",
+            fix=f"{recompute}, or rollout.engine={able}",
+            field=field,
+        )
+    elif config.rollout.routing_replay:
+        yield Problem(
+            f"rollout.routing_replay needs the experts of every token, and with {field} = keep tokens of older weights are not "
+            "routed again",
+            fix=f"{recompute}, or rollout.routing_replay=false",
+            field=field,
         )
 
 

@@ -69,6 +69,21 @@ def test_episodes_that_begin_again_are_announced() -> None:
             {},
             "limits the oldest groups of a step, which drop does not choose; use asynchronous.max_staleness_steps=2, or",
         ),
+        (
+            {"mode": "one_step", "cache_on_new_weights": "keep"},
+            {},
+            "has no meaning in one_step.*; use asynchronous.cache_on_new_weights=recompute, or asynchronous.mode=colocate",
+        ),
+        (
+            {"mode": "separate", "cache_on_new_weights": "keep"},
+            {"rollout": {"engine": "vllm"}},
+            "vllm cannot keep the keys and values .*; use .*=recompute, or rollout.engine=native",
+        ),
+        (
+            {"mode": "colocate", "cache_on_new_weights": "keep"},
+            {"rollout": {"routing_replay": True}},
+            "needs the experts of every token",
+        ),
         ({"mode": "colocate"}, {"rollout": {"engine": "hf"}}, "which hf cannot continue; use rollout.engine=native"),
         ({"mode": "colocate"}, {"placement": {"runtime": "ray"}}, "workers of Ray; use asynchronous.mode=one_step"),
         (

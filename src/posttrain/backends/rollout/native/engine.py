@@ -23,6 +23,7 @@ from posttrain.registry import ROLLOUT_ENGINES
     reads_options=False,
     reads_sampling=False,
     resumes_responses=True,
+    keeps_cache=True,
     records_experts=True,
 )
 class NativeEngine:

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.rollout.native.cache import Past
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.records.images import PromptImages
-from posttrain.records.trajectories import StopReason, Unfinished, VersionSpan
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished, VersionSpan
 
 Item = TypeVar("Item")
-PromptKey = tuple[tuple[int, ...], str]
+PromptKey = tuple[tuple[int, ...], str, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +27,7 @@ class PromptState:
 
     token_ids: tuple[int, ...]
     images: PromptImages | None = None
+    owner: str = ""  # the one response that may read it, because its cache is not that of the current weights; "": any
     users: int = 0  # responses that wait or are in progress
     shift: int = 0  # of the positions after it: see models.vision.position_shift
     logits: Tensor | None = None  # [vocabulary], of the first token of a response; None until it is prefilled
@@ -35,7 +37,7 @@ class PromptState:
 
     @property
     def key(self) -> PromptKey:
-        return prompt_key(self.token_ids, self.images)
+        return prompt_key(self.token_ids, self.images, self.owner)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +69,12 @@ class Response:
         return max(len(self.token_ids) - self.begun - 1, 0)
 
     @property
+    def kept(self) -> Kept | None:
+        """The cache that it was continued with; None where its tokens are computed again."""
+        cache = self.request.begun.cache if self.request.begun else None
+        return cache if isinstance(cache, Kept) else None
+
+    @property
     def unfinished(self) -> Unfinished:
         """The progress so far. Weights that no token was drawn with have no span."""
         return self.since(0)
@@ -84,10 +92,11 @@ class Response:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """Cached keys and values of a conversation between two turns."""
+    """Cached keys and values of a conversation between two turns, or of a response that is to be continued."""
 
     token_ids: tuple[int, ...]
     past: Past  # of these tokens
+    shift: int = 0  # of the positions after its prompt, as PromptState has it
 
 
 def begin_response(request: Request, prompt: PromptState, random: np.ndarray, *, number: int, version: int) -> Response:
@@ -101,9 +110,43 @@ def begin_response(request: Request, prompt: PromptState, random: np.ndarray, *,
     return response
 
 
-def prompt_key(token_ids: tuple[int, ...], images: PromptImages | None) -> PromptKey:
-    """Return a key that is equal for prompts with equal tokens and images."""
-    return token_ids, images.content_hash if images else ""
+def stop_reason(
+    response: Response, sampling: SamplingParams, end_tokens: frozenset[int], tokenizer: PreTrainedTokenizerBase
+) -> StopReason | None:
+    """Return the reason for which a response ends with its newest token; None when it does not end."""
+    token = response.token_ids[-1]
+    if token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos):
+        return StopReason.EOS
+    if sampling.stop:
+        # At most b tokens spell a text of b bytes; a few more cover a character cut in two.
+        tail = max(len(text.encode()) for text in sampling.stop) + 8
+        recent = tokenizer.decode(response.token_ids[-tail:], skip_special_tokens=False)
+        if any(text in recent for text in sampling.stop):
+            return StopReason.STOP_TEXT
+    if len(response.token_ids) >= response.request.max_response_tokens:
+        return StopReason.LENGTH
+    return None
+
+
+def trajectory_of(response: Response, tokenizer: PreTrainedTokenizerBase) -> Trajectory:
+    """Return an ended response as a trajectory."""
+    assert response.stop_reason is not None
+    return Trajectory(
+        sample_id=response.request.sample_id,
+        token_ids=tuple(response.token_ids),
+        logprobs=tuple(response.logprobs),
+        text=str(tokenizer.decode(response.token_ids, skip_special_tokens=True)),
+        stop_reason=response.stop_reason,
+        policy_version=min(span.version for span in response.spans),
+        version_spans=tuple(response.spans) if len(response.spans) > 1 else (),
+        prompt_logprobs=response.prompt.logprobs,
+        experts=response.all_experts,
+    )
+
+
+def prompt_key(token_ids: tuple[int, ...], images: PromptImages | None, owner: str = "") -> PromptKey:
+    """Return a key that is equal for prompts with equal tokens, images and owner."""
+    return token_ids, images.content_hash if images else "", owner
 
 
 def first_logits(responses: list[Response]) -> Tensor:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -27,6 +28,8 @@ from posttrain.backends.rollout.native.responses import (
     common,
     first_logits,
     prompt_key,
+    stop_reason,
+    trajectory_of,
 )
 from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, draw, uniforms
 from posttrain.backends.rollout.native.token_pass import TokenPass
@@ -84,6 +87,7 @@ class NativeStream:
         self._kept: dict[str, Kept] = {}  # by conversation, oldest first
         self._cache = KeyValueCache.of(model, most_slots=slots)
         self.passes = 0
+        self._paused: dict[str, Kept] = {}  # caches of responses that have ended at their pause
         self._submitted = 0  # requests
         self._passed_over = 0  # passes in which requests with free slots waited for others
         self._weights = ExitStack()
@@ -106,8 +110,9 @@ class NativeStream:
         """Submit one request without checks."""
         if self.closed:
             raise RuntimeError("the stream is closed")
-        key = prompt_key(request.all_tokens, request.images)
-        prompt = self._prompts.setdefault(key, PromptState(request.all_tokens, request.images))
+        owner = request.sample_id if request.begun and request.begun.cache is not None else ""
+        key = prompt_key(request.all_tokens, request.images, owner)
+        prompt = self._prompts.setdefault(key, PromptState(request.all_tokens, request.images, owner))
         prompt.users += 1
         seed = self.sampling.seed if request.seed is None else request.seed
         random = uniforms(seed, request.draw_name, request.max_response_tokens)
@@ -139,17 +144,26 @@ class NativeStream:
         return [each for each in grown if each.token_ids]
 
     @torch.inference_mode()
-    def take_back(self) -> list[Unfinished]:
+    def take_back(self, *, keep_cache: bool = False) -> list[Unfinished]:
+        caches: dict[Response, Kept | None] = {}
+        if keep_cache:
+            slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
+            caches = {response: response.kept for response in self._waiting}
+            caches |= {one: self._past(slot_of, place, one) for place, one in enumerate(self._active)}
         responses = sorted((*self._active, *self._waiting), key=lambda response: response.number)
         self._waiting.clear()
         self._leave(responses)
-        return [response.unfinished for response in responses]
+        return [replace(response.unfinished, cache=caches.get(response)) for response in responses]
+
+    def take_cache(self, sample_id: str) -> object:
+        """See interfaces.rollout_engine.ResumableStream."""
+        return self._paused.pop(sample_id, None)
 
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
-        for held in (self._prompts, self._waiting, self._active, self._held, self._kept):
+        for held in (self._prompts, self._waiting, self._active, self._held, self._kept, self._paused):
             held.clear()
         self._cache = KeyValueCache.of(self.model)
         self._weights.close()
@@ -226,6 +240,8 @@ class NativeStream:
 
     def _reusable(self, response: Response) -> int:
         """Count the prompt's tokens whose keys and values are cached. The last token never counts: its logits are needed."""
+        if response.kept is not None:
+            return len(response.kept.token_ids)
         if self.sampling.prompt_logprobs:
             return 0  # the log-probs of all prompt tokens are requested
         if response.request.images:
@@ -247,11 +263,13 @@ class NativeStream:
             known.add(prompt)
             slot, reused, start = len(self._held), self._reusable(response), len(tokens)
             if reused:
-                self._cache.put(self._kept.pop(response.request.conversation).past, slot, reused)
+                kept = response.kept or self._kept.pop(response.request.conversation)
+                self._cache.put(kept.past, slot, reused)
+                prompt.shift = kept.shift
             tokens += prompt.token_ids[reused:]
-            positions += range(reused, len(prompt.token_ids))
+            positions += range(reused + prompt.shift, len(prompt.token_ids) + prompt.shift)
             parts.append((start, len(tokens), slot, reused))
-            if prompt.images:
+            if prompt.images and not reused:
                 end = len(tokens)
                 placed.append(PlacedImages(images=prompt.images, start=start, prompt=end - start, end=end))
             self._held.append(prompt)
@@ -274,7 +292,7 @@ class NativeStream:
             prompt.logits = logits[number]
             if experts is not None and not parts[number][3]:  # those of reused tokens are not kept
                 prompt.experts = experts[start:end]
-            if prompt.images:
+            if prompt.images and not parts[number][3]:
                 prompt.shift = position_shift(inputs["position_ids"], start, end)
             if logprobs is not None:  # the token after a prompt's end belongs to no prompt
                 prompt.logprobs = tuple(logprobs[start : end - 1].tolist())
@@ -325,37 +343,30 @@ class NativeStream:
             for response, token, logprob in zip(some, tokens.tolist(), logprobs.tolist(), strict=True):
                 response.token_ids.append(token)
                 response.logprobs.append(logprob)
-                response.stop_reason = self._stop_reason(response, token)
-
-    def _stop_reason(self, response: Response, token: int) -> StopReason | None:
-        sampling = self.sampling
-        if token in sampling.stop_token_ids or (token in self.end_tokens and not sampling.ignore_eos):
-            return StopReason.EOS
-        if sampling.stop:
-            # At most b tokens spell a text of b bytes; a few more cover a character cut in two.
-            tail = max(len(text.encode()) for text in sampling.stop) + 8
-            recent = self.tokenizer.decode(response.token_ids[-tail:], skip_special_tokens=False)
-            if any(text in recent for text in sampling.stop):
-                return StopReason.STOP_TEXT
-        if len(response.token_ids) >= response.request.max_response_tokens:
-            return StopReason.LENGTH
-        return None
+                response.stop_reason = stop_reason(response, self.sampling, self.end_tokens, self.tokenizer)
 
     # -------------------------------------------------------------------------------------- after a response has ended
 
     def _keep(self, ended: Sequence[Response]) -> None:
-        """Keep the caches of conversations for their next turns. When there are more than slots, the oldest are dropped."""
+        """Keep the caches of conversations for their next turns, and of responses that pause. When there are more conversations
+        than slots, the oldest are dropped."""
         slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
         for slot, response in enumerate(self._active):
-            if response.stop_reason is None or not response.request.conversation:
+            if response.stop_reason is None:
                 continue
-            prompt = response.prompt
-            past = self._cache.take(slot_of[prompt], len(prompt.token_ids), slot, response.cached)
-            token_ids = (*prompt.token_ids, *response.token_ids[response.begun : -1])
-            self._kept.pop(response.request.conversation, None)
-            self._kept[response.request.conversation] = Kept(token_ids, past)
+            if response.request.pauses and response.stop_reason is StopReason.LENGTH:
+                self._paused[response.request.sample_id] = self._past(slot_of, slot, response)
+            elif response.request.conversation:
+                self._kept.pop(response.request.conversation, None)
+                self._kept[response.request.conversation] = self._past(slot_of, slot, response)
         while len(self._kept) > self.slots:
             del self._kept[next(iter(self._kept))]
+
+    def _past(self, slot_of: Mapping[PromptState, int], slot: int, response: Response) -> Kept:
+        """Copy the keys and values of a response and its prompt: of all tokens but the newest."""
+        prompt = response.prompt
+        past = self._cache.take(slot_of[prompt], len(prompt.token_ids), slot, response.cached)
+        return Kept((*prompt.token_ids, *response.token_ids[response.begun : -1]), past, prompt.shift)
 
     def _leave(self, responses: Sequence[Response]) -> None:
         """Close the gaps that these responses, and prompts without responses in progress, leave in the slots."""
@@ -381,18 +392,7 @@ class NativeStream:
 
     def trajectory(self, response: Response) -> Trajectory:
         """Return an ended response as a trajectory."""
-        assert response.stop_reason is not None
-        return Trajectory(
-            sample_id=response.request.sample_id,
-            token_ids=tuple(response.token_ids),
-            logprobs=tuple(response.logprobs),
-            text=str(self.tokenizer.decode(response.token_ids, skip_special_tokens=True)),
-            stop_reason=response.stop_reason,
-            policy_version=min(span.version for span in response.spans),
-            version_spans=tuple(response.spans) if len(response.spans) > 1 else (),
-            prompt_logprobs=response.prompt.logprobs,
-            experts=response.all_experts,
-        )
+        return trajectory_of(response, self.tokenizer)
 
     def _recording(self) -> AbstractContextManager[Mapping[int, Tensor]]:
         return self.routers.recording() if self.routers else nullcontext({})

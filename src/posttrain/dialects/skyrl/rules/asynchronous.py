@@ -9,7 +9,8 @@ from posttrain.dialects.skyrl.rules.look import get
 
 _SECTION = "trainer.fully_async"
 _ON = f"{_SECTION}.enabled"
-_READ = ("max_staleness_steps", "num_parallel_generation_workers", "sample_full_batch")
+_CLEAR = f"{_SECTION}.clear_kv_cache_on_weight_sync"
+_READ = ("max_staleness_steps", "num_parallel_generation_workers", "sample_full_batch", "clear_kv_cache_on_weight_sync")
 
 
 def asynchronous(keys: Reader) -> dict[str, Any]:
@@ -37,6 +38,8 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
         "asynchronous.max_staleness_steps": keys[f"{_SECTION}.max_staleness_steps"],
         "asynchronous.max_running_groups": keys[f"{_SECTION}.num_parallel_generation_workers"],
     }
+    if keys.ledger.find(_CLEAR):
+        fields["asynchronous.cache_on_new_weights"] = "recompute" if keys[_CLEAR] else "keep"
     if keys[f"{_SECTION}.sample_full_batch"]:
         if get(keys, "trainer.algorithm.zero_variance_filter"):
             fields["group_filter.strategy"] = "refill"
