@@ -15,13 +15,13 @@ from posttrain.loops.rl_run import RlRun
 from posttrain.loops.rl_sync import GroupSource, run_rl
 from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
-from posttrain.run.clock import Clock
+from posttrain.run.clock import MAIN, Clock
 from posttrain.run.schedule import Schedule
 from posttrain.steps.ahead import Ahead
 from posttrain.steps.apart import Apart
 from posttrain.steps.measure import asynchrony_metrics
 from posttrain.steps.one_step import OneStepAhead
-from posttrain.steps.open_groups import OpenGroups
+from posttrain.steps.open_groups import OpenGroups, StepEnd
 from posttrain.steps.rl_step import StepResult
 from posttrain.steps.select import Selection
 
@@ -89,10 +89,11 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
     schedule = Schedule(parts.run.folder, parts.run.first_step)
     sampler.ledger.record = schedule.add
     under_way = 0  # number of the step
+    clock_of_step: Clock | None = None
 
     def sample(number: int, step_plan: StepPlan, clock: Clock) -> Selection:
-        nonlocal under_way
-        under_way = number
+        nonlocal under_way, clock_of_step
+        under_way, clock_of_step = number, clock
         return sampler.sample(number, step_plan, clock)
 
     def end_step(done: StepResult, version: int) -> dict[str, float]:
@@ -113,6 +114,8 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
         return {
             **metrics,
             **ended.more,
+            **(waits(clock_of_step, ended) if clock_of_step else {}),
+            **at_bound(sampler, under_way - 1),
             "async/late_share": len(sampler.late) / sampler.ledger.bounds.groups_per_step,
             "async/groups_ahead": float(ended.ahead),
             "async/groups_running": float(ended.running),
@@ -133,6 +136,34 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
         run_rl(parts, source)
     finally:
         sampler.close()
+
+
+def at_bound(sampler: Sampler, trained: int) -> dict[str, float]:
+    """The share of the step's groups that were as old as the bound allows; empty where all of them have to be. Args: steps
+    trained before."""
+    bound, consumed = sampler.ledger.bounds.staleness, sampler.consumed
+    if isinstance(sampler, OneStepAhead) or not bound or not consumed:
+        return {}
+    return {"async/at_bound_share": sum(trained - each.started >= bound for each in consumed) / len(consumed)}
+
+
+def waits(clock: Clock, ended: StepEnd) -> dict[str, float]:
+    """Time in which a step waited for groups, and in which samplers had nothing to sample or stood still for the trainer.
+
+    The trainer waits while the loop itself samples, waits for a sampler, or for the last groups. A sampler waits outside of all
+    sampling, and while only environments are at work; samplers of their own say how busy they were.
+    """
+    step, own = clock.elapsed_s(), clock.seconds(MAIN)
+    trainer = own.get("rollout", 0.0) + own.get("sampler_wait", 0.0)
+    busy = ended.more.get("async/sampler_busy_share")
+    sampler = step - clock.seconds().get("rollout", 0.0) + ended.idle_s if busy is None else step * (1.0 - busy)
+    sampler = min(max(sampler, 0.0), step)
+    return {
+        "time/trainer_waited_s": trainer,
+        "time/samplers_waited_s": sampler,
+        "time/trainer_waited_share": trainer / step,
+        "time/samplers_waited_share": sampler / step,
+    }
 
 
 def check_replayed(step: int, consumed: Sequence[Entry], script: Script) -> None:

@@ -35,7 +35,7 @@ class SequenceBatch:
     sample_ids: tuple[str, ...]  # B names, as in samples/step_N.jsonl
     experts: Tensor | None = None  # [B, P + T, layers, chosen] int16, while sampling; -1: not known; None: not recorded
     images: tuple[PromptImages | None, ...] = ()  # B, of each row's prompt; (): no prompt has any
-    # [B, T] int64, updates that the weights had seen which sampled the token; None: nothing asks for them
+    # [B, T] int64, updates that the weights had seen which sampled the token; None: no response has several
     versions: Tensor | None = None
 
     def __len__(self) -> int:

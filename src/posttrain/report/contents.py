@@ -65,15 +65,24 @@ def _run(run: RecordedRun, label: str) -> dict[str, Any]:
             if (lost := [step for step, value in run.series(name).items() if value is None])
         },
         "timeline": _timeline(run),
+        "asynchronous": _mode(run) not in ("", "off"),
         "config": run.config_text,
     }
 
 
-def _timeline(run: RecordedRun) -> list[tuple[int, str, float, float]]:
-    """Return the phases of the run, in seconds since the start of the first one recorded."""
+def _timeline(run: RecordedRun) -> list[tuple[int, str, float, float, str]]:
+    """Return the phases of the run with their lanes, in seconds since the start of the first one recorded."""
     phases = read_timeline(run.folder)
     first = phases[0][2] if phases else 0.0
-    return [(step, name, round(start - first, 4), round(end - first, 4)) for step, name, start, end in phases]
+    return [
+        (step, name, round(start - first, 4), round(end - first, 4), lane) for step, name, start, end, lane in phases
+    ]
+
+
+def _mode(run: RecordedRun) -> str:
+    """Return asynchronous.mode; "" where the configuration does not say."""
+    section = run.config.get("asynchronous")
+    return str(section.get("mode") or "") if isinstance(section, dict) else ""
 
 
 def _headlines(run: RecordedRun) -> list[dict[str, Any]]:

@@ -132,15 +132,15 @@ def token_rows(samples: Path) -> tuple[dict[str, str], dict[int, list[dict[str, 
     return texts, rows
 
 
-def read_timeline(folder: Path, last: int = MAX_PHASES) -> list[tuple[int, str, float, float]]:
-    """Return (step, phase, start, end) of the last phases in timeline.jsonl, in seconds since some fixed time, in order of their
-    starts; empty without such a file."""
+def read_timeline(folder: Path, last: int = MAX_PHASES) -> list[tuple[int, str, float, float, str]]:
+    """Return (step, phase, start, end, lane) of the last phases in timeline.jsonl, in seconds since some fixed time, in order of
+    their starts; "" is the lane of the loop itself. Empty without such a file."""
     path = folder / "timeline.jsonl"
-    found: deque[tuple[int, str, float, float]] = deque(maxlen=last)
+    found: deque[tuple[int, str, float, float, str]] = deque(maxlen=last)
     for row in json_rows(path, []) if path.is_file() else ():
         start, end = _number(row.get("start_s")), _number(row.get("end_s"))
         if isinstance(row.get("step"), int) and start is not None and end is not None and end >= start:
-            found.append((row["step"], str(row.get("phase")), start, end))
+            found.append((row["step"], str(row.get("phase")), start, end, str(row.get("lane") or "")))
     return sorted(found, key=lambda phase: phase[2])
 
 

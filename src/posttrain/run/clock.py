@@ -93,14 +93,19 @@ class Clock:
     def metrics(self) -> dict[str, float]:
         """Seconds of each phase so far, and of the step."""
         times = {f"time/{name}_s": seconds for name, seconds in self.seconds().items()}
-        return times | {"time/step_s": time.perf_counter() - self._start}
+        return times | {"time/step_s": self.elapsed_s()}
 
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each phase: the sum over its intervals."""
+    def seconds(self, lane: str | None = None) -> dict[str, float]:
+        """Seconds of each phase: the sum over its intervals, of one lane or of all."""
         found: dict[str, float] = defaultdict(float)
         for interval in list(self._intervals):
-            found[interval.phase] += interval.seconds
+            if lane in (None, interval.lane):
+                found[interval.phase] += interval.seconds
         return dict(found)
+
+    def elapsed_s(self) -> float:
+        """Seconds since the step began."""
+        return time.perf_counter() - self._start
 
     def busy_s(self) -> float:
         """Seconds in which at least one phase was under way: overlapping ones count once."""

@@ -106,6 +106,15 @@ WATCHED = (
     Watched("async/late_share", _in_a_row(3, 0.5), "steps wait for groups at the bound on staleness",
             "sampling is slower than training for this bound (asynchronous.max_staleness_steps): the trainer starves; a sampler "
             "or environments that have slowed down; a few responses that are much longer than the others"),
+    Watched("async/at_bound_share", _in_a_row(8, 0.9), "nearly all groups are as old as the bound allows when they are trained",
+            "groups wait while others are trained: with fewer ahead (asynchronous.max_staleness_steps, max_running_groups) the "
+            "same speed trains fresher data; or a sampler that is slow for this bound, where async/late_share is high too"),
+    Watched("time/trainer_waited_share", _in_a_row(5, 0.9), "the trainer waits for groups nearly all the time",
+            "sampling takes much longer than training: on one device there is next to nothing to overlap, so more devices for "
+            "sampling, faster environments or shorter responses; a sampler that hangs"),
+    Watched("time/samplers_waited_share", _in_a_row(5, 0.9), "samplers wait nearly all the time",
+            "training takes much longer than sampling: fewer samplers, or devices of theirs for the trainer; environments or "
+            "graders that are much slower than sampling: more of them at a time (environment.workers)"),
     Watched("async/effective_token_share", _below(0, always=0.3), "the sampled tokens say little about the policy that learns",
             f"data that is too old for these updates (asynchronous.max_staleness_steps), {RATE}, a sampler whose log-probs are "
             "those of another distribution"),

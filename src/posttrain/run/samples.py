@@ -89,6 +89,7 @@ def _sample(
         "advantage": advantage,
         "stop_reason": str(trajectory.stop_reason),
         "policy_version": trajectory.policy_version,
+        **({"version_spans": [list(span) for span in trajectory.spans]} if trajectory.version_spans else {}),
         "prompt_tokens": len(group.group.first_prompt),
         "response_tokens": trajectory.sampled_tokens,
         **({"turns": _turns(trajectory), "environment": _environment(trajectory)} if trajectory.turn_texts else {}),

@@ -99,6 +99,7 @@ def token_lines(
         "values": critic.values if critic else None,
         "token_rewards": token_rewards,
         "rejected": logprobs.rejected,
+        "versions": sequences.versions,
         "returns": critic.returns if critic else None,
     }
     for name, found in optional.items():

@@ -9,6 +9,7 @@ of environments come when they come.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -29,6 +30,7 @@ class Ahead:
 
     def __init__(self, groups: OpenGroups, rollout: RolloutEngine, script: Script | None = None):
         self.sampled_tokens = 0  # in the step under way
+        self.idle_s = 0.0  # of it, in which only environments were at work
         self._groups, self._rollout = groups, rollout
         self._script = script
         self._rounds: list[Round] = []  # of the step under way, when decisions are made again
@@ -50,7 +52,7 @@ class Ahead:
 
         Raises: RunStopped when the filter's limit of batches is reached, or nothing is sampled within the time for it.
         """
-        self.sampled_tokens = 0
+        self.sampled_tokens, self.idle_s = 0, 0.0
         self._groups.begin_step(number)
         self._rounds = list(self._script.rounds.get(number, [])) if self._script else []
         selection = Selection(plan.group_filter, plan.prompts)
@@ -69,7 +71,8 @@ class Ahead:
     def end_step(self) -> StepEnd:
         """The step has been trained: groups that are past the bound are dropped, with ``drop``."""
         drops = self._groups.end_step()
-        return StepEnd(drops, self.sampled_tokens, len(self.ledger.pending), len(self.ledger.running))
+        pending, running = len(self.ledger.pending), len(self.ledger.running)
+        return StepEnd(drops, self.sampled_tokens, pending, running, idle_s=self.idle_s)
 
     def validating(self) -> AbstractContextManager[None]:
         """No-op: the sampler is free between two steps."""
@@ -107,9 +110,12 @@ class Ahead:
                 while not again and self.ledger.room():
                     groups.admit()
                 clock.advance(0)  # the step may be left while only environments are at work
+                began = None if flying.samples else time.monotonic()
                 for place, trajectory in flying.poll(stream):
                     groups.end(place, trajectory)
                 groups.check_heard(number)
+                if began is not None:
+                    self.idle_s += time.monotonic() - began
             for cut in flying.suspend(stream):
                 self._note(cut)
         if again:

@@ -32,13 +32,13 @@ def assemble(
     ``mask_truncated`` leaves responses that were cut at the token limit out of the loss, ``mask_long_wrong_tokens`` those of so
     many sampled tokens whose score is not above 0; their rewards stay. ``weigh_by`` names the weights of responses, ``parts``
     numbers the domains of data sources, where statistics are over domains; ``with_versions`` gives every token the version of
-    the weights that sampled it.
+    the weights that sampled it, also without need where a response has several.
 
     Raises: RunStopped when a prompt lacks the difficulty that it is to be weighed by.
     """
     rows = sample_rows(groups)
     sequences = pad(rows)
-    if with_versions:
+    if with_versions or any(row.sample.version_spans for row in rows):
         sequences = replace(sequences, versions=token_versions(rows, sequences.response_mask))
     states = state_index(rows)
     lengths = sampled_lengths(groups)

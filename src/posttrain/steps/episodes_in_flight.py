@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from posttrain.errors import DataError, RunStopped
 from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn
@@ -45,6 +45,10 @@ class Episodes:
     @property
     def busy(self) -> bool:
         return any(not self._rests(place) for place in self._episodes)
+
+    @property
+    def samples(self) -> bool:
+        return bool(self._new or self._submitted)
 
     def _rests(self, place: Place) -> bool:
         """Tell whether an episode is at its limit: in that turn, with so many tokens, or none yet."""
@@ -87,7 +91,7 @@ class Episodes:
             for response in stream.wait(TURN_S):
                 name = response.sample_id
                 if name in self._turns and self._limit(name) is not None:
-                    begun = unfinished_of(response, stream.take_cache(name) if keeps else None)
+                    begun = unfinished_of(response, cast(ResumableStream, stream) if keeps else None)
                     self._turns[name] = replace(self._turns[name], begun=begun)
                 else:
                     ended += self._sampled(response, stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream
 from posttrain.records.prompts import Prompt
@@ -42,6 +42,11 @@ class InFlight(Protocol):
     @property
     def busy(self) -> bool:
         """True while a sample has neither ended nor reached its limit."""
+        ...
+
+    @property
+    def samples(self) -> bool:
+        """True while the sampler has a request: otherwise only environments are at work."""
         ...
 
     def begin(self, place: Place, prompt: Prompt, sampling: SamplingParams) -> None:
@@ -95,6 +100,10 @@ class Responses:
     def busy(self) -> bool:
         return bool(self._new or self._submitted)
 
+    @property
+    def samples(self) -> bool:
+        return self.busy
+
     def begin(self, place: Place, prompt: Prompt, sampling: SamplingParams) -> None:
         self._requests[place] = Request(
             str(place),
@@ -128,9 +137,9 @@ class Responses:
                 ended.append((place, replace(response, sample_id=request.draw_name)))
         return ended
 
-    def _paused(self, response: Trajectory, stream: ResumableStream) -> Unfinished:
+    def _paused(self, response: Trajectory, stream: RequestStream) -> Unfinished:
         """A response that has reached its limit."""
-        return unfinished_of(response, stream.take_cache(response.sample_id) if self._keeps_cache else None)
+        return unfinished_of(response, cast(ResumableStream, stream) if self._keeps_cache else None)
 
     def _limit(self, place: Place) -> int | None:
         limit = self.limits.get(place) if self.limits is not None else None
@@ -188,11 +197,12 @@ def limited(request: Request, limit: int | None, *, pauses: bool) -> Request | N
     return replace(request, max_response_tokens=limit, pauses=pauses)
 
 
-def unfinished_of(response: Trajectory, cache: object = None) -> Unfinished:
+def unfinished_of(response: Trajectory, keeper: ResumableStream | None = None) -> Unfinished:
+    """A response that has reached its limit, with its cache where a stream has kept it."""
     return Unfinished(
         sample_id=response.sample_id,
         token_ids=response.token_ids,
         logprobs=response.logprobs,
         spans=response.spans,
-        cache=cache,
+        cache=keeper.take_cache(response.sample_id) if keeper else None,
     )

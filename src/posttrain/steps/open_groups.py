@@ -81,6 +81,7 @@ class StepEnd:
     ahead: int  # groups that are admitted and not trained
     running: int  # of these, the ones with unfinished responses
     more: Mapping[str, float] = field(default_factory=dict)  # metrics of the mode
+    idle_s: float = 0.0  # of its sampling, in which only environments were at work; where that is known
 
 
 class OpenGroups:

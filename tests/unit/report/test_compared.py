@@ -144,7 +144,10 @@ def test_timeline_is_read_in_order_and_shown_from_its_start(run_dir: Path) -> No
     ]
     (run_dir / "timeline.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "ph')
     assert [phase[1] for phase in read_timeline(run_dir)] == ["rollout", "update"]
-    assert page_data([read_run(run_dir)])["runs"][0]["timeline"] == [(1, "rollout", 0.0, 2.5), (1, "update", 2.5, 4.0)]
-    assert read_timeline(run_dir, last=1) == [(1, "rollout", 1000.0, 1002.5)]  # the last that is written is a fact
+    assert page_data([read_run(run_dir)])["runs"][0]["timeline"] == [
+        (1, "rollout", 0.0, 2.5, ""),
+        (1, "update", 2.5, 4.0, ""),
+    ]
+    assert read_timeline(run_dir, last=1) == [(1, "rollout", 1000.0, 1002.5, "")]  # the last that is written is a fact
     (run_dir / "timeline.jsonl").unlink()
     assert page_data([read_run(run_dir)])["runs"][0]["timeline"] == []

@@ -28,6 +28,7 @@ SAMPLING = ("rollout", "baseline", "validation")  # phases counted in tokens; th
 SHOWN = (  # label and metric of the values in the live display
     ("reward", "reward/mean"),
     ("length", "response/length_mean"),
+    ("stale", "async/staleness_steps_mean"),
     ("gap", "gap/mean"),
     ("grad norm", "policy/grad_norm"),
     ("tokens/s", "speed/rollout_tokens_per_s"),
@@ -224,8 +225,8 @@ def step_line(step: int, total_steps: int, metrics: Mapping[str, float], seconds
             parts[label] = f"{label} {short(metrics[name])}"
     if seconds_left is not None:
         parts["left"] = f"left {duration(seconds_left)}"
-    order = ["step", "reward", "loss", "length", "tokens/s", "gap", "left"]
-    for droppable in ("gap", "tokens/s", "length", "left"):
+    order = ["step", "reward", "loss", "length", "stale", "tokens/s", "gap", "left"]
+    for droppable in ("gap", "tokens/s", "length", "stale", "left"):
         if len(_join(parts, order)) <= LINE_WIDTH:
             break
         parts.pop(droppable, None)

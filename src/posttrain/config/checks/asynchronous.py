@@ -123,7 +123,13 @@ def _engine_problems(config: RunConfig) -> Iterator[Problem]:
 def _cache_problems(config: RunConfig) -> Iterator[Problem]:
     field, engine = f"{_SECTION}.cache_on_new_weights", config.rollout.engine
     recompute = f"use {field}=recompute"
-    if config.asynchronous.mode == "one_step":
+    if config.asynchronous.mode == "separate":
+        yield Problem(
+            f"the samplers of separate cannot keep the keys and values of unfinished responses when they take new weights: {field}",
+            fix=f"{recompute}, or {_MODE}=colocate",
+            field=field,
+        )
+    elif config.asynchronous.mode == "one_step":
         yield Problem(
             f"{field} = keep has no meaning in one_step, whose responses are complete when the weights change",
             fix=f"{recompute}, or {_MODE}=colocate",

@@ -121,6 +121,12 @@
   const facts = (pairs) => el("dl", {}, ...pairs.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, visible(text(value))))));
   const entries = (value) => Object.entries(value && typeof value === "object" && !Array.isArray(value) ? value : {});
 
+  // The version of the weights that sampled a response; of several, with the first token of each.
+  function spansOf(sample) {
+    const spans = Array.isArray(sample.version_spans) ? sample.version_spans.filter(Array.isArray) : [];
+    return spans.length > 1 ? spans.map(([first, version]) => `${text(version)} from token ${text(first)}`).join(", ") : sample.policy_version;
+  }
+
   function detail(sample) {
     const environment = sample.environment && typeof sample.environment === "object" ? sample.environment : {};
     const about = facts([
@@ -128,7 +134,7 @@
       ...entries(sample.reward_texts).map(([name, value]) => [`· ${visible(name)}`, value]),
       ["advantage", sample.kind === "training" ? short(sample.advantage) : undefined],
       ["no reward because", sample.invalid ? `${text(sample.invalid.reason)}: ${text(sample.invalid.detail)}`.slice(0, 2000) : undefined],
-      ["ended by", sample.stop_reason], ["tokens", sample.response_tokens === undefined ? undefined : String(sample.response_tokens)], ["policy version", sample.policy_version],
+      ["ended by", sample.stop_reason], ["tokens", sample.response_tokens === undefined ? undefined : String(sample.response_tokens)], ["policy version", spansOf(sample)],
       ["environment ended by", environment.stop], ...entries(environment.metrics).map(([name, value]) => [`· ${visible(name)}`, short(value)]),
       ["run", data.runs.length > 1 ? data.runs[sample.run].label : undefined], ["task", sample.data_source], ["sample", sample.sample_id],
     ]);

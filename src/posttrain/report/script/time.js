@@ -97,13 +97,32 @@
 
   // When each phase ran, a lane per phase: from timeline.jsonl, or laid end to end where a run has none.
   function phasesInOrder(run, rows) {
-    if (run.timeline.length) return run.timeline.map(([step, phase, start, end]) => ({ step, phase, start, end }));
+    if (run.timeline.length) return run.timeline.map(([step, phase, start, end, lane]) => ({ step, phase, start, end, lane: lane || "" }));
     let now = 0;
     return run.steps.flatMap((step, i) => rows.filter((row) => row.values[i] > 0).map((row) => {
       const start = now;
       now += row.values[i];
       return { step, phase: row.phase, start, end: now };
     }));
+  }
+  // The time between the intervals, from start to end.
+  function between(intervals, start, end) {
+    const free = [];
+    let until = start;
+    for (const [from, to] of intervals.slice().sort((a, b) => a[0] - b[0])) {
+      if (from > until) free.push([until, from]);
+      until = Math.max(until, to);
+    }
+    if (end > until) free.push([until, end]);
+    return free;
+  }
+  // Of an asynchronous run, who waited for whom: the trainer while the loop itself samples or waits for a sampler; the samplers
+  // while nothing is sampled.
+  function waitsOf(run, phases, start, end) {
+    if (!run.asynchronous || !run.timeline.length) return [];
+    const sampled = phases.filter((phase) => phase.phase === "rollout").map((phase) => [phase.start, phase.end]);
+    const held = phases.filter((phase) => !phase.lane && ["rollout", "sampler_wait"].includes(phase.phase)).map((phase) => [phase.start, phase.end]);
+    return [{ name: "trainer waits", spans: held }, { name: "sampler waits", spans: between(sampled, start, end) }];
   }
   function gantt(run, rows) {
     const figure = byId("gantt");
@@ -126,7 +145,8 @@
       const group = groups[Number(pick.value)];
       const shown = phases.filter((phase) => group.includes(phase.step));
       const start = Math.min(...shown.map((phase) => phase.start)), end = Math.max(...shown.map((phase) => phase.end));
-      const height = TOP + lanes.length * LANE + BOTTOM;
+      const waits = waitsOf(run, shown, start, end);
+      const height = TOP + (lanes.length + waits.length) * LANE + BOTTOM;
       const made = frame(figure, height, `Phases of steps ${group[0]} to ${group.at(-1)}`);
       root = made.root;
       const x = (time) => LANE_LEFT + ((time - start) / Math.max(1e-9, end - start)) * (made.width - LANE_LEFT - RIGHT);
@@ -134,7 +154,7 @@
         root.append(svg("line", { class: "grid", x1: x(start + time), x2: x(start + time), y1: TOP, y2: height - BOTTOM }));
         root.append(svg("text", { x: x(start + time), y: height - 5, "text-anchor": "middle" }, `${short(time)} s`));
       }
-      lanes.forEach((name, i) => root.append(svg("text", { x: LANE_LEFT - 8, y: TOP + (i + 0.5) * LANE + 4, "text-anchor": "end" }, phaseName(name))));
+      [...lanes, ...waits.map((wait) => wait.name)].forEach((name, i) => root.append(svg("text", { x: LANE_LEFT - 8, y: TOP + (i + 0.5) * LANE + 4, "text-anchor": "end" }, phaseName(name))));
       for (const step of group) {
         const first = Math.min(...shown.filter((phase) => phase.step === step).map((phase) => phase.start));
         root.append(svg("line", { class: "cursor", x1: x(first), x2: x(first), y1: TOP, y2: height - BOTTOM }));
@@ -145,6 +165,14 @@
         bar.addEventListener("pointerleave", () => { value.textContent = ""; });
         root.append(bar);
       }
+      waits.forEach((wait, i) => {
+        for (const [from, to] of wait.spans) {
+          const bar = svg("rect", { class: "wait", rx: 2, x: x(from), y: TOP + (lanes.length + i) * LANE + 5, width: Math.max(1, x(to) - x(from)), height: LANE - 10 });
+          bar.addEventListener("pointerenter", () => { value.textContent = `${wait.name}: ${seconds(to - from)}`; });
+          bar.addEventListener("pointerleave", () => { value.textContent = ""; });
+          root.append(bar);
+        }
+      });
       figure.append(root);
     }
     pick.addEventListener("change", draw);

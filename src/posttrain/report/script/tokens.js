@@ -11,9 +11,10 @@
     values: { label: "critic's value", scaled: true, legend: "green: above 0; red: below" },
     returns: { label: "return", scaled: true, legend: "green: above 0; red: below" },
     token_rewards: { label: "reward on the token", scaled: true, legend: "green: above 0; red: below" },
+    versions: { label: "version of the weights", palette: true, legend: "each version of the weights that sampled tokens of this response has a colour" },
     importance_weights: { label: "importance weight", strength: (value) => Math.max(-1, Math.min(1, value - 1)), legend: "green: above 1; red: below" },
   };
-  const READ = { rollout_logprobs: "log-prob", gap: "gap", ref_gap: "trainer − reference", advantages: "advantage", importance_weights: "weight", values: "value", returns: "return", token_rewards: "token reward", rejected: "rejected", in_loss: "in loss", sampled: "sampled" };
+  const READ = { rollout_logprobs: "log-prob", gap: "gap", ref_gap: "trainer − reference", advantages: "advantage", versions: "weights of version", importance_weights: "weight", values: "value", returns: "return", token_rewards: "token reward", rejected: "rejected", in_loss: "in loss", sampled: "sampled" };
 
   // A column has an entry per token, or one value for all of them.
   const entry = (column, i) => (Array.isArray(column) ? column[i] : column);
@@ -51,15 +52,18 @@
       const name = pick.value, kind = shades[name];
       const numbers = known(Array.isArray(values[name]) ? values[name] : [values[name]]);
       const most = numbers.reduce((top, value) => Math.max(top, Math.abs(value)), 0) || 1;
+      const versions = kind.palette ? [...new Set(numbers)].sort((a, b) => a - b) : [];
       for (const node of box.children) {
+        for (let i = 1; i <= 10; i++) node.classList.remove(`v${i}`);
         const value = entry(values[name], Number(node.dataset.i));
-        const strength = typeof value !== "number" || node.classList.contains("given") ? 0 : kind.scaled ? value / most : kind.strength(value);
+        if (kind.palette && typeof value === "number" && !node.classList.contains("given")) node.classList.add(`v${(versions.indexOf(value) % 10) + 1}`);
+        const strength = kind.palette || typeof value !== "number" || node.classList.contains("given") ? 0 : kind.scaled ? value / most : kind.strength(value);
         const rising = name === "gap" ? "179, 66, 61" : name === "rollout_logprobs" ? "208, 122, 29" : "31, 140, 80";
         const falling = name === "gap" ? "42, 116, 181" : "179, 66, 61";
         node.style.backgroundColor = strength ? `rgba(${strength > 0 ? rising : falling}, ${(0.75 * Math.abs(strength)).toFixed(2)})` : "";
         node.classList.toggle("lost", typeof value !== "number");
       }
-      legend.textContent = kind.legend;
+      legend.replaceChildren(kind.legend, ...versions.map((version, i) => el("span", { class: `token key v${(i % 10) + 1}` }, visible(text(version)))));
     }
     const pointed = (event) => { const node = event.target.closest(".token"); if (node) read(Number(node.dataset.i)); };
     box.addEventListener("pointerover", pointed);

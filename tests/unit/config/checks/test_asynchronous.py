@@ -76,8 +76,8 @@ def test_episodes_that_begin_again_are_announced() -> None:
         ),
         (
             {"mode": "separate", "cache_on_new_weights": "keep"},
-            {"rollout": {"engine": "vllm"}},
-            "vllm cannot keep the keys and values .*; use .*=recompute, or rollout.engine=native",
+            {},
+            "samplers of separate cannot keep the keys and values .*; use .*=recompute, or asynchronous.mode=colocate",
         ),
         (
             {"mode": "colocate", "cache_on_new_weights": "keep"},
