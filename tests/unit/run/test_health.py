@@ -52,7 +52,10 @@ FAULTS = {
         {"async/effective_token_share": 0.1},
         "the sampled tokens say little about the policy that learns",
     ),
-    "ahead for nothing": ({"async/at_bound_share": 1.0}, "nearly all groups are as old as the bound allows"),
+    "ahead for nothing": (
+        {"async/at_bound_share": 1.0},
+        "nearly all groups are as old as the bound allows when they are trained",
+    ),
     "nothing to overlap": ({"time/trainer_waited_share": 0.95}, "the trainer waits for groups nearly all the time"),
     "nothing to sample": ({"time/samplers_waited_share": 0.95}, "samplers wait nearly all the time"),
     "gradient": ({"policy/grad_norm": 60.0}, "the gradient has jumped: policy/grad_norm is 60, and was about 2."),

@@ -125,7 +125,7 @@ def _cache_problems(config: RunConfig) -> Iterator[Problem]:
     recompute = f"use {field}=recompute"
     if config.asynchronous.mode == "separate":
         yield Problem(
-            f"the samplers of separate cannot keep the keys and values of unfinished responses when they take new weights: {field}",
+            f"{field} = keep: the samplers of separate cannot keep the keys and values of unfinished responses",
             fix=f"{recompute}, or {_MODE}=colocate",
             field=field,
         )
