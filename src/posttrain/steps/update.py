@@ -12,8 +12,8 @@ from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, Valu
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import CriticUpdatePlan, OneUpdate, StepPlan, UpdatePlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, UpdateStats
-from posttrain.steps.updates import Updates
 from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_high_entropy, with_proximal_share
+from posttrain.steps.updates import Updates
 
 OnSequences = Callable[[int], None]  # called with the number of sequences that were learned since the last call
 
