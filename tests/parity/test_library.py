@@ -148,6 +148,10 @@ def test_a_loop_of_ones_own_is_stopped_and_resumed(file: Path, tmp_path: Path) -
             {"asynchronous.mode": "one_step", "loss.rollout_correction.weights": "token"},
             "sampling ahead is not for a loop of your own",
         ),
+        (
+            {"loss.rollout_correction.weights": "token", "loss.rollout_correction.proximal": "loglinear"},
+            "log-probs interpolated by version are not for a loop of your own",
+        ),
     ],
 )
 def test_a_run_whose_steps_are_not_the_callers(file: Path, overrides: dict[str, Any], message: str) -> None:

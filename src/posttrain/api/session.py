@@ -130,6 +130,9 @@ def _not_the_callers(config: Any) -> Iterator[Problem]:
     trained = "; posttrain.train makes such a run"
     if config.asynchronous.is_on:
         yield Problem("sampling ahead is not for a loop of your own", fix=f"off{trained}", field="asynchronous.mode")
+    if config.loss.rollout_correction.proximal != "recompute":
+        what = "log-probs interpolated by version are not for a loop of your own"
+        yield Problem(what, fix=f"recompute{trained}", field="loss.rollout_correction.proximal")
     if needs_values(config):
         yield Problem("a critic is not for a loop of your own", fix=f"grpo{trained}", field="advantage.name")
     if config.resampling.weights != "none":

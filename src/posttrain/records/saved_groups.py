@@ -48,7 +48,7 @@ def trajectory_from_plain(plain: Any) -> Trajectory:
 
 
 def unfinished_to_plain(unfinished: Unfinished) -> Any:
-    """Its cache is not saved: a resumed run computes the tokens again."""
+    """Return everything but the cache as plain values: a resumed run computes the tokens again."""
     return UNFINISHED.dump_python(unfinished, mode="json", exclude={"cache"})
 
 
