@@ -10,6 +10,7 @@ import typer
 
 from posttrain.cli import (
     algorithms,
+    chat,
     checkpoints,
     data,
     demo,
@@ -57,6 +58,7 @@ app.command("report")(report.report)
 app.command("show")(show.show)
 app.add_typer(replay.app, name="replay")
 app.command("export")(export.export)
+app.command("chat")(chat.chat)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.add_typer(data.app, name="data")
 app.command("demo")(demo.demo)

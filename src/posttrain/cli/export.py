@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from posttrain.errors import Problem, RequestError
+
 
 def export(
     checkpoint: Annotated[
@@ -25,12 +27,49 @@ def export(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Precision of the weights. By default the checkpoint's own: float32, or that of the shards."),
     ] = None,
+    gguf: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Also write NAME-KIND.gguf there, for llama.cpp: f16, bf16, f32, q8_0, q5_1, q4_1, q4_0.",
+        ),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="ORG/NAME", help="Upload OUT_DIR to the hub, with a model card made from the run."),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="With --push: a repository that only you can read.")
+    ] = False,
 ) -> None:
-    """Write a checkpoint's model as a folder that transformers loads."""
+    """Write a checkpoint's model as a folder that transformers loads; on request as GGUF, and to the hub."""
+    from posttrain.libraries.hub_push import check_repository
     from posttrain.run.export import export_checkpoint
 
+    if push is not None:
+        check_repository(push)
+    if gguf is not None:
+        from posttrain.models.gguf_file import check_kind
+
+        check_kind(gguf)
+        if role == "critic":
+            raise RequestError(Problem("a critic is no model for llama.cpp", fix="leave --gguf or --role out"))
     source = export_checkpoint(checkpoint, out, role, dtype)
     typer.echo(f"wrote {out} from {source}")
+    if gguf is not None:
+        from posttrain.models.gguf_file import named, write_gguf
+
+        written = write_gguf(out, named(out, gguf), gguf)
+        typer.echo(
+            f"wrote {written.path}: {written.tensors} tensors, read back equal to the model's; {written.rounded} of them rounded "
+            f"to {gguf}, by at most {written.largest_error:.2g} of a tensor's largest weight"
+        )
+    if push is not None:
+        from posttrain.libraries.hub_push import push as upload
+        from posttrain.run.card import run_of, write_card
+
+        typer.echo(f"wrote {write_card(out, run_of(source), name=push)}")
+        typer.echo(f"pushed to {upload(out, push, private=private)}")
     if role == "policy":
         return
     import transformers

@@ -1,0 +1,148 @@
+"""``posttrain chat``: talk to a model in the terminal, on request beside another one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posttrain.errors import Problem, RequestError
+
+if TYPE_CHECKING:
+    from posttrain.models.chat import Speaker
+
+HELP = "/new begins a new conversation, /system TEXT sets the system message, /temperature N, /quit ends"
+
+
+def chat(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A model folder, a run or checkpoint, a GGUF file, or a hub id (org/name)."
+        ),
+    ],
+    beside: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Another model that answers the same, such as the one before training."),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Of sampling; 0 is greedy.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first answer; each one after it has the next.")] = 0,
+    message: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Send this message, print the answer and end. Repeatable.")
+    ] = None,
+) -> None:
+    """Talk to a model, before or after training, on this machine."""
+    from posttrain.cli.process import importing, prepare_cpu
+
+    prepare_cpu()
+    with ExitStack() as folders:
+        with importing():
+            speakers = [_load(path, folders) for path in (model, beside) if path is not None]
+        talk = Talk(speakers, system=system, temperature=temperature, max_tokens=max_tokens, seed=seed)
+        if message:
+            for text in message:
+                talk.say(text)
+        else:
+            _converse(talk)
+
+
+class Talk:
+    """One conversation per model; all get the same messages of the user."""
+
+    def __init__(self, speakers: list[Speaker], *, system: str | None, temperature: float, max_tokens: int, seed: int):
+        self._speakers = speakers
+        self.system, self.temperature = system, temperature
+        self._max_tokens, self._seed = max_tokens, seed
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a new conversation."""
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        self._messages: list[list[dict[str, str]]] = [list(first) for _ in self._speakers]
+
+    def say(self, text: str) -> None:
+        """Send a message and print every model's answer as it comes."""
+        for speaker, messages in zip(self._speakers, self._messages, strict=True):
+            messages.append({"role": "user", "content": text})
+            typer.echo(f"{speaker.name}: " if len(self._speakers) > 1 else "", nl=False)
+            answer = speaker.answer(
+                messages,
+                temperature=self.temperature,
+                max_tokens=self._max_tokens,
+                seed=self._seed,
+                say=lambda piece: typer.echo(piece, nl=False),
+            )
+            typer.echo("")
+            messages.append({"role": "assistant", "content": answer})
+        self._seed += 1
+
+
+def _converse(talk: Talk) -> None:
+    typer.echo(HELP, err=True)
+    for line in _lines():
+        word, _, rest = line.partition(" ")
+        match word:
+            case "":
+                continue
+            case "/quit":
+                return
+            case "/new":
+                talk.begin()
+            case "/system":
+                talk.system = rest.strip() or None
+                talk.begin()
+            case "/temperature":
+                try:
+                    talk.temperature = max(0.0, float(rest))
+                except ValueError:
+                    typer.echo(f"{rest!r} is not a number", err=True)
+            case _ if word.startswith("/"):
+                typer.echo(HELP, err=True)
+            case _:
+                talk.say(line)
+
+
+def _lines() -> Iterator[str]:
+    """Lines of the user, until the end of the input."""
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("> ", nl=False)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line.strip()
+
+
+def _load(path: str, folders: ExitStack) -> Speaker:
+    """Load a model; that of a run or checkpoint is exported into a folder that is removed at the end."""
+    from posttrain.libraries.hub import settle_hub
+    from posttrain.plan.files import is_hub_id
+
+    given = Path(path).expanduser()
+    name = given.resolve().name if given.exists() else path
+    if not given.exists() and path.endswith(".gguf"):
+        raise RequestError(Problem(f"there is no file {path}"))
+    if not given.exists() and not is_hub_id(path):
+        raise RequestError(
+            Problem(f"there is no folder {path}", fix="name a model folder, a run, or a hub id (org/name)")
+        )
+    if not given.exists():
+        for note in settle_hub({"MODEL": path}):
+            typer.echo(note, err=True)
+    typer.echo(f"loading {path} ...", err=True)
+    from posttrain.models.chat import load_speaker
+
+    if given.is_dir() and not (given / "config.json").is_file():
+        from posttrain.run.export import export_checkpoint
+
+        out = Path(folders.enter_context(TemporaryDirectory(prefix="posttrain-chat-"))) / "model"
+        export_checkpoint(given, out)
+        return load_speaker(str(out), name)
+    return load_speaker(str(given) if given.exists() else path, name)
