@@ -93,7 +93,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
             self.wfile.write(data)
 
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(int(str(seen["status"])))
             self.send_header("Content-Length", "2")
             self.end_headers()
             self.wfile.write(b"{}")
