@@ -1,96 +1,119 @@
-"""Asynchronous runs beside the synchronous one: seconds of a step, samples per hour, and the bound that the phases allow.
+"""Asynchronous runs beside the synchronous one: seconds and sampler passes of a step, samples per hour, and what limits them.
 
-    python benchmarks/async.py [MODEL_FOLDER] [--case environments,ragged] [--steps 8] [--rounds 1]
+    python benchmarks/async.py [MODEL_FOLDER] [--case environments,ragged] [--staleness 1,2,4] [--steps 10] [--rounds 1]
 
-environments: episodes of two turns whose environments sleep for log-normal times (sigma 1.0), in processes of their own; S = 1.
-ragged: responses that end at one of so many tokens, so that lengths are ragged; one device; S = 1.
-Both runs of a case take turns, round after round, on the same prompts; the first step is left out. The bound is the synchronous
-step over the longer of two times: everything but generation, and generation spread over S + 1 steps. ``ragged`` prints the
-ceiling that its lengths allow instead: the passes of a step in which all slots are full would be its only ones.
+environments: episodes of one turn whose environments answer after log-normal times (sigma 1.0), asleep in processes of their own.
+With --update-s the update of every step sleeps besides, as if another device trained: nothing is then limited by this machine.
+ragged: responses of log-normal lengths (sigma 0.8) on one device, with as many slots as a step has responses.
+Runs of a case take turns, round after round, with the same prompts, lengths and latencies; the first S + 1 steps are left out.
+
+With T_g and T_t, the seconds that the synchronous step generates and does everything else, three columns say what could be:
+- two times: (T_g + T_t) / max(T_t, T_g / (S + 1)), as if nothing had to wait for new weights;
+- bound: a group that is started with the weights of a step must be sampled before S more steps have been trained, so S + 1 steps
+  last at least as long as its longest sample and S updates: step >= (T_g + S T_t) / (S + 1), and never below T_t;
+- ceiling of ragged: all passes of the step with full slots. Its bound is the passes of the longest response over S + 1 steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import tempfile
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 PROMPTS, SAMPLES = 16, 2
+MEDIAN_TOKENS, MOST_TOKENS = 16, 160
 WORLD = """
 import random, time
 from posttrain.interfaces.env import EnvStart, EnvStep
 
 class Slow:
-    def __init__(self, spec, median_s=0.1, sigma=1.0):
-        self.turn, self.median_s, self.sigma = 0, median_s, sigma
+    def __init__(self, spec, median_s=0.4, sigma=1.0):
+        self.median_s, self.sigma = median_s, sigma
 
     def reset(self, seed):
-        self.random = random.Random(f"{seed}/{time.time_ns()}")
+        self.random = random.Random(seed)
         return EnvStart(messages=[{"role": "user", "content": f"go {seed % 9}"}])
 
     def step(self, action):
-        self.turn += 1
         time.sleep(self.median_s * self.random.lognormvariate(0.0, self.sigma))
-        return EnvStep(messages=[{"role": "user", "content": "on"}], reward=len(action) % 5 / 5, done=self.turn == 2)
+        return EnvStep(messages=[], reward=len(action) % 5 / 5, done=True)
 
     def close(self):
         return {}
 """
 
 
+@dataclass(frozen=True)
+class Found:
+    """Means over the steps of a run."""
+
+    step_s: float
+    rollout_s: float  # outside of which all of a synchronous step is T_t
+    passes: float  # of the sampler
+    full_passes: float  # that the same tokens need with full slots
+    stale: float  # steps
+    trainer_waited: float  # share of the step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="model folder; default: a tiny one, made here")
     parser.add_argument("--case", default="environments,ragged")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--staleness", default="1,2,4")
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--median-s", type=float, default=0.4, help="environments: median of their answers")
+    parser.add_argument("--update-s", type=float, default=1.4, help="environments: every update sleeps besides")
     arguments = parser.parse_args()
-    from common import median, print_table
+    from common import print_rows, print_table
 
-    rows = []
+    bounds = [0, *(int(each) for each in arguments.staleness.split(","))]
+    tables = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         model = arguments.model or tiny_model(place)
         for case in arguments.case.split(","):
-            found: dict[str, list[dict[str, float]]] = {"off": [], "colocate": []}
+            found: dict[int, list[Found]] = {bound: [] for bound in bounds}
             for number in range(arguments.rounds):
-                for mode, means in found.items():
-                    means.append(run(case, mode, model, place / f"{case}_{mode}_{number}", arguments.steps))
-            plain, ahead = (
-                {name: median([each[name] for each in found[mode]]) for name in found[mode][0]} for mode in found
-            )
-            ceiling = bound(plain) if case == "environments" else plain["ceiling"]
-            gain = plain["step"] / ahead["step"]
-            rows.append(
-                [
-                    case,
-                    f"{plain['rollout']:.2f} : {plain['step'] - plain['rollout']:.2f}",
-                    f"{plain['step']:.2f}",
-                    f"{ahead['step']:.2f}",
-                    f"{3600 * PROMPTS * SAMPLES / plain['step']:,.0f}",
-                    f"{3600 * PROMPTS * SAMPLES / ahead['step']:,.0f}",
-                    f"{gain:.2f}",
-                    f"{ceiling:.2f}",
-                    f"{ahead['stale']:.2f}",
-                ]
-            )
-    header = [
-        "case",
-        "generation : rest, s",
-        "synchronous step, s",
-        "colocate step, s",
-        "samples/h",
-        "samples/h, colocate",
-    ]
-    print_table([*header, "times as fast", "bound", "mean staleness, steps"], rows)
+                for bound, runs in found.items():
+                    where = place / f"{case}_{bound}_{number}"
+                    with Simulated(case, arguments.update_s if case == "environments" else 0.0) as passes:
+                        runs.append(run(case, bound, model, where, arguments, passes))
+            tables.append(rows_of(case, {bound: middle(runs) for bound, runs in found.items()}))
+    for number, (header, rows) in enumerate(tables):
+        (print_rows if number else print_table)(header, rows)
+        print()
 
 
-def bound(plain: dict[str, float]) -> float:
-    """The gain when generation is spread over two steps and overlaps with all else."""
-    return plain["step"] / max(plain["step"] - plain["rollout"], plain["rollout"] / 2)
+def middle(runs: list[Found]) -> Found:
+    return sorted(runs, key=lambda run: run.step_s)[len(runs) // 2]
+
+
+def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[str]]]:
+    plain = found[0]
+    rest = plain.step_s - plain.rollout_s
+    header = ["case", "S", "T_g : T_t, s", "step, s", "samples/h", "times as fast"]
+    more = ["two times", "bound"] if case == "environments" else ["passes", "times fewer", "bound", "ceiling"]
+    rows = []
+    for bound, run in found.items():
+        gain = plain.step_s / run.step_s
+        row = [case, str(bound), f"{run.rollout_s:.2f} : {run.step_s - run.rollout_s:.2f}", f"{run.step_s:.2f}"]
+        row += [f"{3600 * PROMPTS * SAMPLES / run.step_s:,.0f}", f"{gain:.2f}"]
+        if case == "environments":
+            times = plain.step_s / max(rest, plain.rollout_s / (bound + 1))
+            most = plain.step_s / max(rest, (plain.rollout_s + bound * rest) / (bound + 1))
+            row += [f"{times:.2f}", f"{most:.2f} ({100 * gain / most:.0f} %)"]
+        else:
+            fewer, ceiling = plain.passes / run.passes, plain.passes / plain.full_passes
+            row += [f"{run.passes:.1f}", f"{fewer:.2f}", f"{min(bound + 1.0, ceiling):.2f}", f"{ceiling:.2f}"]
+        rows.append([*row, f"{run.stale:.2f}", f"{100 * run.trainer_waited:.0f} %" if bound else ""])
+    return [*header, *more, "mean staleness", "trainer waited"], rows
 
 
 def tiny_model(place: Path) -> str:
@@ -100,32 +123,70 @@ def tiny_model(place: Path) -> str:
     return str(place / "tiny")
 
 
-def run(case: str, mode: str, model: str, folder: Path, steps: int) -> dict[str, float]:
-    """Means over the steps of a run but the first, in seconds."""
+class Simulated:
+    """Lengths that are drawn, an update that sleeps, and a count of the sampler's passes."""
+
+    def __init__(self, case: str, update_s: float):
+        self.case, self.update_s, self.passes = case, update_s, 0
+
+    def __enter__(self) -> Simulated:
+        from posttrain.backends.rollout.native.stream import NativeStream
+        from posttrain.steps import rl_step
+
+        self.saved = NativeStream.add, NativeStream.step, rl_step.update_models
+        add, step, update = self.saved
+
+        def drawn(stream: NativeStream, request: Any) -> Any:
+            draw = random.Random(f"{request.seed or stream.sampling.seed}/{request.draw_name}")
+            length = round(MEDIAN_TOKENS * draw.lognormvariate(0.0, 0.8))
+            return add(stream, replace(request, max_response_tokens=min(max(length, 1), MOST_TOKENS)))
+
+        def counted(stream: NativeStream) -> Any:
+            self.passes += 1
+            return step(stream)
+
+        def slow(*given: Any) -> Any:
+            time.sleep(self.update_s)
+            return update(*given)
+
+        if self.case == "ragged":
+            NativeStream.add = drawn  # type: ignore[method-assign]
+        NativeStream.step, rl_step.update_models = counted, slow  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        from posttrain.backends.rollout.native.stream import NativeStream
+        from posttrain.steps import rl_step
+
+        NativeStream.add, NativeStream.step, rl_step.update_models = self.saved  # type: ignore[method-assign]
+
+
+def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespace, counted: Simulated) -> Found:
     from posttrain.build.train import train_run
     from posttrain.config import RunConfig
 
     sections: dict[str, Any] = {
         "model": {"path": model, "compute_dtype": "float32"},
-        "run": {"folder": str(folder), "total_steps": steps},
+        "run": {"folder": str(folder), "total_steps": given.steps + bound},
         "policy": {"sequences_per_mini_batch": PROMPTS * SAMPLES, "sequences_per_micro_batch_per_device": 8},
         "loss": {"rollout_correction": {"weights": "token"}},
         "validation": {"before_training": False, "after_training": False},
         "checkpoint": {"at_end": False},
         "tracking": {"trackers": []},
-        "asynchronous": {"mode": mode},
+        "asynchronous": {"mode": "colocate", "max_staleness_steps": bound} if bound else {},
     }
     if case == "environments":
         world = folder.parent / "world.py"
         world.write_text(WORLD)
         sections |= {
             "data": {"train_files": [], "prompts_per_step": PROMPTS},
-            "rollout": {"samples_per_prompt": SAMPLES, "max_response_tokens": 8},
+            "rollout": {"samples_per_prompt": SAMPLES, "max_response_tokens": 4},
             "environment": {
                 "name": f"{world}:Slow",
                 "train_episodes": 4 * PROMPTS,
-                "workers": 2 * PROMPTS * SAMPLES,
+                "workers": (bound + 1) * PROMPTS * SAMPLES,
                 "timeout_s": 60.0,
+                "settings": {"median_s": given.median_s},
             },
         }
     else:
@@ -137,24 +198,28 @@ def run(case: str, mode: str, model: str, folder: Path, steps: int) -> dict[str,
             "reward": {"terms": [{"name": "length", "options": {"max_characters": 40, "ramp_characters": 40}}]},
             "rollout": {
                 "samples_per_prompt": SAMPLES,
-                "max_response_tokens": 256,
-                "stop_token_ids": list(range(0, 256, 8)),
+                "max_response_tokens": MOST_TOKENS,
+                "ignore_eos": True,
+                "max_concurrent_sequences": PROMPTS * SAMPLES,
             },
         }
     train_run(RunConfig.model_validate(sections))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][1:]
-    mean = {
-        name: sum(line.get(name, 0.0) for line in lines) / len(lines) for name in {n for line in lines for n in line}
-    }
-    step, rollout = mean["time/step_s"], mean.get("time/rollout_s", 0.0)
-    # A step's passes are as many as its longest response has tokens; with full slots the mean length would do.
-    saved = rollout * (1 - mean["response/length_mean"] / mean["response/length_max"])
-    return {
-        "step": step,
-        "rollout": rollout,
-        "ceiling": step / (step - saved),
-        "stale": mean.get("async/staleness_steps_mean", 0.0),
-    }
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # The first steps fill what is ahead, and the last ones use it up.
+    kept = lines[1:] if not bound else lines[bound + 1 : -bound or None]
+
+    def mean(name: str) -> float:
+        return sum(line.get(name, 0.0) for line in kept) / len(kept)
+
+    tokens = sum(line["step/response_tokens"] for line in lines)
+    return Found(
+        step_s=mean("time/step_s"),
+        rollout_s=mean("time/rollout_s"),
+        passes=counted.passes / len(lines),
+        full_passes=tokens / (PROMPTS * SAMPLES) / len(lines),
+        stale=mean("async/staleness_steps_mean"),
+        trainer_waited=mean("time/trainer_waited_share"),
+    )
 
 
 if __name__ == "__main__":

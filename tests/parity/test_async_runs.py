@@ -411,3 +411,81 @@ def test_a_run_that_differs_from_its_script_stops(make: Make, straight: Path) ->
     plain = make("plain")
     with pytest.raises(RequestError, match=r"holds no schedule.jsonl: only asynchronous runs need one"):
         train_run(plain, replay=Path(plain.folder))
+
+
+DOMAINS = {
+    "even": {"sources": ["even"], "prompts_per_step": 2},
+    "odd": {"sources": ["odd"], "prompts_per_step": 1, "group_filter": {"strategy": "refill", "above_std": 0.1}},
+}
+
+
+@pytest.mark.slow
+def test_one_step_ahead_keeps_the_shares_of_domains(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step has the groups of each domain, also after a run that died between two checkpoints."""
+    rows = [{"data_source": ("even", "odd")[n % 2], "prompt": f"{n}=", "answer": str(n)} for n in range(12)]
+    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections: dict[str, Any] = {
+        "data": {
+            "train_files": [str(tmp_path / "mixed.jsonl")],
+            "validation_files": [],
+            "prompts_per_step": 3,
+            "domains": DOMAINS,
+        },
+        "asynchronous": ONE_STEP,
+        "policy": {"sequences_per_mini_batch": 9, "sequences_per_micro_batch_per_device": 3, "optimizer": {"lr": 1e-3}},
+        "group_filter": {"max_batches": 50},
+    }
+    whole = train_run(make("whole", **sections))
+    for step in range(1, STEPS + 1):
+        samples = [json.loads(line) for line in (whole / f"samples/step_{step}.jsonl").read_text().splitlines()]
+        assert Counter(each["data_source"] for each in samples) == {"even": 6, "odd": 3}, step
+    with monkeypatch.context() as patch:
+        at_update(patch, 4)
+        with pytest.raises(PowerCut):
+            train_run(make("died", **sections))
+    assert results(train_run(make("died", **sections))) == results(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proximal", ["recompute", "loglinear"])
+def test_micro_batches_and_slots_change_numbers_by_rounding_only(make: Make, straight: Path, proximal: str) -> None:
+    """I13, with groups of older weights: the same decisions, the same samples."""
+    loss = CORRECTED | {"rollout_correction": {"weights": "token", "proximal": proximal}}
+    first = straight
+    if proximal == "loglinear":
+        first = train_run(make("first", asynchronous=COLOCATE, loss=loss))
+        weights = [
+            load_file(run / f"checkpoints/global_step_{STEPS}/policy/model.safetensors") for run in (straight, first)
+        ]
+        assert any(not torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    other = train_run(
+        make(
+            "other",
+            asynchronous=COLOCATE,
+            loss=loss,
+            policy={
+                "sequences_per_mini_batch": 3,
+                "sequences_per_micro_batch_per_device": 3,
+                "optimizer": {"lr": 1e-3},
+                "schedule": {"name": "cosine", "warmup_updates": 2},
+            },
+            reference={"sequences_per_micro_batch_per_device": 1},
+        )
+    )
+    assert (other / "schedule.jsonl").read_bytes() == (first / "schedule.jsonl").read_bytes()
+    for one, two in zip(metrics_of(first), metrics_of(other), strict=True):
+        for name, value in one.items():
+            if not name.startswith(("time/", "speed/", "gap/")):
+                assert two[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    weights = [load_file(run / f"checkpoints/global_step_{STEPS}/policy/model.safetensors") for run in (first, other)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-5)
+
+
+def test_a_step_does_not_wait_for_ever(make: Make, tmp_path: Path) -> None:
+    """I10: an environment that never answers, although its own time is not over yet."""
+    waiting = COLOCATE | {"wait_timeout_s": 0.3}
+    with pytest.raises(RunStopped, match=r"no token for 0.3 s \(asynchronous.wait_timeout_s\), while step 1 waits for"):
+        in_a_world(make, tmp_path, "silent", workers=6, seconds=600.0, asynchronous=waiting)

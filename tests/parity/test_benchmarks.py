@@ -13,14 +13,19 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-MODEL, CHECKOUT = "MODEL", "CHECKOUT"  # stand for the tiny model's folder, and for one with LAUNCH
+MODEL, CHECKOUT, RUNS = (
+    "MODEL",
+    "CHECKOUT",
+    "RUNS",
+)  # stand for the tiny model's folder, one with LAUNCH, and one for runs
 LAUNCH = """
 python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=x actor_rollout_ref.model.path=y \\
   actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8
 """
 # Script -> its arguments, and a word of its table.
 SMALLEST: dict[str, tuple[str, str]] = {
-    "async.py": ("MODEL --steps 3", "times as fast"),
+    "async.py": ("MODEL --steps 3 --staleness 1 --median-s 0.02 --update-s 0.02", "times as fast"),
+    "async_learning.py": ("RUNS --task digits --steps 2 --staleness 0,1 --seeds 1", "mean staleness"),
     "boxes.py": ("--programs 2 --rounds 1", "programs/s"),
     "checkpoint.py": ("MODEL --rounds 1", "by every process its own part"),
     "contention.py": ("MODEL --neighbours 0", "GOMP_SPINCOUNT"),
@@ -53,7 +58,10 @@ def test_every_benchmark_is_here() -> None:
 def test_it_runs_to_its_table(script: str, tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(LAUNCH)
     arguments, word = SMALLEST[script]
-    words = [{MODEL: str(tiny_llama), CHECKOUT: str(tmp_path)}.get(each, each) for each in arguments.split()]
+    words = [
+        {MODEL: str(tiny_llama), CHECKOUT: str(tmp_path), RUNS: str(tmp_path / "runs")}.get(each, each)
+        for each in arguments.split()
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, f"benchmarks/{script}", *words],

@@ -22,8 +22,7 @@ from posttrain.steps.apart import Apart
 from posttrain.steps.measure import asynchrony_metrics
 from posttrain.steps.one_step import OneStepAhead
 from posttrain.steps.open_groups import OpenGroups, StepEnd
-from posttrain.steps.rl_step import StepResult
-from posttrain.steps.select import Selection
+from posttrain.steps.rl_step import AnySelection, StepResult
 
 Sampler = Ahead | Apart | OneStepAhead
 
@@ -91,7 +90,7 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
     under_way = 0  # number of the step
     clock_of_step: Clock | None = None
 
-    def sample(number: int, step_plan: StepPlan, clock: Clock) -> Selection:
+    def sample(number: int, step_plan: StepPlan, clock: Clock) -> AnySelection:
         nonlocal under_way, clock_of_step
         under_way, clock_of_step = number, clock
         return sampler.sample(number, step_plan, clock)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from posttrain.data.domains import interleaved
 from posttrain.records.plans import DomainPlan
@@ -38,6 +39,21 @@ class DomainSelection:
     @property
     def sampled_tokens(self) -> int:
         return sum(part.sampled_tokens for part in self._parts.values())
+
+    def counts(self) -> dict[str, Any]:
+        """The numbers besides the groups, by domain, for ``of``."""
+        return {name: part.counts() for name, part in self._parts.items()}
+
+    @classmethod
+    def of(
+        cls, groups: Sequence[ScoredGroup], counts: Mapping[str, Mapping[str, int]], domains: Sequence[DomainPlan]
+    ) -> DomainSelection:
+        """A selection that was complete when it was saved."""
+        found = cls(domains)
+        for domain in domains:
+            own = [group for group in groups if found._domain_of[group.group.prompt.data_source] == domain.name]
+            found._parts[domain.name] = Selection.of(own, counts[domain.name], domain.group_filter, domain.prompts)
+        return found
 
     def add(self, batch: Sequence[ScoredGroup]) -> None:
         """Take in groups that were sampled for the wanting domains. Raises: RunStopped as Selection does."""

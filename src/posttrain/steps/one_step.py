@@ -22,8 +22,9 @@ from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import scored_from_plain, scored_to_plain
 from posttrain.records.trajectories import ScoredGroup
+from posttrain.steps.domains import DomainSelection
 from posttrain.steps.open_groups import Drops, StepEnd
-from posttrain.steps.rl_step import sample_groups
+from posttrain.steps.rl_step import AnySelection, sample_groups
 from posttrain.steps.select import Selection
 
 LANE = "sampler"  # of the clock, while the loop trains
@@ -56,11 +57,11 @@ class OneStepAhead:
         self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
         self._plan_of, self._updates_per_step = plan_of, updates_per_step
         self._in_thread, self._wait_timeout_s = in_thread, wait_timeout_s
-        self._next: Selection | None = None  # of the next step
-        self._sampling: Future[Selection] | None = None
+        self._next: AnySelection | None = None  # of the next step
+        self._sampling: Future[AnySelection] | None = None
         self._clock: PhaseClock | None = None
 
-    def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> Selection:
+    def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> AnySelection:
         """The groups of step ``number``; the sampling of the next step's begins."""
         self.sampled_tokens, self._clock = 0, clock
         selection = self._next or self._sample(plan, clock)
@@ -100,16 +101,15 @@ class OneStepAhead:
     def close(self) -> None:
         """No-op: a thread that samples ends with its batch."""
 
-    def _sample(self, plan: StepPlan, clock: PhaseClock) -> Selection:
+    def _sample(self, plan: StepPlan, clock: PhaseClock) -> AnySelection:
         behind = self._updates_per_step if self._in_thread else 0
         selection = sample_groups(self._roles, self._scorer, self._loader, plan, clock, staleness_updates=behind)
-        assert isinstance(selection, Selection), "domains are refused"
         self.sampled_tokens += selection.sampled_tokens
         return selection
 
     def _begin(self, plan: StepPlan, clock: PhaseClock) -> None:
         """Sample in a thread; a pool would hold up the end of the process."""
-        result = self._sampling = Future[Selection]()
+        result = self._sampling = Future[AnySelection]()
 
         def work() -> None:
             try:
@@ -119,23 +119,27 @@ class OneStepAhead:
 
         threading.Thread(target=work, name="sampler", daemon=True).start()
 
-    def _joined(self, sampling: Future[Selection]) -> Selection:
+    def _joined(self, sampling: Future[AnySelection]) -> AnySelection:
         try:
             return sampling.result(self._wait_timeout_s)
         except Late:
-            raise RunStopped(
-                f"the next step's responses were not sampled within {self._wait_timeout_s:g} s after this step's updates "
-                "(asynchronous.wait_timeout_s)"
-            ) from None
+            raise RunStopped(self._late("this step's updates")) from None
         finally:
             if sampling.done():
                 self._sampling = None
 
-    def _have_next(self, selection: Selection) -> None:
+    def _late(self, since: str) -> str:
+        step = self.ledger.steps + 2
+        return (
+            f"the responses of step {step} were not sampled within {self._wait_timeout_s:g} s after {since} "
+            "(asynchronous.wait_timeout_s)"
+        )
+
+    def _have_next(self, selection: AnySelection) -> None:
         self._next = selection
         self._admit(selection)
 
-    def _admit(self, selection: Selection) -> None:
+    def _admit(self, selection: AnySelection) -> None:
         """Enter the groups into the ledger. A filter may hold a group more than once."""
         for group in {id(each.group): each.group for each in selection.groups}.values():
             self.ledger.finish(self.ledger.admit(group.prompt.prompt_id, self.ledger.steps + 1).serial)
@@ -146,13 +150,16 @@ class OneStepAhead:
         """No-op: between two steps nothing is sampled."""
         return nullcontext()
 
-    def snapshot(self) -> tuple[Mapping[str, Any], Selection | None]:
+    def snapshot(self) -> tuple[Mapping[str, Any], AnySelection | None]:
         return self.ledger.state(), self._next
 
-    def go_back(self, snapshot: tuple[Mapping[str, Any], Selection | None]) -> None:
+    def go_back(self, snapshot: tuple[Mapping[str, Any], AnySelection | None]) -> None:
         """Undo a step that was left before its update; sampling that is under way ends first."""
         if self._sampling is not None:
-            self._sampling.exception(self._wait_timeout_s)
+            try:
+                self._sampling.exception(self._wait_timeout_s)
+            except Late:
+                raise RunStopped(self._late("the step was left")) from None
             self._sampling = None
         state, self._next = snapshot
         self.ledger.restore(state)
@@ -176,4 +183,8 @@ class OneStepAhead:
         if state["next"]:
             plan = self._plan_of(self.ledger.steps + 1)
             groups: list[ScoredGroup] = [scored_from_plain(each, self._prompts) for each in state["next"]["groups"]]
-            self._next = Selection.of(groups, state["next"]["counts"], plan.group_filter, plan.prompts)
+            counts = state["next"]["counts"]
+            if plan.domains:
+                self._next = DomainSelection.of(groups, counts, plan.domains)
+            else:
+                self._next = Selection.of(groups, counts, plan.group_filter, plan.prompts)

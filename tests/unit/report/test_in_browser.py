@@ -129,6 +129,50 @@ def choose(one: Visit, **values: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ charts, times
 
 
+def test_an_asynchronous_run_shows_who_waited_and_the_versions_of_a_response(visit: Open, tmp_path: Path) -> None:
+    """The sampler works while its rollout phases are under way; the trainer waits in those of the loop's own lane."""
+    run = made_up_run(tmp_path / "run", steps=3, samples=8, every=3)
+    with (run / "config.yaml").open("a") as config:
+        config.write("asynchronous: {mode: one_step}\n")
+    stale = [
+        {"step": step, "async/staleness_steps_mean": 1.0, "async/staleness_steps_max": 1.0,
+         "time/trainer_waited_share": 0.25, "time/samplers_waited_share": 0.5}
+        for step in (1, 2, 3)
+    ]  # fmt: skip
+    (run / "metrics.jsonl").open("a").writelines(json.dumps(each) + "\n" for each in stale)
+    # 0 to 4 the loop samples; 4 to 8 it trains while a sampler works from 5 to 9 in its own lane; 8 to 9 it waits.
+    spans = [
+        ("rollout", 0, 4, None),
+        ("update", 4, 8, None),
+        ("rollout", 5, 9, "sampler"),
+        ("sampler_wait", 8, 9, None),
+    ]
+    phases = [
+        {"step": 1, "phase": name, "start_s": start, "end_s": end, "lane": lane} for name, start, end, lane in spans
+    ]
+    write_rows(run / "timeline.jsonl", phases)
+    samples, tokens = run / "samples/step_3.jsonl", run / "samples/step_3.tokens.jsonl"
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    write_rows(samples, [{**rows[0], "version_spans": [[0, 2], [3, 3]]}, *rows[1:]])
+    lines = [json.loads(line) for line in tokens.read_text().splitlines()]
+    versions = [2, 2, 2, 3, 3][: len(lines[1]["token_ids"])]
+    write_rows(tokens, [lines[0], {**lines[1], "versions": versions}, *lines[2:]])
+    one = visit(write_report([run]))
+    assert {"Staleness steps", "Who waited share of the step"} <= set(one.texts("#charts .title"))
+    lanes = [text for text in one.page.locator("#gantt svg text").all_text_contents() if "waits" in text]
+    assert lanes == ["trainer waits", "sampler waits"]
+    widths = [float(bar.get_attribute("width")) for bar in one.page.locator("#gantt rect.wait").all()]
+    second = one.page.locator("#gantt rect").first.bounding_box()["width"] / 4  # the first bar is the rollout of 4 s
+    assert [round(width / second) for width in widths] == [4, 1, 1]  # the trainer 0-4 and 8-9, the sampler 4-5
+    choose(one, pick="training 3", order="new")
+    one.page.locator("#rows tr.row").first.click()
+    assert "2 from token 0, 3 from token 3" in " ".join(one.texts("#rows .detail dd"))
+    one.page.locator("select.shade").first.select_option("versions")
+    shown = one.page.locator("pre.tokens").first
+    assert (shown.locator(".v1").count(), shown.locator(".v2").count()) == (versions.count(2), versions.count(3))
+    assert one.texts(".hint .token.key") == ["2", "3"]
+
+
 def test_charts_times_and_phases_are_drawn(visit: Open, demo: Path, tmp_path: Path) -> None:
     one = visit(write_report([demo], tmp_path / "r.html"))
     titles = one.texts("#charts .title")

@@ -24,10 +24,10 @@ def asynchronous_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _engine_problems(config)
     if section.cache_on_new_weights == "keep":
         yield from _cache_problems(config)
-    if config.data.domains:
+    if config.data.domains and section.mode != "one_step":
         yield Problem(
-            "data.domains fixes the share of each domain in a step, and sampling ahead takes the groups that are complete first",
-            fix="remove data.domains, or use asynchronous.mode=off",
+            f"data.domains fixes the share of each domain in a step, and {section.mode} takes the groups that are complete first",
+            fix=f"use {_MODE}=one_step, which takes whole steps, or off; or remove data.domains",
             field="data.domains",
         )
     if "greedy_rewards" in config.advantage.about.inputs:

@@ -87,7 +87,7 @@ def test_episodes_that_begin_again_are_announced() -> None:
         ({"mode": "colocate"}, {"rollout": {"engine": "hf"}}, "which hf cannot continue; use rollout.engine=native"),
         ({"mode": "colocate"}, {"placement": {"runtime": "ray"}}, "workers of Ray; use asynchronous.mode=one_step"),
         (
-            {"mode": "one_step"},
+            {"mode": "colocate"},
             {
                 "data": {
                     "train_files": ["a.jsonl"],
