@@ -10,7 +10,7 @@ from posttrain.config import RunConfig
 from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rejection import rejection_rules
 from posttrain.config.roles import holds_a_copy, needs_old_logprobs, replaces_old_logprobs, runtime_of, uses_reference
-from posttrain.config.rollout import SamplingConfig
+from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.config.sft import SftConfig
 from posttrain.loops.rl_plan import AsyncPlan, RunPlan
 from posttrain.loops.training import LoopPlan
@@ -250,7 +250,10 @@ def _advantage_parameters(config: RunConfig) -> dict[str, Any]:
 
 
 def sampling_params(config: SamplingConfig, max_response_tokens: int, seed: int) -> SamplingParams:
+    hot = config.first_token_temperature if isinstance(config, RolloutConfig) else None
     return SamplingParams(
+        first_token_temperature=hot,
+        first_token_top_k=config.first_token_top_k if isinstance(config, RolloutConfig) and hot is not None else 0,
         samples_per_prompt=config.samples_per_prompt,
         max_response_tokens=max_response_tokens,
         temperature=config.temperature,

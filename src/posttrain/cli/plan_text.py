@@ -19,7 +19,7 @@ from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.reading.validate import show
-from posttrain.config.rollout import SamplingConfig
+from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.plan.estimate import estimate
 from posttrain.plan.files import is_hub_id
 from posttrain.plan.model_shape import read_shape
@@ -134,6 +134,9 @@ def _validation(request: TrainRequest) -> str:
 
 def _sampling(sampling: SamplingConfig, default_tokens: int | None = None) -> str:
     parts = ["greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"]
+    if isinstance(sampling, RolloutConfig) and sampling.first_token_temperature is not None:
+        cut = f" among {sampling.first_token_top_k}" if sampling.first_token_top_k else ""
+        parts.append(f"first token {sampling.first_token_temperature:g}{cut}")
     parts += [f"top-k {sampling.top_k}"] if sampling.top_k else []
     parts += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
     parts += [f"min-p {sampling.min_p:g}"] if sampling.min_p else []

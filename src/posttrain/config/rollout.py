@@ -33,6 +33,10 @@ class SamplingConfig(Section):
 
 
 class RolloutConfig(SamplingConfig):
+    first_token_temperature: float | None = Field(default=None, gt=0.0)
+    """Temperature of the first token of every response, and of every turn (FIRE, arXiv:2410.21236); null: as of the others."""
+    first_token_top_k: int = Field(default=16, ge=0)
+    """Most likely tokens that this first token is drawn from; 0 keeps all."""
     routing_replay: bool = False
     """The trainer sends every token of a mixture of experts to the experts that it had while it was sampled (arXiv:2510.11370),
     in old log-probs and updates; with the native sampler."""

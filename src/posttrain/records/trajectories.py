@@ -37,8 +37,27 @@ class SamplingParams:
     ignore_eos: bool = False
     prompt_logprobs: bool = False  # report those of the prompt's tokens, too; native and vllm can
     seed: int = 0
+    first_token_temperature: float | None = None  # None: as of the others
+    first_token_top_k: int = 0  # where it has a temperature of its own
     # More, in the engine's own words
     engine_sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_own_first(self) -> bool:
+        """True where the first token of a response has a distribution of its own."""
+        return self.first_token_temperature is not None
+
+    def of_first_token(self) -> SamplingParams:
+        """The distribution of the first token alone."""
+        if self.first_token_temperature is None:
+            return self
+        return replace(
+            self,
+            temperature=self.first_token_temperature,
+            top_k=self.first_token_top_k,
+            first_token_temperature=None,
+            first_token_top_k=0,
+        )
 
     def request_seed(self, sample_id: str) -> int:
         """The seed of one response, 0 to 2^31 - 1 (what every server takes): of the seed and the sample's name alone."""

@@ -38,7 +38,15 @@ def add_greedy_rewards(
     if "greedy_rewards" not in inputs_of(plan.advantage):
         return batch
     prompts = {group.group.prompt.prompt_id: group.group.prompt for group in groups}
-    greedy = replace(plan.sampling, samples_per_prompt=1, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+    greedy = replace(
+        plan.sampling,
+        samples_per_prompt=1,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        first_token_temperature=None,
+    )
     with clock.phase("baseline", total=roles.most_tokens(len(groups), greedy)):
         sampled = collect(roles, list(prompts.values()), greedy, clock.advance, scorer.begin)
         scored = score(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -152,13 +153,12 @@ class ServedEngine:
         sampling: SamplingParams,
     ) -> Trajectory:
         """Sample one response. Raises: RunStopped as ``generate``."""
-        path, body = self.protocol.request(token_ids, sampling, sampling.request_seed(sample_id))
+        seed = sampling.request_seed(sample_id)
         async with gate:
             try:
-                answer = await self.replicas.ask_group(client, home, path, body)
+                sampled = await self._sampled(client, home, token_ids, sampling, seed)
             except HttpFailure as failure:
                 return self._failed(sample_id, str(failure))
-        sampled = self.protocol.read(answer)
         if not sampled.token_ids or sampled.finish not in ("stop", "length"):
             return self._failed(
                 sample_id, f"the sampler ended it after {len(sampled.token_ids)} tokens: {sampled.finish}"
@@ -179,6 +179,28 @@ class ServedEngine:
             stop_reason=self._stop_reason(sampled, sampling),
             policy_version=self._version,
             prompt_logprobs=tuple(sampled.prompt_logprobs),
+        )
+
+    async def _sampled(
+        self, client: httpx2.AsyncClient, home: int, token_ids: Sequence[int], sampling: SamplingParams, seed: int
+    ) -> SampledResponse:
+        """Query a server; twice where the first token has a distribution of its own and does not end the response."""
+        if not sampling.has_own_first:
+            path, body = self.protocol.request(token_ids, sampling, seed)
+            return self.protocol.read(await self.replicas.ask_group(client, home, path, body))
+        alone = replace(sampling.of_first_token(), max_response_tokens=1)
+        first = await self._sampled(client, home, token_ids, alone, seed)
+        rest = sampling.max_response_tokens - len(first.token_ids)
+        if first.finish != "length" or not rest or self._stop_reason(first, sampling) is StopReason.EOS:
+            return first
+        others = replace(sampling, first_token_temperature=None, max_response_tokens=rest, prompt_logprobs=False)
+        # Another seed, or the second token would be drawn with the number that drew the first.
+        second = await self._sampled(client, home, [*token_ids, *first.token_ids], others, seed ^ 1)
+        return replace(
+            second,
+            token_ids=[*first.token_ids, *second.token_ids],
+            logprobs=[*first.logprobs, *second.logprobs],
+            prompt_logprobs=first.prompt_logprobs,
         )
 
     def _stop_reason(self, sampled: SampledResponse, sampling: SamplingParams) -> StopReason:

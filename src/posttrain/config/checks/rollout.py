@@ -93,6 +93,7 @@ def _own_server(rollout: RolloutConfig) -> bool:
 
 def _logprob_problems(rollout: RolloutConfig, sampling: SamplingConfig, section: str) -> Iterator[Problem]:
     plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and sampling.top_k == 0 and sampling.min_p == 0
+    plain = plain and (section == "validation" or rollout.first_token_temperature is None)
     raw = rollout.engine_options.get("logprobs", "raw") != "processed" and not _own_server(rollout)
     if rollout.engine == "http" and not plain and raw:
         yield Problem(
@@ -133,9 +134,12 @@ def rollout_warnings(rollout: RolloutConfig) -> Iterator[str]:
         if engine == "hf" and rollout.engine_options:
             yield f"rollout.engine_options has no effect with hf: {', '.join(rollout.engine_options)}"
     yield from _running_server_warnings(rollout)
+    if rollout.first_token_temperature is None and rollout.first_token_top_k != default.first_token_top_k:
+        yield "rollout.first_token_top_k has no effect: rollout.first_token_temperature is null"
     if rollout.weight_folder and rollout.weight_sync == "collective":
         yield "rollout.weight_folder has no effect: rollout.weight_sync=collective sends weights without a folder"
-    if engine == "sglang" and (rollout.top_k or rollout.top_p < 1 or rollout.min_p):
+    hot_cut = rollout.first_token_temperature is not None and rollout.first_token_top_k
+    if engine == "sglang" and (rollout.top_k or rollout.top_p < 1 or rollout.min_p or hot_cut):
         yield (
             "sglang reports log-probs from before top_k, top_p and min_p: rollout.* cuts make its log-probs those of another "
             "distribution than the one sampled from"

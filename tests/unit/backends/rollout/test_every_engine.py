@@ -176,6 +176,34 @@ def test_logprobs_are_those_under_the_temperature(rig: Rig, served_model: Path, 
         torch.testing.assert_close(torch.tensor(response.logprobs), expected, rtol=0, atol=TOLERANCE)
 
 
+def test_the_first_token_has_a_distribution_of_its_own(rig: Rig, served_model: Path) -> None:
+    """FIRE: at temperature 30 the three likeliest first tokens are about equally likely, and their log-probs say so; the others
+    are drawn and scored at temperature 1. Limits and requests of a single token hold."""
+    sampling = SamplingParams(
+        samples_per_prompt=6, max_response_tokens=5, seed=3, first_token_temperature=30.0, first_token_top_k=3
+    )
+    firsts = set()
+    for prompt, response in responses(rig.engine.generate(PROMPTS[:2], sampling)):
+        logits = trainer_logits(rig.model, served_model, prompt, response)
+        hot = logits[0] / 30.0
+        kept = hot.masked_fill(hot < hot.topk(3).values[-1], -torch.inf)
+        expected = torch.cat(
+            [
+                logprobs_of(kept[None], replace(response, token_ids=response.token_ids[:1])),
+                logprobs_of(logits, response)[1:],
+            ]
+        )
+        torch.testing.assert_close(torch.tensor(response.logprobs), expected, rtol=0, atol=TOLERANCE)
+        assert response.token_ids[0] in logits[0].topk(3).indices
+        firsts.add((prompt.prompt_id, response.token_ids[0]))
+        assert len(response.token_ids) == 5 or response.stop_reason is StopReason.EOS
+    assert len(firsts) > 2
+    with rig.engine.open_stream(sampling) as stream:
+        stream.submit([Request("one", PROMPTS[0].token_ids, 1), Request("two", PROMPTS[0].token_ids, 2)])
+        ended = in_stream(stream)
+    assert [len(ended[name].token_ids) for name in ("one", "two")] == [1, 2]
+
+
 def test_cuts_forbid_tokens(rig: Rig, served_model: Path) -> None:
     """With top_k = 2 each token is one of the two likeliest; top_p and min_p act on their own below."""
     for cut, allowed in (({"top_k": 2}, 2), ({"top_p": 1e-6}, 1), ({"min_p": 1.0}, 1)):

@@ -129,6 +129,30 @@ def test_groups_are_whole_and_handed_on_as_they_end(engine: Any) -> None:
     assert engine.llm.calls == ["sleep 1"]
 
 
+def test_a_first_token_of_its_own_is_a_request_of_its_own(engine: Any) -> None:
+    """The scheduler counts on from the prompt: b c d e f follow a, however they are requested; z ends what follows y."""
+    asked: list[tuple[float, int, int]] = []
+    params = engine.params
+
+    def noting(sampling: SamplingParams, seed: int) -> Any:
+        asked.append((sampling.temperature, sampling.top_k, sampling.max_response_tokens))
+        return params(sampling, seed)
+
+    engine.params = noting
+    sampling = SamplingParams(max_response_tokens=5, first_token_temperature=30.0, first_token_top_k=16)
+    groups = engine.generate([prompt("a"), prompt("y")], sampling)
+    assert [(one.text, one.stop_reason) for group in groups for one in group.trajectories] == [
+        ("bcdef", StopReason.LENGTH),
+        ("z", StopReason.EOS),
+    ]
+    assert asked == [(30.0, 16, 1), (30.0, 16, 1), (1.0, 0, 4)]
+    assert groups[0].trajectories[0].logprobs == (-0.5,) * 5
+    with engine.open_stream(sampling) as stream:
+        stream.submit([Request("gone", tuple(b"a"), 9)])
+        stream.cancel(["gone"])
+        assert stream.wait(0.1) == []
+
+
 def test_a_stream_takes_requests_while_others_are_sampled(engine: Any, tmp_path: Path) -> None:
     with engine.open_stream(SamplingParams(max_response_tokens=9)) as stream:
         stream.submit([Request("long", tuple(b"a"), 4), Request("gone", tuple(b"a"), 9)])

@@ -289,6 +289,27 @@ def _image_inputs(model: PreTrainedModel, rows: Sequence[_ResponseRow], ids: Ten
 
 
 def _warpers(sampling: SamplingParams, draw: _DrawProcessor) -> LogitsProcessorList:
+    """Return the processors of all tokens, the draw last."""
+    warpers = _cuts(sampling)
+    if sampling.has_own_first:
+        warpers = [_FirstApart(_cuts(sampling.of_first_token()), warpers)]
+    return LogitsProcessorList([*warpers, draw])
+
+
+class _FirstApart(LogitsProcessor):
+    """Processors of the first token that ``generate`` draws, and of the others."""
+
+    def __init__(self, first: Sequence[LogitsProcessor], others: Sequence[LogitsProcessor]):
+        self._first, self._others = LogitsProcessorList(first), LogitsProcessorList(others)
+        self._begun = False
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        chosen = self._others if self._begun else self._first
+        self._begun = True
+        return chosen(input_ids, scores)
+
+
+def _cuts(sampling: SamplingParams) -> list[LogitsProcessor]:
     """Return the processors for temperature, then top-k, top-p and min-p, as in every engine; none of them at temperature 0."""
     warpers: list[LogitsProcessor] = []
     if sampling.temperature > 0:
@@ -300,7 +321,7 @@ def _warpers(sampling: SamplingParams, draw: _DrawProcessor) -> LogitsProcessorL
             warpers.append(TopPLogitsWarper(sampling.top_p))
         if sampling.min_p > 0:
             warpers.append(MinPLogitsWarper(sampling.min_p))
-    return LogitsProcessorList([*warpers, draw])
+    return warpers
 
 
 @contextmanager

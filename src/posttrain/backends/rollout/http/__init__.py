@@ -133,6 +133,7 @@ class HttpEngine(ServedEngine):
         """Raises: UnusableAnswer when the server reports log-probs of another distribution than the sampled one."""
         super().check_sampling(sampling)
         plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and not sampling.top_k and not sampling.min_p
+        plain = plain and not sampling.has_own_first
         if not plain and not self._reports_processed:
             raise UnusableAnswer(
                 "log-probs of the raw logits are not those of the sampled distribution with this temperature, top_k, "

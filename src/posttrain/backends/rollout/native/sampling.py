@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -41,6 +42,22 @@ def draw(logits: Tensor, random: Tensor, sampling: SamplingParams) -> tuple[Tens
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
     return _from_weights(restrict(logits, sampling).softmax(dim=1), random)
+
+
+def draw_next(
+    logits: Tensor, random: Tensor, sampling: SamplingParams, begins: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row as ``draw``; where a response begins, its first token may have a distribution of its own.
+
+    Args: begins [B], the row's token is the first of its response.
+    """
+    if not sampling.has_own_first or not any(begins):
+        return draw(logits, random, sampling)
+    first, own = torch.tensor(list(begins), device=logits.device), draw(logits, random, sampling.of_first_token())
+    if all(begins):
+        return own
+    others = draw(logits, random, sampling)
+    return torch.where(first, own[0], others[0]), torch.where(first, own[1], others[1])
 
 
 def _from_weights(weights: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from posttrain.backends.rollout.native.responses import (
     stop_reason,
     trajectory_of,
 )
-from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, draw, uniforms
+from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, draw_next, uniforms
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
@@ -334,7 +334,7 @@ class NativeStream:
         for first in range(0, len(responses), LOGIT_ROWS):
             some = responses[first : first + LOGIT_ROWS]
             random = torch.tensor([one.random[len(one.token_ids)] for one in some], device=self.model.device)
-            tokens, logprobs = draw(logits(some), random, self.sampling)
+            tokens, logprobs = draw_next(logits(some), random, self.sampling, [not one.token_ids for one in some])
             if not torch.isfinite(logprobs).all():
                 raise RunStopped(
                     f"the model's logits are not finite while sampling, with weights of version {self.version}: the "

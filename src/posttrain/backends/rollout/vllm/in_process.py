@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,17 @@ class VllmInProcessEngine:
                 for place, token in zip(finished.prompt_logprobs or (), finished.prompt_token_ids, strict=False)
                 if place is not None  # None for the first token
             ),
+        )
+
+    def joined(self, first: Trajectory, rest: Trajectory) -> Trajectory:
+        """A response that was requested in two parts."""
+        tokens = [*first.token_ids, *rest.token_ids]
+        return replace(
+            rest,
+            token_ids=tuple(tokens),
+            logprobs=(*first.logprobs, *rest.logprobs),
+            text=str(self.tokenizer.decode(tokens, skip_special_tokens=True)),
+            prompt_logprobs=first.prompt_logprobs,
         )
 
     def wake(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
-from posttrain.records.trajectories import SamplingParams, Trajectory
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 
 class StreamingEngine(Protocol):
@@ -20,6 +20,8 @@ class StreamingEngine(Protocol):
     def params(self, sampling: SamplingParams, seed: int) -> Any: ...
 
     def trajectory(self, sample_id: str, output: Any, sampling: SamplingParams) -> Trajectory: ...
+
+    def joined(self, first: Trajectory, rest: Trajectory) -> Trajectory: ...
 
     def rest(self) -> None: ...
 
@@ -34,6 +36,8 @@ class VllmStream:
         self._sampling = sampling
         self._on_tokens = on_tokens
         self._in_flight: dict[str, str] = {}  # sample ids by vLLM's request names
+        self._first: dict[str, Request] = {}  # those whose first token alone is requested, by vLLM's names
+        self._begun: dict[str, Trajectory] = {}  # first tokens of those that are continued, by vLLM's names
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -58,11 +62,33 @@ class VllmStream:
         self._count += 1
         name = str(self._count)
         sampling = replace(self._sampling, max_response_tokens=request.max_response_tokens)
-        params = self._engine.params(sampling, sampling.request_seed(request.sample_id))
-        prompt = {"prompt_token_ids": list(request.token_ids)}
-        self._vllm.add_request(name, prompt, params, lora_request=self._engine.adapter)
+        if sampling.has_own_first:
+            self._first[name] = request
+            sampling = replace(sampling.of_first_token(), max_response_tokens=1)
+        self._send(name, request.token_ids, sampling, sampling.request_seed(request.sample_id))
         self._in_flight[name] = request.sample_id
         return name
+
+    def _send(self, name: str, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> None:
+        prompt = {"prompt_token_ids": list(token_ids)}
+        params = self._engine.params(sampling, seed)
+        self._vllm.add_request(name, prompt, params, lora_request=self._engine.adapter)
+
+    def _continues(self, name: str, first: Trajectory) -> bool:
+        """Request the rest of a response whose first token had a distribution of its own; False where nothing follows it. vLLM
+        may use a request's name again once it has ended."""
+        request = self._first.pop(name, None)
+        if request is None or first.stop_reason is not StopReason.LENGTH or request.max_response_tokens == 1:
+            return False
+        self._begun[name] = first
+        rest = request.max_response_tokens - 1
+        sampling = replace(
+            self._sampling, max_response_tokens=rest, first_token_temperature=None, prompt_logprobs=False
+        )
+        # Another seed, or the second token would be drawn with the number that drew the first.
+        seed = sampling.request_seed(request.sample_id) ^ 1
+        self._send(name, [*request.token_ids, *first.token_ids], sampling, seed)
+        return True
 
     def step(self) -> list[tuple[str, Trajectory]]:
         """Run one step of vLLM's scheduler. Returns: the ended requests, by vLLM's names."""
@@ -72,6 +98,11 @@ class VllmStream:
                 continue  # an aborted request may be reported once more
             sample_id = self._in_flight.pop(output.request_id)
             trajectory = self._engine.trajectory(sample_id, output, self._sampling)
+            if self._continues(output.request_id, trajectory):
+                self._in_flight[output.request_id] = sample_id
+                continue
+            if first := self._begun.pop(output.request_id, None):
+                trajectory = self._engine.joined(first, trajectory)
             if self._on_tokens:
                 self._on_tokens(len(trajectory.token_ids))
             ended.append((output.request_id, trajectory))
@@ -91,6 +122,8 @@ class VllmStream:
             self._vllm.abort_request(gone)
         for name in gone:
             del self._in_flight[name]
+            self._first.pop(name, None)
+            self._begun.pop(name, None)
 
     def close(self) -> None:
         if not self.closed:

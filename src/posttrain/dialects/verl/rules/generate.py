@@ -6,7 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules.look import kind_of_device
-from posttrain.dialects.verl.rules.sampling import concurrency
+from posttrain.dialects.verl.rules.sampling import concurrency, first_token
 
 _DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 
@@ -24,6 +24,7 @@ def generate_rules(keys: Reader) -> dict[str, Any]:
         keys.ignore("rollout.temperature", "rollout.do_sample is false")
     if keys.ledger.find("trainer.device") and keys.written("trainer.device"):
         fields["placement.device"] = kind_of_device(keys)
+    fields |= first_token(keys, "rollout")
     fields |= concurrency(keys, "rollout", keys["rollout.name"])
     dtype = keys["rollout.dtype"]
     if dtype in _DTYPES:

@@ -35,7 +35,16 @@ def sampling(keys: Reader) -> dict[str, Any]:
         what = "greedy responses of a prompt are all the same, and teach nothing"
         keys.problem(what, key=f"{ROLLOUT}.do_sample", fix=f"use {ROLLOUT}.do_sample=True")
     _check_engine(keys, engine)
+    fields |= first_token(keys, ROLLOUT)
     return fields | concurrency(keys, ROLLOUT, engine) | _validation(keys) | _engine_kwargs(keys, engine)
+
+
+def first_token(keys: Reader, section: str) -> dict[str, Any]:
+    """FIRE: the first token at temperature 30, among the 16 most likely, as verl's rollout has them."""
+    if not get(keys, f"{section}.use_fire_sampling", False):
+        return {}
+    among = CONVERTERS["minus_one_is_zero"](get(keys, f"{section}.top_k", 0)) or 16
+    return {"rollout.first_token_temperature": 30.0, "rollout.first_token_top_k": among}
 
 
 def concurrency(keys: Reader, section: str, engine: str) -> dict[str, Any]:
