@@ -84,7 +84,9 @@ class Reader:
         self.problems: list[Problem] = list(composed.problems)
         self.unsupported: list[Problem] = []
         self.ignored: list[Ignored] = []
-        self.warnings: list[str] = []
+        self.warnings = [
+            f"the environment variable {name} is not set here; the run needs it" for name in composed.unset
+        ]
         self.slips: list[Problem] = []  # unknown keys that look like known ones, where unknown keys are no error
         self.origins: dict[str, str] = {}
         self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
@@ -187,6 +189,7 @@ def read_dialect(
         known=known,
         read=lambda file: read_with_defaults(file, dialect.built_in, choices),
         leave_out_missing=True,
+        name_unset=skip_files,
     )
     plug_in_named(ledger, composed.values)
     reader = Reader(ledger, composed, skip_files=skip_files)

@@ -190,8 +190,15 @@ def test_a_planned_environment_is_the_only_thing_to_say(load, kind: str) -> None
 def test_a_pipeline_that_only_samples_needs_no_trainer(load) -> None:
     given = ["~actor_train", "~critic", "+actor_infer.device_mapping='list(range(0,8))'", "~adv_estimator"]
     loaded = load(*given)
-    assert not said(loaded)
-    assert any("a pipeline that plays episodes and trains nothing is planned" in text for text in planned(loaded))
+    assert not planned(loaded)
+    assert any(
+        "the run plays the episodes of all its steps once and trains nothing" in text for text in loaded.warnings
+    )
+    config = loaded.config
+    # 5 steps of 16 trajectories, in groups of 4
+    assert config.validation.only and config.environment.validation_episodes == 5 * 16 // 4
+    assert (config.validation.samples_per_prompt, config.validation.temperature) == (4, 0.8)
+    assert config.environment.named["FrozenLake"].weight == 3.0
 
 
 @pytest.mark.parametrize("estimator", ["gigpo", "step_reinforce"])
@@ -259,6 +266,25 @@ def test_environments_of_other_names(load, entry, name, settings) -> None:
     assert not planned(loaded)
     found = loaded.config.environment.named["W"]
     assert (found.name, found.settings, found.max_turns) == (name, settings, 3)
+
+
+def test_sokoban_under_other_names(load) -> None:
+    config = {"format_penalty": -0.15, "dim_room": [7, 7]}
+    contained = {
+        "env_type": "sokoban_sandbox",
+        "max_steps": 3,
+        "agent_template": "{observation} {suffix}",
+        "env_config": config,
+    }
+    loaded = load(train_env_manager=SHOPPED, custom_envs={"W": contained})
+    assert not planned(loaded) and not loaded.config.environment.sample_per_turn
+    found = loaded.config.environment.named["W"]
+    assert (found.name, found.settings["rows"], found.settings["template"]) == ("sokoban", 7, "{observation} {suffix}")
+    manager = "roll.pipeline.agentic.env_manager.agent_native_env_manager.AgentNativeStepEnvManager"
+    native = {"env_type": "sokoban_native_env", "env_manager_cls": manager, "agent_template": "placeholder"}
+    loaded = load(train_env_manager=SHOPPED, custom_envs={"W": native | {"max_steps": 3, "env_config": config}})
+    assert not planned(loaded) and loaded.config.environment.sample_per_turn
+    assert "template" not in loaded.config.environment.named["W"].settings
 
 
 def test_tools_around_questions(load) -> None:

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from posttrain.config.base import Reference
 from posttrain.config.reading import hydra
 from posttrain.config.reading.broken_yaml import yaml_problem
-from posttrain.config.reading.interpolations import MISSING, merged, omegaconf_problem, resolve
+from posttrain.config.reading.interpolations import MISSING, merged, name_unset_variables, omegaconf_problem, resolve
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
 from posttrain.config.reading.references import find_references, referred_keys
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml
@@ -50,6 +50,8 @@ class Composed:
     references: tuple[Reference, ...] = ()
     # Keys that others refer to with ${...}.
     referred: frozenset[str] = frozenset()
+    # Environment variables that are not set, and whose names stand for their values.
+    unset: tuple[str, ...] = ()
 
 
 def compose(
@@ -61,13 +63,14 @@ def compose(
     known: KnownKeys | None = None,
     read: Callable[[str], tuple[dict[str, Any], dict[str, Place]]] | None = None,
     leave_out_missing: bool = False,
+    name_unset: bool = False,
 ) -> Composed:
     """Read ``path`` (None: nothing but overrides), apply the overrides in order, resolve interpolations.
 
     Args: ``struct`` is Hydra's rule that an override of a key which is not there yet needs a ``+``, unless it is ``known``;
         ``base`` holds the values of keys that are missing, or left open with ???; ``read`` reads a file, and is read_yaml
         unless a dialect has defaults lists; ``leave_out_missing`` lists keys with ??? for which ``base`` has no value, instead
-        of raising.
+        of raising; ``name_unset`` lets the name of an environment variable that is not set stand for its value.
     Raises: ConfigError with file and line, or the override: a file that cannot be read, broken YAML, a key written twice,
         an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` without a value.
     """
@@ -86,13 +89,25 @@ def compose(
     if base is not None:
         _close(values, base, "", left_open, missing if leave_out_missing else None)
         values = merged(copy.deepcopy(dict(base)), values)
+    unset: set[str] = set()
+    values = name_unset_variables(values, unset) if name_unset else values
     resolved = resolve(values, sources)
     if half := json_text.half_character(resolved):
         key, where = half[0], sources.where(half[0]).encode(errors="replace").decode()
         what = f"{key} holds half a character, {half[1]!r}, or a byte that is not UTF-8"
         raise ConfigError(Problem(what, where=where, fix="write the whole character"))
     found = find_references(values, resolved)
-    return Composed(resolved, sources, tuple(problems), hydra_keys, tuple(left_open), tuple(missing), found, referred)
+    return Composed(
+        values=resolved,
+        sources=sources,
+        problems=tuple(problems),
+        hydra=hydra_keys,
+        open=tuple(left_open),
+        missing=tuple(missing),
+        references=found,
+        referred=referred,
+        unset=tuple(sorted(unset)),
+    )
 
 
 def read_saved(path: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,30 @@ MISSING = "???"
 # An absolute reference to a key, and a text of the environment: all that most configurations hold.
 _REFERENCE = re.compile(r"(?<!\\)\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
 _ENVIRONMENT = re.compile(r"(?<!\\)\$\{oc\.env:[^${}]*\}")
+
+
+_VARIABLE = re.compile(r"(?<!\\)\$\{oc\.env:\s*(\w+)\s*\}")
+
+
+def name_unset_variables(values: Any, unset: set[str]) -> Any:
+    """The values, with the name of each environment variable that is not set in the place of its ``${oc.env:NAME}``.
+
+    A plan that does not look at this machine uses it. Args: the names are added to ``unset``.
+    """
+    if isinstance(values, dict):
+        return {key: name_unset_variables(value, unset) for key, value in values.items()}
+    if isinstance(values, list):
+        return [name_unset_variables(value, unset) for value in values]
+    if not isinstance(values, str) or "oc.env" not in values:
+        return values
+
+    def named(match: re.Match[str]) -> str:
+        if match[1] in os.environ:
+            return match[0]
+        unset.add(match[1])
+        return match[1]
+
+    return _VARIABLE.sub(named, values)
 
 
 def resolve(values: dict[str, Any], sources: SourceMap) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def agentic(keys: Reader, sizes: RollLayout, *, has_reference: bool) -> dict[str
     """Environments, sizes, lengths, sampling and validation."""
     for key, reason in _UNREAD.items():
         keys.ignore(key, reason)
-    validates = keys.written(VAL) and keys["eval_steps"] > 0
+    validates = keys.written(VAL) and keys["eval_steps"] > 0 and not samples_only(keys)
     shares = {TRAIN: _shares(keys, TRAIN)} | ({VAL: _shares(keys, VAL)} if validates else {})
     tags = list(dict.fromkeys(tag for each in shares.values() for tag in each))
     named = _named(keys, tags, shares)
@@ -61,6 +61,8 @@ def agentic(keys: Reader, sizes: RollLayout, *, has_reference: bool) -> dict[str
     }
     fields |= _sampling(keys, TRAIN, "rollout") | _lengths(keys, tags)
     fields |= _sizes(keys, sizes) | forward_only(keys, has_reference=has_reference)
+    if samples_only(keys):
+        return fields | _played_once(keys, fields)
     return fields | (_validation(keys) if validates else _without_validation(keys))
 
 
@@ -178,6 +180,22 @@ def _validation(keys: Reader) -> dict[str, Any]:
         "validation.every_steps": keys["eval_steps"],
         "validation.before_training": True,
         "validation.after_training": False,
+    }
+
+
+def _played_once(keys: Reader, fields: dict[str, Any]) -> dict[str, Any]:
+    """A pipeline without training: the episodes of all its steps, played as one validation."""
+    for key in ("eval_steps", VAL, "val_batch_size"):
+        keys.ignore(key, "the run trains nothing: its own episodes are the validation")
+    shared = f"actor_infer.{_GENERATING}" if keys.written(f"actor_infer.{_GENERATING}") else f"{TRAIN}.{_GENERATING}"
+    return {
+        "validation.only": True,
+        "validation.temperature": keys[f"{shared}.temperature"],
+        "validation.top_p": keys[f"{shared}.top_p"],
+        "validation.top_k": max(keys[f"{shared}.top_k"], 0),
+        "validation.stop": keys[f"{shared}.stop_strings"] or [],
+        "validation.samples_per_prompt": fields["rollout.samples_per_prompt"],
+        "environment.validation_episodes": fields["environment.train_episodes"],
     }
 
 

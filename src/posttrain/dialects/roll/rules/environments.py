@@ -19,9 +19,15 @@ GAME_RUNNER = "roll.pipeline.agentic.agent_runner.gem_runner.GEMRunner"
 CONCATENATED = "roll.pipeline.agentic.env_manager.step_concat_env_manager.StepConcatEnvManager"
 # Of ROLL, and not here; worlds.py has those with another name here.
 ROLLS = (
-    "sokoban_mcp", "sokoban_tool_call", "sokoban_native_env", "sokoban_sandbox", "roll_code", "deepeyes", "rock_tb_native_env",
-    "openreward_env", "atropos_env", "bandit", "countdown", "metamathqa", "alfworld",
+    "sokoban_mcp", "sokoban_tool_call", "roll_code", "deepeyes", "rock_tb_native_env", "openreward_env", "atropos_env",
+    "bandit", "countdown", "metamathqa", "alfworld",
 )  # fmt: skip
+# Sokoban in a container, and Sokoban that writes its messages itself: the same game here, in a process of its own.
+NATIVE_SOKOBAN, NATIVE_STEPS = "sokoban_native_env", "agent_native_env_manager.AgentNativeStepEnvManager"
+_SOKOBANS = {
+    "sokoban_sandbox": "the game is played here, without a container",
+    NATIVE_SOKOBAN: "its messages are those of sokoban here, and not of agent_template, as in ROLL",
+}
 _FAMILIES = ("game:", "code:", "eval:", "vision:")  # of GEM
 _STAND_IN = "frozen_lake"  # for planned ones, so that sizes, devices and turns are still checked
 # ROLL's numbers, in the order of our names.
@@ -58,6 +64,10 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
         keys.problem(f"{at} has no env_type", key=at, fix="give it one, such as env_type: frozen_lake")
         return None
     config = keys[f"{at}.env_config"] or {}
+    if how := _SOKOBANS.get(kind):
+        keys.warn(f"{at}.env_type={kind} is sokoban: {how}")
+    wording = {} if kind == NATIVE_SOKOBAN else _TEXTS
+    kind = "sokoban" if kind in _SOKOBANS else kind
     other = world(keys, at, str(kind), config)
     if other is None and (kind in ROLLS or str(kind).startswith(_FAMILIES)):
         keys.plan_only(f"{at}.env_type={kind} is planned, and the plan counts episodes of {_STAND_IN} in its place",
@@ -71,7 +81,7 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
         return None
     kind, settings = other or (kind, _settings(keys, at, kind, config))
     _say_where(keys, tag, kind, config)
-    for name, ours in _TEXTS.items():
+    for name, ours in wording.items():
         if (text := keys[f"{at}.{name}"]) is not None:
             settings[ours] = text
     settings |= _step_texts(keys, at) if "template" in settings else {}
@@ -119,7 +129,9 @@ def samples_turns(keys: Reader, tags: list[str]) -> bool:
         key = f"custom_envs.{tag}.env_manager_cls"
         name = keys[key] or TRAJECTORIES
         managers[tag] = name
-        if name not in (TRAJECTORIES, STEPS, CONCATENATED, PROXIED):
+        if keys[f"custom_envs.{tag}.env_type"] == NATIVE_SOKOBAN and name.endswith(NATIVE_STEPS):
+            managers[tag] = CONCATENATED
+        elif name not in (TRAJECTORIES, STEPS, CONCATENATED, PROXIED):
             keys.plan_only(f"{key}={name} is planned", key=key, fix=f"use {TRAJECTORIES} or {STEPS}")
     of_turns = [name.endswith(("StepEnvManager", "StepConcatEnvManager")) for name in managers.values()]
     if any(of_turns) and not all(of_turns):

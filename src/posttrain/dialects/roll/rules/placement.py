@@ -55,9 +55,7 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
     devices = {role: device_ids(keys, section) for role, section in sections.items()}
     if samples_only(keys):
         devices["policy"] = devices["rollout"]
-        keys.plan_only("actor_train has no devices: a pipeline that plays episodes and trains nothing is planned",
-                       key="actor_infer.device_mapping",
-                       fix="give actor_train devices, strategy_args and training_args to train")  # fmt: skip
+        keys.warn("actor_train has no devices, so the run plays the episodes of all its steps once and trains nothing")
     judges = [device_ids(keys, section) for section in _judges(keys)]
     total = max((max(ids) + 1 for ids in (*devices.values(), *judges) if ids), default=1)
     per_node = count(keys, "num_gpus_per_node")
