@@ -93,6 +93,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             for name, domain in config.data.domains.items()
         ),
         domain_statistics=config.data.domain_statistics,
+        statistics_of=tuple(config.environment.named) if config.environment.statistics_by_name else (),
         reward=reward_plan(config),
         mask_truncated=config.loss.mask_truncated,
         mask_long_wrong_tokens=config.loss.mask_long_wrong_tokens,

@@ -69,6 +69,9 @@ class EnvironmentConfig(Section):
     changed_history: Literal["split", "refuse", "append"] = "split"
     """Handling of a chat template that renders earlier turns differently (without their thoughts, say): split begins a new
     training sample with the new rendering, refuse fails the episode, append continues after the tokens the policy has read."""
+    statistics_by_name: bool = False
+    """Batch statistics of rewards and advantages (reward.normalize_mean: batch, advantage.whiten, ...) are over the episodes of
+    one environment in named; false: over all of the step."""
     sample_per_turn: bool = False
     """Train on every turn as a sample of its own, with what was before it as its prompt; false trains on an episode as one."""
     close_turns: bool = True

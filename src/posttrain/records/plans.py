@@ -198,6 +198,9 @@ class StepPlan:
     group_filter: GroupFilterPlan = field(default_factory=GroupFilterPlan)
     domains: tuple[DomainPlan, ...] = ()  # empty: the step is of all rows as they come
     domain_statistics: bool = False  # batch statistics of rewards and advantages are over a domain's part of the step
+    statistics_of: tuple[
+        str, ...
+    ] = ()  # data sources with batch statistics of their own; empty: domains', or the step's
     reward: RewardPlan = field(default_factory=RewardPlan)
     mask_truncated: bool = False  # responses cut at the token limit have no part in the loss
     mask_long_wrong_tokens: int | None = None  # neither have so long ones whose score is not above 0; None: they have
@@ -211,7 +214,9 @@ class StepPlan:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return the number of the domain of every data source, where statistics are over domains; empty where over the step."""
+        """Return the number of the part of every data source, where statistics are over parts; empty where over the step."""
+        if self.statistics_of:
+            return {source: number for number, source in enumerate(self.statistics_of)}
         domains = enumerate(self.domains) if self.domain_statistics else ()
         return {source: number for number, domain in domains for source in domain.sources}
 

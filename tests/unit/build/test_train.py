@@ -44,3 +44,13 @@ def is_on_policy(sections: dict[str, Any]) -> bool:
 )
 def test_old_logprobs_are_computed_only_where_something_reads_them(sections: dict[str, Any], expected: bool) -> None:
     assert is_on_policy(sections) is expected
+
+
+@pytest.mark.parametrize(("by_name", "parts"), [(True, {"ice": 0, "store": 1}), (False, {})])
+def test_statistics_of_a_step_are_over_each_environment_on_request(by_name: bool, parts: dict[str, int]) -> None:
+    named = {"ice": {"name": "frozen_lake"}, "store": {"name": "sokoban"}}
+    environment = {"named": named, "train_episodes": 100, "statistics_by_name": by_name}
+    sections = {"model": {"path": "x"}, "data": {"train_files": []}, "environment": environment}
+    config = RunConfig.model_validate(sections)
+    batches, _ = plan_batches(config, training_prompts=100)
+    assert batches is not None and run_plan(config, batches, []).step.parts == parts

@@ -323,6 +323,23 @@ def test_a_game_played_by_an_agent_runner_is_a_trajectory(load) -> None:
     assert "is an agent of ROLL's own program" in problem
 
 
+def test_rewards_are_compared_over_the_trajectories_of_a_tag(load) -> None:
+    loaded = load("reward_normalization.grouping=tags")
+    assert not planned(loaded) and loaded.config.environment.statistics_by_name
+    assert (loaded.config.reward.normalize_mean, loaded.config.reward.normalize_std) == ("batch", "batch")
+    plain = load("reward_normalization.grouping=tags", "reward_normalization.method=identity").config
+    assert not plain.environment.statistics_by_name and not load().config.environment.statistics_by_name
+    for override, word in (
+        ("+whiten_advantages=true", "with whiten_advantages"),
+        ("adv_estimator=step_reinforce", "with adv_estimator=step_reinforce"),
+        ("+reward_normalization.norm_mean_type=batch", "over the batch"),
+    ):
+        more = ["+reward_normalization.norm_std_type=group"] if "norm_mean" in override else []
+        assert any(word in text for text in said(load("reward_normalization.grouping=tags", override, *more))), word
+    [problem] = said(load("reward_normalization.grouping=env_ids"))
+    assert "grouping=env_ids is not supported: rewards are compared over the step, a tag or a group" in problem
+
+
 def test_a_ratio_per_segment_is_one_per_turn(load) -> None:
     assert load("+ratio_type=segment").config.loss.settings["ratio_of"] == "turn"
     worker = "actor_train.worker_cls=roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"
@@ -393,7 +410,6 @@ def test_what_cannot_be(load, overrides: list[str], problem: str) -> None:
     [
         (["custom_env.FrozenLake.env_type=alfworld"], "env_type=alfworld is planned"),
         (["+custom_env.FrozenLake.env_manager_cls=a.b.VLTrajEnvManager"], "VLTrajEnvManager is planned"),
-        (["reward_normalization.grouping=tags"], "grouping=tags is planned"),
         (["+train_env_manager.group_size_redundancy=1"], "the slowest are dropped"),
         (["+custom_env.SimpleSokoban.env_config.render_mode=rgb_array"], "render_mode=rgb_array is planned"),
     ],

@@ -280,13 +280,36 @@ def test_what_must_be_given_is_asked_for(key) -> None:
         (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
         (("critic.model_args.freeze_module_prefix=vision_model",), "training a part of the model"),
         (("actor_train.data_args.template=longcot_V3",), "a template with texts of its own"),
-        (("use_topr_loss=true",), "a loss on bad responses beside the policy's"),
     ],
 )  # fmt: skip
 def test_what_is_planned_can_be_planned_for_and_not_run(overrides, word) -> None:
     loaded = load(*overrides)
     assert [str(problem) for problem in loaded.problems if "nothing to score" not in str(problem)] == []
     assert any("planned" in str(problem) and word in str(problem) for problem in loaded.unsupported)
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("use_topr_loss=true", "actor_train.pg_variant=topr is the published loss"),
+        ("actor_infer.generating_args.num_beams=2", "no samples of the policy"),
+        ("actor_infer.generating_args.include_stop_str_in_output=false", "with the tokens that were sampled"),
+        ("actor_train.apply_loss_scale=false", "divided once more by the numbers of micro-batches and devices"),
+        ("user_defined_rollout_loop_cls=a.b.C", "builds on classes of ROLL's own program"),
+    ],
+)
+def test_what_is_refused_has_a_reason(override: str, reason: str) -> None:
+    [problem] = load(override).problems
+    assert problem.refused and reason in str(problem)
+    key = override.partition("=")[0]
+    allowed = {
+        "num_beams": 1,
+        "include_stop_str_in_output": "true",
+        "apply_loss_scale": "true",
+        "use_topr_loss": "false",
+    }
+    value = allowed.get(key.rpartition(".")[2], "null")
+    assert not load(f"{key}={value}").problems
 
 
 def test_grpo_is_a_sum_of_token_rewards_where_tokens_can_differ() -> None:

@@ -233,6 +233,14 @@ class TestBadFiles:
             "a is written twice, on lines 1 and 3, at run.yaml:3; keep one of them",
         ]
 
+    def test_names_stand_for_unset_variables_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SET_HERE", "value")
+        text = "a: ${oc.env:NO_SUCH_VARIABLE}\nb: ['x/${oc.env:NO_SUCH_VARIABLE}', '${oc.env:SET_HERE}']\nc: ${oc.env:OTHER,d}\n"
+        Path("run.yaml").write_text(text)
+        composed = compose("run.yaml", [], name_unset=True)
+        assert composed.values == {"a": "NO_SUCH_VARIABLE", "b": ["x/NO_SUCH_VARIABLE", "value"], "c": "d"}
+        assert composed.unset == ("NO_SUCH_VARIABLE",)
+
     def test_interpolations_that_lead_nowhere_are_all_reported(self) -> None:
         messages = refusal(
             "alpha: 1\nb:\n  c: ${alhpa}\nd: ${oc.env:NO_SUCH_VARIABLE}\ne: ${nope:1}\nf: ${f}\ng: ???\n"

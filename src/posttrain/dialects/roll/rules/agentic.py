@@ -14,6 +14,7 @@ from posttrain.registry import ADVANTAGES
 
 TRAIN, VAL = "train_env_manager", "val_env_manager"
 GROUP = "traj_group_id"
+_BY_TAG = "tags"
 _GENERATING = "generating_args"
 _NO_PROMPTS = "environments take the place of prompts"
 _BY_STD = ("mean_std", "asym_clip")  # methods that divide by the standard deviation
@@ -55,6 +56,7 @@ def agentic(keys: Reader, sizes: RollLayout, *, has_reference: bool) -> dict[str
         "data.train_files": [],
         "data.shuffle": False,  # every step has each tag's share
         "environment.named": named,
+        "environment.statistics_by_name": _by_tag(keys) and not samples_only(keys),
         "environment.sample_per_turn": samples_turns(keys, [tag for tag in tags if tag in named]),
         "reward.terms": [],
         "reward.by_turn": keys["use_turn_scores"] or _by_step(keys["adv_estimator"]),
@@ -278,14 +280,40 @@ def _normalization(keys: Reader) -> tuple[str, str]:
         std = level if method in _BY_STD else None
     elif keys["adv_estimator"] != "gigpo":  # there it still decides about steps
         keys.ignore(f"{at}.method", "norm_mean_type and norm_std_type go before it, in ROLL too")
+    if "group" in (mean, std) and grouping == _BY_TAG:
+        return _over_tags(keys, mean, std)
     if "group" in (mean, std) and grouping not in (GROUP, "state"):
-        what = f"{at}.grouping={grouping} is planned: rewards compared over other sets than the step and the group"
-        keys.plan_only(what, key=f"{at}.grouping", fix=f"use batch, or {GROUP}")
+        what = f"{at}.grouping={grouping} is not supported: rewards are compared over the step, a tag or a group"
+        keys.problem(what, key=f"{at}.grouping", fix=f"use batch, {_BY_TAG} or {GROUP}", refused=True)
     if method == "asym_clip" and (mean or std):
         keys.warn(
             "reward_normalization.method=asym_clip is mean_std, as in ROLL of 2026; in mid-2025 it also cut to -1 and 3"
         )
     return mean or "none", std or "none"
+
+
+def _over_tags(keys: Reader, mean: str | None, std: str | None) -> tuple[str, str]:
+    """Statistics over the trajectories of a tag: those of the step here, with environment.statistics_by_name."""
+    at = "reward_normalization.grouping"
+    if "batch" in (mean, std):
+        keys.problem(f"{at}={_BY_TAG} is not supported beside statistics over the batch", key=at,
+                     fix=f"use norm_mean_type and norm_std_type: group, or {at}={GROUP}", refused=True)  # fmt: skip
+    for key in ("whiten_advantages", "whiten_rewards"):
+        if keys[key]:
+            keys.problem(f"{at}={_BY_TAG} is not supported with {key}, which is over the whole step", key=at,
+                         fix=f"use {key}=false, or {at}={GROUP}", refused=True)  # fmt: skip
+    if _by_step(keys["adv_estimator"]):
+        keys.problem(f"{at}={_BY_TAG} is not supported with adv_estimator={keys['adv_estimator']}", key=at,
+                     fix=f"use {at}=batch, or {GROUP}", refused=True)  # fmt: skip
+    return ("batch" if mean else "none"), ("batch" if std else "none")
+
+
+def _by_tag(keys: Reader) -> bool:
+    """Return True when rewards are normalised over the trajectories of each tag."""
+    at = "reward_normalization"
+    levels = [text_none(keys[f"{at}.{name}"]) for name in ("norm_mean_type", "norm_std_type")]
+    normalises = "group" in levels or (levels == [None, None] and keys[f"{at}.method"] != "identity")
+    return bool(keys[f"{at}.grouping"] == _BY_TAG and normalises)
 
 
 def _by_step(estimator: str) -> bool:
