@@ -13,11 +13,12 @@ from posttrain.backends.environments.start import start_worlds
 from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.build.fits import check_prompts_fit
 from posttrain.build.plans import sampling_params
+from posttrain.build.prompts import read_prompts
 from posttrain.build.train import run_scorer
 from posttrain.config import RunConfig
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.data.episodes import training_episodes, validation_episodes
-from posttrain.data.prompts import load_prompts
+from posttrain.data.prompts import What
 from posttrain.data.templates import ids_of
 from posttrain.data.turns import decoded
 from posttrain.errors import ConfigError, Problem, did_you_mean
@@ -105,7 +106,8 @@ def _prompt(config: RunConfig, choice: EpisodeChoice, tokenizer: PreTrainedToken
         field = f"data.{'validation' if choice.validation else 'train'}_files"
         if not files:
             raise ConfigError(Problem(f"there is no {what} file to take a row from", field=field))
-        prompts = list(load_prompts(files, config.data, tokenizer, what="training", limit=choice.row + 1).prompts)
+        which: What = "validation" if choice.validation else "training"
+        prompts = list(read_prompts(config, tokenizer, None, what=which, limit=choice.row + 1).prompts)
     if choice.row >= len(prompts):
         raise ConfigError(
             Problem(f"there is no row {choice.row}: the {what} data have {len(prompts)}", fix="count from 0")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.build.plans import reward_plan, run_plan
-from posttrain.build.train import prompt_loader, run_scorer
+from posttrain.build.prompts import prompt_loader, read_prompts, training_prompts
+from posttrain.build.train import run_scorer
 from posttrain.config import RunConfig
 from posttrain.config.roles import runtime_of
-from posttrain.data.prompts import What, load_prompts
+from posttrain.data.prompts import What
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.rl_plan import RunPlan
@@ -93,11 +94,12 @@ def replay_rollout(folder: Path, config: RunConfig, step: int) -> list[Differenc
         )
     tokenizer = load_tokenizer(config.model)
     processor = load_processor(config.model, tokenizer, config.data)
-    training = load_prompts(config.data.train_files, config.data, tokenizer, what="training", processor=processor)
-    prompts = training.prompts[: config.data.max_prompts]
-    seed = config.run.seed if config.data.seed is None else config.data.seed
-    loader = prompt_loader(config.data, prompts, seed)
-    with _started(config, training_prompts=len(prompts)) as (roles, plan):
+    with ExitStack() as open_ones:
+        training, child = training_prompts(config, tokenizer, processor, open_ones)
+        prompts = training.prompts[: config.data.max_prompts]
+        seed = config.run.seed if config.data.seed is None else config.data.seed
+        loader = prompt_loader(config.data, prompts, seed, child)
+        roles, plan = open_ones.enter_context(_started(config, training_prompts=len(prompts)))
         if start:
             loader.restore(_load(start, roles, RewardState(plan.step.reward.kl))["loader"])
         roles.weight_sync.publish(roles.policy, roles.rollout)
@@ -128,7 +130,7 @@ def replay_rewards(folder: Path, config: RunConfig, step: int, *, validation: bo
     which: What = "validation" if validation else "training"
     field = "validation_files" if validation else "train_files"
     processor = load_processor(config.model, tokenizer, config.data)
-    known = load_prompts(getattr(config.data, field), config.data, tokenizer, what=which, processor=processor).prompts
+    known = read_prompts(config, tokenizer, processor, what=which).prompts
     prompts = {one.prompt_id: one for one in known}
     gone = sorted({str(row.get("prompt_id")) for row in rows} - prompts.keys())
     if gone:

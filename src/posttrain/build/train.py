@@ -14,14 +14,12 @@ from posttrain.asynchrony.script import Script, read_script
 from posttrain.backends.environments.start import start_worlds
 from posttrain.build.fits import check_critic_fits, check_prompts_fit
 from posttrain.build.plans import run_plan
+from posttrain.build.prompts import prompt_loader, read_prompts, training_prompts
 from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config import RunConfig
-from posttrain.config.data import DataConfig
 from posttrain.config.roles import runtime_of
-from posttrain.data.domains import DomainLoader
-from posttrain.data.episodes import training_episodes, validation_episodes
-from posttrain.data.loader import ShuffledLoader
-from posttrain.data.prompts import PromptSet, load_prompts, unread_image_settings
+from posttrain.data.episodes import validation_episodes
+from posttrain.data.prompts import unread_image_settings
 from posttrain.data.token_texts import token_texts_of
 from posttrain.errors import ConfigError
 from posttrain.interfaces.loader import PromptLoader
@@ -95,55 +93,56 @@ def under_way_with(
 
     Raises: as ``train_run``.
     """
-    import_modules(config.model.external_modules)
-    say("loading tokenizer and data")
-    tokenizer = load_tokenizer(config.model)
-    processor = load_processor(config.model, tokenizer, config.data)
-    if config.environment.train_episodes is not None:
-        training = PromptSet.generated(training_episodes(config.environment))
-    else:
-        training = load_prompts(config.data.train_files, config.data, tokenizer, what="training", processor=processor)
-    overlong = training.overlong_message("training")
-    validation: Sequence[Prompt] = validation_episodes(config.environment)[: config.validation.max_prompts]
-    if config.data.validation_files:
-        files = config.data.validation_files
-        held_out = load_prompts(files, config.data, tokenizer, what="validation", processor=processor)
-        validation = held_out.prompts[: config.validation.max_prompts]
-        overlong += held_out.overlong_message("validation")
-    training_prompts = training.prompts[: config.data.max_prompts]
-    batches, problems = plan_batches(config, len(training_prompts))
-    if batches is None:
-        raise ConfigError(problems)
-    order_seed = config.run.seed if config.data.seed is None else config.data.seed
-    loader = prompt_loader(config.data, training_prompts, order_seed)
-    if any(prompt.images for prompt in (*training_prompts, *validation)) and (problems := [*image_problems(config)]):
-        raise ConfigError(problems)
-    unread = unread_image_settings(config.data, [*training_prompts, *validation])
-    positions = check_prompts_fit(config, training_prompts, validation)
-    if batches.critic:
-        check_critic_fits(config, tokenizer, training_prompts)
-    plan = run_plan(config, batches, validation)
-    trackers = run_trackers(config.tracking, folder.path)
-
-    say(f"loading model {config.model.path}")
     with ExitStack() as started:
+        import_modules(config.model.external_modules)
+        say("loading tokenizer and data")
+        tokenizer = load_tokenizer(config.model)
+        processor = load_processor(config.model, tokenizer, config.data)
+        training, sampler_process = training_prompts(config, tokenizer, processor, started)
+        overlong = training.overlong_message("training")
+        validation: Sequence[Prompt] = validation_episodes(config.environment)[: config.validation.max_prompts]
+        if config.data.validation_files:
+            held_out = read_prompts(config, tokenizer, processor, what="validation")
+            validation = held_out.prompts[: config.validation.max_prompts]
+            overlong += held_out.overlong_message("validation")
+        prompts = training.prompts[: config.data.max_prompts]
+        order_seed = config.run.seed if config.data.seed is None else config.data.seed
+        loader: PromptLoader | None = None
+        rows = len(prompts)
+        if sampler_process is not None:
+            loader = prompt_loader(config.data, prompts, order_seed, sampler_process, tokenizer.pad_token_id or 0)
+            rows = loader.steps_per_epoch * config.data.prompts_per_step
+        batches, problems = plan_batches(config, rows)
+        if batches is None:
+            raise ConfigError(problems)
+        loader = loader or prompt_loader(config.data, prompts, order_seed)
+        if any(prompt.images for prompt in (*prompts, *validation)) and (problems := [*image_problems(config)]):
+            raise ConfigError(problems)
+        unread = unread_image_settings(config.data, [*prompts, *validation])
+        positions = check_prompts_fit(config, prompts, validation)
+        if batches.critic:
+            check_critic_fits(config, tokenizer, prompts)
+        plan = run_plan(config, batches, validation)
+        trackers = run_trackers(config.tracking, folder.path)
+
+        say(f"loading model {config.model.path}")
         roles = started.enter_context(
             closing(RUNTIMES.get(runtime_of(config.placement))().start(config, batches, tokenizer))
         )
         if config.environment.used:
-            worlds = start_worlds(config, tokenizer, positions, [*training_prompts, *validation])
+            worlds = start_worlds(config, tokenizer, positions, [*prompts, *validation])
             started.callback(worlds.host.close)
             roles = replace(roles, worlds=worlds)
         players = roles
         if config.environment.used and config.asynchronous.mode in ("colocate", "separate"):
             # Their episodes go on while those of a validation are played.
-            worlds = start_worlds(config, tokenizer, positions, training_prompts)
+            worlds = start_worlds(config, tokenizer, positions, prompts)
             started.callback(worlds.host.close)
             players = replace(roles, worlds=worlds)
         rewards = RewardState(plan.step.reward.kl)
         sampler = None
         if plan.asynchronous:
-            by_id = {prompt.prompt_id: prompt for prompt in training_prompts}
+            by_id = {prompt.prompt_id: prompt for prompt in prompts}
             sampler = rl_async.sampler_of(players, scorer, loader, by_id, plan, plan.asynchronous, script)
             if isinstance(sampler, Apart):
                 roles = replace(roles, weight_sync=sampler)
@@ -164,7 +163,7 @@ def under_way_with(
         )
         if first_step == 1 and checks_references(config):
             encode = partial(tokenizer.encode, add_special_tokens=False)
-            if warning := reference_warning(scorer, training_prompts, encode):
+            if warning := reference_warning(scorer, prompts, encode):
                 trackers.message(f"warning: {warning}")
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
             parts = RlRun(
@@ -178,13 +177,6 @@ def under_way_with(
                 token_texts=token_texts_of(tokenizer),
             )
             yield Training(parts=parts, ahead=sampler, tokenizer=tokenizer)
-
-
-def prompt_loader(data: DataConfig, prompts: Sequence[Prompt], seed: int) -> PromptLoader:
-    """Return the loader of a run: of all rows as they come, or of domains with their parts of every step."""
-    if data.domains:
-        return DomainLoader(prompts, data.domains, seed=seed, shuffle=data.shuffle)
-    return ShuffledLoader(prompts, data.prompts_per_step, seed=seed, shuffle=data.shuffle)
 
 
 def checks_references(config: RunConfig) -> bool:

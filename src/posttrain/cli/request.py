@@ -18,6 +18,7 @@ from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.environments import check_environments
 from posttrain.plan.checks.images import image_problems
+from posttrain.plan.checks.own_classes import check_own_classes, check_own_files
 from posttrain.plan.files import check_chat_template, check_reads_images, check_run_files
 from posttrain.plan.heads import head_problems
 from posttrain.plan.placement import PlacementPlan
@@ -173,7 +174,7 @@ def check_request(loaded: LoadedConfig[RunConfig], *, look_at_files: bool, to_ru
     images = ""
     if look_at_files:
         found, training, validation = _look_at_files(loaded)
-        if not found and not loaded.problems:
+        if not found and not loaded.problems and loaded.config.data.dataset_class_file is None:
             found, images = _look_at_images(loaded.config)
         problems += [problem for problem in loaded.further(found) if not _follows(problem, loaded)]
         loaded = loaded.warned(positions_warnings(loaded.config))
@@ -212,9 +213,11 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
 
     data = loaded.config.data
     generated = loaded.config.environment
-    problems = check_files(data, needed=generated.train_episodes is None)
+    own = data.dataset_class_file is not None
+    problems = check_own_files(data) if own else check_files(data, needed=generated.train_episodes is None)
+    problems += check_own_classes(loaded.config)
     counts: list[int | None] = [None, None]
-    if not problems and not loaded.problems:
+    if not problems and not loaded.problems and not own:
         try:
             for index, (files, episodes) in enumerate(
                 (
@@ -228,10 +231,11 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
             problems += _check_data_sources(loaded.config)
         except DataError as error:
             problems += error.problems
+    templated = bool(data.train_files) and data.templated_prompts != "raw" and not own
     problems += [
         *check_rewards(loaded.config.reward),
         *check_run_files(loaded.config),
-        *(check_chat_template(loaded.config.model) if data.train_files and data.templated_prompts != "raw" else ()),
+        *(check_chat_template(loaded.config.model) if templated else ()),
         *check_environments(loaded.config),
         *check_positions(loaded.config),
     ]

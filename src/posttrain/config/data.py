@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -46,6 +46,18 @@ class DataConfig(ImageSettings):
     templated_prompts: TemplatedPrompts = "error"
     """Handling of prompts whose text holds the markers of a chat template: stop with their rows; raw, tokenize the text of every
     prompt as it is, without the chat template (each is one message); or wrap, apply the template around the markers."""
+    dataset_class_file: str | None = None
+    """Python file, or pkg://package.module, with a dataset class of your own; null reads the files as described above."""
+    dataset_class_name: str | None = None
+    """Name of that class; its items are mappings with verl's field names (docs/own-classes.md)."""
+    dataset_class_options: dict[str, Any] = {}
+    """The mapping that dataset and sampler classes of your own get as their config."""
+    sampler_class_file: str | None = None
+    """Python file, or pkg://package.module, with a sampler class of your own, which chooses the order of the training prompts."""
+    sampler_class_name: str | None = None
+    """Name of that class."""
+    class_timeout_s: float = Field(default=1800.0, gt=0.0)
+    """Time that a dataset class may take to read its files, and to give 256 of its rows."""
     filter_workers: int = Field(default=1, ge=1)
     """Processes that tokenize the dataset when it is opened."""
     shuffle: bool = True

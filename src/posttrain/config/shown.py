@@ -20,9 +20,9 @@ _ALWAYS = frozenset(
 )
 # Words before "key" and "token" that make them something else.
 _NO_KEY = frozenset({
-    "answer", "cache", "column", "data", "env", "field", "foreign", "group", "image", "input", "label", "message",
+    "answer", "audio", "cache", "column", "data", "env", "field", "fn", "foreign", "group", "image", "input", "label", "message",
     "messages", "metric", "output", "primary", "prompt", "public", "query", "question", "response", "reward", "row",
-    "score", "solution", "sort", "source", "state", "target", "text", "tools", "truth", "video",
+    "score", "solution", "sort", "source", "state", "target", "text", "thinking", "tools", "truth", "video",
 })  # fmt: skip
 _NO_TOKEN = frozenset({
     "action", "audio", "bos", "boundary", "cls", "end", "eos", "first", "image", "last", "mask", "max", "min", "new",

@@ -10,6 +10,7 @@ from posttrain.config.domains import DomainConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.errors import ConfigError, Problem
 from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import ScoredGroup
 
 T = TypeVar("T")
 
@@ -48,6 +49,9 @@ class DomainLoader:
     def next(self, domains: Collection[str] | None = None) -> list[Prompt]:
         """Return the prompts of the next step. Args: domains, the names of those to draw from; None: all."""
         return interleaved([part.next() for name, part in self._parts.items() if domains is None or name in domains])
+
+    def learned(self, groups: Sequence[ScoredGroup]) -> None:
+        """No-op: the order is fixed by the seed."""
 
     def state(self) -> dict[str, Any]:
         return {"domains": {name: part.state() for name, part in self._parts.items()}}

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from posttrain.errors import ConfigError, Problem
+from posttrain.records.trajectories import ScoredGroup
 
 T = TypeVar("T")
 
@@ -60,6 +61,9 @@ class ShuffledLoader(Generic[T]):
         start = self._step * self._per_step
         self._step += 1
         return [self._items[index] for index in self._order[start : start + self._per_step]]
+
+    def learned(self, groups: Sequence[ScoredGroup]) -> None:
+        """No-op: the order is fixed by the seed."""
 
     def state(self) -> dict[str, Any]:
         """Return the position, with the settings that must be equal for it to mean the same items."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 What = Literal["training", "validation", "prompt"]
-_FIELDS = {"training": "data.train_files", "validation": "data.validation_files", "prompt": "data.files"}
+FIELDS = {"training": "data.train_files", "validation": "data.validation_files", "prompt": "data.files"}
 Tokenised = tuple[str, list[int]]  # text and token ids
 # Messages, sizes of their images (width, height), and the options of their chat template; None: their text as it is.
 Conversation = tuple[list[dict[str, Any]], list[tuple[int, int]], dict[str, Any] | None]
@@ -86,7 +86,7 @@ def load_prompts(
         raise ModelError(problems)
     rows, names = _read(files, data, prompts_only=what == "prompt")
     rows, names = rows[:limit], names[:limit]
-    field = _FIELDS[what]
+    field = FIELDS[what]
     if not rows:
         raise DataError(Problem(f"the {what} files hold no rows", field=field))
     if processor is None:
@@ -94,7 +94,23 @@ def load_prompts(
     if data.templated_prompts == "error":
         _refuse_templated(rows, names, data, tokenizer, what)
     tokenised = _tokenise(rows, names, data, tokenizer, processor)
+    return settle_lengths(rows, names, tokenised, data, tokenizer, what=what, processor=processor)
 
+
+def settle_lengths(
+    rows: list[DatasetRow],
+    names: list[str],
+    tokenised: list[Tokenised],
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    what: What,
+    processor: PromptImageReader | None,
+) -> PromptSet:
+    """Apply ``data.overlong_prompts`` to tokenised rows, and make prompts of those that stay.
+
+    Raises: DataError for prompts that are too long, or when none is left.
+    """
     longest = data.max_prompt_tokens
     overlong = [index for index, (_, ids) in enumerate(tokenised) if len(ids) > longest]
     refused = {"error": overlong, "filter": []}.get(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import ScoredGroup
 
 T = TypeVar("T")
 
@@ -38,3 +39,6 @@ class PromptLoader(StepLoader[Prompt], Protocol):
     def next(self, domains: Collection[str] | None = None) -> list[Prompt]:
         """Return the prompts of the next step, or those of some of its domains. Args: domains, their names; None: all."""
         ...
+
+    def learned(self, groups: Sequence[ScoredGroup]) -> None:
+        """Show a curriculum the scored groups of a step, after its update; a no-op for every other order."""

@@ -107,8 +107,12 @@ class Began:
 def finish_step(
     parts: RlRun, began: Began, done: StepResult, sampled_tokens: int, epochs: float, clock: Clock
 ) -> StepReport:
-    """Write the records of a step, measure it, and move the reference where that is due; ``epochs`` are passes at its end."""
+    """Show the step to a curriculum, write its records, measure it, and move the reference where that is due.
+
+    Args: ``epochs`` are the passes over the data at its end.
+    """
     roles, plan, number = parts.roles, parts.plan, began.number
+    parts.loader.learned(done.selection.groups)
     write_records(parts.run.folder, number, done, plan, parts.token_texts)
     metrics = step_metrics(done, sampled_tokens, began.version, roles, clock, plan.step.update.epochs)
     metrics |= parts.rewards.metrics

@@ -23,6 +23,10 @@ class OwnCode:
     definition: Function | ast.ClassDef | None
     tree: ast.Module
 
+    @property
+    def is_class(self) -> bool:
+        return isinstance(self.definition, ast.ClassDef)
+
 
 def find(where: str, *, holds: str) -> OwnCode:
     """Find what ``where`` names. ``holds`` describes it in messages, such as "your environment".
@@ -93,6 +97,21 @@ def call_problems(own: OwnCode, names: Collection[str], *, field: str, settings:
             yield Problem(
                 f"{own.where} needs the {kind}setting {name!r}", fix=f"give {settings}.{name}", field=settings
             )
+
+
+def needed_arguments(own: OwnCode) -> list[str]:
+    """Return the parameters without a default, but for self; empty where only running the file would tell."""
+    if own.definition is None or own.definition.decorator_list:
+        return []
+    arguments = _arguments(own.definition, own.tree)
+    if arguments is None:
+        return []
+    positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    needed = positional[: len(positional) - len(arguments.defaults)]
+    needed += [
+        each.arg for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
+    ]
+    return needed[own.is_class :] if positional else needed
 
 
 def method_problems(own: OwnCode, methods: Sequence[str], *, field: str) -> Iterator[Problem]:

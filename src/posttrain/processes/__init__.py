@@ -8,10 +8,12 @@ One file, one idea; a kind of child uses those that it needs:
     session.py      a child with its last words         command_keeper.py  a command that ends with us, however we end
     fork_server.py, forks.py   many workers forked from one that has loaded what they need
     limits.py, fork_gate.py    what a call may use      pool.py, keeper.py, worker.py   calls with a deadline
+    child.py        one process that keeps the user's own objects
 
 A kind of child: who starts it; what is watched; who ends it.
 
     reward worker    pool starts a keeper, which forks it; wall and CPU time, memory, output, answer, processes; its keeper
+    own classes      a child, behind start.start; the time of an answer; the trainer, or the end of its input
     environment      a fork server forks it; the time of an answer (by its host), memory (by the server); the fork server
     agent            its environment's process, by start.fork or start.start; its end (session); its environment's process
     server           a command keeper, behind start.start; its end and health; the keeper, by SIGTERM, then SIGKILL

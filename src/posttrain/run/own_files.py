@@ -19,8 +19,8 @@ FOLDER = "code"
 
 
 def own_files(config: TrainingConfig) -> dict[str, dict[str, str]]:
-    """Field -> {path, sha256, copy} of each file with an estimator, a loss or a reward; as in run.json. A file that is not there
-    is left out: using it reports that."""
+    """Field -> {path, sha256, copy} of each file with an estimator, a loss, a reward, a dataset or a sampler; as in run.json. A
+    file that is not there is left out: using it reports that."""
     found = {}
     for field, path in _paths(config):
         with suppress(ConfigError):
@@ -56,5 +56,7 @@ def _named(about: Mapping[str, str]) -> str:
 def _paths(config: TrainingConfig) -> Iterator[tuple[str, str]]:
     if isinstance(config, RunConfig):
         named = {"advantage.path": config.advantage.path, "loss.path": config.loss.path}
+        named["data.dataset_class_file"] = config.data.dataset_class_file
+        named["data.sampler_class_file"] = config.data.sampler_class_file
         named |= {f"reward.terms.{index}.path": term.path for index, term in enumerate(config.reward.terms)}
         yield from ((field, path) for field, path in named.items() if path is not None)

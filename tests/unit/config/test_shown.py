@@ -112,6 +112,9 @@ SECRETS = [
 OTHERS = [
     *(
         "prompt_key",
+        "reward_fn_key",
+        "enable_thinking_key",
+        "audio_key",
         "eos_token",
         "pad_token",
         "max_tokens",

@@ -16,6 +16,7 @@ from posttrain.config.checks.asynchronous import (
 from posttrain.config.checks.batches import batch_problems, batch_warnings
 from posttrain.config.checks.domains import domain_problems, domain_warnings
 from posttrain.config.checks.environment import environment_problems, environment_warnings
+from posttrain.config.checks.own_classes import own_class_problems, own_class_warnings
 from posttrain.config.checks.profiling import profiling_warnings
 from posttrain.config.checks.rewards import reward_problems, reward_warnings
 from posttrain.config.checks.rollout import missing_sampler, training_sampler_warnings
@@ -74,6 +75,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from algorithm_problems(config)
     yield from batch_problems(config)
     yield from domain_problems(config)
+    yield from own_class_problems(config)
     yield from asynchronous_problems(config)
     yield from cluster_problems(config)
     yield from environment_problems(config)
@@ -145,6 +147,7 @@ def warnings_of(config: RunConfig) -> list[str]:
         *reference_warnings(config),
         *batch_warnings(config),
         *domain_warnings(config),
+        *own_class_warnings(config),
         *asynchronous_warnings(config),
         *training_sampler_warnings(config),
         *environment_warnings(config),

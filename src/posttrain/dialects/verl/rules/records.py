@@ -42,7 +42,22 @@ def data(keys: Reader) -> dict[str, Any]:
     ):
         if options := keys.section(key):
             fields[field] = options
-    return fields
+    return fields | _own_classes(keys)
+
+
+def _own_classes(keys: Reader) -> dict[str, Any]:
+    """Dataset and sampler classes of the user's, which see the section data as verl has it."""
+    fields: dict[str, Any] = {}
+    for kind, file, name in (
+        ("dataset", "data.custom_cls.path", "data.custom_cls.name"),
+        ("sampler", "data.sampler.class_path", "data.sampler.class_name"),
+    ):
+        path = get(keys, file)
+        if path is None:
+            keys.ignore(name, f"{file} is null")
+            continue
+        fields |= {f"data.{kind}_class_file": path, f"data.{kind}_class_name": get(keys, name)}
+    return fields | ({"data.dataset_class_options": keys.section("data")} if fields else {})
 
 
 def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""The modules of verl that classes written for it import: stand-ins of ours, where verl itself cannot be imported.
+
+A dataset, a sampler or a reward manager of a user's begins with ``from verl... import ...``. In the child process that loads it,
+``provide`` makes these names importable. An installed verl comes first; where importing it fails (a checkout in the current
+folder without its dependencies), its own files still serve the modules that are not in this table.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_DATA = "posttrain.data.verl"
+_REWARDS = "posttrain.rewards.verl"
+_PROTOCOL = {"DataProto": f"{_DATA}.protocol:DataProto", "DataProtoItem": f"{_DATA}.protocol:DataProtoItem"}
+_DATASET = {"RLHFDataset": f"{_DATA}.dataset:RLHFDataset", "collate_fn": f"{_DATA}.dataset:collate_fn"}
+_SCORES = {
+    "default_compute_score": f"{_REWARDS}.scores:default_compute_score",
+    "_default_compute_score": f"{_REWARDS}.scores:default_compute_score",
+}
+_REGISTRY = {
+    name: f"{_REWARDS}.managers:{name}" for name in ("register", "get_reward_manager_cls", "AbstractRewardManager")
+}
+_MANAGERS = {
+    **_REGISTRY,
+    "NaiveRewardManager": f"{_REWARDS}.managers:NaiveRewardManager",
+    "BatchRewardManager": f"{_REWARDS}.managers:BatchRewardManager",
+}
+_LOOP = {
+    "register": f"{_REWARDS}.managers:register",
+    "get_reward_manager_cls": f"{_REWARDS}.managers:get_reward_manager_cls",
+    "RewardManagerBase": f"{_REWARDS}.managers:RewardManagerBase",
+}
+_SAMPLERS = {
+    "AbstractSampler": f"{_DATA}.samplers:AbstractSampler",
+    "AbstractCurriculumSampler": f"{_DATA}.samplers:AbstractCurriculumSampler",
+}
+
+# Module -> name -> where it is.
+PROVIDED: Mapping[str, Mapping[str, str]] = {
+    "verl": _PROTOCOL,
+    "verl.protocol": _PROTOCOL,
+    "verl.utils": {},
+    "verl.utils.dataset": _DATASET,
+    "verl.utils.dataset.rl_dataset": _DATASET,
+    "verl.utils.torch_functional": {
+        name: f"{_DATA}.tensors:{name}"
+        for name in ("postprocess_data", "tokenize_and_postprocess_data", "pad_sequence_to_length", "masked_mean")
+    },
+    "verl.utils.model": {"compute_position_id_with_mask": f"{_DATA}.tensors:compute_position_id_with_mask"},
+    "verl.utils.fs": {"copy_to_local": f"{_DATA}.tensors:copy_to_local"},
+    "verl.utils.reward_score": _SCORES,
+    "verl.experimental": {},
+    "verl.experimental.dataset": {},
+    "verl.experimental.dataset.sampler": _SAMPLERS,
+    "verl.experimental.reward_loop": {},
+    "verl.experimental.reward_loop.reward_manager": _LOOP,
+    "verl.experimental.reward_loop.reward_manager.base": _LOOP,
+    "verl.experimental.reward_loop.reward_manager.registry": _LOOP,
+    "verl.workers": {},
+    "verl.workers.reward_manager": _MANAGERS,
+    "verl.workers.reward_manager.abstract": _MANAGERS,
+    "verl.workers.reward_manager.registry": _MANAGERS,
+    "verl.workers.reward_manager.naive": _MANAGERS,
+    "verl.workers.reward_manager.batch": _MANAGERS,
+}
+
+
+def provide() -> bool:
+    """Make verl's modules importable in this process. Returns: True where they are the stand-ins.
+
+    For a process that runs the user's code; it changes ``sys.modules``.
+    """
+    standing_in = getattr(sys.modules.get("verl"), "stands_in", False)
+    if standing_in or _is_importable():
+        return bool(standing_in)
+    folder = _checkout()
+    for name, names in PROVIDED.items():
+        sys.modules[name] = _StandIn(name, names, folder)
+    for name in PROVIDED:
+        parent, _, leaf = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], leaf, sys.modules[name])
+    return True
+
+
+def _is_importable() -> bool:
+    try:
+        importlib.import_module("verl.protocol")
+    except Exception:  # noqa: BLE001 - a checkout without its dependencies, or of another Python, fails in any way
+        for name in [name for name in sys.modules if name == "verl" or name.startswith("verl.")]:
+            del sys.modules[name]
+        return False
+    return True
+
+
+def _checkout() -> Path | None:
+    """Return the folder of a verl that is there and cannot be imported; None without one."""
+    spec = PathFinder.find_spec("verl")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    return Path(places[0]) if places else None
+
+
+class _StandIn(ModuleType):
+    """A module whose names are imported when they are asked for."""
+
+    stands_in = True
+
+    def __init__(self, name: str, names: Mapping[str, str], folder: Path | None):
+        super().__init__(name, "A stand-in of posttrain for the module of verl.")
+        self._names = names
+        # A package, so that a checkout's own files are found below it.
+        self.__path__ = [str(folder.joinpath(*name.split(".")[1:]))] if folder else []
+
+    def __getattr__(self, name: str) -> Any:
+        where = self.__dict__["_names"].get(name)
+        if where is None:
+            known = ", ".join(self.__dict__["_names"]) or "nothing by itself"
+            raise AttributeError(
+                f"verl is not installed, and posttrain's {self.__name__} has no {name} (it has: {known})"
+            )
+        module, _, attribute = where.partition(":")
+        return getattr(importlib.import_module(module), attribute)
