@@ -107,7 +107,7 @@ def _checkout() -> Path | None:
 
 
 class _StandIn(ModuleType):
-    """A module whose names are imported when they are asked for."""
+    """A module whose names are imported at their first use."""
 
     stands_in = True
 

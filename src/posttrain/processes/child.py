@@ -24,7 +24,7 @@ from posttrain.processes import descendants, frames, proc, start, wire
 from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.worker import load
 
-PATIENCE_S = 2.0  # for a child that is asked to end
+PATIENCE_S = 2.0  # for a child whose input has ended
 MOST_ANSWER_BYTES = 1 << 30
 _LAST_WORDS = 1000  # characters
 

@@ -18,7 +18,7 @@ class AbstractSampler(Sampler[int]):
 
 
 class AbstractCurriculumSampler(AbstractSampler):
-    """Also given every step's batch with its scores."""
+    """A sampler that is given every step's batch with its scores."""
 
     @abstractmethod
     def update(self, batch: Any) -> None:
