@@ -191,4 +191,9 @@ def run_scorer(config: RunConfig) -> Scorer:
     if config.environment.used and not config.reward.terms and config.reward.model is None:
         return NothingToScore()
     tokenizer = cache(lambda: load_tokenizer(config.model))
-    return start_scorer(config.reward, lambda ids: str(tokenizer().decode(list(ids), skip_special_tokens=False)))
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer().decode(list(ids), skip_special_tokens=False))
+
+    made = ("posttrain.build.own_rows:tokenizer_of", config.model.model_dump(mode="json"))
+    return start_scorer(config.reward, decode, made)

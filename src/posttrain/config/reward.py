@@ -31,6 +31,13 @@ class RewardTerm(Section):
     reads: Literal["response", "sequence"] = "response"
     """The text your function gets: the response, without special tokens; or sequence, the prompt and the response in one text
     with all special tokens, which verl 0.1 and 0.2 pass to reward functions."""
+    kind: Literal["function", "manager"] = "function"
+    """Kind of the name in the file of path: a function; or a reward manager written for verl, a class that is defined or
+    registered there under that name and called with the token ids of all responses of a step (docs/own-classes.md)."""
+    scores_with: str | None = None
+    """Function that a manager gets as compute_score, path/to/file.py:function; null means the built-in scorers by data source."""
+    scores_with_options: dict[str, Any] = {}
+    """Keyword arguments of that function."""
     data_sources: list[str] = []
     """The term counts for prompts of these data sources only; empty means all."""
 

@@ -23,7 +23,7 @@ from posttrain.processes.child import Child, ChildFailed
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FACTORY = "posttrain.data.own_rows:make"
+FACTORY = "posttrain.build.own_rows:make"
 ROWS_PER_CALL = 256
 FIELD = "data.dataset_class_name"
 SAMPLER = "data.sampler_class_name"

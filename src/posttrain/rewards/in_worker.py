@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from posttrain.config.reward import RewardConfig
 from posttrain.config.reward_placement import runs_code
 from posttrain.libraries import math_verify, reasoning_gym
+from posttrain.processes.worker import load
 from posttrain.records.prompts import Prompt, patches_of_images
 from posttrain.records.trajectories import Invalid
 from posttrain.rewards.load import load_rewards
@@ -26,9 +28,11 @@ _PRELOAD = {
 
 
 def make(setup: Mapping[str, Any]) -> Scoring:
-    """Build the handler of calls from the plain values of a ``RewardConfig``. Raises: ConfigError."""
-    config = RewardConfig.model_validate(setup)
-    scoring = Scoring(load_rewards(config), runs_code=runs_code(config))
+    """Build the handler of calls from {"reward": plain values of a ``RewardConfig``, "tokenizer": a factory and its argument, or
+    None}. Raises: ConfigError."""
+    config = RewardConfig.model_validate(setup["reward"])
+    tokenizer = None if setup["tokenizer"] is None else partial(load, *setup["tokenizer"])
+    scoring = Scoring(load_rewards(config, tokenizer=tokenizer), runs_code=runs_code(config))
     for term in config.terms:
         if term.path is None and term.name in _PRELOAD:
             _PRELOAD[term.name]()

@@ -13,6 +13,7 @@ from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
 from posttrain.rewards.algebra import REWARDS_BY_ALGEBRA
 from posttrain.rewards.built_in import built_in
+from posttrain.rewards.manager import TokenizerOf, check_manager, load_manager
 from posttrain.rewards.options import RunWide
 from posttrain.rewards.score import Decode, RewardTerms, Term
 from posttrain.rewards.user import check_function, load_batched_function, load_function
@@ -23,13 +24,16 @@ def check_rewards(config: RewardConfig) -> list[Problem]:
     return _try_all(config, partial(_check, run_wide=_run_wide(config)))[1]
 
 
-def load_rewards(config: RewardConfig, decode: Decode | None = None) -> RewardTerms:
+def load_rewards(
+    config: RewardConfig, decode: Decode | None = None, tokenizer: TokenizerOf | None = None
+) -> RewardTerms:
     """Build the functions of a run's terms, in this process.
 
-    Args: ``decode`` gives the text of token ids to terms that read the sequence.
+    Args: ``decode`` gives the text of token ids to terms that read the sequence; ``tokenizer`` loads that of
+        reward managers.
     Raises: ConfigError with the problems of all terms.
     """
-    rewards, problems = _try_all(config, partial(_load, run_wide=_run_wide(config)))
+    rewards, problems = _try_all(config, partial(_load, run_wide=_run_wide(config), tokenizer=tokenizer))
     if problems:
         raise ConfigError(problems)
     terms = [replace(term, reward=reward) for term, reward in zip(terms_of(config), rewards, strict=True)]
@@ -44,10 +48,11 @@ def terms_of(config: RewardConfig) -> list[Term]:
             weight=term.weight,
             reward=None,
             data_sources=frozenset(term.data_sources),
-            batched=term.batched,
+            batched=term.batched or term.kind == "manager",
             calculates=term.path is None and term.name in REWARDS_BY_ALGEBRA,
-            halve=term.halve_failed_batch,
+            halve=term.halve_failed_batch and term.kind != "manager",
             reads_sequence=term.reads == "sequence",
+            reads_tokens=term.kind == "manager",
         )
         for name, term in zip(_names(config.terms), config.terms, strict=True)
     ]
@@ -117,14 +122,18 @@ def _unroutable(term: RewardTerm, place: str, sources: Mapping[str, str], run_wi
     return problems
 
 
-def _load(term: RewardTerm, *, run_wide: RunWide) -> RewardFn | BatchedRewardFn:
+def _load(term: RewardTerm, *, run_wide: RunWide, tokenizer: TokenizerOf | None) -> RewardFn | BatchedRewardFn:
+    if term.path and term.kind == "manager":
+        return load_manager(term, tokenizer)
     if term.path:
         return (load_batched_function if term.batched else load_function)(term.path, term.name, term.options)
     return built_in(term.name, term.options, run_wide)
 
 
 def _check(term: RewardTerm, *, run_wide: RunWide) -> None:
-    if term.path:
+    if term.path and term.kind == "manager":
+        check_manager(term)
+    elif term.path:
         check_function(term.path, term.name, term.options, batched=term.batched)
     else:
         built_in(term.name, term.options, run_wide)

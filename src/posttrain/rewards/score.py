@@ -47,6 +47,7 @@ class Term:
     calculates: bool = False  # by computer algebra, which some texts make exceed any limit
     halve: bool = True  # repeat a failed batched call on halves
     reads_sequence: bool = False  # the reward gets prompt and response in one text with special tokens
+    reads_tokens: bool = False  # the reward gets token ids, as ``ResponseText.tokens`` holds them
 
     def counts_for(self, data_source: str) -> bool:
         return not self.data_sources or data_source in self.data_sources
@@ -58,8 +59,12 @@ class ResponseText:
 
     response: str  # without special tokens
     sequence: str = ""  # prompt and response with special tokens; "" when no term reads it
+    # prompt_ids, response_ids and response_mask, as lists; None when no term reads them
+    tokens: Mapping[str, list[int]] | None = None
 
-    def read_by(self, term: Term) -> str:
+    def read_by(self, term: Term) -> Any:
+        if term.reads_tokens:
+            return self.tokens
         return self.sequence if term.reads_sequence else self.response
 
 
@@ -70,13 +75,24 @@ Decode = Callable[[Sequence[int]], str]
 def response_texts(group: TrajectoryGroup, terms: Sequence[Term], decode: Decode | None) -> list[ResponseText]:
     """Return the texts of a group's responses, in order. Without ``decode`` (responses from a file, which have no token ids)
     the sequence is the prompt's text followed by the response's."""
-    if not any(term.reads_sequence for term in terms):
+    reads_sequence = any(term.reads_sequence for term in terms)
+    reads_tokens = any(term.reads_tokens for term in terms)
+    if not reads_sequence and not reads_tokens:
         return [ResponseText(trajectory.text) for trajectory in group.trajectories]
     found = []
     for trajectory in group.trajectories:
         prompt = group.prompt.token_ids if trajectory.prompt_token_ids is None else trajectory.prompt_token_ids
-        whole = decode([*prompt, *trajectory.token_ids]) if decode else group.prompt.text + trajectory.text
-        found.append(ResponseText(trajectory.text, whole))
+        whole, tokens = "", None
+        if reads_sequence:
+            whole = decode([*prompt, *trajectory.token_ids]) if decode else group.prompt.text + trajectory.text
+        if reads_tokens:
+            mask = trajectory.response_mask or (True,) * len(trajectory.token_ids)
+            tokens = {
+                "prompt_ids": list(prompt),
+                "response_ids": list(trajectory.token_ids),
+                "response_mask": [int(one) for one in mask],
+            }
+        found.append(ResponseText(trajectory.text, whole, tokens))
     return found
 
 
@@ -194,7 +210,7 @@ class RewardTerms:
         return answers
 
     def call_batched(
-        self, index: int, prompts: Sequence[Prompt], responses: Sequence[str]
+        self, index: int, prompts: Sequence[Prompt], responses: Sequence[Any]
     ) -> list[TermAnswer] | Invalid:
         """Call a batched term. Returns: one answer per response; Invalid when the call as a whole failed.
 

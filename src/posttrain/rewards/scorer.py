@@ -32,6 +32,8 @@ from posttrain.rewards.score import (
 )
 
 MOST_WORKERS = 4  # default upper bound
+# "package.module:function" and its argument, a plain value: called in the worker, where a term needs its result.
+Factory = tuple[str, Any]
 
 
 class Scorer(GroupScorer, Protocol):
@@ -47,15 +49,22 @@ class Scorer(GroupScorer, Protocol):
         ...
 
 
-def start_rewards(config: RewardConfig, *, withheld: Collection[str] = (), decode: Decode | None = None) -> Scorer:
+def start_rewards(
+    config: RewardConfig,
+    *,
+    withheld: Collection[str] = (),
+    decode: Decode | None = None,
+    tokenizer: Factory | None = None,
+) -> Scorer:
     """Start the scorer of a run; its workers, when needed, have loaded on return and do not see the environment variables
-    called ``withheld``. ``decode`` gives the text of token ids to terms that read the sequence.
+    called ``withheld``. ``decode`` gives the text of token ids to terms that read the sequence; ``tokenizer`` makes that of
+    reward managers.
 
     Raises: ConfigError with the problems of all terms.
     """
     if runs_here(config):
         return ScorerHere(load_rewards(config, decode))
-    return ScorerInWorkers(config, withheld=withheld, decode=decode)
+    return ScorerInWorkers(config, withheld=withheld, decode=decode, tokenizer=tokenizer)
 
 
 class ScorerHere:
@@ -92,7 +101,14 @@ class ScorerHere:
 class ScorerInWorkers:
     """Scores each response in workers as soon as its group is complete; batched terms run once all groups are complete."""
 
-    def __init__(self, config: RewardConfig, *, withheld: Collection[str] = (), decode: Decode | None = None):
+    def __init__(
+        self,
+        config: RewardConfig,
+        *,
+        withheld: Collection[str] = (),
+        decode: Decode | None = None,
+        tokenizer: Factory | None = None,
+    ):
         self._terms = terms_of(config)
         self._decode = decode
         self._may_be_none = config.model is not None
@@ -106,7 +122,7 @@ class ScorerInWorkers:
             answer_bytes=(16 if any(term.batched for term in self._terms) else 1) << 20,
         )
         workers = config.workers or min(MOST_WORKERS, _cores())
-        setup = config.model_dump(mode="json")
+        setup = {"reward": config.model_dump(mode="json"), "tokenizer": tokenizer and list(tokenizer)}
         self._pool = WorkerPool(
             FACTORY,
             setup,

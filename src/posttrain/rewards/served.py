@@ -22,7 +22,7 @@ from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryG
 from posttrain.rewards.background import background
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.score import LARGEST, NOT_FINITE, Decode
-from posttrain.rewards.scorer import Scorer, start_rewards
+from posttrain.rewards.scorer import Factory, Scorer, start_rewards
 from posttrain.rewards.server_reward import Result, ServerReward
 
 # Answers of the server terms about a response, by index; those after a failure are missing.
@@ -37,22 +37,25 @@ class ServerTerm:
     data_sources: frozenset[str] = frozenset()  # the prompts the term applies to; empty means all
 
 
-def start_scorer(config: RewardConfig, decode: Decode | None = None) -> Scorer:
+def start_scorer(config: RewardConfig, decode: Decode | None = None, tokenizer: Factory | None = None) -> Scorer:
     """Start the scorer of a run, with its workers and servers.
 
-    Args: ``decode`` gives the text of token ids, special tokens kept, to terms that read the sequence.
+    Args: ``decode`` gives the text of token ids, special tokens kept, to terms that read the sequence; ``tokenizer`` makes
+        that of reward managers.
 
     Raises: ConfigError with the problems of all terms.
     """
     asks = [queries_a_server(term) for term in config.terms]
     if not any(asks):
-        return start_rewards(config, decode=decode)
+        return start_rewards(config, decode=decode, tokenizer=tokenizer)
     served = _load(config)
     places = [index for index, asking in enumerate(asks) if not asking]
     rest = config.model_copy(update={"terms": [config.terms[index] for index in places]})
     try:
         return ScorerWithServers(
-            served, rest, start_rewards(rest, withheld=frozenset(_variables(config)), decode=decode)
+            served,
+            rest,
+            start_rewards(rest, withheld=frozenset(_variables(config)), decode=decode, tokenizer=tokenizer),
         )
     except ConfigError as error:
         raise ConfigError([_at_its_place(problem, places) for problem in error.problems]) from error

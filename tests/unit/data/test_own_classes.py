@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from posttrain.build import own_rows
 from posttrain.config.data import DataConfig
 from posttrain.config.model import ModelConfig
-from posttrain.data import own_prompts, own_rows
+from posttrain.data import own_prompts
 from posttrain.data.own_order import SamplerLoader
 from posttrain.data.own_prompts import load_own_prompts
 from posttrain.errors import ConfigError, DataError, RunStopped

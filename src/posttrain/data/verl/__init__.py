@@ -1,4 +1,1 @@
-"""verl's surface for classes of datasets and samplers that were written for it, in the process that runs them.
-
-docs/own-classes.md lists what they are given. ``libraries.verl_modules`` makes these names importable as verl's.
-"""
+"""verl's dataset, for classes of users' that inherit from it; ``libraries.verl`` makes it importable as verl's."""

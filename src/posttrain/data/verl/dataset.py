@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from posttrain.data.record_files import read_records
 from posttrain.data.verl.table import Table
-from posttrain.data.verl.tensors import compute_position_id_with_mask, postprocess_data
+from posttrain.libraries.verl.tensors import compute_position_id_with_mask, postprocess_data
 
 
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

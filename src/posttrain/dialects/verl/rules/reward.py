@@ -9,11 +9,14 @@ from posttrain.dialects.verl.rules.batches import MOST_CHOSEN, per_device
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ROLLOUT
+from posttrain.errors import nearest
 
 _FUNCTION = "custom_reward_function"
 _MODEL = "reward_model"
 # Versions that pass prompt and response in one text, special tokens kept, to reward functions.
 WHOLE_SEQUENCE = ("0.1", "0.2")
+MANAGER_TIMEOUT_S = 1800.0  # of one call with all responses of a step
+MANAGERS = ("naive", "prime", "dapo", "batch", "remote")
 
 
 def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
@@ -57,6 +60,8 @@ def _term(keys: Reader) -> dict[str, Any]:
             term["reads"] = "sequence"
     else:
         term = {"name": "by_data_source" if name == "compute_score" else name}
+    if own := _own_manager(keys, path, name, options):
+        return own
     if _manager(keys) == "batch":
         term["batched"] = path is not None
         if path is None:
@@ -72,11 +77,55 @@ def _manager(keys: Reader) -> str:
     return str(renamed if renamed is not None and not written else keys[f"{_MODEL}.reward_manager"])
 
 
+def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the term of a manager that the user wrote: one of a file that is named, else a name that the file of the reward
+    function or an imported module registers. Empty for verl's own."""
+    manager = _manager(keys)
+    section = next((at for at in ("reward.reward_manager", "reward_manager") if get(keys, f"{at}.module.path")), None)
+    file = get(keys, f"{section}.module.path") if section else None
+    if section:
+        manager = get(keys, f"{section}.module.name") or manager
+    elif manager in MANAGERS:
+        _other_arguments(keys)
+        return {}
+    modules = get(keys, "actor_rollout_ref.model.external_lib", [])
+    module = modules if isinstance(modules, str) else next(iter(modules), None)
+    file = file or path or (f"pkg://{module}" if module else None)
+    key = f"{_MODEL}.reward_manager"
+    near = nearest(manager, MANAGERS)
+    if file is None or (near and section is None and abs(len(near) - len(manager)) < 2):
+        what = f"{key} must be one of {', '.join(MANAGERS)}, or one of your own; no file that registers {manager!r} is named"
+        fix = f"did you mean {near}?" if near else (
+            "name the file that holds it with +reward_manager.module.path=FILE and +reward_manager.module.name=CLASS, "
+            "or the file that registers it with custom_reward_function.path"
+        )  # fmt: skip
+        keys.problem(what, key=key, fix=fix)
+        return {}
+    given = keys.section(f"{_MODEL}.reward_kwargs")
+    settings = {one: value for one, value in given.items() if one not in ("num_processes", "timeout")}
+    term = {"name": manager, "path": file, "kind": "manager", "options": settings}
+    if path is not None:
+        term |= {"scores_with": f"{path}:{name}", "scores_with_options": options}
+    return term
+
+
+def _other_arguments(keys: Reader) -> None:
+    """Report arguments that verl's own managers do not take here."""
+    for name in keys.section(f"{_MODEL}.reward_kwargs"):
+        key = f"{_MODEL}.reward_kwargs.{name}"
+        row = keys.ledger.find(key)
+        if row is not None and row.name.endswith("**"):
+            what = f"{key}: other arguments of verl's own reward managers are planned"
+            keys.plan_only(what, key=key, fix="remove it, or name a manager of your own that takes it")
+
+
 def _workers(keys: Reader) -> dict[str, Any]:
     """Return the number of scoring processes, and their time limit."""
     names = (f"{_MODEL}.reward_kwargs.num_processes", "reward.num_workers", f"{_MODEL}.num_workers")
     count = next((found for name in names if (found := get(keys, name)) is not None), None)
     limit = get(keys, f"{_MODEL}.reward_kwargs.timeout")
+    if limit is None and _manager(keys) not in MANAGERS:
+        limit = MANAGER_TIMEOUT_S
     fields = {"reward.workers": count, "reward.timeout_s": limit}
     return {name: value for name, value in fields.items() if value is not None}
 

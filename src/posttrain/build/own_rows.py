@@ -17,10 +17,10 @@ import torch
 from omegaconf import OmegaConf
 
 from posttrain.config.model import ModelConfig
-from posttrain.data.verl.protocol import scored_batch
 from posttrain.data.verl.table import Table, arguments_taken
 from posttrain.errors import ConfigError, Problem
-from posttrain.libraries import verl_modules
+from posttrain.libraries.verl import modules as verl_modules
+from posttrain.libraries.verl.protocol import scored_batch
 from posttrain.models.loading import load_tokenizer
 from posttrain.processes import wire
 from posttrain.user_files import import_path
@@ -29,10 +29,15 @@ IMAGES = ("multi_modal_data", "multi_modal_inputs")
 _TENSOR = "posttrain:tensor"
 
 
+def tokenizer_of(model: Mapping[str, Any]) -> Any:
+    """Load the tokenizer of a ``ModelConfig`` in plain values. Raises: ModelError."""
+    return load_tokenizer(ModelConfig.model_validate(model))
+
+
 def make(setup: Mapping[str, Any]) -> OwnRows:
     """Construct the dataset and the sampler. Raises: ConfigError, with the user's own file and line; any error of the classes."""
     verl_modules.provide()
-    tokenizer = load_tokenizer(ModelConfig.model_validate(setup["model"]))
+    tokenizer = tokenizer_of(setup["model"])
     config = OmegaConf.create(setup["options"])
     if setup["dataset"] is None:
         dataset: Any = PreparedRows(setup["rows"])

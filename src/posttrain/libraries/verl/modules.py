@@ -15,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_OURS = "posttrain.libraries.verl"
 _DATA = "posttrain.data.verl"
 _REWARDS = "posttrain.rewards.verl"
-_PROTOCOL = {"DataProto": f"{_DATA}.protocol:DataProto", "DataProtoItem": f"{_DATA}.protocol:DataProtoItem"}
+_PROTOCOL = {"DataProto": f"{_OURS}.protocol:DataProto", "DataProtoItem": f"{_OURS}.protocol:DataProtoItem"}
 _DATASET = {"RLHFDataset": f"{_DATA}.dataset:RLHFDataset", "collate_fn": f"{_DATA}.dataset:collate_fn"}
 _SCORES = {
     "default_compute_score": f"{_REWARDS}.scores:default_compute_score",
@@ -37,8 +38,8 @@ _LOOP = {
     "RewardManagerBase": f"{_REWARDS}.managers:RewardManagerBase",
 }
 _SAMPLERS = {
-    "AbstractSampler": f"{_DATA}.samplers:AbstractSampler",
-    "AbstractCurriculumSampler": f"{_DATA}.samplers:AbstractCurriculumSampler",
+    "AbstractSampler": f"{_OURS}.samplers:AbstractSampler",
+    "AbstractCurriculumSampler": f"{_OURS}.samplers:AbstractCurriculumSampler",
 }
 
 # Module -> name -> where it is.
@@ -49,11 +50,11 @@ PROVIDED: Mapping[str, Mapping[str, str]] = {
     "verl.utils.dataset": _DATASET,
     "verl.utils.dataset.rl_dataset": _DATASET,
     "verl.utils.torch_functional": {
-        name: f"{_DATA}.tensors:{name}"
+        name: f"{_OURS}.tensors:{name}"
         for name in ("postprocess_data", "tokenize_and_postprocess_data", "pad_sequence_to_length", "masked_mean")
     },
-    "verl.utils.model": {"compute_position_id_with_mask": f"{_DATA}.tensors:compute_position_id_with_mask"},
-    "verl.utils.fs": {"copy_to_local": f"{_DATA}.tensors:copy_to_local"},
+    "verl.utils.model": {"compute_position_id_with_mask": f"{_OURS}.tensors:compute_position_id_with_mask"},
+    "verl.utils.fs": {"copy_to_local": f"{_OURS}.tensors:copy_to_local"},
     "verl.utils.reward_score": _SCORES,
     "verl.experimental": {},
     "verl.experimental.dataset": {},

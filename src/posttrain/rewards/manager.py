@@ -1,0 +1,186 @@
+"""A user's own reward manager, a class written for verl, as a batched term: called with all responses of a step.
+
+The class gets a ``DataProto`` of token ids and returns a tensor of rewards on tokens; a response's reward is the sum of its row.
+ A class with ``run_single``, verl's reward loop, is called with one row at a time.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from posttrain.config.reward import RewardTerm
+from posttrain.errors import ConfigError, Problem, did_you_mean
+from posttrain.interfaces.reward import BatchedRewardFn
+from posttrain.libraries.verl import modules as verl_modules
+from posttrain.records.prompts import Prompt
+from posttrain.rewards.user import UserRewardError, check_function, load_function
+from posttrain.user_files import bound_names, import_path, last_line, parse_file, place_of, source_file
+
+TokenizerOf = Callable[[], Any]
+REGISTRIES = ("verl.workers.reward_manager", "verl.experimental.reward_loop.reward_manager")
+TOKEN_REWARDS = "token_rewards"  # logged: the number of tokens that got a reward, where it is more than the last
+
+
+def check_manager(term: RewardTerm) -> None:
+    """Check, without running it, that the file defines or registers the manager. Raises: ConfigError."""
+    assert term.path is not None
+    tree = parse_file(term.path, source_file(term.path, holds="your reward manager"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    registered = [name for node in classes.values() for name in _registered_names(node)]
+    known = [*registered, *classes]
+    if term.name not in known and not {term.name, "*"} & bound_names(tree):
+        what = f"{term.path} neither defines nor registers a reward manager {term.name!r}"
+        what += f" (it has: {', '.join(known) or 'no class'})"
+        raise ConfigError(Problem(what, fix=did_you_mean(term.name, known, listed=True)))
+    if term.scores_with is not None:
+        check_function(*_split(term.scores_with))
+
+
+def load_manager(term: RewardTerm, tokenizer: TokenizerOf | None) -> BatchedRewardFn:
+    """Construct the manager with those of verl's arguments that it takes: tokenizer, num_examine=0, compute_score, reward_fn_key,
+    config, and the term's options.
+
+    Raises: ConfigError, with the user's own file and line; any error of the class.
+    """
+    check_manager(term)
+    assert term.path is not None
+    if tokenizer is None:
+        raise ConfigError(Problem("a reward manager needs a run's tokenizer, and this command loads none"))
+    verl_modules.provide()
+    made = _find(term.path, term.name)
+    config = {"reward_model": {"reward_kwargs": term.options}, "data": {"reward_fn_key": "data_source"}}
+    offered = {
+        "tokenizer": tokenizer(),
+        "num_examine": 0,
+        "compute_score": _compute_score(term),
+        "reward_fn_key": "data_source",
+        "config": config,
+        "reward_router_address": None,
+        "reward_model_tokenizer": None,
+        **term.options,
+    }
+    try:
+        manager = made(**_taken(made, offered, term.options))
+    except (Exception, SystemExit) as error:
+        what = (
+            f"{place_of(error, str(source_file(term.path)))}: {term.name} could not be constructed: {last_line(error)}"
+        )
+        raise ConfigError(Problem(what)) from error
+    return _Managed(manager, term)
+
+
+class _Managed:
+    """Calls the manager, and reads a reward per response from its answer."""
+
+    def __init__(self, manager: Any, term: RewardTerm):
+        self._manager, self._file = manager, str(source_file(term.path or ""))
+
+    def __call__(self, prompts: Sequence[Prompt], responses: Sequence[Any]) -> list[Mapping[str, Any]]:
+        from posttrain.libraries.verl.protocol import scored_batch  # imports torch
+
+        batch = scored_batch(_rows(prompts, responses))
+        try:
+            if hasattr(self._manager, "run_single"):
+                return asyncio.run(_one_by_one(self._manager, batch))
+            answer = _called(self._manager, batch)
+        except (Exception, SystemExit) as error:  # a user's program may fail in any way
+            raise UserRewardError(f"{place_of(error, self._file)}: {last_line(error)}") from error
+        extra = answer.get("reward_extra_info") or {} if isinstance(answer, Mapping) else {}
+        rewards = answer["reward_tensor"] if isinstance(answer, Mapping) else answer
+        if tuple(rewards.shape) != tuple(batch.batch["responses"].shape):
+            shape = tuple(batch.batch["responses"].shape)
+            raise UserRewardError(
+                f"{self._file}: it returned rewards of shape {tuple(rewards.shape)}; {shape} is expected"
+            )
+        return [_result(rewards[number], number, extra, len(prompts)) for number in range(len(prompts))]
+
+
+def _called(manager: Any, batch: Any) -> Any:
+    """Ask for a mapping, where the manager takes that, as verl does."""
+    parameters = inspect.signature(manager.__call__).parameters
+    takes = "return_dict" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return manager(batch, return_dict=True) if takes else manager(batch)
+
+
+async def _one_by_one(manager: Any, batch: Any) -> list[Mapping[str, Any]]:
+    found = await asyncio.gather(*(manager.run_single(batch[[number]]) for number in range(len(batch))))
+    return [{**(each.get("reward_extra_info") or {}), "score": each["reward_score"]} for each in found]
+
+
+def _result(row: Any, number: int, extra: Mapping[str, Sequence[Any]], count: int) -> dict[str, Any]:
+    beside = {name: values[number] for name, values in extra.items() if len(values) == count and name != "score"}
+    rewarded = int((row != 0).sum())
+    return {**beside, **({TOKEN_REWARDS: rewarded} if rewarded > 1 else {}), "score": float(row.sum())}
+
+
+def _rows(prompts: Sequence[Prompt], responses: Sequence[Any]) -> dict[str, Any]:
+    return {
+        **{name: [each[name] for each in responses] for name in ("prompt_ids", "response_ids", "response_mask")},
+        "objects": {
+            "data_source": [prompt.data_source for prompt in prompts],
+            "reward_model": [{"style": "rule", "ground_truth": prompt.ground_truth} for prompt in prompts],
+            "extra_info": [dict(prompt.extra_info) for prompt in prompts],
+            "uid": [prompt.prompt_id for prompt in prompts],
+            "index": [prompt.extra_info.get("index", 0) for prompt in prompts],
+            "raw_prompt": [list(prompt.messages) for prompt in prompts],
+        },
+    }
+
+
+def _find(path: str, name: str) -> type:
+    """Return the class of this name, or the one that the file registers under it. Raises: ConfigError."""
+    module = import_path(path)
+    made = getattr(module, name, None)
+    for registry in REGISTRIES:
+        if isinstance(made, type):
+            return made
+        try:
+            made = importlib.import_module(registry).get_reward_manager_cls(name)
+        except (ImportError, AttributeError, ValueError, AssertionError, KeyError):
+            continue
+    if not isinstance(made, type):
+        raise ConfigError(Problem(f"{path} registers no reward manager {name!r}"))
+    return made
+
+
+def _compute_score(term: RewardTerm) -> Any:
+    """Return the function that a manager calls as ``compute_score``."""
+    if term.scores_with is None:
+        return importlib.import_module("verl.utils.reward_score").default_compute_score
+    path, name = _split(term.scores_with)
+    load_function(path, name, term.scores_with_options)  # raises for one that cannot be called
+    function = getattr(import_path(path), name)
+    options = dict(term.scores_with_options)
+    return lambda *positional, **named: function(*positional, **{**named, **options})
+
+
+def _split(where: str) -> tuple[str, str]:
+    path, _, name = where.rpartition(":")
+    return path, name
+
+
+def _taken(made: type, offered: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a class takes; those of ``options`` are given in any case, so that a wrong one is reported."""
+    parameters = inspect.signature(made).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        ours = {"config", "reward_router_address", "reward_model_tokenizer"}
+        names = {each.name for each in parameters}
+        return {name: value for name, value in offered.items() if name not in ours or name in names}
+    names = {each.name for each in parameters}
+    return {name: value for name, value in offered.items() if name in names or name in options}
+
+
+def _registered_names(node: ast.ClassDef) -> list[str]:
+    """Return the names in decorators of the form ``register("name")``."""
+    calls = [each for each in node.decorator_list if isinstance(each, ast.Call) and each.args]
+    return [
+        str(call.args[0].value)
+        for call in calls
+        if isinstance(call.args[0], ast.Constant)
+        and getattr(call.func, "id", getattr(call.func, "attr", "")) == "register"
+    ]

@@ -1,0 +1,140 @@
+"""Reward managers of a user's, written for verl, as batched terms."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from posttrain.config.reward import RewardConfig, RewardTerm
+from posttrain.errors import ConfigError
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import Invalid, Reward, StopReason, Trajectory, TrajectoryGroup
+from posttrain.rewards.load import check_rewards, load_rewards
+
+CODE = '''
+from collections import defaultdict
+import torch
+from verl import DataProto
+from verl.utils.reward_score import default_compute_score
+from verl.workers.reward_manager import register
+from verl.workers.reward_manager.abstract import AbstractRewardManager
+
+@register("votes")
+class Votes(AbstractRewardManager):
+    """1 for the answer that most responses to the prompt give, as in test-time RL."""
+    def __init__(self, tokenizer, num_examine, compute_score=None, reward_fn_key="data_source", bonus=0.0):
+        self.tokenizer, self.bonus = tokenizer, bonus
+        self.compute_score = compute_score or default_compute_score
+
+    def __call__(self, data: DataProto, return_dict=False):
+        rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+        info, by_prompt = defaultdict(list), defaultdict(list)
+        texts = []
+        for i in range(len(data)):
+            item = data[i]
+            prompt_length = item.batch["prompts"].shape[-1]
+            count = item.batch["attention_mask"][prompt_length:].sum()
+            texts.append((self.tokenizer.decode(item.batch["responses"][:count]), count))
+            by_prompt[item.non_tensor_batch["uid"]].append(texts[-1][0])
+        for i, (text, count) in enumerate(texts):
+            item = data[i].non_tensor_batch
+            votes = by_prompt[item["uid"]]
+            rewards[i, count - 1] = float(votes.count(text) * 2 > len(votes)) + self.bonus
+            info["votes"].append(votes.count(text))
+            info["checked"].append(self.compute_score(data_source=item["data_source"], solution_str=text,
+                                   ground_truth=item["reward_model"]["ground_truth"], extra_info=item["extra_info"]))
+        return {"reward_tensor": rewards, "reward_extra_info": info} if return_dict else rewards
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str == ground_truth)
+
+class Spread(Votes):
+    def __call__(self, data, return_dict=False):
+        return data.batch["response_mask"].float() / 2
+
+class Wrong(Votes):
+    def __call__(self, data):
+        return torch.zeros(1, 1)
+
+class Loop:
+    def __init__(self, config, tokenizer, compute_score, reward_router_address=None):
+        self.tokenizer = tokenizer
+    async def run_single(self, data):
+        return {"reward_score": float(data[0].batch["responses"][0]), "reward_extra_info": {"rows": len(data)}}
+'''
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The file, and no module of verl's left behind."""
+    file = tmp_path / "managers.py"
+    file.write_text(CODE)
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "verl"}
+    yield str(file)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "verl"]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def group(*responses: tuple[int, ...]) -> TrajectoryGroup:
+    prompt = Prompt(prompt_id="a:0", token_ids=(1, 2), text="?", data_source="sums", ground_truth="7 7")
+    made = [
+        Trajectory(
+            sample_id=f"a:0/{number}",
+            token_ids=ids,
+            logprobs=(0.0,) * len(ids),
+            text="unread",
+            stop_reason=StopReason.EOS,
+            policy_version=0,
+        )
+        for number, ids in enumerate(responses)
+    ]
+    return TrajectoryGroup(prompt=prompt, trajectories=tuple(made))
+
+
+def tokenizer():
+    return SimpleNamespace(decode=lambda ids, **_: " ".join(str(int(one)) for one in ids))
+
+
+def scored(own: str, name: str, *responses: tuple[int, ...], **term):
+    config = RewardConfig(terms=[RewardTerm(name=name, path=own, kind="manager", **term)])
+    assert check_rewards(config) == []
+    return load_rewards(config, tokenizer=tokenizer).score(group(*responses))
+
+
+def test_a_registered_manager_scores_all_responses_together(own):
+    outcomes = scored(own, "votes", (7, 7), (7, 7), (8,), options={"bonus": 0.5}, scores_with=f"{own}:compute_score")
+    assert [outcome.value for outcome in outcomes] == [1.5, 1.5, 0.5]  # 2 of 3 votes for "7 7"
+    assert outcomes[0].terms == (("votes", 1.5), ("votes/votes", 2.0), ("votes/checked", 1.0))
+    assert outcomes[2].terms == (("votes", 0.5), ("votes/votes", 1.0), ("votes/checked", 0.0))
+
+
+def test_rewards_on_several_tokens_are_added_up_and_counted(own):
+    [outcome] = scored(own, "Spread", (4, 5, 6))
+    assert outcome == Reward(1.5, (("Spread", 1.5), ("Spread/token_rewards", 3.0)))
+
+
+def test_a_reward_loop_is_called_with_one_row_at_a_time(own):
+    outcomes = scored(own, "Loop", (4, 5), (9,))
+    assert [outcome.terms for outcome in outcomes] == [
+        (("Loop", 4.0), ("Loop/rows", 1.0)),
+        (("Loop", 9.0), ("Loop/rows", 1.0)),
+    ]
+
+
+def test_a_wrong_shape_is_no_reward(own):
+    [outcome] = scored(own, "Wrong", (4, 5))
+    assert isinstance(outcome, Invalid)
+    assert "it returned rewards of shape (1, 1); (1, 2) is expected" in outcome.detail
+
+
+def test_names_and_arguments_are_checked(own):
+    term = RewardTerm(name="vote", path=own, kind="manager")
+    [problem] = check_rewards(RewardConfig(terms=[term]))
+    assert "neither defines nor registers a reward manager 'vote' (it has: votes, Votes, Spread" in problem.what
+    assert "did you mean votes?" in problem.fix and problem.field == "reward.terms.0.name"
+    term = RewardTerm(name="votes", path=own, kind="manager", options={"bonsu": 1})
+    with pytest.raises(ConfigError, match=r"votes could not be constructed: TypeError: .*'bonsu'"):
+        load_rewards(RewardConfig(terms=[term]), tokenizer=tokenizer)
