@@ -61,7 +61,7 @@ def write(tables: Tables, *rows: dict[str, Any], template: list[dict[str, Any]] 
         ({"earlier": {"1": "fast"}}, "the default of 1, 'fast', is not float"),
         ({"earlier": {"3": 1.0}}, "there is no version 3 (known: 1, 2, later)"),
         ({"since": "3"}, "there is no version 3"),
-        ({"entry": "tune"}, "there is no entry point tune"),
+        ({"entry": "paint"}, "there is no entry point paint"),
         ({"meaning": ""}, "needs a meaning of one line"),
         ({"field": None}, "needs one of the columns field, ignored, refused, planned, and has none"),
         ({"ignored": "no"}, "and has field, ignored"),
