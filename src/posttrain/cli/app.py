@@ -18,6 +18,7 @@ from posttrain.cli import (
     evaluate,
     export,
     generate,
+    init,
     keys,
     plan,
     play,
@@ -33,16 +34,21 @@ from posttrain.cli import (
 )
 from posttrain.cli.errors import run_guarded
 
+EXIT_CODES = (
+    "Exit codes: 0 done; 2 the request is wrong, and nothing was started; 3 the run stopped itself, with the reason; 75 a signal "
+    "stopped it after saving, start it again to resume; 130 stopped at once; 1 a bug."
+)
 app = typer.Typer(
     name="posttrain",
     help="Reinforcement-learning post-training for language models.",
     no_args_is_help=True,
-    add_completion=False,
+    epilog=EXIT_CODES,
     rich_markup_mode=None,  # plain text: loads nothing, and looks the same in a terminal, a log and a pipe
     pretty_exceptions_enable=False,
 )
 # Unknown options are passed to the command, which explains that overrides have no dashes.
 OVERRIDES = {"ignore_unknown_options": True}
+app.command("init")(init.init)
 app.command("train", context_settings=OVERRIDES)(train.train)
 app.command("sft", context_settings=OVERRIDES)(sft.sft)
 app.command("tune", context_settings=OVERRIDES)(tune.tune)

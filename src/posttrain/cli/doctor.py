@@ -6,6 +6,7 @@ import os
 import platform
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -42,8 +43,30 @@ def purpose_of(library: str) -> str:
     return PURPOSES.get(library) or (f"policy.engine={library}" if library in TRAIN_ENGINES.names() else "")
 
 
-def doctor() -> None:
+# Engines that bring a torch of their own: an environment of their own is the way to them.
+APART = ("sglang", "vllm")
+
+
+def fix_lines() -> list[str]:
+    """The commands that install what is missing here: one for all optional libraries, one for a compiler."""
+    from posttrain.libraries.compilers import find_compiler
+    from posttrain.registry import optional_libraries
+
+    missing = {extra for library, extra in optional_libraries().items() if find_spec(library) is None} - set(APART)
+    lines = [f"pip install 'posttrain[{','.join(sorted(missing))}]'"] if missing else []
+    return lines + ([] if find_compiler() else ["apt install g++"])
+
+
+def doctor(
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Print only the commands that install what is missing; nothing is run.")
+    ] = False,
+) -> None:
     """Report what this machine can run, and how to install what is missing."""
+    if fix:
+        for line in fix_lines():
+            typer.echo(line)
+        return
     from posttrain.cli.machine import accelerator_text, disk_text, installed, memory_text, torch_text
     from posttrain.libraries.compilers import find_compiler
     from posttrain.registry import optional_libraries

@@ -42,6 +42,26 @@ def report(
         typer.echo(f"wrote {write_evaluation_report(folders, out)}")
     else:
         typer.echo(f"wrote {write_report(folders, out)}")
+        for line in difference_lines(folders):
+            typer.echo(line)
+
+
+def difference_lines(folders: list[Path]) -> list[str]:
+    """The settings in which runs differ, in colours: red is the first run's value, green another one's."""
+    from posttrain.report.differences import differences
+    from posttrain.report.read import read_run
+
+    if len(folders) < 2 or not all(folder.is_dir() for folder in folders):
+        return []
+    rows = differences([read_run(folder).config for folder in folders])
+    lines = [f"{len(rows)} settings differ:" if rows else "the configurations are the same"]
+    for name, values in rows:
+        shown = [
+            typer.style("not set" if value is None else value, fg="red" if n == 0 else "green")
+            for n, value in enumerate(values)
+        ]
+        lines.append(f"  {name}: {' -> '.join(shown)}")
+    return lines
 
 
 def _check(folders: list[Path], out: Path | None, live: bool, port: int, push: str | None) -> None:

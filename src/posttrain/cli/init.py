@@ -1,0 +1,202 @@
+"""``posttrain init``: write a commented configuration from a few answers, as questions or as options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from posttrain.errors import Problem, RequestError, did_you_mean
+from posttrain.registry import REWARDS
+
+Method = Literal["grpo", "dapo", "ppo", "sft"]
+METHODS = ("grpo", "dapo", "ppo", "sft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Everything that the written file depends on."""
+
+    method: str
+    model: str
+    data: str
+    validation: str = ""
+    reward: str = "exact_match"  # a name of `posttrain keys`, or a Python file with a function score
+    steps: int = 100
+    lora: bool = False
+
+
+def init(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")] = Path("run.yaml"),
+    method: Annotated[str | None, typer.Option(help="grpo, dapo, ppo (with a critic) or sft.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model folder or hub id.")] = None,
+    data: Annotated[str | None, typer.Option(help="The training file: parquet or JSON lines.")] = None,
+    validation: Annotated[str | None, typer.Option(help="Held-out prompts; empty for none.")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="A reward by name, or a Python file with a function score.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the run.")] = None,
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train an adapter, or all weights.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented configuration; asks for what no option says, where there is a terminal to ask."""
+    if out.exists() and not overwrite:
+        raise RequestError(Problem(f"{out} exists", fix="name another file, or add --overwrite"))
+    given: dict[str, Any] = {"method": method, "model": model, "data": data, "validation": validation}
+    given |= {"reward": reward, "steps": steps, "lora": lora}
+    answers = Answers(**_asked(given))
+    text = written(answers)
+    _check(text, answers)
+    out.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {out}")
+    typer.echo(f"check it: posttrain plan {out}")
+    typer.echo(f"start it: posttrain {'sft' if answers.method == 'sft' else 'train'} {out}")
+
+
+def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers: options, then what a person says, then the defaults. Raises: RequestError for what is missing."""
+    interactive = sys.stdin.isatty()
+    found = {name: value for name, value in given.items() if value is not None}
+
+    def ask(name: str, question: str, default: Any = None, of: type = str) -> None:
+        if name not in found and interactive:
+            found[name] = typer.prompt(question, default=default, type=of)
+
+    ask("method", f"Method ({', '.join(METHODS)})", "grpo")
+    found.setdefault("method", "grpo")
+    if found["method"] not in METHODS:
+        fix = did_you_mean(found["method"], METHODS)
+        raise RequestError(Problem(f"there is no method {found['method']!r} (known: {', '.join(METHODS)})", fix=fix))
+    ask("model", "Model (a folder, or org/name of the hub)")
+    ask("data", "Training file (parquet or JSON lines)")
+    ask("validation", "Held-out file (empty for none)", "")
+    if found["method"] != "sft":
+        ask("reward", "Reward (a name, or a Python file with a function score)", "exact_match")
+    ask("steps", "Steps", 100, int)
+    ask("lora", "Train an adapter (LoRA) instead of all weights", False, bool)
+    reward = str(found.get("reward") or "exact_match")
+    if not reward.endswith(".py") and reward not in REWARDS.names():
+        raise RequestError(REWARDS.problem(reward))
+    missing = [name for name in ("model", "data") if not found.get(name)]
+    if missing:
+        raise RequestError([Problem(f"no {name} is given", fix=f"add --{name}") for name in missing])
+    return found
+
+
+def _check(text: str, answers: Answers) -> None:
+    """Read the text as ``posttrain plan`` would, without looking at files. Raises: RequestError with what is wrong."""
+    from tempfile import NamedTemporaryFile
+
+    from posttrain.dialects.entries import ENTRIES
+    from posttrain.dialects.native.loader import read
+
+    with NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        loaded = read(file.name, [], ENTRIES["sft" if answers.method == "sft" else "train"])
+    if loaded.problems:
+        raise RequestError(loaded.problems)
+
+
+def written(answers: Answers) -> str:
+    """Write the file."""
+    return _sft(answers) if answers.method == "sft" else _rl(answers)
+
+
+def _head(answers: Answers, entry: str) -> str:
+    command = "sft" if entry == "sft" else "train"
+    return f"""\
+# Written by posttrain init. Every other setting, with its meaning: posttrain keys native. Editors check the file with the
+# schema that `posttrain schema --entry {entry} > posttrain.{entry}.schema.json` prints:
+# yaml-language-server: $schema=posttrain.{entry}.schema.json
+#
+#   posttrain plan  FILE     explains batch sizes and memory, and what is wrong
+#   posttrain {command:<5} FILE     starts the run; the same command resumes it
+"""
+
+
+def _lora(answers: Answers) -> str:
+    if not answers.lora:
+        return ""
+    return """\
+  lora:
+    rank: 16                       # of the adapter; the base model stays as it is
+    alpha: 32
+"""
+
+
+def _rl(answers: Answers) -> str:
+    q = json.dumps
+    validation = f"  validation_files: [{q(answers.validation)}]\n" if answers.validation else ""
+    every = "validation:\n  every_steps: 10\n  before_training: true\n" if answers.validation else ""
+    own = answers.reward.endswith(".py")
+    term = f"{{name: score, path: {q(answers.reward)}}}" if own else f"{{name: {q(answers.reward)}}}"
+    says = "def score(prompt, response) -> float" if own else "docs/rewards.md lists them, with their options"
+    method = {
+        "grpo": "advantage:\n  name: grpo                       # responses to one prompt are compared with each other\n",
+        "dapo": (
+            "advantage:\n  name: grpo                       # responses to one prompt are compared with each other\n"
+            "loss:\n  clip_ratio_low: 0.2\n  clip_ratio_high: 0.28            # clip-higher (DAPO, arXiv:2503.14476)\n"
+            "  aggregation: token_mean\n"
+            "group_filter:\n  strategy: refill                 # prompts whose responses score alike are replaced\n"
+            "  above_std: 0.0\n  max_batches: 10\n"
+        ),
+        "ppo": "advantage:\n  name: gae                        # a critic estimates the value of every token\n",
+    }[answers.method]
+    return f"""\
+{_head(answers, "train")}
+run:
+  total_steps: {answers.steps}
+  seed: 1
+model:
+  path: {q(answers.model)}
+  compute_dtype: bfloat16          # the weights that are trained stay float32
+data:
+  train_files: [{q(answers.data)}]   # columns prompt and ground truth; docs/data.md
+{validation}  prompts_per_step: 8
+  max_prompt_tokens: 1024          # longer prompts are reported; docs/data.md says what can be done with them
+rollout:
+  samples_per_prompt: 8            # 8 prompts x 8 samples = 64 sequences per step, in one update
+  max_response_tokens: 512
+  temperature: 1.0                 # training divides by the same temperature
+reward:
+  terms:
+    - {term}   # {says}
+{method}policy:
+  max_tokens_per_micro_batch: 16384   # memory, not numbers: the gradient is that of the whole step
+  optimizer:
+    lr: {"1e-5" if answers.lora else "1e-6"}
+{_lora(answers)}{every}checkpoint:
+  every_steps: 20
+  at_end: true
+  keep_last: 2
+"""
+
+
+def _sft(answers: Answers) -> str:
+    q = json.dumps
+    validation = f"  validation_files: [{q(answers.validation)}]\n" if answers.validation else ""
+    return f"""\
+{_head(answers, "sft")}
+run:
+  total_steps: {answers.steps}
+  seed: 1
+model:
+  path: {q(answers.model)}
+  compute_dtype: bfloat16          # the weights that are trained stay float32
+data:
+  train_files: [{q(answers.data)}]   # a column messages, or prompt and response; docs/sft.md
+{validation}policy:
+  max_tokens_per_micro_batch: 16384   # memory, not numbers: the gradient is that of the whole batch
+  optimizer:
+    lr: {"1e-4" if answers.lora else "1e-5"}
+{_lora(answers)}checkpoint:
+  every_steps: 50
+  at_end: true
+  keep_last: 2
+"""
