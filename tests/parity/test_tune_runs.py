@@ -1,0 +1,233 @@
+"""Tuning runs from the file to the last checkpoint: the numbers are those of a plain loop, however the step is cut and wherever
+the run is stopped, and a reward model scores alike in training, in transformers and in a PPO run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from posttrain.backends.reward_model.local import LocalRewardModel
+from posttrain.build.tune import tune_run
+from posttrain.config.reward import RewardModelConfig
+from posttrain.config.tune import TuneConfig
+from posttrain.data.preferences import load_preferences
+from posttrain.models.reward_model import load_reward_model
+from posttrain.models.tiny import write_tiny_model
+from posttrain.run.export import export_checkpoint
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[..., TuneConfig]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def make(tmp_path: Path, model: Path) -> Make:
+    """A configuration of 8 pairs of different lengths, 4 pairs per step, unless changed by section."""
+    pairs = [
+        {"prompt": f"say {n} " + "please " * (n % 3), "chosen": f"{n}! " * (n % 4 + 1), "rejected": f"no {n}"}
+        for n in range(8)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+
+    def config(name: str, **sections: dict[str, Any]) -> TuneConfig:
+        data = {"train_files": [str(tmp_path / "pairs.jsonl")], "sequences_per_step": 8, "max_tokens": 128}
+        return TuneConfig.model_validate(
+            {
+                "model": {"path": str(model), "compute_dtype": "float32"} | sections.get("model", {}),
+                "data": data | sections.get("data", {}),
+                "method": {"name": "dpo", "beta": 0.2} | sections.get("method", {}),
+                "reference": sections.get("reference", {}),
+                "run": {"name": name, "folder": str(tmp_path / name), "total_epochs": 2} | sections.get("run", {}),
+                "policy": {
+                    "optimizer": {"lr": 1e-2, "eps": 1e-4, "weight_decay": 0.0},
+                    "schedule": {"name": "constant"},
+                    "sequences_per_micro_batch_per_device": 4,
+                }
+                | sections.get("policy", {}),
+                "checkpoint": {"at_end": False} | sections.get("checkpoint", {}),
+                "tracking": {"trackers": []},
+                "placement": {"device": "cpu", "cpu_threads": 1},
+            }
+        )
+
+    return config
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what a clock says."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(("time/", "speed/"))} for line in lines]
+
+
+def assert_alike(one: list[dict[str, Any]], other: list[dict[str, Any]], *, rel: float = 2e-4) -> None:
+    assert len(one) == len(other) > 1
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            assert theirs[name] == pytest.approx(value, rel=rel, abs=2e-5), name
+
+
+def test_two_steps_of_dpo_by_hand_in_float64(make: Make, model: Path) -> None:
+    """Sums of log-probs from transformers' own logits, the formula of the paper, SGD."""
+    lr, beta = 0.05, 0.2
+    sgd = {"optimizer": {"name": "sgd", "lr": lr, "weight_decay": 0.0, "max_grad_norm": None}}
+    config = make(
+        "run", run={"total_epochs": 2}, data={"shuffle": False}, policy=sgd | {"schedule": {"name": "constant"}}
+    )
+    found = metrics_of(tune_run(config))
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    rows = load_preferences(config.data.train_files, config, tokenizer, what="training").rows
+    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+
+    def logp(ids: Any, learned: Any) -> Tensor:
+        tokens = torch.tensor(ids.astype("int64"))[None]
+        logprobs = policy(input_ids=tokens).logits[0, :-1].log_softmax(-1)
+        each = logprobs.gather(1, tokens[0, 1:, None])[:, 0]
+        return each[torch.tensor(learned[1:])].sum()
+
+    def ratios(of: int) -> Tensor:
+        part = rows[of * 4 : of * 4 + 4]
+        return torch.stack([torch.stack([logp(s.token_ids, s.learned) for s in row.sides]) for row in part])
+
+    with torch.no_grad():
+        reference = [ratios(0), ratios(1)]
+    for number, line in enumerate(found[:2]):
+        rewards = beta * (ratios(number) - reference[number])
+        loss = -logsigmoid(rewards[:, 0] - rewards[:, 1]).mean()
+        loss.backward()
+        loss, rewards = loss.detach(), rewards.detach()
+        gradients = [weight.grad for weight in policy.parameters() if weight.grad is not None]
+        norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
+        assert line["policy/loss"] == pytest.approx(float(loss), rel=1e-5)
+        assert line["policy/grad_norm"] == pytest.approx(norm, rel=1e-4)
+        assert line["rewards/margins"] == pytest.approx(float((rewards[:, 0] - rewards[:, 1]).mean()), abs=1e-5)
+        with torch.no_grad():
+            for weight in policy.parameters():
+                if weight.grad is not None:
+                    weight -= lr * weight.grad
+                    weight.grad = None
+    assert found[0]["policy/loss"] == pytest.approx(math.log(2), rel=1e-12)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "method", ["dpo", *(pytest.param(n, marks=SLOW) for n in ("kto", "orpo", "simpo", "reward_model"))]
+)
+def test_no_cut_of_a_step_changes_its_numbers(make: Make, method: str) -> None:
+    """One pair at a time, whatever fits into a budget of tokens, and padded rows of their own: the same losses and gradients."""
+    named = {"method": {"name": method}, "run": {"total_steps": 2, "total_epochs": 1}}
+    whole = metrics_of(tune_run(make("whole", **named, policy=_micro(64))))
+    one = metrics_of(tune_run(make("one", **named, policy=_micro(1))))
+    by_tokens = metrics_of(
+        tune_run(
+            make("tokens", **named, policy=_micro(1) | {"max_tokens_per_micro_batch": 150}, model={"padded": True})
+        )
+    )
+    assert_alike(whole, one)
+    assert_alike(whole, by_tokens)
+
+
+def _micro(sequences: int) -> dict[str, Any]:
+    optimizer = {"lr": 1e-3, "eps": 1e-4, "weight_decay": 0.0}
+    return {"optimizer": optimizer, "sequences_per_micro_batch_per_device": sequences}
+
+
+def test_reference_in_the_run_before_it_and_in_columns_give_the_same_numbers(make: Make, tmp_path: Path) -> None:
+    config = make("run", data={"shuffle": False})
+    in_run = metrics_of(tune_run(config))
+    before = metrics_of(tune_run(make("before", data={"shuffle": False}, reference={"precompute": True})))
+    assert_alike(in_run, before, rel=1e-5)
+    from posttrain.build.reference_logps import with_reference_logps
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(config.model.path)
+    (scored,) = with_reference_logps(
+        config, load_preferences(config.data.train_files, config, tokenizer, what="training").rows
+    )
+    lines = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    for line, row in zip(lines, scored, strict=True):
+        assert row.ref_logps is not None
+        line["ref_chosen_logps"], line["ref_rejected_logps"] = row.ref_logps
+    (tmp_path / "scored.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    columns = {"train_files": [str(tmp_path / "scored.jsonl")], "shuffle": False}
+    columns["reference_columns"] = ["ref_chosen_logps", "ref_rejected_logps"]
+    assert_alike(in_run, metrics_of(tune_run(make("columns", data=columns))), rel=1e-5)
+
+
+def test_adapter_switched_off_is_the_reference(make: Make) -> None:
+    folder = tune_run(make("run", policy={"lora": {"rank": 4}, "optimizer": {"lr": 1e-2}}, checkpoint={"at_end": True}))
+    found = metrics_of(folder)
+    assert found[0]["policy/loss"] == pytest.approx(math.log(2), rel=1e-9)
+    assert found[-1]["rewards/accuracies"] > 0.5 > found[0]["rewards/accuracies"]
+    assert (folder / "checkpoints/global_step_4/policy/adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("method", [pytest.param("kto", marks=SLOW), "reward_model"])
+def test_resumed_run_is_the_uninterrupted_one_byte_for_byte(make: Make, method: str) -> None:
+    named = {"method": {"name": method}, "checkpoint": {"at_end": True}}
+    whole = tune_run(make("whole", **named, run={"total_steps": 3}))
+    tune_run(make("cut", **named, run={"total_steps": 2}))
+    cut = tune_run(make("cut", **named, run={"total_steps": 3}))
+    assert metrics_of(whole) == metrics_of(cut)
+    last = "checkpoints/global_step_3/policy/model.safetensors"
+    assert (whole / last).read_bytes() == (cut / last).read_bytes()
+
+
+def test_reward_model_scores_alike_in_training_transformers_and_ppo(make: Make, tmp_path: Path) -> None:
+    data = {"validation_files": [str(tmp_path / "pairs.jsonl")]}
+    config = make("run", method={"name": "reward_model"}, data=data, checkpoint={"at_end": True})
+    folder = tune_run(config)
+    found = metrics_of(folder)
+    assert found[0]["validation/loss"] == pytest.approx(math.log(2))
+    assert found[-1]["validation/accuracy"] == 1.0
+    out = tmp_path / "exported"
+    export_checkpoint(folder, out)
+    tokenizer: Any = AutoTokenizer.from_pretrained(out)
+    rows = load_preferences(config.data.train_files, config, tokenizer, what="training").rows
+    theirs: Any = AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32)
+    frozen = load_reward_model(RewardModelConfig(path=str(out)), dtype=torch.float32)
+    ours = LocalRewardModel(frozen, None, sequences_per_micro_batch=8)._scores(
+        [side.token_ids.tolist() for row in rows for side in row.sides]
+    )
+    with torch.no_grad():
+        plain = [
+            float(theirs(input_ids=torch.tensor(side.token_ids.astype("int64"))[None]).logits)
+            for row in rows
+            for side in row.sides
+        ]
+    assert ours == pytest.approx(plain, abs=1e-5)
+    assert found[-1]["validation/rewards/chosen"] == pytest.approx(sum(plain[0::2]) / 8, abs=1e-5)
+    assert theirs.config.pad_token_id is not None and theirs.config.num_labels == 1
+    assert "score.weight" in load_file(out / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_every_logged_metric_is_in_the_glossary(make: Make, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## Supervised fine-tuning")[2]
+    documented = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) - {"policy/entropy", "time/checkpoint_wait_s"}
+    logged: set[str] = set()
+    for method in ("dpo", "kto", "orpo"):
+        data = {"validation_files": [str(tmp_path / "pairs.jsonl")]}
+        folder = tune_run(make(method, method={"name": method}, data=data, run={"total_steps": 1}))
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        logged |= {name for line in lines for name in json.loads(line)}
+    copies = {
+        name for name in logged if name.startswith("validation/") and name.removeprefix("validation/") in documented
+    }
+    assert logged - copies - {"step"} == documented - {"validation/<name>"} - copies

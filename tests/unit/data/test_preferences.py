@@ -1,0 +1,205 @@
+"""Preference datasets: the forms of TRL, verl and ROLL, and one clear error for each bad row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.config.tune import TuneConfig
+from posttrain.data.preference_batches import mismatched, preference_batch
+from posttrain.data.preference_rows import PreferenceRow, check_preference_files, read_preference_rows
+from posttrain.data.preferences import load_preferences
+from posttrain.errors import DataError
+from posttrain.models.loading import load_tokenizer
+from posttrain.models.tiny import write_tiny_model
+
+USER = {"role": "user", "content": "2+2?"}
+RIGHT, WRONG = ({"role": "assistant", "content": text} for text in ("4", "5"))
+PAIR = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
+
+
+def config(path: Path, *rows: dict[str, Any], method: str = "dpo", model: str = "m", **data: Any) -> TuneConfig:
+    file = path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return TuneConfig.model_validate(
+        {"model": {"path": model}, "data": {"train_files": str(file)} | data, "method": {"name": method}}
+    )
+
+
+def read(path: Path, *rows: dict[str, Any], **how: Any) -> list[PreferenceRow]:
+    chosen = config(path, *rows, **how)
+    return list(read_preference_rows(chosen.data.train_files[0], chosen.data, chosen.method))
+
+
+@pytest.mark.parametrize(
+    ("row", "how"),
+    [
+        (PAIR, {}),
+        ({"prompt": [USER], "chosen": [RIGHT], "rejected": [WRONG]}, {}),
+        ({"prompt": [USER], "chosen": RIGHT, "rejected": WRONG}, {}),
+        ({"chosen": [USER, RIGHT], "rejected": [USER, WRONG]}, {}),  # the prompt is what both begin with
+        ({"prompt": "2+2?", "chosen": [USER, RIGHT], "rejected": [USER, WRONG]}, {}),  # as UltraFeedback
+        ({"prompt": json.dumps([USER]), "chosen": json.dumps([RIGHT]), "rejected": json.dumps([WRONG])}, {}),  # csv
+        ({"instruction": "2+2?", "chosen": "4", "rejected": "5"}, {}),  # ROLL
+        (
+            {"q": "2+2?", "good": "4", "bad": "5"},
+            {"prompt_column": "q", "chosen_column": "good", "rejected_column": "bad"},
+        ),
+    ],
+)
+def test_forms_of_a_pair(tmp_path: Path, row: dict[str, Any], how: dict[str, Any]) -> None:
+    (found,) = read(tmp_path, row, **how)
+    assert found.prompt == [USER]
+    assert found.completions == ([RIGHT], [WRONG])
+
+
+def test_prompt_of_several_turns_is_what_both_sides_begin_with(tmp_path: Path) -> None:
+    begin = [USER, RIGHT, {"role": "user", "content": "sure?"}]
+    yes, no = ({"role": "assistant", "content": text} for text in ("yes", "no"))
+    (found,) = read(tmp_path, {"chosen": [*begin, yes], "rejected": [*begin, no]})
+    assert found.prompt == begin
+    assert found.completions == ([yes], [no])
+
+
+@pytest.mark.parametrize("label", [True, 1, "true"])
+def test_single_completions(tmp_path: Path, label: Any) -> None:
+    rows = [
+        {"prompt": "2+2?", "completion": "4", "label": label},
+        {"prompt": "2+2?", "completion": "5", "label": False},
+    ]
+    found = read(tmp_path, *rows, method="kto")
+    assert [(row.completions, row.desirable) for row in found] == [(([RIGHT],), True), (([WRONG],), False)]
+
+
+def test_pairs_are_taken_apart_for_a_method_of_single_completions(tmp_path: Path) -> None:
+    found = read(tmp_path, PAIR, method="kto")
+    assert [(row.number, row.completions, row.desirable) for row in found] == [
+        (0, ([RIGHT],), True),
+        (0, ([WRONG],), False),
+    ]
+
+
+def test_margins_and_reference_columns(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, PAIR | {"margin": 2}, method="reward_model")
+    assert found.margin == 2.0
+    named = PAIR | {"c": -1.5, "r": -2.5}
+    (found,) = read(tmp_path, named, reference_columns=["c", "r"])
+    assert found.ref_logps == (-1.5, -2.5)
+
+
+BAD = [
+    (PAIR | {"rejected": "4"}, {}, "column rejected holds the same as column chosen"),
+    (PAIR | {"rejected": " "}, {}, "column rejected holds an empty text"),
+    (PAIR | {"chosen": None}, {}, "column chosen holds nothing"),
+    (PAIR | {"rejected": []}, {}, "column rejected holds a list of 0"),
+    (PAIR | {"prompt": ""}, {}, "column prompt holds an empty text"),
+    (PAIR | {"prompt": [USER, RIGHT]}, {}, "column prompt ends with an assistant message"),
+    ({"chosen": [USER, RIGHT], "rejected": [USER]}, {}, "column rejected ends with a message of the user"),
+    (
+        {"chosen": [USER, RIGHT], "rejected": [WRONG, USER, WRONG]},
+        {},
+        "begins with other messages than the chosen side",
+    ),
+    ({"chosen": [RIGHT], "rejected": [WRONG]}, {}, "there is no column with the prompt"),
+    (PAIR | {"margin": "much"}, {"method": "reward_model"}, "column margin holds 'much'; a number is expected"),
+    (PAIR | {"c": 0.5, "r": -1}, {"reference_columns": ["c", "r"]}, "the log-prob of a completion is not above 0"),
+    (
+        {"prompt": "2+2?", "completion": "4", "label": "good"},
+        {"method": "kto"},
+        "column label holds 'good'; true or false",
+    ),
+    ({"prompt": "2+2?", "completion": "4", "label": None}, {"method": "kto"}, "column label holds nothing"),
+]
+
+
+@pytest.mark.parametrize(("row", "how", "message"), BAD, ids=[message for _, _, message in BAD])
+def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], how: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, *([PAIR] if "prompt" in row and "completion" not in row and not how else []), row, **how)
+    (problem,) = caught.value.problems
+    assert message in problem.what
+    assert re_row(problem.what)
+    assert problem.field.startswith("data.")
+
+
+def re_row(text: str) -> bool:
+    return text.startswith(("row 0 of rows.jsonl: ", "row 1 of rows.jsonl: "))
+
+
+@pytest.mark.parametrize(
+    ("row", "how", "message"),
+    [
+        ({"prompt": "a", "chosen": "b"}, {}, "rows.jsonl has no column rejected (it has prompt, chosen)"),
+        ({"chosen": "b", "rejected": "c"}, {}, "has no column prompt or question or instruction"),
+        (PAIR, {"chosen_column": "choosen"}, "rows.jsonl has no column choosen"),
+        ({"prompt": "a", "completion": "b"}, {"method": "kto"}, "rows.jsonl has no column label"),
+        (PAIR, {"reference_columns": ["ref_chosen", "ref_rejected"]}, "has no column ref_chosen"),
+    ],
+)
+def test_missing_columns_are_named(tmp_path: Path, row: dict[str, Any], how: dict[str, Any], message: str) -> None:
+    problems, _, _ = check_preference_files(config(tmp_path, row, **how))
+    assert message in problems[0].what
+    assert problems[0].field.startswith("data.")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
+
+
+def test_sides_share_the_prompt_and_end_with_the_end_token(tmp_path: Path, model: str) -> None:
+    chosen = config(tmp_path, PAIR, PAIR | {"chosen": "four"}, model=model)
+    tokenizer = load_tokenizer(chosen.model)
+    rows = load_preferences(chosen.data.train_files, chosen, tokenizer, what="training").rows
+    assert [row.name for row in rows] == ["rows.jsonl:0", "rows.jsonl:1"]
+    for row in rows:
+        starts = [int(side.learned.argmax()) for side in row.sides]
+        assert starts[0] == starts[1] > 0
+        assert np.array_equal(*(side.token_ids[: starts[0]] for side in row.sides))
+        assert all(side.token_ids[-1] == tokenizer.eos_token_id for side in row.sides)
+    batch = preference_batch(rows)
+    assert batch.sequences.group_index.tolist() == [0, 0, 1, 1]
+    scored = preference_batch(rows, scored=True)
+    assert scored.loss_mask.sum(dim=1).tolist() == [1, 1, 1, 1]
+    assert scored.loss_mask.int().argmax(dim=1).tolist() == batch.sequences.response_lengths.tolist()
+
+
+def test_conversations_learn_what_follows_the_shared_messages(tmp_path: Path, model: str) -> None:
+    again = {"role": "user", "content": "again"}
+    row = {"chosen": [USER, RIGHT, again, RIGHT, again, RIGHT], "rejected": [USER, RIGHT, again, WRONG]}
+    chosen = config(tmp_path, row, model=model)
+    tokenizer = load_tokenizer(chosen.model)
+    (found,) = load_preferences(chosen.data.train_files, chosen, tokenizer, what="training").rows
+    learned = [tokenizer.decode(side.token_ids[side.learned]) for side in found.sides]
+    assert [text.count("4") for text in learned] == [2, 0]
+    assert "5" in learned[1]
+
+
+def test_rows_that_are_too_long(tmp_path: Path, model: str) -> None:
+    long = PAIR | {"rejected": "5 " * 200}
+    alike = PAIR | {"chosen": "9" * 300 + "a", "rejected": "9" * 300 + "b"}
+    for overlong, expected in (("filter", 1), ("truncate_right", 2)):
+        chosen = config(tmp_path, PAIR, long, alike, model=model, overlong=overlong, max_tokens=60)
+        loaded = load_preferences(chosen.data.train_files, chosen, load_tokenizer(chosen.model), what="training")
+        assert len(loaded.rows) == expected
+    assert loaded.notes("training") == [
+        "2 of 3 training rows are too long and were cut",
+        "1 of 3 training rows have nothing to compare after the cut, and are left out",
+    ]
+    chosen = config(tmp_path, PAIR, long, model=model, max_tokens=60)
+    with pytest.raises(DataError, match=r"1 of 2 training rows are longer than 60 tokens: rows\.jsonl:1 has"):
+        load_preferences(chosen.data.train_files, chosen, load_tokenizer(chosen.model), what="training")
+
+
+def test_mismatched_rows_have_the_next_completion(tmp_path: Path, model: str) -> None:
+    rows = [{"prompt": f"say {n}", "completion": str(n) * 3, "label": n > 0} for n in range(3)]
+    chosen = config(tmp_path, *rows, method="kto", model=model)
+    tokenizer = load_tokenizer(chosen.model)
+    loaded = load_preferences(chosen.data.train_files, chosen, tokenizer, what="training").rows
+    texts = [tokenizer.decode(row.sides[0].token_ids) for row in mismatched(loaded, 1000)]
+    assert all(f"say {n}" in text and str((n + 1) % 3) * 3 in text for n, text in enumerate(texts))
+    assert max(len(row.sides[0].token_ids) for row in mismatched(loaded, 10)) == 10
