@@ -99,7 +99,7 @@ class EnginePlan:
     scales_losses: ClassVar[bool] = False  # trains in float16
     hooks_routers: ClassVar[bool] = False  # can replay the sampler's experts, and balance them by the loss
     moves_reference: ClassVar[bool] = False  # the policy's weights can be mixed into the reference
-    compares_completions: ClassVar[bool] = True  # learns preferences: losses over several sequences
+    learns_scores: ClassVar[bool] = True  # trains reward models: a head of one number, saved as a sequence classifier
 
     def sizes(self, section: Learner) -> GroupSizes:
         """Return the sizes of a role's groups, but data and shard, which depend on its devices."""

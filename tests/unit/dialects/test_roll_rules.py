@@ -408,7 +408,6 @@ def test_the_temperature_is_told_where_it_matters() -> None:
 @pytest.mark.parametrize(
     ("override", "pipeline"),
     [
-        ("chosen_key=chosen", "preference tuning (DPO)"),
         ("student.device_mapping=[0]", "distillation"),
         ("student_train.device_mapping=[0]", "on-policy distillation"),
     ],

@@ -12,6 +12,6 @@ TABLES = Tables(
     folder=Path(__file__).parent / "keys",
     dialect="roll",
     version="2026-08",
-    names=("pipeline", "algorithm", "rewards", "agentic", "other_pipelines", "roles", "sft"),
+    names=("pipeline", "algorithm", "rewards", "agentic", "other_pipelines", "roles", "sft", "dpo"),
 )
 LEDGER = TABLES.ledger()

@@ -1,4 +1,4 @@
-"""ROLL's names for the metrics of its RLVR pipeline (spec: its section on metrics), from ours."""
+"""ROLL's names for the metrics of its RLVR and DPO pipelines (spec: its section on metrics), from ours."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ NAMES: Mapping[str, Formula] = {
     "actor/clipfrac": token_mean("policy/clip_fraction"),
     "actor/ratio_mean": "policy/ratio_mean",
     "actor/lr": "policy/lr",
+    # of the DPO pipeline
+    "actor/acc": "rewards/accuracies",
+    "actor/chosen_reward": "rewards/chosen",
+    "actor/reject_reward": "rewards/rejected",
+    "val/actor/acc": "validation/accuracy",
+    "val/actor/chosen_reward": "validation/rewards/chosen",
+    "val/actor/reject_reward": "validation/rewards/rejected",
+    "time/actor_train": "time/update_s",
+    "time/cal_ref_log_probs": "time/reference_s",
     "actor_train/grad_norm": "policy/grad_norm",
     **{f"token/response_length/{kind}": f"response/length_{kind}" for kind in KINDS},
     **{f"token/prompt_length/{kind}": f"prompt/length_{kind}" for kind in KINDS},

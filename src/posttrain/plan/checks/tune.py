@@ -82,10 +82,10 @@ def _reference_problems(config: TuneConfig) -> Iterator[Problem]:
 
 
 def _engines(config: TuneConfig) -> Iterator[Problem]:
-    plan = engine_plan(config.policy.engine) if config.policy.engine else None
-    if plan is not None and not plan.compares_completions:
-        what = f"policy.engine={plan.name} does not learn preferences yet"
-        other = engine_that(lambda engine: engine.shares_out and engine.compares_completions)
+    plan = engine_plan(config.policy.engine)
+    if config.method.scored and not plan.learns_scores:
+        what = f"policy.engine={plan.name} does not train reward models yet"
+        other = engine_that(lambda engine: engine.shares_out and engine.learns_scores)
         yield Problem(what, fix=f"use policy.engine={other}", field="policy.engine")
 
 

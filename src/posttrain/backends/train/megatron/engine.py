@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos.objective import policy_objective
+from posttrain.algos.preferences import preference_loss
 from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch
 from posttrain.backends.torch_training.sharding import Sharding
@@ -24,7 +25,7 @@ from posttrain.config import TrainingConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.lora import is_adapted
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan
+from posttrain.records.plans import LossPlan, PreferencePlan
 from posttrain.records.statistics import ForwardBackwardStats
 from posttrain.registry import TRAIN_ENGINES
 
@@ -104,11 +105,20 @@ class MegatronTrainEngine(MegatronLearner):
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.sum_pi_squared(batch, temperature)
 
-    def forward_backward(self, batch: TrainBatch, loss: LossPlan, counts: LossCounts) -> ForwardBackwardStats:
+    def forward_backward(
+        self, batch: TrainBatch, loss: LossPlan | PreferencePlan, counts: LossCounts
+    ) -> ForwardBackwardStats:
         def learn(micro: TrainBatch, logprobs: Tensor, entropies: Tensor, pi_squared: Tensor) -> MicroBatch:
+            if isinstance(loss, PreferencePlan):
+                compared = preference_loss(logprobs, micro, loss, counts)
+                return MicroBatch(loss=compared, sums={}, values=logprobs.detach())
             micro_loss, sums = policy_objective(logprobs, entropies, micro, loss, counts, None)
             return MicroBatch(loss=micro_loss, sums=sums, values=logprobs.detach())
 
-        scores = policy_scores(self.parts, loss.temperature, entropy_gradient=loss.entropy_coef > 0)
+        if isinstance(loss, PreferencePlan):
+            self.cutter.rows_together = loss.rows_per_unit
+            scores = policy_scores(self.parts, 1.0, entropy_gradient=False)
+        else:
+            scores = policy_scores(self.parts, loss.temperature, entropy_gradient=loss.entropy_coef > 0)
         total, sums, logprobs = self.accumulate(batch, scores, learn)
         return ForwardBackwardStats(loss=total, sums=sums, tokens=int(batch.loss_mask.sum()), policy_logprobs=logprobs)

@@ -120,7 +120,7 @@ class MegatronLearner:
         Returns: the loss, sums by name, and the micro-batches' values as [B, T].
         """
         rows = self._pipeline.dealt(batch.sequences)
-        micros = [batch.rows(part or [0]) for part in rows]
+        micros = [batch.rows(part or list(range(self.cutter.rows_together))) for part in rows]
         micros = [
             micro if part else replace(micro, loss_mask=torch.zeros_like(micro.loss_mask))
             for micro, part in zip(micros, rows, strict=True)

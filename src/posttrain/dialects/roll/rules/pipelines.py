@@ -5,7 +5,6 @@ from __future__ import annotations
 from posttrain.dialects.reading import Reader
 
 _MARKS = {
-    "preference tuning (DPO)": ("chosen_key", "rejected_key", "ipo"),
     "distillation": ("student", "student_pretrain", "kd_objective"),
     "on-policy distillation": ("student_train", "student_infer"),
 }

@@ -85,7 +85,7 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
     policy = trained(keys, "policy", "actor_train", devices["policy"], fields)
     critic = trained(keys, "critic", "critic", devices["critic"], fields) if has_critic else None
     if has_reference:
-        fields |= _options(keys, "reference", "reference", keys["reference.strategy_args.strategy_name"])
+        fields |= options(keys, "reference", "reference", keys["reference.strategy_args.strategy_name"])
         _check_inference_stage(keys)
     fields |= _sampler(keys, devices["rollout"] or [0])
     megatron = keys["actor_train.strategy_args.strategy_name"] == f"{MEGATRON}_train"
@@ -154,7 +154,7 @@ def trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[
         )
         sizes, shared = dict.fromkeys(sizes, 1), 1
     fields |= {f"{role}.{name}": each for name, each in sizes.items()}
-    fields |= _options(keys, role, section, strategy)
+    fields |= options(keys, role, section, strategy)
     return Copies(
         devices=size, copies=size // shared, in_words=f"{size} devices / {words}" if words else f"{size} devices"
     )
@@ -164,7 +164,7 @@ def _their_name(family: str, ours: str) -> str:
     return _PARALLEL[ours] if family == MEGATRON else "ulysses_size"
 
 
-def _options(keys: Reader, role: str, section: str, strategy: str | None) -> dict[str, Any]:
+def options(keys: Reader, role: str, section: str, strategy: str | None) -> dict[str, Any]:
     """Return the written strategy_config for the engine; options that its engine does not read are reported."""
     family = (strategy or "").rpartition("_")[0] or strategy or "native"
     policy = keys["actor_train.strategy_args.strategy_name"].removesuffix("_train") if role == "reference" else family
@@ -204,7 +204,7 @@ def _sampler(keys: Reader, ids: list[int]) -> dict[str, Any]:
     """Engine and parallel size of the sampler."""
     strategy = keys["actor_infer.strategy_args.strategy_name"]
     engine = ENGINES.get(strategy, strategy) or "native"
-    fields = {"rollout.engine": engine} | _options(keys, "rollout", "actor_infer", strategy)
+    fields = {"rollout.engine": engine} | options(keys, "rollout", "actor_infer", strategy)
     each, tp = count(keys, "actor_infer.num_gpus_per_worker"), keys[f"actor_infer.{CONFIG}.tensor_parallel_size"]
     pp = keys[f"actor_infer.{CONFIG}.pipeline_parallel_size"] or 1
     size_key, tp_key = "actor_infer.num_gpus_per_worker", f"actor_infer.{CONFIG}.tensor_parallel_size"

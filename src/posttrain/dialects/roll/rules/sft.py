@@ -12,18 +12,24 @@ from posttrain.dialects.roll.rules.run import frozen, precision, recomputes, rec
 from posttrain.dialects.roll.rules.templates import template
 
 SECTION = "sft_train"
-_ARGS = f"{SECTION}.training_args"
 
 
 def sft_rules(keys: Reader) -> dict[str, Any]:
     """SftConfig fields by dotted name."""
     placed, copies = _placement(keys)
-    fields = placed | _model(keys) | _data(keys) | _batches(keys, copies) | _length(keys) | _validation(keys)
-    betas = [keys[f"{_ARGS}.adam_beta1"], keys[f"{_ARGS}.adam_beta2"]]
+    fields = placed | _model(keys) | data(keys, SECTION) | batches(keys, SECTION, copies)
+    fields |= length(keys, SECTION) | validation(keys) | update(keys, SECTION)
+    # rows come in the order of the files, as in ROLL
+    return fields | {"data.shuffle": False} | records(keys) | template(keys, SECTION)
+
+
+def update(keys: Reader, section: str) -> dict[str, Any]:
+    """Return the settings of optimizer, warm-up and adapter of a policy that is trained on files."""
+    args = f"{section}.training_args"
     clip = keys["max_grad_norm"]
-    fields |= {"policy.optimizer.betas": betas, "policy.optimizer.max_grad_norm": clip if clip > 0 else None}
-    fields |= warmup(keys, SECTION, "policy") | lora(keys, SECTION, "policy")
-    return fields | records(keys) | template(keys, SECTION)
+    fields: dict[str, Any] = {"policy.optimizer.betas": [keys[f"{args}.adam_beta1"], keys[f"{args}.adam_beta2"]]}
+    fields["policy.optimizer.max_grad_norm"] = clip if clip > 0 else None
+    return fields | warmup(keys, section, "policy") | lora(keys, section, "policy")
 
 
 def _placement(keys: Reader) -> tuple[dict[str, Any], Copies]:
@@ -47,10 +53,10 @@ def _model(keys: Reader) -> dict[str, Any]:
     return named | checkpointing | precision(keys, SECTION) | frozen(keys, SECTION)
 
 
-def _data(keys: Reader) -> dict[str, Any]:
-    """Files and lengths. Rows come in the order of the files, as in ROLL."""
-    fields: dict[str, Any] = {"data.shuffle": False}
-    key = f"{SECTION}.data_args.file_name"
+def data(keys: Reader, section: str) -> dict[str, Any]:
+    """Return files and lengths."""
+    fields: dict[str, Any] = {}
+    key = f"{section}.data_args.file_name"
     files = keys[key]
     if not files:
         keys.problem("there is no training file", key=key, fix=f"use {key}=FILE.jsonl")
@@ -63,12 +69,14 @@ def _data(keys: Reader) -> dict[str, Any]:
     return fields
 
 
-def _batches(keys: Reader, policy: Copies) -> dict[str, Any]:
-    micro = count(keys, f"{_ARGS}.per_device_train_batch_size")
-    steps = count(keys, f"{_ARGS}.gradient_accumulation_steps")
+def batches(keys: Reader, section: str, policy: Copies, *, sequences_per_row: int = 1) -> dict[str, Any]:
+    """Return the sizes of a step, in sequences; ROLL counts rows."""
+    args = f"{section}.training_args"
+    micro = count(keys, f"{args}.per_device_train_batch_size") * sequences_per_row
+    steps = count(keys, f"{args}.gradient_accumulation_steps")
     fields: dict[str, Any] = {"data.sequences_per_step": micro * steps * policy.copies}
-    budget = f"{SECTION}.max_tokens_per_microbatch_in_train"
-    if not keys[f"{SECTION}.use_dynamic_batching_in_train"]:
+    budget = f"{section}.max_tokens_per_microbatch_in_train"
+    if not keys[f"{section}.use_dynamic_batching_in_train"]:
         keys.ignore(budget, "read with use_dynamic_batching_in_train only")
         return fields | {"policy.sequences_per_micro_batch_per_device": micro}
     if keys[budget] < 1:
@@ -77,8 +85,8 @@ def _batches(keys: Reader, policy: Copies) -> dict[str, Any]:
     return fields | {"policy.max_tokens_per_micro_batch": keys[budget] or None}
 
 
-def _length(keys: Reader) -> dict[str, Any]:
-    key = f"{_ARGS}.num_train_epochs"
+def length(keys: Reader, section: str) -> dict[str, Any]:
+    key = f"{section}.training_args.num_train_epochs"
     epochs, steps = keys[key], keys["max_steps"]
     if epochs != int(epochs) or epochs < 1:
         keys.problem(f"{key} is {epochs:g}, and epochs are whole", key=key, fix=f"use {key}={max(1, round(epochs))}")
@@ -86,7 +94,7 @@ def _length(keys: Reader) -> dict[str, Any]:
     return {"run.total_epochs": int(epochs)} | ({"run.total_steps": steps} if steps > 0 else {})
 
 
-def _validation(keys: Reader) -> dict[str, Any]:
+def validation(keys: Reader) -> dict[str, Any]:
     files = keys["validation.data_args.file_name"]
     if not files:
         keys.ignore("eval_steps", "validation.data_args.file_name names no file")
