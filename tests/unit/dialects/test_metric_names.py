@@ -234,6 +234,23 @@ def test_every_name_has_its_value(dialect: str, expected: dict[str, float]) -> N
     assert names_of(dialect) == pytest.approx(expected)
 
 
+def test_names_of_roll_s_dpo_pipeline() -> None:
+    step = {"policy/loss": 0.6, "rewards/chosen": 0.3, "rewards/rejected": -0.1, "rewards/margins": 0.4}
+    step |= {"rewards/accuracies": 0.75, "time/update_s": 2.0, "time/reference_s": 1.0, "validation/accuracy": 0.5}
+    assert (
+        names_of("roll", metrics=step).items()
+        >= {
+            "actor/loss": 0.6,
+            "actor/acc": 0.75,
+            "actor/chosen_reward": 0.3,
+            "actor/reject_reward": -0.1,
+            "time/actor_train": 2.0,
+            "time/cal_ref_log_probs": 1.0,
+            "val/actor/acc": 0.5,
+        }.items()
+    )
+
+
 # What the settings of a run make impossible to know is absent, and nothing else is.
 GONE = [
     ("verl", {"reward__kl__coef": 0.1}, "critic/rewards/(mean|max|min)|timing_s/old_log_prob"),

@@ -8,6 +8,17 @@ from posttrain.dialects.metric_names import Formula, Many, Step, policy_loss, re
 
 KINDS = ("mean", "max", "min")
 
+
+def of_pairs(metric: str) -> Formula:
+    """A metric of a run that compares pairs; absent elsewhere."""
+
+    def formula(step: Step) -> float:
+        step["rewards/margins"]
+        return step[metric]
+
+    return formula
+
+
 NAMES: Mapping[str, Formula] = {
     **{f"critic/score/{kind}": f"reward/{kind}" for kind in KINDS},
     **{f"critic/rewards/{kind}": rewards_for_training(f"reward/{kind}") for kind in KINDS},
@@ -26,13 +37,14 @@ NAMES: Mapping[str, Formula] = {
     "actor/ratio_mean": "policy/ratio_mean",
     "actor/lr": "policy/lr",
     # of the DPO pipeline
+    "actor/loss": of_pairs("policy/loss"),
+    "time/actor_train": of_pairs("time/update_s"),
     "actor/acc": "rewards/accuracies",
     "actor/chosen_reward": "rewards/chosen",
     "actor/reject_reward": "rewards/rejected",
     "val/actor/acc": "validation/accuracy",
     "val/actor/chosen_reward": "validation/rewards/chosen",
     "val/actor/reject_reward": "validation/rewards/rejected",
-    "time/actor_train": "time/update_s",
     "time/cal_ref_log_probs": "time/reference_s",
     "actor_train/grad_norm": "policy/grad_norm",
     **{f"token/response_length/{kind}": f"response/length_{kind}" for kind in KINDS},
