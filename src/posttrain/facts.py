@@ -38,6 +38,14 @@ class LossFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceFacts:
+    """Facts about a divergence of a student from its teacher."""
+
+    of_sampled_tokens: bool = False
+    """Reads the log-probs of the sampled tokens alone, [B, T]; False: the distributions over the vocabulary, [N, V]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFacts:
     """Facts about a built-in reward."""
 

@@ -27,7 +27,15 @@ from posttrain.descriptions import (
     registrations_in,
 )
 from posttrain.errors import ConfigError, MissingDependency, Problem, RequestError, UnknownName, did_you_mean
-from posttrain.facts import AdvantageFacts, LossFacts, NoFacts, RewardFacts, RolloutEngineFacts, ToolFacts
+from posttrain.facts import (
+    AdvantageFacts,
+    DivergenceFacts,
+    LossFacts,
+    NoFacts,
+    RewardFacts,
+    RolloutEngineFacts,
+    ToolFacts,
+)
 from posttrain.settings import Setting, merged
 from posttrain.user_files import import_path, module_file, parse_file, source_file
 
@@ -312,6 +320,7 @@ def missing_library(library: str, needed_by: str) -> Problem:
 
 ADVANTAGES = Registry("advantage estimator", "posttrain.algos.advantages", AdvantageFacts)
 POLICY_LOSSES = Registry("policy loss", "posttrain.algos.losses", LossFacts)
+DIVERGENCES = Registry("divergence", "posttrain.algos.divergences", DivergenceFacts)
 TUNE_METHODS = Registry("tuning method", "posttrain.algos.tuning", NoFacts)
 REWARDS = Registry("reward", "posttrain.rewards.scorers", RewardFacts)
 ENVS = Registry("environment", "posttrain.envs", NoFacts)

@@ -40,6 +40,7 @@ class TokenScores:
     entropy: Tensor  # nats, of the whole distribution
     sum_pi_squared: Tensor | None = None  # in (0, 1], see algos.logprobs; None: not asked for; never carries gradient
     full_kl: Tensor | None = None  # nats, KL(policy || reference) over the whole vocabulary; None without a reference
+    divergence: Tensor | None = None  # nats, from the teachers (algos.fused_divergence); None: not asked for
 
 
 def score_tokens(
@@ -294,6 +295,17 @@ def _tile(hidden: Tensor, head: Head, temperature: float, number: int) -> Tensor
     if head.softcap is not None:
         return x.mul_(head.scale / head.softcap).tanh_().mul_(head.softcap / temperature)
     return x if head.scale == temperature else x.mul_(head.scale / temperature)
+
+
+@torch.no_grad()
+def head_logits(hidden: Tensor, head: Head) -> Tensor:
+    """The logits [N, vocabulary] of all tokens, in float32 at least. No gradient."""
+    logits = _product(hidden, head.weight.T)
+    if head.bias is not None:
+        logits.add_(head.bias)
+    if head.softcap is not None:
+        return logits.mul_(head.scale / head.softcap).tanh_().mul_(head.softcap)
+    return logits if head.scale == 1.0 else logits.mul_(head.scale)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posttrain.algos.further_terms import further_terms
 from posttrain.algos.kl import importance_weighted, token_kl
 from posttrain.algos.off_policy_mask import off_policy_tokens
 from posttrain.algos.proximal import interpolated_logprobs
@@ -24,9 +25,10 @@ def policy_objective(
     plan: LossPlan,
     counts: LossCounts,
     full_kl: Tensor | None = None,
+    divergence: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """policy_coef * policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference) + sft_coef * SFT + topr_coef * TOPR,
-    each aggregated by ``counts``.
+    """policy_coef * policy loss - entropy_coef * entropy + kl_coef * KL(policy || reference) + sft_coef * SFT + topr_coef * TOPR
+    + coef * divergence from teachers, each aggregated by ``counts``.
 
     Without old log-probs (one update per step) the policy's own, detached, take their place: the ratio is 1 and its
     gradient is that of the log-prob. Importance weights and weights of responses multiply the policy loss after its
@@ -35,7 +37,8 @@ def policy_objective(
     take out of the policy loss still count in its divisor, and stay in the other terms.
 
     Args: policy_logprobs and entropy [B, T] nats, carrying grad; batch: the same B rows; full_kl [B, T] nats, carrying
-        grad: the KL over the whole vocabulary, which kl_estimator "full" asks for.
+        grad: the KL over the whole vocabulary, which kl_estimator "full" asks for; divergence [B, T] nats, carrying grad: from
+        the teachers, where it is over the vocabulary.
     Returns: scalar loss (this part's share of the mini-batch's), and sums over loss tokens by metric name.
     """
     mask, sequences = batch.loss_mask, batch.sequences
@@ -79,19 +82,10 @@ def policy_objective(
     report["policy/entropy"] = entropy
     if plan.entropy_coef:
         loss = loss - plan.entropy_coef * aggregated(entropy, plan.entropy_aggregation)
-    if plan.sft_coef:
-        imitated = mask & (scores > 0)[:, None]
-        sft = torch.where(imitated, -scores[:, None] * torch.where(imitated, policy_logprobs, 0.0), 0.0)
-        loss = loss + plan.sft_coef * aggregated(sft)
-        report["policy/sft_loss"] = sft
-    if plan.topr_coef:
-        wrong = mask & (scores <= 0)[:, None]
-        old = _old_logprobs(policy_logprobs, batch, plan)
-        ratio = torch.where(wrong, policy_logprobs.detach() - old, 0.0).exp().clamp(max=1.0)
-        kept = torch.where(wrong, policy_logprobs, 0.0)
-        topr = -ratio * torch.where(wrong, batch.advantages, 0.0) * kept
-        loss = loss + plan.topr_coef * aggregated(topr)
-        report["policy/topr_loss"] = topr
+    old = _old_logprobs(policy_logprobs, batch, plan)
+    for name, (coef, values) in further_terms(policy_logprobs, old, divergence, batch, plan).items():
+        loss = loss + coef * aggregated(values)
+        report[name] = values
     if plan.kl_coef:
         if plan.kl_estimator == "full":
             assert full_kl is not None, "kl_estimator full without a reference model"
@@ -100,7 +94,7 @@ def policy_objective(
             assert batch.logprobs.ref is not None, "a KL coefficient without reference log-probs"
             kl = token_kl(plan.kl_estimator, policy_logprobs, batch.logprobs.ref, mask)
             if plan.kl_importance_weighted:
-                kl = importance_weighted(kl, policy_logprobs, _old_logprobs(policy_logprobs, batch, plan), mask)
+                kl = importance_weighted(kl, policy_logprobs, old, mask)
         loss = loss + plan.kl_coef * aggregated(kl)
         report["reference/kl"] = kl
     sums = {name: float(torch.where(mask, values.detach(), 0.0).sum()) for name, values in report.items()}

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.distillation import OnPolicyDistillationConfig
 from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rejection import rejection_rules
-from posttrain.config.roles import holds_a_copy, needs_old_logprobs, replaces_old_logprobs, runtime_of, uses_reference
+from posttrain.config.roles import (
+    holds_a_copy,
+    measures_nothing,
+    needs_old_logprobs,
+    replaces_old_logprobs,
+    runtime_of,
+    uses_reference,
+)
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.config.sft import SftConfig
 from posttrain.loops.rl_plan import AsyncPlan, RunPlan
+from posttrain.loops.sft import LOSS
 from posttrain.loops.training import LoopPlan
 from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 from posttrain.records.plans import (
     AdvantagePlan,
     CriticUpdatePlan,
+    DistillationPlan,
     DomainPlan,
     GroupFilterPlan,
     JudgePlan,
@@ -70,6 +81,9 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         high_entropy_share=config.loss.high_entropy_share,
         correction=corrected if corrected.interpolated else None,
     )
+    distillation = distillation_plan(config)
+    if distillation and distillation.as_loss:
+        loss = replace(loss, distillation=distillation, policy_coef=0.0 if distillation.alone else loss.policy_coef)
     step = StepPlan(
         prompts=batches.prompts_per_step,
         sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
@@ -107,7 +121,9 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             on_policy=(batches.on_policy or replaces_old_logprobs(config)) and not needs_old_logprobs(config),
             correction=corrected,
         ),
-        max_invalid_share=config.reward.max_invalid_share,
+        max_invalid_share=1.0 if measures_nothing(config) else config.reward.max_invalid_share,
+        distillation=distillation,
+        teacher_sources={name: frozenset(each.data_sources) for name, each in config.distillation.teachers.items()},
         critic_update=critic_update_plan(config, batches.critic) if batches.critic else None,
     )
     validation_tokens = config.validation.max_response_tokens or config.rollout.max_response_tokens
@@ -130,6 +146,32 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         reference_every=config.reference.update_every if uses_reference(config) else None,
         reference_mix=config.reference.update_mix,
         asynchronous=async_plan(config, batches),
+    )
+
+
+def distillation_plan(config: TrainingConfig) -> DistillationPlan | None:
+    """Build the plan of learning from teachers; None without one."""
+    section = config.distillation
+    if not section.used:
+        return None
+    on_policy = section if isinstance(section, OnPolicyDistillationConfig) else None
+    sampling = config.rollout.temperature if isinstance(config, RunConfig) else 1.0
+    chosen = section.divergence
+    return DistillationPlan(
+        name=chosen.name,
+        path=absolute(chosen.path) if chosen.path else None,
+        parameters=chosen.settings,
+        of_sampled_tokens=section.of_sampled_tokens,
+        teachers={name: teacher.coef for name, teacher in section.teachers.items()},
+        coef=section.coef,
+        as_loss=on_policy is None or on_policy.enters == "loss",
+        alone=on_policy is not None and on_policy.alone,
+        top_k=None if section.of_sampled_tokens else section.top_k,
+        rest=section.top_k_rest,
+        temperature=sampling if section.temperature is None else section.temperature,
+        teacher_temperature=section.teacher_temperature,
+        min_logprob=section.min_logprob,
+        clip=section.clip,
     )
 
 
@@ -267,6 +309,15 @@ def sampling_params(config: SamplingConfig, max_response_tokens: int, seed: int)
         engine_sampling=config.engine_sampling,
         seed=seed,
     )
+
+
+def text_loss_plan(config: SftConfig) -> LossPlan:
+    """Build the loss of a supervised run: the mean of -log pi over the learned tokens of the whole step, whatever the
+    micro-batches are; with teachers, text_coef of it and the mean divergence from them."""
+    distillation = distillation_plan(config)
+    if distillation is None:
+        return LOSS
+    return replace(LOSS, policy_coef=config.distillation.text_coef, distillation=distillation)
 
 
 def sft_plan(config: SftConfig, batches: SftBatchPlan, *, validates: bool) -> LoopPlan:

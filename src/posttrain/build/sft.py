@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.build.fits import check_texts_fit
-from posttrain.build.plans import sft_plan
+from posttrain.build.plans import sft_plan, text_loss_plan
 from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config.roles import runtime_of
 from posttrain.config.sft import SftConfig
@@ -86,7 +87,7 @@ def _train(
             save_steps=plan.save_steps(first_step),
         )
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
-            sft.run(learner, loader, held_out, progress, plan, run)
+            sft.run(learner, loader, held_out, progress, plan, run, text_loss_plan(config))
     return folder.path
 
 
@@ -94,4 +95,7 @@ def texts_of(config: SftConfig, tokenizer: PreTrainedTokenizerBase, what: What) 
     """The texts of one of the datasets, read here or by a class of the user's."""
     files = config.data.train_files if what == "training" else config.data.validation_files
     load = load_texts if config.data.dataset_class_file is None else load_own_texts
-    return load(files, config.data, tokenizer, what=what)
+    found = load(files, config.data, tokenizer, what=what)
+    if config.distillation.used and config.distillation.on_prompts:
+        return replace(found, texts=[text.with_prompt() for text in found.texts])
+    return found

@@ -17,7 +17,7 @@ from posttrain.build.plans import run_plan
 from posttrain.build.prompts import prompt_loader, read_prompts, training_prompts
 from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config import RunConfig
-from posttrain.config.roles import runtime_of
+from posttrain.config.roles import measures_nothing, runtime_of
 from posttrain.data.episodes import validation_episodes
 from posttrain.data.prompts import unread_image_settings
 from posttrain.data.token_texts import token_texts_of
@@ -188,6 +188,8 @@ def checks_references(config: RunConfig) -> bool:
 
 def run_scorer(config: RunConfig) -> Scorer:
     """Start the scorer of a run. Raises: ConfigError with the problems of all terms."""
+    if measures_nothing(config):
+        return NothingToScore("teachers alone are learned from, and there is no reward term")
     if config.environment.used and not config.reward.terms and config.reward.model is None:
         return NothingToScore()
     tokenizer = cache(lambda: load_tokenizer(config.model))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from posttrain.cli.plan_devices import devices_text, memory_text, traffic_text
 from posttrain.cli.plan_plain import closing, document
+from posttrain.cli.plan_teachers import teachers_text
 from posttrain.cli.plan_text import files_text, model_text, optimizer_text
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.dialects.loaded import LoadedConfig
@@ -19,6 +20,7 @@ from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
 from posttrain.plan.sft import plan_sft
 from posttrain.plan.step_traffic import sft_traffic
+from posttrain.plan.teacher_files import check_teachers
 from posttrain.records.batch_plans import SftBatchPlan
 
 
@@ -72,7 +74,7 @@ def _look_at_files(config: SftConfig) -> tuple[list[Problem], int | None, int | 
                 problems += [problem for _, found in checked for problem in found]
         except DataError as error:
             problems += error.problems
-    problems += [*check_model_files(config.model), *check_run_folders(config)]
+    problems += [*check_model_files(config.model), *check_teachers(config), *check_run_folders(config)]
     if data.dataset_class_file is None:
         problems += check_chat_template(config.model)
     rows, validation_rows = counts
@@ -94,6 +96,7 @@ def plan_text(request: SftRequest) -> str:
         ("data", f"{files_text(data.train_files)}{_count(request.rows)}"),
         ("", f"{_trained_tokens(data)}, up to {data.max_tokens} tokens"),
         ("validation", _validation(request)),
+        *([("teachers", teachers_text(config))] if config.distillation.used else []),
         ("optimizer", optimizer_text(config.policy.optimizer, config.policy.schedule)),
     ]
     what = "\n".join(f"{name:<11}{text}" for name, text in rows)

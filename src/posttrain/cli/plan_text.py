@@ -10,6 +10,7 @@ from posttrain.cli.box_text import box_text
 from posttrain.cli.plan_async import asynchronous_text
 from posttrain.cli.plan_devices import devices_text, memory_text, traffic_text
 from posttrain.cli.plan_plain import closing, document
+from posttrain.cli.plan_teachers import reads_policy_loss, teachers_text
 from posttrain.cli.plan_worlds import episodes_text, worlds_text
 from posttrain.cli.request import TrainRequest, check_request
 from posttrain.config import RunConfig
@@ -82,9 +83,10 @@ def _settings_text(request: TrainRequest) -> str:
         ("reward", _reward(config)),
         *([("domains", _domains(config))] if config.data.domains else []),
         *([("groups", _groups(config.group_filter))] if config.group_filter.strategy != "none" else []),
-        ("advantage", _advantage(config)),
+        *([("teachers", teachers_text(config))] if config.distillation.used else []),
+        *([("advantage", _advantage(config))] if not config.distillation.alone else []),
         *([("drawn", drawn)] if (drawn := _drawn(config)) else []),
-        ("loss", _loss(config)),
+        *([("loss", _loss(config))] if reads_policy_loss(config) else []),
         *([("adapter", lora_text(config.policy.lora))] if config.policy.lora else []),
         ("optimizer", optimizer_text(config.policy.optimizer, config.policy.schedule)),
         *([("critic", _critic(config, request.batches.critic))] if request.batches.critic else []),

@@ -24,6 +24,7 @@ from posttrain.plan.heads import head_problems
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.positions import check_positions, positions_warnings
 from posttrain.plan.roles import place
+from posttrain.plan.teacher_files import check_teachers
 from posttrain.records.batch_plans import BatchPlan
 
 
@@ -235,6 +236,7 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
     problems += [
         *check_rewards(loaded.config.reward),
         *check_run_files(loaded.config),
+        *check_teachers(loaded.config),
         *(check_chat_template(loaded.config.model) if templated else ()),
         *check_environments(loaded.config),
         *check_positions(loaded.config),

@@ -6,6 +6,7 @@ from typing import Literal
 
 from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.critic import CriticConfig
+from posttrain.config.distillation import ROLE, TeacherConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
@@ -17,16 +18,24 @@ VLLM_LARGEST_RANK = 512  # of adapters
 
 def needs_values(config: RunConfig) -> bool:
     """Tell whether the advantage estimator reads values, so that the run has a critic; False for an unknown name."""
-    return "values" in config.advantage.about.inputs
+    return "values" in config.advantage.about.inputs and not config.distillation.alone
 
 
 def needs_old_logprobs(config: RunConfig) -> bool:
     """Tell whether a run reads the trainer's log-probs of a step from before its first update, however many updates follow."""
     correction = config.loss.rollout_correction
-    estimator = "old_logprobs" in config.advantage.about.inputs
+    estimator = "old_logprobs" in config.advantage.about.inputs and not config.distillation.alone
     redraws = config.resampling.weights != "none"  # records are of rows that the update may not see
     weighs = correction.weights != "none" and correction.proximal == "recompute"
-    return estimator or redraws or config.reward.kl.coef > 0 or weighs or bool(correction.reject)
+    corrects = weighs or bool(correction.reject)
+    return estimator or redraws or penalizes_with_old_logprobs(config) or config.reward.kl.coef > 0 or corrects
+
+
+def penalizes_with_old_logprobs(config: RunConfig) -> bool:
+    """Tell whether a divergence of sampled tokens is taken from advantages by the trainer's own log-probs."""
+    section = config.distillation
+    as_advantage = section.used and section.enters == "advantage" and section.of_sampled_tokens
+    return as_advantage and not config.loss.rollout_correction.use_rollout_logprobs
 
 
 def replaces_old_logprobs(config: RunConfig) -> bool:
@@ -60,6 +69,19 @@ def needs_ref_logprobs(config: RunConfig) -> bool:
     return (loss.kl_coef > 0 and loss.kl_estimator != "full") or (reward.coef > 0 and reward.estimator != "full")
 
 
+def measures_nothing(config: RunConfig) -> bool:
+    """Tell whether no response gets a reward: teachers alone are learned from, and nothing else is configured."""
+    reward = config.reward
+    scored = bool(reward.terms) or reward.model is not None or reward.judge is not None or config.environment.used
+    return config.distillation.alone and not scored
+
+
+def teachers_of(config: TrainingConfig) -> dict[str, TeacherConfig]:
+    """Return the teachers that the run loads, by their roles; those in servers are no roles."""
+    named = config.distillation.teachers.items()
+    return {f"{ROLE}{name}": teacher for name, teacher in named if not teacher.endpoints}
+
+
 def trained_roles(config: TrainingConfig) -> list[tuple[str, LearnerConfig | CriticConfig]]:
     """Return the roles that are trained with their sections, the policy first."""
     found: list[tuple[str, LearnerConfig | CriticConfig]] = [("policy", config.policy)]
@@ -69,7 +91,7 @@ def trained_roles(config: TrainingConfig) -> list[tuple[str, LearnerConfig | Cri
 
 
 def learner_of(config: TrainingConfig, role: str) -> LearnerConfig | CriticConfig:
-    """Return the section of a trained role; the policy's for the reference, which is computed like the policy."""
+    """Return the section of a trained role; the policy's for reference and teachers, which are computed like the policy."""
     return config.critic if role == "critic" and isinstance(config, RunConfig) else config.policy
 
 

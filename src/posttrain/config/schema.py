@@ -13,6 +13,7 @@ from posttrain.config.base import Section
 from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.data import DataConfig
+from posttrain.config.distillation import OnPolicyDistillationConfig
 from posttrain.config.environment import SINGLE_TURN, EnvironmentConfig
 from posttrain.config.group_filter import GroupFilterConfig
 from posttrain.config.model import ModelConfig, ReferenceConfig
@@ -58,6 +59,8 @@ class RunConfig(Section):
     """The model that estimates values, for estimators that need them."""
     reference: ReferenceConfig = ReferenceConfig()
     """The frozen model of the KL."""
+    distillation: OnPolicyDistillationConfig = Field(default_factory=OnPolicyDistillationConfig)
+    """Teachers that grade every token of the responses."""
     validation: ValidationConfig = ValidationConfig()
     """Scoring held-out prompts."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -82,6 +85,18 @@ class RunConfig(Section):
             values = {**values, "reward": {**reward, "terms": []}}
         if isinstance(data, Mapping) and "extra_columns" not in data:
             values = {**values, "data": {**data, "extra_columns": ["*"]}}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _teachers_need_no_rewards(cls, values: Any) -> Any:
+        """Drop the default reward terms where nothing but teachers is learned from, unless terms are configured."""
+        section = values.get("distillation") if isinstance(values, Mapping) else None
+        if not isinstance(section, Mapping) or not section.get("teachers") or section.get("with_rewards"):
+            return values
+        reward = values.get("reward") or {}
+        if isinstance(reward, Mapping) and "terms" not in reward:
+            values = {**values, "reward": {**reward, "terms": []}}
         return values
 
     @property

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from posttrain.config.base import Section
 from posttrain.config.checkpoint import CheckpointConfig
+from posttrain.config.distillation import TextDistillationConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig, OptimizerConfig, ScheduleConfig
@@ -111,6 +112,8 @@ class SftConfig(Section):
     """Name, folder, seed, length."""
     policy: SftPolicyConfig = SftPolicyConfig()
     """The update: optimizer, learning rate, micro-batches."""
+    distillation: TextDistillationConfig = Field(default_factory=TextDistillationConfig)
+    """Teachers whose distributions are learned besides, or instead of, the texts themselves."""
     validation: SftValidationConfig = SftValidationConfig()
     """The loss on held-out rows."""
     checkpoint: SftCheckpointConfig = SftCheckpointConfig()

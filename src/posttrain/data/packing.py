@@ -35,6 +35,12 @@ class PackedSequences:
         out = torch.zeros(self.response_mask.shape, dtype=values.dtype, device=values.device)
         return out.masked_scatter(self.response_mask, values)
 
+    def unpack_several(self, values: Tensor) -> Tensor:
+        """Scatter [M, ...] values to [B, T, ...], 0 elsewhere. No gradient."""
+        out = values.new_zeros(*self.response_mask.shape, *values.shape[1:])
+        out[self.response_mask] = values
+        return out
+
 
 def pack(
     batch: SequenceBatch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,7 @@ from posttrain.config import RunConfig, SftConfig, TuneConfig
 from posttrain.interfaces.crew import Crew
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.rollout_engine import RolloutEngine
-from posttrain.interfaces.train_engine import ScoreEngine, ScoringEngine, TrainEngine, ValueEngine
+from posttrain.interfaces.train_engine import ScoreEngine, ScoringEngine, TeacherEngine, TrainEngine, ValueEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
@@ -48,6 +48,8 @@ class Roles:
     rollout: RolloutEngine
     weight_sync: WeightSync
     reference: ScoringEngine | None  # None: no reference log-probs are needed
+    # By name; without those that are computed inside the policy's forward pass
+    teachers: Mapping[str, TeacherEngine] = field(default_factory=dict)
     critic: ValueEngine | None = None  # None: the advantage estimator needs no values
     reward_model: RewardModel | None = None  # None: reward terms give all rewards
     judge: RewardModel | None = None  # None: no language model of the run grades responses
@@ -73,6 +75,7 @@ class Learner:
     policy: TrainEngine
     device: str
     notices: Notices
+    teachers: Mapping[str, TeacherEngine] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     profiler: WorkersProfiler | None = None
     close: Callable[[], None] = lambda: None

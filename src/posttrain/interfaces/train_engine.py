@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
-from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan, PreferencePlan, ValueLossPlan
+from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
+from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, ValueStats
 
 
@@ -28,6 +28,19 @@ class ScoringEngine(Protocol):
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         """Sum of the squared probabilities over the vocabulary at every response token, [B, T] float32 in (0, 1], 0 where
         response_mask is False. No gradient."""
+        ...
+
+
+class TeacherEngine(Protocol):
+    """A model that students learn from: in this run, or in a server."""
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        """See ScoringEngine."""
+        ...
+
+    def top_logprobs(self, batch: SequenceBatch, temperature: float, k: int) -> Tensor:
+        """The k most likely tokens at every response token, [B, T, 2, k] float32: ids, and log-probs in nats of the whole
+        distribution; 0 where response_mask is False. No gradient."""
         ...
 
 
@@ -87,6 +100,11 @@ class TrainEngine(ScoringEngine, OptimizedEngine, Protocol):
     def reference_kl(self, batch: SequenceBatch, temperature: float) -> Tensor:
         """KL(policy || reference) over the vocabulary at every response token, [B, T] float32 nats, 0 where response_mask is
         False. No gradient. In runs whose reward holds that KL (reward.kl.estimator full)."""
+        ...
+
+    def divergence(self, batch: SequenceBatch, teachers: Mapping[str, TeacherScores], plan: DistillationPlan) -> Tensor:
+        """The divergence from the teachers, over the vocabulary or their top k, at every response token, [B, T] float32 nats, 0
+        where response_mask is False. No gradient."""
         ...
 
     def move_reference(self, mix: float) -> None:

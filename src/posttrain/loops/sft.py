@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from posttrain.data.text_batches import text_batch
 from posttrain.interfaces.loader import StepLoader
@@ -17,20 +18,26 @@ from posttrain.run.clock import Clock
 from posttrain.run.health import WATCHED_SFT
 from posttrain.run.lifetime import Run
 from posttrain.run.progress import Progress
+from posttrain.steps.teachers import ask_teachers
 from posttrain.steps.text_loss import mean_loss
 from posttrain.steps.update import update
 
 # The mean of -log pi over the learned tokens of the whole step, whatever the micro-batches are.
 LOSS = LossPlan(name="cross_entropy", aggregation="token_mean", temperature=1.0)
 # The metrics of a supervised update; the policy's other ones compare it with a sampler.
+OF_TEACHERS = ("policy/pg_loss", "distillation/divergence")
 METRICS = ("policy/loss", "policy/entropy", "policy/grad_norm", "policy/lr", "policy/skipped_updates")
 
 
-def sft_step(policy: TrainEngine, batch: TrainBatch, clock: Clock) -> UpdateStats:
-    """One update by maximum likelihood: the gradient of the mean of -log pi(token | text before it) over learned tokens."""
-    plan = UpdatePlan(loss=LOSS, epochs=1, sequences_per_update=len(batch), on_policy=True)
+def sft_step(learner: Learner, batch: TrainBatch, loss: LossPlan, clock: Clock) -> UpdateStats:
+    """One update by maximum likelihood: the gradient of the mean of -log pi(token | text before it) over learned tokens. With
+    teachers, of the mean divergence from them at these tokens besides, or instead."""
+    plan = UpdatePlan(loss=loss, epochs=1, sequences_per_update=len(batch), on_policy=True)
+    if loss.distillation:
+        with clock.phase("teachers", total=len(batch)):
+            batch = replace(batch, teachers=ask_teachers(batch.sequences, learner.teachers, loss.distillation, {}))
     with clock.phase("update", total=len(batch)):
-        return update(policy, batch, plan, clock.advance)
+        return update(learner.policy, batch, plan, clock.advance)
 
 
 def run(
@@ -40,14 +47,16 @@ def run(
     progress: Progress,
     plan: LoopPlan,
     run: Run,
+    loss: LossPlan = LOSS,
 ) -> None:
     """The updates of a run, one after the other, with what lies between them; see loops.training.run_steps."""
     policy = learner.policy
+    reported = METRICS + OF_TEACHERS if loss.distillation else METRICS
 
     def step(number: int, clock: Clock) -> StepReport:
         texts = loader.next()
-        stats = sft_step(policy, text_batch(texts), clock)
-        metrics = {name: stats.metrics[name] for name in METRICS if name in stats.metrics} | measure(texts, clock)
+        stats = sft_step(learner, text_batch(texts), loss, clock)
+        metrics = {name: stats.metrics[name] for name in reported if name in stats.metrics} | measure(texts, clock)
         metrics["progress/epoch"] = loader.epochs
         return StepReport(
             metrics=metrics, updates=stats.updates, longest=longest_first(texts), if_idle=no_update_message(texts)

@@ -32,13 +32,14 @@ from posttrain.models.vision import CHOOSE, has_vision, reads_images
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, with the configured chat template.
+def load_tokenizer(config: ModelConfig, *, field: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, with the configured chat template. Args: field, the setting that named it, where it is not
+    the policy's.
 
     Raises: ModelError when there is none, or its template file cannot be read.
     """
     path = expanded(config.tokenizer_path or config.path)
-    field = "model.tokenizer_path" if config.tokenizer_path else "model.path"
+    field = field or ("model.tokenizer_path" if config.tokenizer_path else "model.path")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # the tokenizers library raises plain Exception for unreadable files
@@ -132,9 +133,11 @@ def load_causal_lm(
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
     config_overrides: Mapping[str, Any] | None = None,
+    field: str = "model.path",
 ) -> PreTrainedModel:
     """Load a causal language model with our attention, in eval mode (no dropout), weights in ``dtype``; or a vision-language
-    model with it in its language model, and transformers' own attention in its vision tower.
+    model with it in its language model, and transformers' own attention in its vision tower. Args: field, the setting that
+    named it.
 
     Raises: ModelError when the folder holds no usable model, lacks some of its weights, or has an architecture whose
         attention cannot be replaced.
@@ -144,9 +147,9 @@ def load_causal_lm(
     path = expanded(path)
     model: PreTrainedModel
     try:
-        config = load_model_config(path, trust_remote_code)
+        config = load_model_config(path, trust_remote_code, field=field)
         override_config(config, config_overrides or {})
-        refuse_unsupported(config, path)
+        refuse_unsupported(config, path, field=field)
         sees = reads_images(config)
         loaded: Any = auto_class(config).from_pretrained(
             path,
@@ -160,7 +163,7 @@ def load_causal_lm(
         model, report = loaded
     except (OSError, ValueError, SafetensorError) as error:
         what = f"no model could be loaded from {path}: {first_line(error)}"
-        raise ModelError(Problem(what, fix=without_git_lfs(path), field="model.path")) from error
+        raise ModelError(Problem(what, fix=without_git_lfs(path), field=field)) from error
     # transformers would continue with random values in their place
     if missing := sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -168,7 +171,7 @@ def load_causal_lm(
             Problem(
                 f"the model at {path} has no weights of the right shape for {', '.join(missing[:3])}{more}",
                 fix="use the complete folder of a causal language model",
-                field="model.path",
+                field=field,
             )
         )
     if not model._supports_attention_backend:
@@ -176,7 +179,7 @@ def load_causal_lm(
             Problem(
                 f"{type(model).__name__} at {path} does not use transformers' attention interface",
                 fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model",
-                field="model.path",
+                field=field,
             )
         )
     model.to(torch.device(device))  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper

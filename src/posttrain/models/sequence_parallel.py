@@ -70,7 +70,7 @@ def repeats(heads: int, kv_heads: int, devices: int) -> int:
 
 
 def collect(values: Tensor, places: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
-    """Gather [m] values of this device's scored tokens from all devices, to [count], in their places.
+    """Gather [m, ...] values of this device's scored tokens from all devices, to [count, ...], in their places.
 
     Every device computes the same loss from all of them. Its gradient is the same on all devices, and each takes the part of
     its own values: the loss counts once, for any number of devices.
@@ -98,7 +98,7 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, places: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
         ctx.save_for_backward(places)
-        out = values.new_zeros(count)
+        out = values.new_zeros(count, *values.shape[1:])
         out[places] = values
         dist.all_reduce(out, group=group)
         return out

@@ -14,7 +14,7 @@ from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.base import Section
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import ONE_DEVICE, LearnerConfig
-from posttrain.config.roles import learner_of
+from posttrain.config.roles import learner_of, teachers_of
 from posttrain.errors import Problem
 from posttrain.plan.memory import ADAM, AVERAGES, BYTES, RoleMemory
 from posttrain.plan.model_shape import ModelShape
@@ -207,6 +207,10 @@ def engine_called(strategy: str, *, devices: int) -> str:
 
 def engine_options(config: TrainingConfig, role: str) -> Mapping[str, Any]:
     """Return the options that a role's engine gets, in the engine's words."""
+    teacher = teachers_of(config).get(role)
+    if teacher is not None:
+        options = teacher.engine_options
+        return engine_plan(config.policy.engine).offloaded(options) if teacher.offload else options
     if role != "reference" or not isinstance(config, RunConfig | TuneConfig):
         return learner_of(config, role).engine_options
     given = config.reference.engine_options

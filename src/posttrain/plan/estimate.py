@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
+from posttrain.config.distillation import ROLE
 from posttrain.config.policy import LearnerConfig
-from posttrain.config.roles import learner_of
+from posttrain.config.roles import learner_of, teachers_of
 from posttrain.plan.engine import PlacedModel, engine_plan, even_part
 from posttrain.plan.memory import BYTES, RoleMemory
 from posttrain.plan.model_shape import ModelShape, read_shape
@@ -36,11 +37,12 @@ def estimate(config: RunConfig, batches: BatchPlan, plan: PlacementPlan) -> list
     policy = read_shape(config.model.path)
     if policy is None:
         return None
-    paths = {"critic": config.critic.path, "reference": config.reference.path}
+    paths: dict[str, str | None] = {"critic": config.critic.path, "reference": config.reference.path}
     if config.reward.model is not None:
         paths["reward model"] = config.reward.model.path
     if config.reward.judge is not None:
         paths["judge"] = config.reward.judge.path
+    paths |= _teacher_paths(config)
     found = []
     for place in plan.roles:
         path = paths.get(place.role)
@@ -55,12 +57,20 @@ def estimate_sft(config: SftConfig, batches: SftBatchPlan, plan: PlacementPlan) 
     shape = read_shape(config.model.path)
     if shape is None:
         return None
-    return [
-        _frozen(config, place, shape)
-        if place.role == "reference"
-        else _trained(config, batches, place, shape, config.data.max_tokens)
-        for place in plan.roles
-    ]
+    found = []
+    for place in plan.roles:
+        if place.role == "policy":
+            found.append(_trained(config, batches, place, shape, config.data.max_tokens))
+            continue
+        path = _teacher_paths(config).get(place.role)
+        frozen = read_shape(path) if path else shape
+        if frozen is not None:
+            found.append(_frozen(config, place, frozen))
+    return found
+
+
+def _teacher_paths(config: TrainingConfig) -> dict[str, str]:
+    return {role: teacher.path for role, teacher in teachers_of(config).items() if teacher.path}
 
 
 def _frozen(config: TrainingConfig, place: RolePlacement, shape: ModelShape) -> RoleMemory:
@@ -96,7 +106,7 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
             weights=0 if place.uses_weights_of else shape.parameters * width // split,
             cache=tokens * 2 * shape.layers * shape.key_value_width * width // split,
         )
-    if place.role in ("reference", "reward model", "judge"):
+    if place.role in ("reference", "reward model", "judge") or place.role.startswith(ROLE):
         frozen = _frozen(config, place, shape)
         if place.role == "reference" and not place.uses_weights_of and config.reference.update_every is not None:
             # Its weights are kept in float32 besides.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
@@ -47,13 +47,13 @@ def check_run_files(config: RunConfig) -> list[Problem]:
     """Check the folders of the model, reference, critic, reward model, tokenizer and run, and the chat template."""
     problems = check_model_files(config.model)
     if config.reference.path is not None and (config.loss.kl_coef > 0 or config.reward.kl.coef > 0):
-        problems += _check_model(config.reference.path, "reference.path", tokenizer=False)
+        problems += check_model(config.reference.path, "reference.path", tokenizer=False)
     if config.critic.path is not None and needs_values(config):
-        problems += _check_model(config.critic.path, "critic.path", tokenizer=False)
+        problems += check_model(config.critic.path, "critic.path", tokenizer=False)
     if config.reward.model is not None:
-        problems += _check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
+        problems += check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
     if config.reward.judge is not None:
-        problems += _check_model(config.reward.judge.path, "reward.judge.path", tokenizer=True)
+        problems += check_model(config.reward.judge.path, "reward.judge.path", tokenizer=True)
     return problems + check_run_folders(config)
 
 
@@ -73,6 +73,7 @@ def _among_models(config: TrainingConfig) -> Iterator[Problem]:
     if isinstance(config, RunConfig):
         models += [config.reference.path, config.critic.path]
         models += [each.path for each in (config.reward.model, config.reward.judge) if each is not None]
+    models += [teacher.path for teacher in config.distillation.teachers.values()]
     read = {Path(path).resolve(): path for path in models if path and Path(path).is_dir() and holds_model(Path(path))}
     places = {
         "run.folder": config.folder,
@@ -123,7 +124,7 @@ def _check_urls(config: TrainingConfig) -> Iterator[Problem]:
 
 def check_model_files(model: ModelConfig) -> list[Problem]:
     """Check a model's folder, its tokenizer and its chat template."""
-    problems = list(_check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
+    problems = list(check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
     if model.tokenizer_path is not None and not is_hub_id(model.tokenizer_path):
         problems += _check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")
     if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
@@ -182,7 +183,14 @@ def is_hub_id(path: str) -> bool:
 
 def hub_models(config: ModelUser) -> dict[str, str]:
     """The models that a command takes from the hub: field -> hub id."""
-    named = {"model.path": config.model.path, "model.tokenizer_path": config.model.tokenizer_path}
+    named: dict[str, str | None] = {
+        "model.path": config.model.path,
+        "model.tokenizer_path": config.model.tokenizer_path,
+    }
+    if isinstance(config, RunConfig | SftConfig):
+        named |= {
+            f"distillation.teachers.{name}.path": each.path for name, each in config.distillation.teachers.items()
+        }
     if isinstance(config, RunConfig):
         if config.loss.kl_coef > 0 or config.reward.kl.coef > 0:
             named["reference.path"] = config.reference.path
@@ -195,7 +203,7 @@ def hub_models(config: ModelUser) -> dict[str, str]:
     return {field: path for field, path in named.items() if path is not None and is_hub_id(path)}
 
 
-def _check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]:
+def check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]:
     if is_hub_id(path):
         return
     folder = Path(path)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.config import RunConfig, TrainingConfig, TuneConfig
+from posttrain.config.distillation import ROLE
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import ONE_DEVICE, LearnerConfig
 from posttrain.config.roles import (
@@ -14,13 +15,14 @@ from posttrain.config.roles import (
     reference_is_policy,
     runtime_of,
     shares_weights,
+    teachers_of,
     uses_reference,
 )
 from posttrain.errors import Problem
 from posttrain.plan.engine import engine_options, engine_plan
 from posttrain.plan.placement import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
 
-TRAINING_ENGINES = ("policy", "critic", "reference")  # roles that a training engine computes
+TRAINING_ENGINES = ("policy", "critic", "reference")  # roles that a training engine computes, besides teachers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ def place(config: TrainingConfig) -> tuple[PlacementPlan | None, list[Problem]]:
     for each in asked:
         problems += _problems(place, each)
     for each in asked:
-        if each.role in TRAINING_ENGINES:
+        if _is_computed(each.role):
             ranks = place.devices if each.devices is None else len(each.devices)
             options = engine_options(config, each.role)
             problems += engine_plan(each.engine).option_problems(options, max(1, ranks), each.role)
@@ -92,11 +94,32 @@ def _of_the_run(place: PlacementConfig) -> list[Problem]:
 
 
 def _roles(config: TrainingConfig) -> list[RoleRequest]:
-    """List the roles of a run in the order in which a step needs them. Supervised fine-tuning has only the policy."""
+    """List the roles of a run in the order in which a step needs them. Supervised fine-tuning has the policy and teachers."""
     if isinstance(config, RunConfig):
         return _roles_of_a_step(config)
     reference = [_reference(config)] if isinstance(config, TuneConfig) and uses_reference(config) else []
-    return [_policy(config.policy, ("update",)), *reference]
+    return [*_teachers(config), _policy(config.policy, ("update",)), *reference]
+
+
+def _teachers(config: TrainingConfig) -> list[RoleRequest]:
+    engine = config.policy.engine
+    return [
+        RoleRequest(
+            role=role,
+            field=f"distillation.teachers.{role.removeprefix(ROLE)}.devices",
+            engine=engine,
+            devices=teacher.devices,
+            sizes=engine_plan(engine).sizes(config.policy),
+            awake=("log-probs",),
+            rests=("weights",) if teacher.offload else (),
+        )
+        for role, teacher in teachers_of(config).items()
+    ]
+
+
+def _is_computed(role: str) -> bool:
+    """Return True for a role that a training engine computes."""
+    return role in TRAINING_ENGINES or role.startswith(ROLE)
 
 
 def _policy(policy: LearnerConfig, awake: tuple[Phase, ...]) -> RoleRequest:
@@ -161,6 +184,7 @@ def _roles_of_a_step(config: RunConfig) -> list[RoleRequest]:
                 awake=("reward",),
             )
         )
+    asked += _teachers(config)
     asked.append(_policy(policy, ("log-probs", "update")))
     if uses_reference(config):
         asked.append(_reference(config))
@@ -218,7 +242,7 @@ def _lender(config: TrainingConfig, asked: RoleRequest, where: dict[str, list[in
 def _sizes(config: TrainingConfig, asked: RoleRequest, ranks: int) -> GroupSizes:
     sizes = asked.sizes
     shard = 1
-    if asked.role in TRAINING_ENGINES:
+    if _is_computed(asked.role):
         shard = engine_plan(asked.engine).shard(engine_options(config, asked.role), ranks)
     return replace(sizes, data=asked.servers or ranks // sizes.per_copy, shard=shard)
 
@@ -249,8 +273,8 @@ def _problems(place: PlacementConfig, asked: RoleRequest) -> list[Problem]:
 
 
 def _sizes_of(role: str) -> str:
-    """Return the section with a role's sizes; the reference has the policy's."""
-    return "policy" if role == "reference" else role
+    """Return the section with a role's sizes; reference and teachers have the policy's."""
+    return "policy" if role == "reference" or role.startswith(ROLE) else role
 
 
 def _does_not_split(asked: RoleRequest, count: int, split: int) -> Problem:

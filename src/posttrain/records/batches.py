@@ -33,6 +33,7 @@ class SequenceBatch:
     group_index: Tensor  # [B] int64, equal for responses to the same prompt
     trajectory_index: Tensor  # [B] int64, equal for rows of one trajectory
     sample_ids: tuple[str, ...]  # B names, as in samples/step_N.jsonl
+    data_sources: tuple[str, ...] = ()  # B, of each row's prompt; (): not known
     experts: Tensor | None = None  # [B, P + T, layers, chosen] int16, while sampling; -1: not known; None: not recorded
     images: tuple[PromptImages | None, ...] = ()  # B, of each row's prompt; (): no prompt has any
     # [B, T] int64, updates that the weights had seen which sampled the token; None: no response has several
@@ -125,6 +126,15 @@ class TrainerLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TeacherScores:
+    """The answers of one teacher before the update. [B, T]: 0 on rows that are not its own, and where masked."""
+
+    rows: Tensor  # [B] bool, the rows that have this teacher
+    logprobs: Tensor | None = None  # [B, T] float32 nats, of the sampled tokens; None: not read
+    top: Tensor | None = None  # [B, T, 2, k] float32, its k most likely tokens: their ids, and nats; None: not read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShapedBatch:
     """A scored batch with the rewards that advantages are estimated from: normalised, clipped, less the KL."""
 
@@ -132,6 +142,19 @@ class ShapedBatch:
     logprobs: TrainerLogprobs
     rewards: Tensor  # [B] float32, of the whole trajectory
     token_rewards: Tensor | None = None  # [B, T] float32, sum to rewards; None: all of it is on the last sampled token
+    # By name; empty: there is none, or the loss does not read them
+    teachers: Mapping[str, TeacherScores] = field(default_factory=dict)
+    # [B, T] float32 nats, from the teachers, where advantages are reduced by it; times its coefficient
+    divergence: Tensor | None = None
+    penalty: Tensor | None = None
+    teachers_alone: bool = False  # rewards count for nothing
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """[B, T] bool: sampled tokens that are not rejected, of trained rows with a valid reward; where teachers alone are
+        learned from, of all trained rows."""
+        trained = self.scored.trained if self.teachers_alone else self.scored.valid & self.scored.trained
+        return self.logprobs.kept(self.sequences.response_mask) & trained[:, None]
 
     @property
     def sequences(self) -> SequenceBatch:
@@ -174,6 +197,10 @@ class TrainBatch:
     high_entropy: Tensor | None = None  # [B, T] bool, the only tokens of the policy loss; None: all loss tokens
     critic: CriticTargets | None = None  # None: there is no critic
     preference: PreferenceTargets | None = None  # None: no preference is learned
+    # By name; empty: none, or not in the loss
+    teachers: Mapping[str, TeacherScores] = field(default_factory=dict)
+    # [B, T] float32 nats, that advantages have less; None: none is taken from them
+    divergence: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -29,6 +29,31 @@ class RolloutCorrectionPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationPlan:
+    """The divergence from teachers: a name in DIVERGENCES with its keyword arguments, and plain numbers."""
+
+    name: str
+    path: str | None = None  # of the user's file that holds it
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    of_sampled_tokens: bool  # reads the log-probs of the sampled tokens alone
+    teachers: Mapping[str, float]  # weights of the teachers, by name
+    coef: float = 1.0
+    as_loss: bool  # a term of the loss; False: taken from advantages
+    alone: bool = False  # nothing is learned from rewards
+    top_k: int | None = None  # None: the whole vocabulary
+    rest: str = "bucket"
+    temperature: float = 1.0
+    teacher_temperature: float = 1.0
+    min_logprob: float | None = None
+    clip: float | None = None
+
+    @property
+    def in_forward_pass(self) -> bool:
+        """True when the student's forward pass computes the divergence, over the vocabulary or the teacher's top k."""
+        return not self.of_sampled_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossPlan:
     """The policy's loss: a name in POLICY_LOSSES with its keyword arguments, and plain numbers."""
 
@@ -51,6 +76,7 @@ class LossPlan:
     off_policy_limit: float | None = None  # nats per token; None masks nothing
     high_entropy_share: float | None = None  # of a mini-batch's loss tokens; None: all of them
     correction: RolloutCorrectionPlan | None = None  # where its weights are computed in the update; None: once per step
+    distillation: DistillationPlan | None = None  # None: no divergence from teachers is in the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +235,9 @@ class StepPlan:
     resampling: ResamplingPlan = ResamplingPlan()
     update: UpdatePlan
     critic_update: CriticUpdatePlan | None = None  # None: there is no critic
+    distillation: DistillationPlan | None = None  # None: there is no teacher
+    # Data sources of each teacher; empty: all rows
+    teacher_sources: Mapping[str, frozenset[str]] = field(default_factory=dict)
     updates_policy: bool = True  # False in the steps in which only the critic warms up
     max_invalid_share: float
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,3 +15,9 @@ class Text:
     name: str  # such as train.parquet:17
     token_ids: NDArray[np.int32]  # [n], n >= 2
     learned: NDArray[np.bool_]  # [n], the token enters the loss; never the first one, which nothing predicts
+
+    def with_prompt(self) -> Text:
+        """Return the text with every token learned that one before it predicts."""
+        learned = np.ones_like(self.learned)
+        learned[0] = False
+        return replace(self, learned=learned)

@@ -1,4 +1,4 @@
-"""The scorer of a run without reward terms, whose environments give the rewards."""
+"""The scorer of a run without reward terms, whose environments give the rewards, or which learns from teachers alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from posttrain.rewards.sources import NO_REWARD
 
 
 class NothingToScore:
-    """A Scorer without a term. The environment's reward replaces its outcomes (steps.score)."""
+    """A Scorer without a term. An environment's reward replaces its outcomes (steps.score). Args: why, where none does."""
+
+    def __init__(self, why: str = "the environment gave no reward, and there is no reward term"):
+        self._why = why
 
     def begin(self, group: TrajectoryGroup, *, keep: bool = False) -> None:
         """No-op: there is nothing to score."""
@@ -26,7 +29,7 @@ class NothingToScore:
         return found
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
-        nothing = Invalid(NO_REWARD, "the environment gave no reward, and there is no reward term")
+        nothing = Invalid(NO_REWARD, self._why)
         return [(nothing,) * len(group.trajectories) for group in groups]
 
     def keep_in(self, folder: Path) -> None:

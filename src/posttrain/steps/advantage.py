@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posttrain.algos.statistics import whiten_parts
@@ -23,6 +24,8 @@ def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: Advant
     Args: values [B, T], the critic's; None without one.
     Raises: RequestError when the estimator needs something that no role has computed.
     """
+    if shaped.teachers_alone:
+        return with_advantages(shaped, torch.zeros(shaped.sequences.response_mask.shape), plan)
     advantages, returns = _run_estimator(plan, shaped.sequences, estimator_inputs(shaped, values, plan))
     critic = CriticTargets(values=values, returns=returns) if values is not None and returns is not None else None
     return with_advantages(shaped, advantages, plan, critic)
@@ -31,9 +34,11 @@ def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: Advant
 def with_advantages(
     shaped: ShapedBatch, advantages: Tensor, plan: AdvantagePlan, critic: CriticTargets | None = None
 ) -> TrainBatch:
-    """The input of the update from advantages [B, T], whitened and clipped as in the plan."""
+    """The input of the update from advantages [B, T], less what teachers take from them, whitened and clipped as in the plan."""
     batch, scored = shaped.sequences, shaped.scored
-    loss_mask = shaped.logprobs.kept(batch.response_mask) & scored.valid[:, None] & scored.trained[:, None]
+    loss_mask = shaped.loss_mask
+    if shaped.penalty is not None:
+        advantages = torch.where(loss_mask, advantages - shaped.penalty, 0.0)
     if plan.whiten:
         advantages = whiten_parts(advantages, loss_mask, scored.part_index)
     if plan.clip is not None:
@@ -46,6 +51,8 @@ def with_advantages(
         loss_mask=loss_mask,
         weights=scored.weights,
         critic=critic,
+        teachers=shaped.teachers,
+        divergence=shaped.divergence,
     )
 
 

@@ -37,7 +37,7 @@ def assemble(
     Raises: RunStopped when a prompt lacks the difficulty that it is to be weighed by.
     """
     rows = sample_rows(groups)
-    sequences = pad(rows)
+    sequences = pad(rows, tuple(groups[row.group].group.prompt.data_source for row in rows))
     if with_versions or any(row.sample.version_spans for row in rows):
         sequences = replace(sequences, versions=token_versions(rows, sequences.response_mask))
     states = state_index(rows)
@@ -63,8 +63,8 @@ def assemble(
     )
 
 
-def pad(rows: Sequence[SampleRow]) -> SequenceBatch:
-    """Token ids exactly as they were sampled, and 0 where a row has none."""
+def pad(rows: Sequence[SampleRow], sources: tuple[str, ...] = ()) -> SequenceBatch:
+    """Token ids exactly as they were sampled, and 0 where a row has none. Args: sources, the data source of each row."""
     prompt_width = max(len(row.prompt) for row in rows)
     response_width = max(len(row.sample.token_ids) for row in rows)
     tokens = torch.zeros(len(rows), prompt_width + response_width, dtype=torch.int64)
@@ -85,6 +85,7 @@ def pad(rows: Sequence[SampleRow]) -> SequenceBatch:
         group_index=torch.tensor([row.group for row in rows]),
         trajectory_index=torch.tensor([row.trajectory for row in rows]),
         sample_ids=tuple(row.sample.sample_id for row in rows),
+        data_sources=sources,
         images=tuple(row.images for row in rows) if any(row.images for row in rows) else (),
     )
 

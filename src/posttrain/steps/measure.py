@@ -33,11 +33,19 @@ def learning_metrics(batch: TrainBatch, update: UpdateStats) -> dict[str, float]
     """Metrics of advantages, critic, sampler gap, correction and updates."""
     return {
         **advantage_metrics(batch),
+        **divergence_metrics(batch),
         **critic_metrics(batch),
         **gap_metrics(batch.sequences.rollout_logprobs, update.trainer_logprobs, batch.sequences.response_mask),
         **correction_metrics(batch.sequences.response_mask, batch.logprobs),
         **update.metrics,
     }
+
+
+def divergence_metrics(batch: TrainBatch) -> dict[str, float]:
+    """The divergence from teachers that advantages have less; the loss reports its own."""
+    if batch.divergence is None or not batch.loss_mask.any():
+        return {}
+    return {"distillation/divergence": float(masked_mean(batch.divergence, batch.loss_mask))}
 
 
 def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

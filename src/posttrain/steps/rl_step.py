@@ -27,6 +27,7 @@ from posttrain.steps.resample import resample, stats_of_all
 from posttrain.steps.score import score
 from posttrain.steps.select import Selection
 from posttrain.steps.shape_rewards import RewardState, shape_outcomes, shape_rewards
+from posttrain.steps.teachers import with_teachers
 from posttrain.steps.update import update_models
 
 AnySelection = Selection | DomainSelection
@@ -186,7 +187,7 @@ def shape(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPla
         logprobs = trainer_logprobs(scored.sequences, roles.policy, roles.reference, plan.update)
         scored = add_sum_pi_squared(scored, roles.policy, plan)  # for estimators that name it
     # R_i normalised; r_i,t less the KL
-    return shape_rewards(scored, logprobs, plan.reward, rewards)
+    return with_teachers(shape_rewards(scored, logprobs, plan.reward, rewards), roles, plan, clock)
 
 
 def trainer_logprobs(

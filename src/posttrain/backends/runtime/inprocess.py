@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.serving.start import make_sampler, start_judge, start_weight_sync
+from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.start import (
     load_policy,
     pick_device,
@@ -17,8 +18,9 @@ from posttrain.backends.torch_training.start import (
     start_reward_model,
     start_sft_policy,
 )
+from posttrain.backends.torch_training.start_teachers import asked_before, served_teachers, start_teachers
 from posttrain.backends.torch_training.start_tune import start_tuned
-from posttrain.config import RunConfig, SftConfig, TuneConfig
+from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.generate import GenerateConfig
 from posttrain.config.roles import needs_ref_logprobs, uses_reference
 from posttrain.config.serve import ServeConfig
@@ -39,7 +41,8 @@ class InProcess:
     def start(self, config: RunConfig, batches: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> Roles:
         model, device = load_policy(config)
         notices = Notices()
-        policy, reference = start_policy(config, batches, tokenizer, model, notices)
+        teachers = start_teachers(config, tokenizer, device)
+        policy, reference = start_policy(config, batches, tokenizer, model, notices, teachers=_beside(config, teachers))
         rollout = make_sampler(
             config.rollout,
             config.model,
@@ -59,6 +62,7 @@ class InProcess:
             ),
             reference=reference if needs_ref_logprobs(config) else None,
             notes=tuple(role.note for role in (policy, critic, reference, rollout) if role is not None and role.note),
+            teachers=asked_before(config, teachers, served_teachers(config, tokenizer)),
             critic=critic,
             reward_model=start_reward_model(config, tokenizer, device),
             judge=start_judge(config, device),
@@ -78,9 +82,16 @@ class InProcess:
     def start_sft(self, config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Learner:
         model, device = load_policy(config)
         notices = Notices()
-        policy = start_sft_policy(config, batches, tokenizer, model, notices)
+        teachers = start_teachers(config, tokenizer, device)
+        policy = start_sft_policy(config, batches, tokenizer, model, notices, teachers=_beside(config, teachers))
         notes = (policy.note,) if policy.note else ()
-        return Learner(policy=policy, device=str(device), notices=notices, notes=notes)
+        asked = asked_before(config, teachers, served_teachers(config, tokenizer))
+        return Learner(policy=policy, teachers=asked, device=str(device), notices=notices, notes=notes)
+
+
+def _beside(config: TrainingConfig, teachers: dict[str, LogprobScorer]) -> dict[str, LogprobScorer]:
+    """Return the teachers that are computed inside the policy's forward pass."""
+    return teachers if config.distillation.beside_the_student else {}
 
 
 def start_sampler(

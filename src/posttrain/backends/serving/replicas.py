@@ -34,7 +34,7 @@ class Replica:
 
 @dataclass(slots=True, kw_only=True)
 class Replicas:
-    """The servers of a sampler.
+    """The servers of one model, a sampler's or a teacher's.
 
     A group's requests go to one server, whose cache then holds their prompt; when that one fails, the next one takes over.
     """
@@ -45,6 +45,8 @@ class Replicas:
     retries: int
     in_flight: int  # concurrent requests, over all servers
     health_path: str = "/health"
+    kind: str = "sampler"  # in messages
+    timeout_setting: str = "rollout.timeout_s"
     last_words: Callable[[], str] = lambda: ""  # the end of the log of a server started by the run
     all: list[Replica] = field(init=False)
 
@@ -85,7 +87,7 @@ class Replicas:
     def nobody(self) -> RunStopped:
         reasons = "; ".join(replica.why or f"{replica} failed" for replica in self.all)
         words = self.last_words()
-        return RunStopped(f"no sampler is left: {reasons}" + (f"\nThe end of its log:\n{words}" if words else ""))
+        return RunStopped(f"no {self.kind} is left: {reasons}" + (f"\nThe end of its log:\n{words}" if words else ""))
 
     async def ask_once(
         self, client: httpx2.AsyncClient, replica: Replica, method: str, path: str, body: Any = None
@@ -124,7 +126,7 @@ class Replicas:
                         return await self.ask_once(client, replica, "POST", path, body)
                     except HttpFailure as failure:
                         if failure.status and not failure.passing:
-                            raise RunStopped(f"the sampler rejected the request: {failure}") from None
+                            raise RunStopped(f"the {self.kind} rejected the request: {failure}") from None
                         if not failure.passing or attempt == self.retries:
                             raise
                         pause_s = max(failure.after_s, wait_s(encoded, attempt))
@@ -136,7 +138,7 @@ class Replicas:
                             raise
                     await asyncio.sleep(pause_s)
         except TimeoutError:
-            raise HttpFailure(TIMEOUT, f"no response within rollout.timeout_s = {self.timeout_s:g} s") from None
+            raise HttpFailure(TIMEOUT, f"no response within {self.timeout_setting} = {self.timeout_s:g} s") from None
         raise AssertionError("the last try ends the loop")
 
     async def tell_all(

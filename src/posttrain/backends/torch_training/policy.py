@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algos.objective import policy_objective
 from posttrain.algos.preferences import preference_loss
+from posttrain.backends.torch_training.distilling import TeachersOfRow, comparison_of
 from posttrain.backends.torch_training.moving_reference import MovingReference
 from posttrain.backends.torch_training.optimized_model import Learning, MicroBatch, OptimizedModel
 from posttrain.backends.torch_training.scoring import LogprobScorer
@@ -21,8 +22,8 @@ from posttrain.config import TrainingConfig
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ModelError, Problem
 from posttrain.models.routing import Routers
-from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan, PreferencePlan
+from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
+from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan
 from posttrain.records.statistics import ForwardBackwardStats
 
 
@@ -39,6 +40,7 @@ class PolicyModel(OptimizedModel):
         reference: LogprobScorer | None = None,  # for the KL over the whole vocabulary (kl_estimator full) in the loss
         moving_reference: MovingReference | None = None,  # follows this policy
         routers: Routers | None = None,  # that replay the sampler's experts, or are balanced by the loss
+        teachers: Mapping[str, LogprobScorer] | None = None,  # compared over the whole vocabulary, by name
         **how: Unpack[Learning],
     ):
         # Before the model is sharded: the form of its head is detected by running it.
@@ -56,6 +58,7 @@ class PolicyModel(OptimizedModel):
         self._reference = reference
         if reference:
             _check_same_vocabulary(model, reference.model)
+        self._teachers = teachers or {}
         super().__init__(model, tokenizer, **how)
         self._moving = moving_reference
         if moving_reference:
@@ -112,6 +115,9 @@ class PolicyModel(OptimizedModel):
         assert self._reference is not None, "a KL over the vocabulary is computed beside the reference"
         return self._scorer.reference_kl(batch, temperature, self._reference)
 
+    def divergence(self, batch: SequenceBatch, teachers: Mapping[str, TeacherScores], plan: DistillationPlan) -> Tensor:
+        return self._scorer.divergence(batch, teachers, plan, self._teachers)
+
     def move_reference(self, mix: float) -> None:
         assert self._moving is not None, "a reference that moves is given to the policy's engine"
         self._moving.move(self._masters.whole(self._sharding), mix)
@@ -145,17 +151,29 @@ class PolicyModel(OptimizedModel):
         reference = self._reference if loss.kl_coef and loss.kl_estimator == "full" else None
 
         balance = self._balance(batch, loss.router_balance_coef)
+        distillation = loss.distillation if loss.distillation and loss.distillation.in_forward_pass else None
+        how = comparison_of(distillation) if distillation else None
 
         def learn(micro: TrainBatch) -> MicroBatch:
             packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)
             if self._routers:
                 self._routers.prepare(packed.experts, learned_tokens(packed, micro) if balance else None)
+            teachers = None
+            if distillation and how:
+                teachers = TeachersOfRow(
+                    plan=distillation, how=how, answers=micro.teachers, models=self._teachers, packed=packed
+                )
             scores = self._scorer.score(
-                packed, loss.temperature, entropy_gradient=loss.entropy_coef > 0, reference=reference
+                packed,
+                loss.temperature,
+                entropy_gradient=loss.entropy_coef > 0,
+                reference=reference,
+                teachers=teachers,
             )
             logprobs, entropies = packed.unpack(scores.logprobs).cpu(), packed.unpack(scores.entropy).cpu()
             full_kl = packed.unpack(scores.full_kl).cpu() if scores.full_kl is not None else None
-            micro_loss, sums = policy_objective(logprobs, entropies, micro, loss, counts, full_kl)
+            divergence = packed.unpack(scores.divergence).cpu() if scores.divergence is not None else None
+            micro_loss, sums = policy_objective(logprobs, entropies, micro, loss, counts, full_kl, divergence)
             if balance:
                 part = balance(self.device)
                 micro_loss = micro_loss + loss.router_balance_coef * part.cpu()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from posttrain.algos.fused_divergence import top_of_logits, top_tokens
 from posttrain.algos.fused_scoring import TokenScores, score_logits, score_tokens
+from posttrain.backends.torch_training.distilling import TeachersOfRow, comparison_of
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
 from posttrain.backends.torch_training.sharding import Row, Sharding
 from posttrain.data.packing import PackedSequences, pack
 from posttrain.models.head import HeadForm, head_form, last_hidden_states, states_at
 from posttrain.models.routing import Routers
 from posttrain.models.vision import model_inputs
-from posttrain.records.batches import SequenceBatch
+from posttrain.records.batches import SequenceBatch, TeacherScores, take_rows
 from posttrain.records.notices import Notices
+from posttrain.records.plans import DistillationPlan
 
 
 class LogprobScorer:
@@ -102,14 +106,39 @@ class LogprobScorer:
         """Compute the KL to a reference over the vocabulary at every response token, [B, T], 0 where response_mask is False."""
         return self._over_batch(batch, lambda packed: self.score(packed, temperature, reference=reference).full_kl)
 
+    @torch.no_grad()
+    def top_logprobs(self, batch: SequenceBatch, temperature: float, k: int) -> Tensor:
+        """See interfaces.train_engine.TeacherEngine."""
+        return self._over_batch(batch, lambda packed: self._top(packed, temperature, k))
+
+    @torch.no_grad()
+    def divergence(
+        self,
+        batch: SequenceBatch,
+        answers: Mapping[str, TeacherScores],
+        plan: DistillationPlan,
+        teachers: Mapping[str, LogprobScorer],
+    ) -> Tensor:
+        """Compute the divergence from teachers at every response token, [B, T], 0 where response_mask is False. No gradient."""
+        how = comparison_of(plan)
+
+        def of(packed: PackedSequences, rows: list[int]) -> Tensor | None:
+            mine = TeachersOfRow(plan=plan, how=how, answers=take_rows(answers, rows), models=teachers, packed=packed)
+            return self.score(packed, plan.temperature, teachers=mine).divergence
+
+        return self._over_rows(batch, of)
+
     def _over_batch(self, batch: SequenceBatch, scores: Callable[[PackedSequences], Tensor | None]) -> Tensor:
+        return self._over_rows(batch, lambda packed, rows: scores(packed))
+
+    def _over_rows(self, batch: SequenceBatch, scores: Callable[[PackedSequences, list[int]], Tensor | None]) -> Tensor:
         def of(rows: list[int]) -> Tensor:
             packed = self.pack(batch.rows(rows))
             if self.routers:
                 self.routers.prepare(packed.experts)
-            found = scores(packed)
+            found = scores(packed, rows)
             assert found is not None, "the requested scores are present"
-            return packed.unpack(found).cpu()
+            return (packed.unpack(found) if found.ndim == 1 else packed.unpack_several(found)).cpu()
 
         if self._rests:
             self.model.to(self._device)  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
@@ -132,24 +161,39 @@ class LogprobScorer:
         entropy_gradient: bool = False,
         sum_pi_squared: bool = False,
         reference: LogprobScorer | None = None,
+        teachers: TeachersOfRow | None = None,
     ) -> TokenScores:
         """Score the M response tokens, carrying gradient where it is enabled; with a reference also the KL to it over the whole
         vocabulary, for which the reference reads the same packed row. Only its hidden states at the scored positions are
-        kept until the backward pass."""
+        kept until the backward pass. With teachers, the divergence from them in the same way."""
 
         row = self.sharding.row(packed)
 
         def scores() -> tuple[Tensor | None, ...]:
-            found = self._score(row, temperature, entropy_gradient, sum_pi_squared, reference)
-            return found.logprobs, found.entropy, found.sum_pi_squared, found.full_kl
+            found = self._score(row, temperature, entropy_gradient, sum_pi_squared, reference, teachers)
+            return found.logprobs, found.entropy, found.sum_pi_squared, found.full_kl, found.divergence
 
         with self._weights():
             found = self.sharding.forward(self.model, scores)
-        logprobs, entropy, pi_squared, full_kl = (
+        logprobs, entropy, pi_squared, full_kl, divergence = (
             None if each is None else self.sharding.collected(each, row, packed) for each in found
         )
         assert logprobs is not None and entropy is not None
-        return TokenScores(logprobs=logprobs, entropy=entropy, sum_pi_squared=pi_squared, full_kl=full_kl)
+        return TokenScores(
+            logprobs=logprobs, entropy=entropy, sum_pi_squared=pi_squared, full_kl=full_kl, divergence=divergence
+        )
+
+    def _top(self, packed: PackedSequences, temperature: float, k: int) -> Tensor:
+        """Find the k most likely tokens at the M response tokens, [M, 2, k]. See algos.fused_divergence.top_tokens."""
+        row = self.sharding.row(packed)
+
+        def top() -> Tensor:
+            if isinstance(self.head, str):
+                return top_of_logits(response_logits(self.model, row), k, temperature=temperature)
+            return top_tokens(self.hidden(row), self.head.of(self.model), k, temperature=temperature)
+
+        with self._weights():
+            return self.sharding.collected(self.sharding.forward(self.model, top), row, packed)
 
     def _score(
         self,
@@ -158,29 +202,34 @@ class LogprobScorer:
         entropy_gradient: bool,
         sum_pi_squared: bool,
         reference: LogprobScorer | None,
+        teachers: TeachersOfRow | None,
     ) -> TokenScores:
         head, their_head = self.head, reference.head if reference else None
-        if isinstance(head, str) or isinstance(their_head, str):
-            return score_logits(
-                response_logits(self.model, row),
+        if isinstance(head, str) or isinstance(their_head, str) or (teachers and teachers.needs_logits):
+            logits = response_logits(self.model, row)
+            found = score_logits(
+                logits,
                 row.targets,
                 temperature=temperature,
                 entropy_gradient=entropy_gradient,
                 sum_pi_squared=sum_pi_squared,
                 reference_logits=reference.frozen_logits(row) if reference else None,
             )
+            return replace(found, divergence=teachers.divergence_of_logits(row, logits)) if teachers else found
         theirs = None
         if reference and their_head:
             theirs = (reference.frozen_hidden(row), their_head.of(reference.model))
-        return score_tokens(
-            self.hidden(row),
-            head.of(self.model),
+        hidden, own_head = self.hidden(row), head.of(self.model)
+        found = score_tokens(
+            hidden,
+            own_head,
             row.targets,
             temperature=temperature,
             entropy_gradient=entropy_gradient,
             sum_pi_squared=sum_pi_squared,
             reference=theirs,
         )
+        return replace(found, divergence=teachers.divergence(row, hidden, own_head)) if teachers else found
 
     @torch.no_grad()
     def frozen_hidden(self, row: Row) -> Tensor:

@@ -27,12 +27,12 @@ from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
 from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.frozen import freeze
-from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.liger import use_liger
 from posttrain.models.loading import DTYPES, load_causal_lm, load_model_config
 from posttrain.models.lora import adapter_off, add_adapter
 from posttrain.models.reward_model import load_reward_model, load_reward_tokenizer
 from posttrain.models.routing import routers_of
+from posttrain.models.start_layers import fuse_on_cpu
 from posttrain.models.value_head import head_name, load_value_model
 from posttrain.models.vision import freeze_vision
 from posttrain.plan.engine import engine_options
@@ -104,13 +104,7 @@ def _choose_kernels(model: PreTrainedModel, config: ModelConfig) -> None:
     if config.liger:
         use_liger(model)
     else:
-        _fuse(model, config)
-
-
-def _fuse(model: PreTrainedModel, config: ModelConfig) -> None:
-    """Fuse layers on the CPU only, without torch.compile, which fuses more; on a GPU it was not measured."""
-    if config.fused_layers and not config.compile and not config.liger and model.device.type == "cpu":
-        fuse_layers(model)
+        fuse_on_cpu(model, config)
 
 
 def stored_weights(
@@ -136,10 +130,12 @@ def start_policy(
     sharding: Sharding | None = None,
     *,
     with_reference: bool = True,
+    teachers: Mapping[str, LogprobScorer] | None = None,
 ) -> tuple[TrainEngine, LogprobScorer | None]:
     """Build the policy and, when the run needs it, the frozen reference (unless that has processes of its own).
 
-    Args: sharding, when several processes make this call, shards the policy and the reference over them.
+    Args: sharding, when several processes make this call, shards the policy and the reference over them; teachers that are
+        computed beside the policy, by name.
     """
     engine = TRAIN_ENGINES.get(config.policy.engine)
     assert batches.schedule_updates is not None
@@ -158,6 +154,7 @@ def start_policy(
         reference=reference if compares_vocabularies(config) else None,
         **_moving(config, reference),
         **_routers(config, model),
+        **({"teachers": teachers} if teachers else {}),
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
         **how(config, notices, sharding, policy_stored(config, sharding)),
@@ -189,10 +186,12 @@ def start_sft_policy(
     model: PreTrainedModel,
     notices: Notices,
     sharding: Sharding | None = None,
+    *,
+    teachers: Mapping[str, LogprobScorer] | None = None,
 ) -> TrainEngine:
     """Build the policy of supervised fine-tuning, which is validated in micro-batches of the training size.
 
-    Args: sharding, when several processes make this call, shards it over them.
+    Args: sharding, when several processes make this call, shards it over them; teachers as in ``start_policy``.
     """
     learner = config.policy
     assert batches.schedule_updates is not None
@@ -205,6 +204,7 @@ def start_sft_policy(
         max_tokens_per_micro_batch=batches.max_tokens_per_micro_batch,
         sequences_per_scoring_batch=learner.sequences_per_micro_batch_per_device,
         max_tokens_per_scoring_batch=batches.max_tokens_per_micro_batch,
+        **({"teachers": teachers} if teachers else {}),
         gradient_checkpointing=config.model.gradient_checkpointing,
         activation_offload=config.model.activation_offload,
         **how(config, notices, sharding, policy_stored(config, sharding)),
@@ -238,7 +238,7 @@ def start_reference(
             trust_remote_code=config.model.trust_remote_code,
             config_overrides=config.model.config_overrides if start == config.model.path else None,
         ).requires_grad_(False)
-        _fuse(own, config.model)  # as the policy, so that equal weights give equal log-probs
+        fuse_on_cpu(own, config.model)  # as the policy, so that equal weights give equal log-probs
     reference: LogprobScorer = TRAIN_ENGINES.get(config.policy.engine).scorer(
         own,
         config.reference.sequences_per_micro_batch_per_device,

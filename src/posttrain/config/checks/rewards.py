@@ -19,7 +19,13 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
     """Report invalid settings."""
     reward, samples = config.reward, config.rollout.samples_per_prompt
     worlds = config.environment.used and config.environment.name != SINGLE_TURN
-    if not reward.terms and reward.model is None and reward.judge is None and not worlds:
+    if (
+        not reward.terms
+        and reward.model is None
+        and reward.judge is None
+        and not worlds
+        and not config.distillation.alone
+    ):
         yield Problem(
             "there is nothing to score responses by: no reward term and no reward model",
             fix="add a term, such as reward.terms=[{name: exact_match}], or reward.model.path",

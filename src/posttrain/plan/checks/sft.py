@@ -12,6 +12,7 @@ from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.config.tracking import TrackingConfig
 from posttrain.errors import Problem
 from posttrain.plan.checks.cluster import cluster_warnings, unsupported_cluster
+from posttrain.plan.checks.distillation import distillation_problems, distillation_warnings
 from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
 from posttrain.plan.checks.libraries import missing_libraries
 from posttrain.registry import TRACKERS, TRAIN_ENGINES
@@ -40,6 +41,7 @@ def check(config: SftConfig) -> list[Problem]:
         *precision_problems(config.model),
         *schedule_problems("policy", config.policy.schedule),
         *engine_problems(config),
+        *distillation_problems(config),
     ]
 
 
@@ -60,6 +62,7 @@ def warnings_of(config: SftConfig) -> list[str]:
         *frozen_warnings(config.model, policy.lora),
         *cluster_warnings(config.placement),
         *engine_warnings(config),
+        *distillation_warnings(config),
         *tracking_warnings(config.tracking),
         *profiling_warnings(config),
         *_tracking_of_samples(config.tracking),

@@ -27,6 +27,7 @@ from posttrain.config.critic import CriticConfig
 from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
 from posttrain.plan.checks.cluster import cluster_problems, cluster_warnings, unsupported_cluster
+from posttrain.plan.checks.distillation import distillation_problems, distillation_warnings
 from posttrain.plan.checks.engines import (
     engine_problems,
     engine_warnings,
@@ -81,6 +82,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from environment_problems(config)
     yield from engine_problems(config)
     yield from reference_problems(config)
+    yield from distillation_problems(config)
     yield from router_problems(config)
     yield from training_problems(config)
     yield from reward_problems(config)
@@ -89,7 +91,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
 
 def _algorithm_rules(config: RunConfig) -> Iterator[Problem]:
     advantage, loss = config.advantage, config.loss
-    compares = advantage.about.facts.compares_responses
+    compares = advantage.about.facts.compares_responses and not config.distillation.alone
     keeps_reward = advantage.settings.get("lone_sample_keeps_reward", False)
     if compares and config.rollout.samples_per_prompt == 1 and not keeps_reward:
         yield Problem(
@@ -145,6 +147,7 @@ def warnings_of(config: RunConfig) -> list[str]:
         *cluster_warnings(config.placement),
         *algorithm_warnings(config),
         *reference_warnings(config),
+        *distillation_warnings(config),
         *batch_warnings(config),
         *domain_warnings(config),
         *own_class_warnings(config),

@@ -35,11 +35,14 @@ from posttrain.backends.runtime.ray.worker import Worker
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.backends.runtime.ray.worker_roles import start_worker_roles
 from posttrain.backends.serving.start import make_sampler, ranks_per_copy
+from posttrain.backends.torch_training.start_teachers import asked_before, served_teachers
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
-from posttrain.config.roles import needs_ref_logprobs
+from posttrain.config.distillation import ROLE
+from posttrain.config.roles import needs_ref_logprobs, teachers_of
 from posttrain.errors import ConfigError
 from posttrain.interfaces.roles import Learner, Roles, Tuned
 from posttrain.interfaces.rollout_engine import RolloutEngine
+from posttrain.interfaces.train_engine import TeacherEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.plan.engine import engine_plan
 from posttrain.plan.placement import PlacementPlan, Rank
@@ -241,9 +244,11 @@ class _Start:
 
     def learner(self) -> Learner:
         worker_groups = self.worker_groups()
-        (trainers,) = worker_groups.values()
+        of = {role: worker_groups[group.name] for group in self.groups for role in group.roles}
+        trainers = of["policy"]
         return Learner(
             policy=RemotePolicy(trainers),
+            teachers=self._teachers(of),
             device=self._device(),
             notices=self.notices,
             notes=_notes(worker_groups),
@@ -268,6 +273,14 @@ class _Start:
     def _reference(self, workers: WorkerGroup, config: RunConfig | TuneConfig) -> RemoteScorer:
         return RemoteScorer(workers, "reference", copies=engine_plan(config.policy.engine).keeps_whole)
 
+    def _teachers(self, of: Mapping[str, WorkerGroup]) -> dict[str, TeacherEngine]:
+        """Return the teachers that give their answers before an update, by name."""
+        copies = engine_plan(self.config.policy.engine).keeps_whole
+        workers: dict[str, TeacherEngine] = {
+            role.removeprefix(ROLE): RemoteScorer(of[role], role, copies=copies) for role in teachers_of(self.config)
+        }
+        return asked_before(self.config, workers, served_teachers(self.config, self.tokenizer))
+
     def roles(self, config: RunConfig) -> Roles:
         worker_groups = self.worker_groups()
         of = {role: worker_groups[group.name] for group in self.groups for role in group.roles}
@@ -279,6 +292,7 @@ class _Start:
             rollout=rollout,
             weight_sync=sync,
             reference=self._reference(of["reference"], config) if asks_reference else None,
+            teachers=self._teachers(of),
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
             reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
             judge=RemoteRewardModel(of["judge"], "judge", reads_references=True) if "judge" in of else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
-from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan, PreferencePlan, ValueLossPlan
+from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
+from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, ValueStats
 from posttrain.records.trajectories import Outcome, TrajectoryGroup
@@ -36,6 +36,9 @@ class RemoteScorer:
 
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scores("sum_pi_squared", batch, temperature)
+
+    def top_logprobs(self, batch: SequenceBatch, temperature: float, k: int) -> Tensor:
+        return self._scores("top_logprobs", batch, temperature, k)
 
     def _scores(self, method: str, batch: SequenceBatch, *arguments: float) -> Tensor:
         what = f"{self.role} {method}"
@@ -113,6 +116,11 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
 
     def reference_kl(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scores("reference_kl", batch, temperature)
+
+    def divergence(self, batch: SequenceBatch, teachers: Mapping[str, TeacherScores], plan: DistillationPlan) -> Tensor:
+        rows = self.workers.share(to_plain((batch, teachers)))
+        found: Tensor = from_plain(self.workers.call("divergence", rows, plan, what="divergence from teachers"))
+        return found
 
     def move_reference(self, mix: float) -> None:
         self.workers.call("move_reference", mix, what="mixing the policy into the reference")

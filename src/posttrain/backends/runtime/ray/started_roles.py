@@ -18,6 +18,7 @@ from posttrain.backends.runtime.ray.serving import Server, server_of
 from posttrain.backends.runtime.ray.taking import CopyTaker, ServerTaker, Taker
 from posttrain.backends.serving.start import make_sampler, start_judge
 from posttrain.backends.torch_training.resting import Resting, Turns
+from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.torch_training.start import (
     load_policy,
@@ -27,9 +28,11 @@ from posttrain.backends.torch_training.start import (
     start_reward_model,
     start_sft_policy,
 )
+from posttrain.backends.torch_training.start_teachers import start_teacher
 from posttrain.backends.torch_training.start_tune import start_tuned
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
-from posttrain.config.roles import compares_vocabularies, learner_of, sends_adapter, shares_weights
+from posttrain.config.distillation import ROLE
+from posttrain.config.roles import compares_vocabularies, learner_of, sends_adapter, shares_weights, teachers_of
 from posttrain.models.loading import DTYPES
 from posttrain.plan.engine import engine_plan
 from posttrain.plan.roles import leaves
@@ -95,6 +98,8 @@ class Starter:
         if self.assignment.meeting:
             self._meet(*self.assignment.meeting)
         config, batches, engines = self.config, self.assignment.batches, self.started.engines
+        if "policy" not in self.assignment.roles:
+            self._start_teachers()
         if not isinstance(config, RunConfig):
             assert isinstance(batches, SftBatchPlan)
             self._start_on_rows(config, batches)
@@ -126,7 +131,8 @@ class Starter:
             if isinstance(config, TuneConfig):
                 engines["policy"] = start_tuned(config, batches, *how)
             else:
-                engines["policy"] = start_sft_policy(config, batches, *how)
+                self._start_teachers()
+                engines["policy"] = start_sft_policy(config, batches, *how, teachers=self._beside())
         if "reference" in self.assignment.roles:
             assert isinstance(config, TuneConfig), "supervised fine-tuning has no reference"
             engines["reference"] = start_reference(config, self.device, policy, self._sharding_of("policy"))
@@ -170,6 +176,7 @@ class Starter:
 
     def _start_policy(self, config: RunConfig, batches: BatchPlan) -> None:
         model, sharding = self._load_policy()
+        self._start_teachers()
         policy, reference = start_policy(
             config,
             batches,
@@ -178,10 +185,24 @@ class Starter:
             self.notices,
             sharding,
             with_reference="reference" in self.assignment.roles or compares_vocabularies(config),
+            teachers=self._beside(),
         )
         self.started.engines["policy"] = policy
         if reference is not None:
             self.started.engines["reference"] = reference
+
+    def _start_teachers(self) -> None:
+        sharding = self._sharding_of("policy")
+        for role in self.assignment.roles:
+            if role in teachers_of(self.config):
+                self.started.engines[role] = start_teacher(self.config, role, self.tokenizer, self.device, sharding)
+
+    def _beside(self) -> dict[str, LogprobScorer]:
+        """Return the teachers that are computed inside the policy's forward pass, by name."""
+        if not self.config.distillation.beside_the_student:
+            return {}
+        engines = self.started.engines
+        return {role.removeprefix(ROLE): engines[role] for role in teachers_of(self.config) if role in engines}
 
     def _start_rollout(self, config: RunConfig) -> None:
         """Start the sampler. It reads the policy's weights where this process has all of them, and otherwise a copy: a module

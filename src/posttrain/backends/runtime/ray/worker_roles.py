@@ -26,7 +26,7 @@ from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
 from posttrain.records.batches import LossCounts
 from posttrain.records.notices import Notices
-from posttrain.records.plans import LossPlan, PreferencePlan, ValueLossPlan
+from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
 from posttrain.run.profile import Recording
@@ -86,6 +86,12 @@ class WorkerRoles:
         """Call a method that gives [B, T] for a SequenceBatch; both as plain values."""
         self._started.take_turn(role)
         return self._reported(getattr(self.roles[role], method)(from_plain(batch), *arguments))
+
+    def divergence(self, asked: Any, plan: DistillationPlan) -> Any:
+        """Measure the divergence of the policy from its teachers; a SequenceBatch and the teachers' answers, as plain values."""
+        self._started.take_turn("policy")
+        batch, answers = from_plain(asked)
+        return self._reported(self.roles["policy"].divergence(batch, answers, plan))
 
     def learn(self, batch: Any, role: str, loss: LossPlan | PreferencePlan | ValueLossPlan, counts: LossCounts) -> Any:
         """Run forward and backward over a TrainBatch; the batch and the result as plain values."""

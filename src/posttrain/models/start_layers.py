@@ -1,0 +1,14 @@
+"""Faster layers of a model on a CPU."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from posttrain.config.model import ModelConfig
+from posttrain.models.fused_layers import fuse_layers
+
+
+def fuse_on_cpu(model: PreTrainedModel, config: ModelConfig) -> None:
+    """Fuse layers on the CPU only, without torch.compile, which fuses more; on a GPU it was not measured."""
+    if config.fused_layers and not config.compile and not config.liger and model.device.type == "cpu":
+        fuse_layers(model)
