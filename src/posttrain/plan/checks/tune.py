@@ -42,6 +42,10 @@ def warnings_of(config: TuneConfig) -> list[str]:
 
 def _method_problems(config: TuneConfig) -> Iterator[Problem]:
     method = config.method
+    if config.distillation.used:
+        what = "preferences are learned without teachers"
+        fix = "learn from teachers on texts with posttrain sft, or leave distillation.teachers out"
+        yield Problem(what, fix=fix, field="distillation.teachers")
     if not method.is_known:
         if method.path is None:
             yield TUNE_METHODS.problem(method.name, "method.name")
