@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from posttrain.algos.distillation import Comparison, compare_top
 from posttrain.algos.fused_divergence import TeacherStates, TopTokens, logits_divergence, score_divergence
 from posttrain.algos.fused_scoring import Head
 from posttrain.backends.torch_training.sharding import Row
 from posttrain.data.packing import PackedSequences
+from posttrain.models.head import HeadForm
 from posttrain.records.batches import TeacherScores
 from posttrain.records.plans import DistillationPlan
 from posttrain.registry import DIVERGENCES
 
-if TYPE_CHECKING:
-    from posttrain.backends.torch_training.scoring import LogprobScorer
+
+class TeacherModel(Protocol):
+    """A frozen model that is computed inside the student's forward pass: a LogprobScorer."""
+
+    @property
+    def model(self) -> PreTrainedModel: ...
+
+    @property
+    def head(self) -> HeadForm | str: ...
+
+    def frozen_hidden(self, row: Row) -> Tensor: ...
+
+    def frozen_logits(self, row: Row) -> Tensor: ...
 
 
 def comparison_of(plan: DistillationPlan) -> Comparison:
@@ -46,7 +59,7 @@ class TeachersOfRow:
     plan: DistillationPlan
     how: Comparison
     answers: Mapping[str, TeacherScores]
-    models: Mapping[str, LogprobScorer]
+    models: Mapping[str, TeacherModel]
     packed: PackedSequences
 
     @property
@@ -57,7 +70,7 @@ class TeachersOfRow:
     def divergence(self, row: Row, hidden: Tensor, head: Head) -> Tensor:
         """The weighted sum of the divergences at the scored tokens, from the student's hidden states. Returns: [m] nats."""
 
-        def of(teacher: LogprobScorer | TopTokens) -> Tensor:
+        def of(teacher: TeacherModel | TopTokens) -> Tensor:
             if isinstance(teacher, TopTokens):
                 return score_divergence(hidden, head, teacher, self.how)
             form = teacher.head
@@ -70,7 +83,7 @@ class TeachersOfRow:
     def divergence_of_logits(self, row: Row, logits: Tensor) -> Tensor:
         """The same from the student's logits [m, vocabulary]."""
 
-        def of(teacher: LogprobScorer | TopTokens) -> Tensor:
+        def of(teacher: TeacherModel | TopTokens) -> Tensor:
             if isinstance(teacher, TopTokens):
                 return compare_top(logits.float(), teacher.ids, teacher.logprobs, self.how)
             return logits_divergence(logits.float(), teacher.frozen_logits(row).float(), self.how)
