@@ -214,6 +214,7 @@ def loop_plan(
         save_every=tuple(every for every in save_every if every is not None),
         save_at_end=config.checkpoint.at_end,
         save_in_background=config.checkpoint.background,
+        expiry_margin_s=config.checkpoint.before_expiry_s,
         export_every=config.checkpoint.export_every_steps,
         export_folder=Path(config.checkpoint.export_folder or Path(config.folder) / "exports"),
         profile=profile_plan(config.profiling),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from posttrain.interfaces.roles import WorkersProfiler
 from posttrain.records.notices import Notices
 from posttrain.records.plans import ProfilePlan
 from posttrain.run.clock import Clock
+from posttrain.run.expiry import Expiry
 from posttrain.run.exports import export_models
 from posttrain.run.health import Health, Watched
 from posttrain.run.lifetime import Run
@@ -34,6 +36,7 @@ class LoopPlan:
     save_every: tuple[int, ...] = ()
     save_at_end: bool = False
     save_in_background: bool = False  # while the next step begins
+    expiry_margin_s: float | None = None  # besides a step; None: the machine's end is not looked at
     export_every: int | None = None  # plain Hugging Face folders, also at the end; None: never
     export_folder: Path | None = None
     profile: ProfilePlan = field(default_factory=ProfilePlan)
@@ -105,6 +108,7 @@ def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Tu
     timeline = Timeline(run.folder, run.first_step, trackers.message, checkpoints.written_s(run.first_step - 1))
     profiler = Profiler(plan.profile, run.folder, trackers.message, body.workers_profiler)
     health = Health(body.watched)
+    expiry = Expiry(plan.expiry_margin_s, trackers.message)
     metrics: dict[str, float] = {}
 
     def save(number: int, background: bool = False) -> str:
@@ -122,7 +126,7 @@ def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Tu
         return
     for step in range(run.first_step, plan.total_steps + 1):
         clock = Clock(trackers, step, stop, timeline, profiler, before_updates(checkpoints, trackers, stop))
-        last = step == plan.total_steps
+        last, began = step == plan.total_steps, time.monotonic()
         before = progress.positions()
         try:
             done = yield step, clock
@@ -152,7 +156,7 @@ def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Tu
             save,
             trackers,
             stop,
-            save_due=plan.saves(step),
+            save_due=plan.saves(step) or expiry.near(time.monotonic() - began),
             last=last,
             background=plan.save_in_background,
             timeline=timeline,

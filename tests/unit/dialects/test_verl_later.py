@@ -146,3 +146,39 @@ def test_a_second_draw_is_of_gae_alone() -> None:
     reasons = {one.key: one.reason for one in loaded.ignored}
     assert reasons["algorithm.use_pf_ppo"] == "verl draws again for gae alone, not for grpo"
     assert "algorithm.pf_ppo.weight_pow" in reasons
+
+
+@pytest.mark.parametrize(("mode", "refused"), [("sync", 1), ("async", 0)])
+def test_prefill_in_pieces_is_refused_where_verl_refuses_it(mode: str, refused: int) -> None:
+    """Its servers, which mode async starts, leave the limit to vLLM; the sampler of mode sync stops."""
+    section = "actor_rollout_ref"
+    keys = [
+        f"{section}.rollout.max_num_batched_tokens=100",
+        f"{section}.rollout.mode={mode}",
+        "trainer.n_gpus_per_node=1",
+    ]
+    sizes = [
+        f"{section}.{one}_per_gpu=8" for one in ("actor.ppo_micro_batch_size", "rollout.log_prob_micro_batch_size")
+    ]
+    group = [
+        "algorithm.adv_estimator=grpo",
+        f"{section}.rollout.n=8",
+        f"{section}.rollout.tensor_model_parallel_size=1",
+    ]
+    loaded = read_config(None, [*keys, *sizes, *group, f"{section}.rollout.name=vllm"], "verl", skip_files=True)
+    assert sum("tokens in one pass are fewer" in str(one) for one in loaded.problems) == refused
+
+
+def test_settings_of_speed_alone_leave_a_plan_that_trains() -> None:
+    """They are reported as ignored, each with its reason."""
+    section = "actor_rollout_ref.rollout"
+    asked = {f"{section}.over_sample_rate": "0.1", f"{section}.trace.backend": "mlflow"}
+    asked["algorithm.filter_groups.max_inflight_gen_batches"] = "4"
+    sizes = [
+        f"actor_rollout_ref.{one}=8"
+        for one in ("actor.ppo_micro_batch_size_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu", "rollout.n")
+    ]
+    keys = [f"+{key}={value}" for key, value in asked.items()]
+    loaded = read_config(None, ["algorithm.adv_estimator=grpo", *sizes, *keys], "verl", here=True, skip_files=True)
+    assert not loaded.problems and not loaded.unsupported
+    assert {one.key for one in loaded.ignored if one.asks} >= set(asked)

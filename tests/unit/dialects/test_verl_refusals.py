@@ -684,7 +684,6 @@ def test_what_follows_the_actor_without_a_reference_is_not_told(tmp_path: Path) 
 PLANNED = [
     "+data.datagen.path=my.py",
     "+trainer.v1.trainer_mode=separate_async",
-    f"+{R}.trace.backend=weave",
     "trainer.logger=[console,clearml]",
 ]
 

@@ -148,3 +148,12 @@ def test_term_that_responses_do_not_have_stops_the_run() -> None:
     selection = Selection(GroupFilterPlan(strategy="drop", metric="accuracy"), wanted=1)
     with pytest.raises(RunStopped, match=r"accuracy is not among the terms of the responses to a \(its terms: acc\)"):
         selection.add([group("a", Reward(1.0, (("acc", 1.0),)))])
+
+
+def test_without_bounds_refill_replaces_groups_without_any_score() -> None:
+    """As verl's sync_refill_failed_groups: a flat group stays, one whose responses all failed makes room for another."""
+    selection = Selection(GroupFilterPlan(strategy="refill", above_std=None), wanted=2)
+    selection.add([flat("a"), group("b", Invalid("sampler"), Invalid("sampler"))])
+    assert not selection.complete
+    selection.add([group("c", Invalid("sampler"), 1.0), good("d")])
+    assert selection.complete and names(selection) == ["a", "c"]

@@ -201,6 +201,8 @@ def group_filter(keys: Reader, scorer: str) -> dict[str, Any]:
     if not get(keys, f"{section}.enable"):
         for name in ("metric", "max_num_gen_batches"):
             keys.ignore(f"{section}.{name}", "filter_groups.enable is not true")
+        if get(keys, "trainer.v1.sampler.sync_refill_failed_groups", False):
+            return {"group_filter.strategy": "refill", "group_filter.above_std": None}
         return {}
     metric = get(keys, f"{section}.metric", "reward")
     of_the_reward = metric in ("reward", "score", "seq_reward", "seq_final_reward")

@@ -172,6 +172,11 @@ def trainer(keys: Reader) -> dict[str, Any]:
         "validation.every_steps": test if test > 0 else None,
         "validation.after_training": test > 0 or keys.ledger.version == "0.2",
     }
+    spare = get(keys, "trainer.esi_redundant_time", 0)
+    if keys.ledger.find("trainer.esi_redundant_time") and save > 0:
+        fields["checkpoint.before_expiry_s"] = 60.0 + spare
+    elif spare:
+        keys.ignore("trainer.esi_redundant_time", "trainer.save_freq is not above 0, so nothing is saved")
     if get(keys, "trainer.val_only", False):
         fields["validation.only"] = True
         if get(keys, "trainer.val_before_train", True) is False:

@@ -91,7 +91,8 @@ def _check_engine(keys: Reader, engine: str) -> None:
         keys.problem(what, key=summon, fix=f"use {ROLLOUT}.load_format=safetensors, or {summon}=False")
     longest = get(keys, f"{ROLLOUT}.max_model_len", keys["data.max_prompt_length"] + keys[f"{ROLLOUT}.response_length"])
     key = f"{ROLLOUT}.max_num_batched_tokens"
-    checks = keys.ledger.version not in ("0.1", "0.2")
+    # verl's servers (mode async, the only one from 0.7 on) leave this to vLLM, which then prefills in pieces.
+    checks = keys.ledger.version not in ("0.1", "0.2") and get(keys, f"{ROLLOUT}.mode", "sync") != "async"
     if checks and engine == "vllm" and keys[f"{ROLLOUT}.enable_chunked_prefill"] and keys[key] < longest:
         keys.problem(
             f"with enable_chunked_prefill, {keys[key]} tokens in one pass are fewer than the {longest} of the longest sequence",
