@@ -17,6 +17,7 @@ from posttrain.dialects.native.write import to_yaml
 
 PROMPTS, ROWS, RESPONSE = 4, 16, 16  # per step, in the file, and tokens of a response
 LIMIT_S = 300
+POSITIONS = 4096  # of the model: pages of environments are long in the tokens of so small a vocabulary
 
 
 def two_steps(loaded: LoadedConfig[Any], folder: Path, model: Path) -> str:
@@ -28,6 +29,10 @@ def two_steps(loaded: LoadedConfig[Any], folder: Path, model: Path) -> str:
     config = loaded.config
     if not isinstance(config, RunConfig):
         return "not tried: it is no configuration of reinforcement learning"
+    if config.validation.only:
+        return "not tried: it makes no step"
+    if config.reward.judge is not None and not config.reward.terms:
+        return "not tried: a judge alone scores it"
     if config.reward.model is not None or config.environment.name not in (None, SINGLE_TURN):
         return "not tried: it needs a reward model, tools or an environment of its own"
     folder.mkdir(parents=True)
@@ -60,6 +65,7 @@ def _row(config: RunConfig, number: int) -> dict[str, Any]:
         data.data_source_column or "data_source": "openai/gsm8k",
         "reward_model": {"style": "rule", "ground_truth": truth},
         "ground_truth": truth,
+        "question": question[0]["content"],
         data.extra_info_column: {"index": number},
     }
 
@@ -70,25 +76,49 @@ def _shrunk(config: RunConfig, data: Path, folder: Path, model: Path) -> RunConf
     updates = 2 if sequences > (config.policy.sequences_per_mini_batch or sequences) else 1
     small = {"sequences_per_mini_batch": PROMPTS * samples // updates}
     few = {"sequences_per_micro_batch_per_device": 1, "max_tokens_per_micro_batch": None}
-    terms = [term.model_copy(update={"name": "gsm8k", "path": None, "options": {}}) for term in config.reward.terms[:1]]
+    terms = [
+        term.model_copy(update={"name": "gsm8k", "path": None, "options": {}, "data_sources": []})
+        for term in config.reward.terms[:1]
+    ]
     columns = {"ground_truth_column": "ground_truth", "extra_columns": []}
-    files = {"train_files": [str(data)], "validation_files": [], "prompts_per_step": PROMPTS, "max_prompt_tokens": 128}
+    rows = [] if config.environment.train_episodes else [str(data)]
+    files = {"train_files": rows, "validation_files": [], "prompts_per_step": PROMPTS}
+    files |= {"domains": {}, "domain_statistics": False, "max_prompt_tokens": 128 if rows else POSITIONS // 2}
+    named = {
+        tag: _with(each, settings=_own_rows(each.settings, data)) for tag, each in config.environment.named.items()
+    }
     length = {"max_response_tokens": RESPONSE, "samples_per_prompt": samples}
     return config.model_copy(
         update={
-            "model": _with(config.model, path=str(model), tokenizer_path=None, config_overrides={}),
+            "model": _with(
+                config.model,
+                path=str(model),
+                tokenizer_path=None,
+                config_overrides={"max_position_embeddings": POSITIONS},
+            ),
             "data": _with(config.data, **files, **columns),
+            "environment": _with(config.environment, named=named, max_context_tokens=None),
             "rollout": _with(config.rollout, **length),
             "validation": _with(config.validation, every_steps=None, before_training=False),
             "policy": _with(config.policy, **small, **few),
             "critic": _with(config.critic, path=None, **small, **few),
             "reference": _with(config.reference, path=None, **few),
-            "reward": _with(config.reward, terms=terms, overlong_buffer_tokens=None, check_references=False),
+            "reward": _with(
+                config.reward, terms=terms, judge=None, overlong_buffer_tokens=None, check_references=False
+            ),
             "run": _with(config.run, folder=str(folder / "run"), total_steps=2, resume="never"),
             "checkpoint": _with(config.checkpoint, every_steps=None, at_end=False, upload=None, folder=None),
             "tracking": _with(config.tracking, trackers=[]),
         }
     )
+
+
+def _own_rows(settings: dict[str, Any], data: Path) -> dict[str, Any]:
+    """Settings of an environment that asks questions of a file: the made one, without tools."""
+    if "file" not in settings:
+        return settings
+    rest = {name: value for name, value in settings.items() if name not in ("tools", "max_calls")}
+    return rest | {"file": str(data), "question_column": "question", "answer_column": "ground_truth"}
 
 
 def _with(section: Section, **values: Any) -> Section:

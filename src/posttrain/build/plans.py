@@ -86,7 +86,10 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         loss = replace(loss, distillation=distillation, policy_coef=0.0 if distillation.alone else loss.policy_coef)
     step = StepPlan(
         prompts=batches.prompts_per_step,
-        sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
+        sampling=replace(
+            sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
+            extra_episodes=config.environment.extra_episodes,
+        ),
         advantage=AdvantagePlan(
             name=config.advantage.name,
             path=absolute(config.advantage.path) if config.advantage.path else None,

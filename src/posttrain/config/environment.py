@@ -69,6 +69,10 @@ class EnvironmentConfig(Section):
     changed_history: Literal["split", "refuse", "append"] = "split"
     """Handling of a chat template that renders earlier turns differently (without their thoughts, say): split begins a new
     training sample with the new rendering, refuse fails the episode, append continues after the tokens the policy has read."""
+    extra_episodes: int = Field(default=0, ge=0)
+    """Further episodes begun for each prompt in training: a group takes its first rollout.samples_per_prompt that do not fail,
+    and the rest are dropped. Slow ones hold nothing up then, and which are trained on depends on speed: such a run is not
+    reproducible, and long episodes are rarer in it."""
     statistics_by_name: bool = False
     """Batch statistics of rewards and advantages (reward.normalize_mean: batch, advantage.whiten, ...) are over the episodes of
     one environment in named; false: over all of the step."""

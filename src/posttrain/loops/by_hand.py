@@ -41,7 +41,9 @@ def play_by_hand(
 ) -> TrajectoryGroup:
     """Play one episode. Returns: a group of one trajectory."""
     watched = replace(worlds, host=WatchedHost(worlds.host, watch))
-    [group] = play(WatchedSampler(player, watch), [prompt], replace(sampling, samples_per_prompt=1), watched)
+    [group] = play(
+        WatchedSampler(player, watch), [prompt], replace(sampling, samples_per_prompt=1, extra_episodes=0), watched
+    )
     return group
 
 

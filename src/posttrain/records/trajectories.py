@@ -27,6 +27,7 @@ class SamplingParams:
     """The distribution that responses are drawn from. Draws depend only on ``seed`` and the sample's id, not on the batch."""
 
     samples_per_prompt: int = 1
+    extra_episodes: int = 0  # begun besides, in environments; those of a group that are not over in time are dropped
     max_response_tokens: int
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 keeps all

@@ -32,6 +32,9 @@ def play(
     While some environments answer, the sampler works on the turns of others; a turn joins what is being sampled. An
     episode depends on the prompt, its number, the seed and the policy, and not on which of them is quicker. One that fails (its
     environment, its template, its request) is a trajectory with the stop reason ``failed``; the others do not notice.
+
+    With ``sampling.extra_episodes`` more episodes are begun for each prompt, and a group is complete with its first
+    samples_per_prompt that do not fail: the rest are dropped, so speed decides which are trained on.
     """
     playing = _Playing(prompts, sampling, worlds, on_group)
     with engine.open_stream(sampling, on_tokens) as stream:
@@ -63,18 +66,20 @@ class _Playing:
         self._rules = replace(worlds.rules, max_response_tokens=sampling.max_response_tokens)
         self._on_group = on_group
         self._names = [
-            [f"{prompt.prompt_id}/{number}" for number in range(sampling.samples_per_prompt)] for prompt in prompts
+            [f"{prompt.prompt_id}/{number}" for number in range(sampling.samples_per_prompt + sampling.extra_episodes)]
+            for prompt in prompts
         ]
         self._group_of = {name: index for index, names in enumerate(self._names) for name in names}
         self._episodes: dict[str, Episode | Conversations] = {}
         self._done: dict[str, Trajectory] = {}
         self._groups: dict[int, TrajectoryGroup] = {}
+        self._left: set[str] = set()  # episodes that their group does without
         self._closing: set[str] = set()  # complete episodes whose environments are being closed
         self.asked: dict[str, str] = {}  # request -> episode, of what is being sampled
 
     @property
     def over(self) -> bool:
-        return len(self._done) == len(self._group_of)
+        return len(self._done) + len(self._left) == len(self._group_of)
 
     def begin(self) -> None:
         for prompt, names in zip(self._prompts, self._names, strict=True):
@@ -85,18 +90,22 @@ class _Playing:
 
     def take_event(self, name: str, event: EnvEvent, stream: RequestStream) -> None:
         """An environment has answered, or asks for a turn."""
-        if name in self._done or (name in self._closing and isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep))):
+        if (
+            name in self._done
+            or name in self._left
+            or (name in self._closing and isinstance(event, (EnvAsk, EnvWithdrawn, EnvStep)))
+        ):
             return  # it was sent before the episode ended
         episode = self._episodes[name]
         try:
             # The episode is complete without the metrics that close returns.
             if isinstance(event, EnvFailed) and name in self._closing:
-                self._end(name, episode.trajectory(close_failure=f"{event.reason}: {event.detail}"))
+                self._end(name, episode.trajectory(close_failure=f"{event.reason}: {event.detail}"), stream)
             elif isinstance(event, EnvFailed):
                 self._drop_asked(name, stream)
-                self._end(name, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)))
+                self._end(name, episode.trajectory(lost=EpisodeLost(event.reason, event.detail)), stream)
             elif isinstance(event, Mapping):
-                self._end(name, episode.trajectory(event))
+                self._end(name, episode.trajectory(event), stream)
             elif isinstance(event, EnvStart) and isinstance(episode, Episode):
                 self._ask(name, episode.begin(event), stream)
             elif isinstance(event, EnvStep) and isinstance(episode, Episode):
@@ -151,7 +160,7 @@ class _Playing:
     def _lose(self, name: str, lost: EpisodeLost, stream: RequestStream) -> None:
         """The environment has nothing to do with it, and is closed; what it says to that changes nothing any more."""
         self._drop_asked(name, stream)
-        self._end(name, self._episodes[name].trajectory(lost=lost))
+        self._end(name, self._episodes[name].trajectory(lost=lost), stream)
         self._worlds.host.drop(name)
 
     def _drop_asked(self, name: str, stream: RequestStream) -> None:
@@ -164,15 +173,30 @@ class _Playing:
         if sampled:
             stream.cancel(sampled)
 
-    def _end(self, name: str, trajectory: Trajectory) -> None:
+    def _end(self, name: str, trajectory: Trajectory, stream: RequestStream) -> None:
         self._done[name] = trajectory
-        index = self._group_of[name]
-        names = self._names[index]
-        if all(each in self._done for each in names):
-            group = TrajectoryGroup(prompt=self._prompts[index], trajectories=tuple(self._done[each] for each in names))
-            self._groups[index] = group
-            if self._on_group:
-                self._on_group(group)
+        index, wanted = self._group_of[name], self._sampling.samples_per_prompt
+        ended = [each for each in self._names[index] if each in self._done]
+        whole = [each for each in ended if self._done[each].stop_reason is not StopReason.FAILED]
+        if len(whole) < wanted and len(ended) < len(self._names[index]):
+            return
+        failed = [each for each in ended if each not in whole]
+        used = {*[*whole, *failed][:wanted]}
+        for each in self._names[index]:
+            if each not in self._done:
+                self._leave(each, stream)
+        group = TrajectoryGroup(
+            prompt=self._prompts[index], trajectories=tuple(self._done[each] for each in ended if each in used)
+        )
+        self._groups[index] = group
+        if self._on_group:
+            self._on_group(group)
+
+    def _leave(self, name: str, stream: RequestStream) -> None:
+        """Drop an episode that its group does without, with the turns that are being sampled for it."""
+        self._left.add(name)
+        self._cancel([request for request, episode in self.asked.items() if episode == name], stream)
+        self._worlds.host.drop(name)
 
 
 def seed_of(prompt: Prompt, sampling: SamplingParams) -> int:

@@ -340,6 +340,14 @@ def test_rewards_are_compared_over_the_trajectories_of_a_tag(load) -> None:
     assert "grouping=env_ids is not supported: rewards are compared over the step, a tag or a group" in problem
 
 
+def test_redundant_trajectories_are_further_episodes(load) -> None:
+    loaded = load("+train_env_manager.group_size_redundancy=2")
+    assert not planned(loaded)
+    assert (loaded.config.environment.extra_episodes, loaded.config.rollout.samples_per_prompt) == (2, 4)
+    [problem] = said(load("+train_env_manager.group_size_redundancy=-1"))
+    assert problem.startswith("train_env_manager.group_size_redundancy is -1")
+
+
 def test_a_ratio_per_segment_is_one_per_turn(load) -> None:
     assert load("+ratio_type=segment").config.loss.settings["ratio_of"] == "turn"
     worker = "actor_train.worker_cls=roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"
@@ -410,7 +418,6 @@ def test_what_cannot_be(load, overrides: list[str], problem: str) -> None:
     [
         (["custom_env.FrozenLake.env_type=alfworld"], "env_type=alfworld is planned"),
         (["+custom_env.FrozenLake.env_manager_cls=a.b.VLTrajEnvManager"], "VLTrajEnvManager is planned"),
-        (["+train_env_manager.group_size_redundancy=1"], "the slowest are dropped"),
         (["+custom_env.SimpleSokoban.env_config.render_mode=rgb_array"], "render_mode=rgb_array is planned"),
     ],
 )

@@ -132,6 +132,7 @@ def played(
     template: str = TOY,
     close_turns: bool = True,
     samples: int = 1,
+    extra: int = 0,
     prompts: Sequence[Prompt] = (),
     settings: Mapping[str, Any] | None = None,
     on_group: Callable[[TrajectoryGroup], None] | None = None,
@@ -145,7 +146,7 @@ def played(
         rules=EpisodeRules(**{"max_response_tokens": 20, "max_context_tokens": 100, **rules}),
         spec_of=lambda prompt: EnvSpec(name="obs", messages=prompt.messages, settings=settings or {}),
     )
-    sampling = SamplingParams(samples_per_prompt=samples, max_response_tokens=20)
+    sampling = SamplingParams(samples_per_prompt=samples, extra_episodes=extra, max_response_tokens=20)
     return play(engine, prompts or [a_prompt()], sampling, worlds, on_group=on_group)
 
 
@@ -251,6 +252,35 @@ def test_a_turn_that_the_model_did_not_end(close_turns: bool, between: str) -> N
     # A stop text ends "r1"; the $ behind it was not sampled, so it has mask 0.
     trajectory = the_one(played(Scripted({"p/0": ["r1", "r2$"]}), close_turns=close_turns))
     assert shown(trajectory) == (f"r1{between}r2$", "11" + "0" * len(between) + "111")
+
+
+def unless_more(turn: int, action: str) -> EnvStep:
+    done = "more" not in action
+    return EnvStep(messages=[] if done else [{"role": "user", "content": "ob"}], reward=1.0, done=done)
+
+
+class Cancelling(Scripted):
+    """A sampler that samples nothing for a withdrawn request."""
+
+    def cancel(self, sample_ids: Collection[str]) -> None:
+        self.waiting = [request for request in self.waiting if request.sample_id not in sample_ids]
+
+
+def test_a_group_takes_its_first_episodes_and_drops_the_rest() -> None:
+    replies = {"p/0": ["more$"] * 9, "p/1": ["end$"], "p/2": ["more$", "end$"], "p/3": ["more$"] * 9}
+    engine = Cancelling(replies)
+    [group] = played(engine, samples=2, extra=2, settings={"steps": unless_more})
+    assert [each.sample_id for each in group.trajectories] == ["p/1", "p/2"]
+    # the four take turns: when p/2 is over, p/0 and p/3 have two, and what they have asked for besides is not sampled
+    assert engine.turns == {"p/0": 2, "p/1": 1, "p/2": 2, "p/3": 2} and not engine.waiting
+
+
+def test_a_failed_episode_counts_only_where_no_other_is_left() -> None:
+    replies = {"p/0": ["FAIL"], "p/1": ["end$"], "p/2": ["more$", "more$", "end$"]}
+    [group] = played(Cancelling(replies), samples=2, extra=1, settings={"steps": unless_more})
+    assert [each.sample_id for each in group.trajectories] == ["p/1", "p/2"]
+    [group] = played(Cancelling(replies | {"p/2": ["FAIL"]}), samples=2, extra=1, settings={"steps": unless_more})
+    assert [each.sample_id for each in group.trajectories] == ["p/0", "p/1"]
 
 
 def test_no_room_for_another_turn() -> None:

@@ -25,6 +25,9 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
     for tag, each in environment.named.items():
         if each.name in ENVS.names():
             yield from setting_problems_of(each.name, each.settings, f"environment.named.{tag}.settings")
+    if environment.extra_episodes and config.asynchronous.is_on:
+        what = "environment.extra_episodes is supported in synchronous training only"
+        yield Problem(what, fix="use environment.extra_episodes=0", field="environment.extra_episodes")
     agents = [field for field, name in {"environment.name": environment.name, **named}.items() if name == "agent"]
     if agents and environment.workers == 0:
         what = "an agent runs in a process of its own, and environment.workers is 0"

@@ -163,10 +163,21 @@ def _sizes(keys: Reader, sizes: RollLayout) -> dict[str, Any]:
     fields = {
         "data.prompts_per_step": step // size,
         "rollout.samples_per_prompt": size,
+        "environment.extra_episodes": _redundant(keys),
         # No episode is repeated, as in ROLL.
         "environment.train_episodes": step // size * count(keys, "max_steps"),
     }
     return fields | trajectory_batches(keys, sizes, step)
+
+
+def _redundant(keys: Reader) -> int:
+    """Episodes of a group that are begun besides those it takes."""
+    key = f"{TRAIN}.group_size_redundancy"
+    if keys[key] < 0:
+        keys.problem(f"{key} is {keys[key]}", key=key, fix="use 0, or a number of further trajectories per group")
+        return 0
+    keys.ignore(f"{VAL}.group_size_redundancy", "validation plays every episode to its end")
+    return int(keys[key])
 
 
 def _validation(keys: Reader) -> dict[str, Any]:
