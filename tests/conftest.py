@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import sys
 from pathlib import Path
@@ -12,9 +14,24 @@ from hypothesis import settings
 
 sys.path.append(str(Path(__file__).parent))  # batches.py
 
+os.environ["OMP_NUM_THREADS"] = "1"  # see one_thread
+
 # The same examples on every run, and no deadline: a busy machine must not fail a test.
 settings.register_profile("posttrain", derandomize=True, deadline=None)
 settings.load_profile("posttrain")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files whose import alone takes five seconds, megatron-core's, where their slow tests are not asked for."""
+    wanted = "not slow" not in config.option.markexpr
+    return None if wanted or not collection_path.name.startswith("test_megatron_") else True
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now stays to the end, so that the garbage collector need not go through it again and
+    again: that took up to four fifths of the time of tests that make many objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +43,10 @@ def fixed_random_states() -> None:
         torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tiny products gain nothing from a second thread and lose much to waiting for it."""
+    """Tiny products gain nothing from a second thread and lose much to waiting for it: not here, not in a run before, and not in
+    the runs that are started as processes."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from posttrain.config.placement import PlacementConfig
+from posttrain.libraries.cores import available_cores
 
 
 @contextmanager
@@ -68,10 +69,3 @@ def keep_memory() -> None:
         mallopt(ctypes.c_int(-1), ctypes.c_int(-1))  # M_TRIM_THRESHOLD: never return memory
         mallopt(ctypes.c_int(-2), ctypes.c_int(64 << 20))  # M_TOP_PAD: grow by 64 MiB
         mallopt(ctypes.c_int(-4), ctypes.c_int(0))  # M_MMAP_MAX: allocate large blocks on the heap, too
-
-
-def available_cores() -> int:
-    """Count the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -20,7 +20,8 @@ class PlacementConfig(Section):
     nodes: int = Field(default=1, ge=1)
     """Machines that the devices are spread over evenly."""
     cpu_threads: int | None = Field(default=None, ge=1)
-    """Threads of a CPU run (with ray, of each worker); null means one per core this process may use (a share of the node's)."""
+    """Threads of a CPU run (with ray, of each worker); null means as many as OMP_NUM_THREADS says or else one per core this
+    process may use (with ray, a share of the node's cores)."""
     ray_address: str | None = None
     """Ray cluster to run on (host:port; auto: the one this machine belongs to); null starts one on this machine for the run."""
     start_timeout_s: float = Field(default=300.0, gt=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 from posttrain.config.reward import RewardConfig
 from posttrain.config.reward_placement import runs_here
 from posttrain.interfaces.reward import GroupScorer
+from posttrain.libraries.cores import available_cores
 from posttrain.processes.limits import CRASHED, MEMORY, TIMEOUT, Limits
 from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
 from posttrain.records.prompts import Prompt
@@ -121,7 +121,7 @@ class ScorerInWorkers:
             memory_bytes=int(config.memory_gib * 2**30),
             answer_bytes=(16 if any(term.batched for term in self._terms) else 1) << 20,
         )
-        workers = config.workers or min(MOST_WORKERS, _cores())
+        workers = config.workers or min(MOST_WORKERS, available_cores())
         setup = {"reward": config.model_dump(mode="json"), "tokenizer": tokenizer and list(tokenizer)}
         self._pool = WorkerPool(
             FACTORY,
@@ -308,7 +308,3 @@ def _batch_of(reply: Reply, count: int) -> list[TermAnswer] | Invalid:
 
 def _seed(sample_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(sample_id.encode(), digest_size=4).digest(), "little")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,6 +24,7 @@ from posttrain.config.roles import needs_ref_logprobs, uses_reference
 from posttrain.config.serve import ServeConfig
 from posttrain.interfaces.roles import Learner, Roles, Tuned
 from posttrain.interfaces.rollout_engine import RolloutEngine
+from posttrain.libraries.cores import threads_of_a_process
 from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.loading import DTYPES, load_causal_lm
 from posttrain.models.work import work_of
@@ -100,7 +99,7 @@ def start_sampler(
     """A sampler with a model of its own, for a run that trains nothing."""
     device = pick_device(config.placement.device)
     if device.type == "cpu":
-        torch.set_num_threads(config.placement.cpu_threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads_of_a_process(config.placement.cpu_threads))
         if config.model.fast_float32:
             choose_float32_products()
 

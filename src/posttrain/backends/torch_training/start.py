@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -25,6 +24,7 @@ from posttrain.config.roles import compares_vocabularies, uses_reference
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.train_engine import TrainEngine, ValueEngine
+from posttrain.libraries.cores import threads_of_a_process
 from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.frozen import freeze
 from posttrain.models.liger import use_liger
@@ -70,7 +70,7 @@ def prepare_device(config: TrainingConfig) -> torch.device:
     """Return the device of a run in one process; on a CPU, take the number of threads that the configuration gives."""
     device = pick_device(config.placement.device)
     if device.type == "cpu":
-        torch.set_num_threads(config.placement.cpu_threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads_of_a_process(config.placement.cpu_threads))
         if config.model.fast_float32:
             choose_float32_products()
     return device

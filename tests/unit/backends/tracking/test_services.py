@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posttrain.backends.tracking.mlflow import name_of
 from posttrain.errors import RequestError
 from posttrain.registry import TRACKERS
 from posttrain.run.relay import push
@@ -231,6 +230,8 @@ def test_wandb_offline_has_the_curves_the_configuration_and_the_tables(tmp_path:
 def test_mlflow_has_the_curves_the_configuration_and_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from posttrain.backends.tracking.mlflow import name_of
+
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert killed_and_resumed(tmp_path, "mlflow", validation_samples=2) == (5, 2)
     curves, run, files = in_mlflow(tmp_path)
@@ -275,6 +276,8 @@ main()
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_and_goes_on_leaves_one_curve_in_every_service(tmp_path: Path, tiny_llama: Path) -> None:
+    from posttrain.backends.tracking.mlflow import name_of
+
     rows = [
         {"data_source": "sums", "prompt": f"{n}+{n}=", "reward_model": {"ground_truth": str(2 * n)}} for n in range(8)
     ]

@@ -20,6 +20,7 @@ from posttrain.models.lora import add_adapter
 from posttrain.models.tiny import write_tiny_model
 from posttrain.models.value_head import head_name, load_value_model
 
+pytestmark = pytest.mark.slow  # megatron-core takes five seconds to import
 HEADS = Heads(key_value=2, per_group=2, dim=8)
 
 

@@ -16,6 +16,8 @@ pytest.importorskip("megatron.core")
 from posttrain.algos.fused_scoring import score_logits
 from posttrain.backends.train.megatron.scoring import score_cut
 
+pytestmark = pytest.mark.slow  # megatron-core takes five seconds to import
+
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:

@@ -14,6 +14,7 @@ from posttrain.backends.train.megatron.weights import Heads, Piece, chunks_of_pi
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import Family, write_tiny_model
 
+pytestmark = pytest.mark.slow  # megatron-core takes five seconds to import
 ONE = Heads(key_value=1, per_group=1, dim=1)
 LAYERS = range(2)  # of the tiny model
 

@@ -44,6 +44,7 @@ from posttrain.interfaces.roles import Learner, Roles, Tuned
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import TeacherEngine
 from posttrain.interfaces.weight_sync import WeightSync
+from posttrain.libraries.cores import available_cores
 from posttrain.plan.engine import engine_plan
 from posttrain.plan.placement import PlacementPlan, Rank
 from posttrain.plan.roles import place
@@ -159,7 +160,7 @@ class _Start:
     def _threads(self) -> int:
         """Threads of each worker on a CPU: the cores of a node are divided among its workers."""
         per_node = max(1, sum(self.workers_on.values()) // self.plan.nodes)
-        return self.config.placement.cpu_threads or max(1, len(os.sched_getaffinity(0)) // per_node)
+        return self.config.placement.cpu_threads or max(1, available_cores() // per_node)
 
     def _spawn(self, group: RoleGroup, ranks: Sequence[Rank]) -> list[Member]:
         handles = []
