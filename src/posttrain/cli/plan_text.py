@@ -225,7 +225,8 @@ def _loss(config: RunConfig) -> str:
     loss = config.loss
     name = loss.name + (f" of {loss.path}" if loss.path else "")
     given = {key: value for key, value in loss.settings.items() if value is not None and value is not False}
-    text = ", ".join([name, *(f"{key} {show(value)}" for key, value in given.items()), loss.aggregation])
+    settings = [f"{key} {value if isinstance(value, str) else show(value)}" for key, value in given.items()]
+    text = f"\n{'':<11}".join(textwrap.wrap(", ".join([name, *settings, loss.aggregation]), width=69))
     correction = loss.rollout_correction
     if correction.use_rollout_logprobs:
         text += f"\n{'':<11}old log-probs are the sampler's"

@@ -327,7 +327,7 @@ class TestKeysAndTranslate:
     def test_a_key_of_several_entry_points_is_explained_once(self, posttrain: Run) -> None:
         code, out, _ = posttrain("keys", "native", "model.path")
         assert code == 0 and out.count("model.path\n  Folder") == 1
-        assert "  entry     posttrain train, sft, generate, serve" in out
+        assert "  entry     posttrain train, sft, tune, generate, serve" in out
 
     def test_the_list_of_a_dialect_says_where_keys_go_and_why_not(self, posttrain: Run) -> None:
         out = posttrain("keys", "verl", "trainer")[1]
