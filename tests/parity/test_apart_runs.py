@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +15,27 @@ import pytest
 from crews import MortalCrew
 from test_async_runs import (
     STEPS,
+    assert_counts_hold,
     assert_each_group_is_trained_once,
+    at_update,
     events,
+    in_a_world,
     ragged,
     results,
     without,
 )
-from test_runs import Make, comparable, maker, metrics_of
+from test_runs import Make, PowerCut, comparable, maker, metrics_of
 
 from posttrain.backends.rollout.native import NativeEngine
 from posttrain.backends.runtime.inprocess import InProcess
 from posttrain.build.train import train_run
+from posttrain.errors import RequestError, RunInterrupted, RunStopped
 from posttrain.interfaces.roles import Roles
 from posttrain.interfaces.rollout_engine import Served
 from posttrain.interfaces.train_engine import TrainEngine
+from posttrain.interfaces.weight_sync import check_served
 from posttrain.models.weight_transfer import manifest_of
+from posttrain.steps.apart import Apart
 from posttrain.steps.seat import StreamSeat
 
 SEPARATE = {"mode": "separate", "max_staleness_steps": 2}
@@ -36,10 +44,10 @@ SEPARATE = {"mode": "separate", "max_staleness_steps": 2}
 class Samplers:
     """A crew of copies of the policy's model, with hooks for tests."""
 
-    def __init__(self, count: int, *, renews: bool = False):
-        self.count, self.renews = count, renews
+    def __init__(self, count: int, *, renews: bool = False, resumes: bool = True, echoes: bool = True):
+        self.count, self.renews, self.resumes, self.echoes = count, renews, resumes, echoes
         self.crew: MortalCrew | None = None
-        self.served: list[tuple[str, int]] = []  # by every seat, with each weights
+        self.orders: list[str] = []  # names of the samplers that were given an order
 
     def crew_of(self, roles: Roles) -> MortalCrew:
         model = roles.policy.model  # type: ignore[attr-defined]
@@ -52,7 +60,7 @@ class Samplers:
                 max_concurrent_sequences=4,
                 max_prefill_tokens=300,
             )
-            return StreamSeat(engines[name], resumes=True)
+            return StreamSeat(Noted(engines[name], lambda: self.orders.append(name)), resumes=self.resumes)
 
         def send(policy: TrainEngine) -> Served:
             manifest = manifest_of(model.named_parameters(), policy.version)
@@ -60,13 +68,26 @@ class Samplers:
                 for mine, theirs in zip(engine.model.parameters(), model.parameters(), strict=True):
                     mine.data.copy_(theirs.data)
                 engine.weights_changed(policy.version)
-                self.served.append((name, policy.version))
+            announced = Served(policy.version, manifest.content_hash)
+            echoed = announced if self.echoes else Served(policy.version, "another")
+            check_served(announced, [(sorted(engines)[-1], echoed)])
             roles.rollout.weights_changed(policy.version)
-            return Served(policy.version, manifest.content_hash)
+            return announced
 
         seats = {f"sampler {number}": seat(f"sampler {number}") for number in range(self.count)}
-        self.crew = MortalCrew(seats, send, renew=seat if self.renews else None)
+        self.crew = MortalCrew(seats, send, resumes=self.resumes, renew=seat if self.renews else None)
         return self.crew
+
+
+class Noted:
+    """An engine whose streams are noted."""
+
+    def __init__(self, engine: NativeEngine, note: Callable[[], None]):
+        self.engine, self.note = engine, note
+
+    def open_stream(self, *arguments: Any) -> Any:
+        self.note()
+        return self.engine.open_stream(*arguments)
 
 
 @pytest.fixture
@@ -136,3 +157,145 @@ def orders(folder: Path) -> dict[int, list[tuple[Any, ...]]]:
             told = tuple(json.dumps(event.get(name)) for name in ("event", "pass", "sent", "version", "hash"))
             found.setdefault(event["sampler"], []).append(told)
     return found
+
+
+@pytest.mark.slow
+def test_a_killed_sampler_gives_its_groups_away(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama: Path
+) -> None:
+    """I15: its groups go on elsewhere with the tokens it had reported; another joins with later weights. A replay, in which
+    no sampler dies, is equal to the byte."""
+    with monkeypatch.context() as patch:
+        samplers = with_samplers(patch, Samplers(2, renews=True))
+        kill_in_step(patch, samplers, 2)
+        first = train_run(make("first", asynchronous=SEPARATE))
+    log = events(first)
+    assert_each_group_is_trained_once(first)
+    [lost] = [event for event in log if event["event"] == "lost"]
+    joined = [event for event in log if event["event"] == "joined"]
+    assert [event["sampler"] for event in joined] == [0, 1, 2] and joined[2]["version"] > 0
+    moved = [
+        event for event in log if event["event"] == "order" and log.index(event) > log.index(lost) and event["sent"]
+    ]
+    held = {name for event in log for name in event.get("sent", []) if event.get("sampler") == lost["sampler"]}
+    assert held & {name for event in moved for name in event["sent"]}
+    assert max(line["async/lost_samplers"] for line in metrics_of(first)) == 1
+    with monkeypatch.context() as patch:
+        with_samplers(patch, Samplers(2, renews=True))
+        again = train_run(make("again", asynchronous=SEPARATE), replay=first)
+    assert results(again) == results(first)
+
+
+@pytest.mark.slow
+def test_a_run_whose_samplers_all_die_waits_for_another(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that joins gets the trainer's present weights; without any the run stops and says so."""
+    with monkeypatch.context() as patch:
+        samplers = with_samplers(patch, Samplers(1, renews=True))
+        kill_in_step(patch, samplers, 2)
+        assert_each_group_is_trained_once(train_run(make("one", asynchronous=SEPARATE)))
+    with monkeypatch.context() as patch:
+        samplers = with_samplers(patch, Samplers(1))
+        kill_in_step(patch, samplers, 2)
+        with pytest.raises(RunStopped, match="no sampler is left"):
+            train_run(make("none", asynchronous=SEPARATE))
+
+
+def kill_in_step(patch: pytest.MonkeyPatch, samplers: Samplers, step: int) -> None:
+    sample = Apart.sample
+
+    def with_a_loss(self: Apart, number: int, *more: Any) -> Any:
+        if number == step:
+            assert samplers.crew is not None
+            samplers.crew.kill(0)
+        return sample(self, number, *more)
+
+    patch.setattr(Apart, "sample", with_a_loss)
+
+
+@pytest.mark.slow
+def test_a_run_that_died_resumes_without_loss(make: Make, samplers: Samplers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I2 and I11: groups and prefixes of the checkpoint go on, each is trained once, and a resumed run is not replayed."""
+    with monkeypatch.context() as patch:
+        at_update(patch, 4)
+        with pytest.raises(PowerCut):
+            train_run(make("died", asynchronous=SEPARATE))
+    folder = Path(make("died").folder)
+    saved = json.loads((folder / "checkpoints/global_step_2/ahead.json").read_text())
+    assert saved["ledger"]["pending"], "nothing was sampled ahead: choose other lengths"
+    train_run(make("died", asynchronous=SEPARATE))
+    assert_each_group_is_trained_once(folder)
+    assert max(line["async/staleness_steps_max"] for line in metrics_of(folder)) <= 2
+    with pytest.raises(RequestError, match="was resumed before step 3, where its samplers were started again"):
+        train_run(make("again", asynchronous=SEPARATE), replay=folder)
+
+
+@pytest.mark.slow
+def test_a_signal_saves_what_was_sampled_ahead(make: Make, samplers: Samplers, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Apart._wait_for_groups
+
+    def with_a_signal(self: Apart, number: int, *more: Any) -> Any:
+        if number == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return wait(self, number, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Apart, "_wait_for_groups", with_a_signal)
+        with pytest.raises(RunInterrupted):
+            train_run(make("stopped", asynchronous=SEPARATE))
+    assert_each_group_is_trained_once(train_run(make("stopped", asynchronous=SEPARATE)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"sync_every_steps": 2}, {"max_staleness_steps": 0}, {"on_stale": "drop"}])
+def test_other_bounds(make: Make, samplers: Samplers, changes: dict[str, Any]) -> None:
+    """I1 with weights that are handed over every other step, without any staleness, and with drops."""
+    asked = SEPARATE | changes
+    folder = train_run(make("run", asynchronous=asked))
+    log = events(folder)
+    assert_counts_hold(log)
+    assert max(line["async/staleness_steps_max"] for line in metrics_of(folder)) <= asked["max_staleness_steps"]
+    if "sync_every_steps" in changes:
+        # Steps 2 and 4, and the validation after step 3.
+        assert {event["step"] for event in log if event["event"] == "weights"} == {1, 2, 4}
+
+
+@pytest.mark.slow
+def test_responses_that_cannot_be_continued_end_first(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every response is of one version, and every group is trained once."""
+    with_samplers(monkeypatch, Samplers(2, resumes=False))
+    folder = train_run(make("run", asynchronous=SEPARATE))
+    assert_each_group_is_trained_once(folder)
+    rows = [
+        json.loads(line)
+        for n in range(1, STEPS + 1)
+        for line in (folder / f"samples/step_{n}.jsonl").read_text().splitlines()
+    ]
+    assert not any(row.get("version_spans") for row in rows)
+
+
+@pytest.mark.slow
+def test_episodes_go_on_while_a_step_trains(make: Make, samplers: Samplers, tmp_path: Path) -> None:
+    folder = in_a_world(make, tmp_path, "world", workers=12, seconds=0.01, asynchronous=SEPARATE)
+    assert_each_group_is_trained_once(folder)
+    again = in_a_world(make, tmp_path, "again", workers=12, seconds=0.0, asynchronous=SEPARATE, replay=folder)
+    assert results(again) == results(folder)
+
+
+@pytest.mark.slow
+def test_a_filter_that_refills(make: Make, samplers: Samplers) -> None:
+    chosen = {"strategy": "refill", "above_std": 0.3, "max_batches": 50}
+    folder = train_run(make("refill", asynchronous=SEPARATE, group_filter=chosen))
+    log = events(folder)
+    assert any(event["event"] == "filtered" for event in log)
+    assert_counts_hold(log)
+    assert results(train_run(make("again", asynchronous=SEPARATE, group_filter=chosen), replay=folder)) == results(
+        folder
+    )
+
+
+def test_weights_that_a_sampler_does_not_echo_stop_the_run(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I12: no token is sampled under weights that were not echoed."""
+    samplers = with_samplers(monkeypatch, Samplers(2, echoes=False))
+    with pytest.raises(RunStopped, match="sampler 1 serves weights of version 0"):
+        train_run(make("run", asynchronous=SEPARATE))
+    assert samplers.crew is not None and not samplers.orders

@@ -59,7 +59,9 @@ def at_hand(config: C) -> tuple[C, list[str]]:
     ahead = getattr(config, "asynchronous", None)
     if ahead and ahead.mode == "separate":
         changes.append("asynchronous.mode: colocate instead of separate")
-        sections["asynchronous"] = ahead.model_copy(update={"mode": "colocate"})
+        sections["asynchronous"] = ahead.model_copy(update={"mode": "colocate", "sync_every_steps": 1})
+        if ahead.sync_every_steps != 1:
+            changes.append(f"asynchronous.sync_every_steps: 1 instead of {ahead.sync_every_steps}")
     reward = getattr(config, "reward", None)
     for name, wanted in (("model", {"devices": None}), ("judge", JUDGE)):
         model = getattr(reward, name, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.backends.runtime.thread_crew import crew_of_servers
 from posttrain.backends.serving.start import make_sampler, start_judge, start_weight_sync
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.start import (
@@ -20,7 +21,7 @@ from posttrain.backends.torch_training.start_teachers import asked_before, serve
 from posttrain.backends.torch_training.start_tune import start_tuned
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.generate import GenerateConfig
-from posttrain.config.roles import needs_ref_logprobs, uses_reference
+from posttrain.config.roles import needs_ref_logprobs, shares_weights, uses_reference
 from posttrain.config.serve import ServeConfig
 from posttrain.interfaces.roles import Learner, Roles, Tuned
 from posttrain.interfaces.rollout_engine import RolloutEngine
@@ -53,12 +54,15 @@ class InProcess:
             lora=config.policy.lora,
         )
         critic = start_critic(config, batches, tokenizer, device, notices) if batches.critic else None
+        sync = start_weight_sync(
+            config.rollout, model, tokenizer, device=device, lora=config.policy.lora, tell=notices.add
+        )
+        apart = config.asynchronous.mode == "separate" and not shares_weights(config.rollout.engine)
         return Roles(
             policy=policy,
             rollout=rollout,
-            weight_sync=start_weight_sync(
-                config.rollout, model, tokenizer, device=device, lora=config.policy.lora, tell=notices.add
-            ),
+            weight_sync=sync,
+            crew=crew_of_servers(config.rollout.engine, rollout, sync) if apart else None,
             reference=reference if needs_ref_logprobs(config) else None,
             notes=tuple(role.note for role in (policy, critic, reference, rollout) if role is not None and role.note),
             teachers=asked_before(config, teachers, served_teachers(config, tokenizer)),

@@ -11,6 +11,9 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Seat
 from posttrain.interfaces.rollout_engine import Served
 from posttrain.interfaces.train_engine import TrainEngine
+from posttrain.interfaces.weight_sync import WeightSync
+from posttrain.registry import ROLLOUT_ENGINES
+from posttrain.steps.seat import StreamSeat
 
 
 @dataclass(eq=False)
@@ -58,3 +61,14 @@ class ThreadCrew:
 
     def publish(self, policy: TrainEngine) -> Served:
         return self._send(policy)
+
+
+def crew_of_servers(engine: str, sampler: Any, sync: WeightSync) -> ThreadCrew:
+    """A crew of one member, for an engine with servers of its own that shares requests out among them."""
+
+    def send(policy: TrainEngine) -> Served:
+        sync.publish(policy, sampler)
+        return Served(sampler.version, sampler.content_hash, sync.sent_bytes)
+
+    resumes = ROLLOUT_ENGINES.facts(engine).resumes_responses
+    return ThreadCrew({engine: StreamSeat(sampler, resumes=resumes)}, send, resumes=resumes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from posttrain.config import RunConfig
 from posttrain.config.asynchronous import AsynchronousConfig
-from posttrain.config.roles import runtime_of
+from posttrain.config.roles import holds_a_copy, runtime_of
 from posttrain.errors import Problem
 from posttrain.registry import ROLLOUT_ENGINES
 
@@ -37,8 +37,7 @@ def asynchronous_problems(config: RunConfig) -> Iterator[Problem]:
             fix="use another estimator, such as advantage.name=grpo or rloo, or asynchronous.mode=off",
             field="advantage.name",
         )
-    if section.mode != "separate":
-        yield from _uncorrected(config)
+    yield from _uncorrected(config)
 
 
 def _uncorrected(config: RunConfig) -> Iterator[Problem]:
@@ -68,6 +67,20 @@ def _correction(config: RunConfig) -> str:
 
 def _bound_problems(section: AsynchronousConfig, prompts: int) -> Iterator[Problem]:
     staleness, running = section.max_staleness_steps, section.max_running_groups
+    every = section.sync_every_steps
+    if section.mode != "separate" and every != 1:
+        yield Problem(
+            f"{_SECTION}.sync_every_steps = {every}, and {section.mode} gives the sampler new weights after every step",
+            fix=f"use {_SECTION}.sync_every_steps=1, or {_MODE}=separate",
+            field=f"{_SECTION}.sync_every_steps",
+        )
+    elif every - 1 > int(staleness):
+        yield Problem(
+            f"{_SECTION}.sync_every_steps = {every} lets a step train on weights of {every - 1} steps before, and "
+            f"{_SECTION}.max_staleness_steps = {staleness} forbids it",
+            fix=f"use {_SECTION}.sync_every_steps={int(staleness) + 1}, or {_SECTION}.max_staleness_steps={every - 1}",
+            field=f"{_SECTION}.sync_every_steps",
+        )
     if section.mode == "one_step":
         if staleness != 1:
             yield Problem(
@@ -102,6 +115,8 @@ def _bound_problems(section: AsynchronousConfig, prompts: int) -> Iterator[Probl
 
 
 def _engine_problems(config: RunConfig) -> Iterator[Problem]:
+    if config.asynchronous.mode == "separate":
+        yield from _placement_problems(config)
     if config.asynchronous.mode != "colocate":
         return
     engine = config.rollout.engine
@@ -123,13 +138,7 @@ def _engine_problems(config: RunConfig) -> Iterator[Problem]:
 def _cache_problems(config: RunConfig) -> Iterator[Problem]:
     field, engine = f"{_SECTION}.cache_on_new_weights", config.rollout.engine
     recompute = f"use {field}=recompute"
-    if config.asynchronous.mode == "separate":
-        yield Problem(
-            f"{field} = keep: the samplers of separate cannot keep the keys and values of unfinished responses",
-            fix=f"{recompute}, or {_MODE}=colocate",
-            field=field,
-        )
-    elif config.asynchronous.mode == "one_step":
+    if config.asynchronous.mode == "one_step":
         yield Problem(
             f"{field} = keep has no meaning in one_step, whose responses are complete when the weights change",
             fix=f"{recompute}, or {_MODE}=colocate",
@@ -151,24 +160,55 @@ def _cache_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def unsupported_asynchronous(config: RunConfig) -> Iterator[Problem]:
-    """Report modes that are planned: a plan accepts them, a run rejects them."""
-    if config.asynchronous.mode == "separate":
-        yield Problem(
-            "asynchronous.mode=separate (samplers with devices of their own) is planned and not built yet",
-            fix="use asynchronous.mode=colocate on one device (--here does), or one_step",
-            field=_MODE,
-        )
+def _placement_problems(config: RunConfig) -> Iterator[Problem]:
+    """Report samplers that share devices with the policy."""
+    place, rollout = config.placement, config.rollout
+    if rollout.endpoints or rollout.engine not in ROLLOUT_ENGINES.names():
+        return
+    instead = f"{_MODE}={'colocate' if ROLLOUT_ENGINES.facts(rollout.engine).resumes_responses else 'one_step'}"
+    if runtime_of(place) == "inprocess":
+        if not holds_a_copy(rollout.engine):
+            yield Problem(
+                f"separate needs samplers with weights of their own, and in one process {rollout.engine} reads the trainer's",
+                fix=f"use placement.devices=2 policy.devices=[0] rollout.devices=[1], or {instead}",
+                field=_MODE,
+            )
+        return
+    every = list(range(place.devices))
+    shared = sorted(set(config.policy.devices or every) & set(every if rollout.devices is None else rollout.devices))
+    if not shared:
+        return
+    where = f"device {shared[0]}" if len(shared) == 1 else f"devices {shared[0]} to {shared[-1]}"
+    if shared != list(range(shared[0], shared[-1] + 1)):
+        where = f"devices {', '.join(map(str, shared))}"
+    half = max(place.devices // 2, 1)
+    devices = max(place.devices, 2)
+    apart = f"policy.devices={list(range(half))} rollout.devices={list(range(half, devices))}"
+    more = "" if place.devices > 1 else f"placement.devices={devices} "
+    yield Problem(
+        f"separate samples while the policy trains, and both are placed on {where}",
+        fix=f"use {more}{apart}, or {_MODE}=one_step",
+        field="rollout.devices",
+    )
 
 
 def asynchronous_warnings(config: RunConfig) -> Iterator[str]:
     """Report settings that have no effect, in sentences, and what a resumed run cannot repeat."""
     section, default = config.asynchronous, AsynchronousConfig()
-    if section.mode == "colocate" and config.environment.used:
+    if section.mode in ("colocate", "separate") and config.environment.used:
         yield (
             "episodes that had not ended when a run was stopped begin again when it is resumed: environments cannot be saved. "
             "With workers of their own, they answer when they answer, so two runs differ"
         )
+    engine = config.rollout.engine
+    if section.mode == "separate" and engine in ROLLOUT_ENGINES.names():
+        if not ROLLOUT_ENGINES.facts(engine).resumes_responses:
+            yield (
+                f"{engine} cannot continue a response under new weights: before each weight sync the responses that it has begun "
+                "end under the old ones, and a checkpoint keeps none of their tokens"
+            )
+        if section.max_staleness_steps == 0:
+            yield f"with {_SECTION}.max_staleness_steps=0 the samplers wait while the trainer works, and it for them"
     if not section.is_on:
         changed = [name for name in AsynchronousConfig.model_fields if getattr(section, name) != getattr(default, name)]
         if changed:

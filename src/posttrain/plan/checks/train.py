@@ -11,7 +11,6 @@ from posttrain.config.checks.algorithm import algorithm_problems, algorithm_warn
 from posttrain.config.checks.asynchronous import (
     asynchronous_problems,
     asynchronous_warnings,
-    unsupported_asynchronous,
 )
 from posttrain.config.checks.batches import batch_problems, batch_warnings
 from posttrain.config.checks.domains import domain_problems, domain_warnings
@@ -52,7 +51,6 @@ def unsupported(config: RunConfig) -> list[Problem]:
         *unsupported_cluster(config),
         *missing_sampler(config.rollout),
         *missing_kernels(config.model),
-        *unsupported_asynchronous(config),
         *missing_libraries(config),
     ]
 

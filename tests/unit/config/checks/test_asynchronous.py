@@ -12,7 +12,6 @@ from posttrain.config.checks.asynchronous import (
     asynchronous_problems,
     asynchronous_warnings,
     corrects_staleness,
-    unsupported_asynchronous,
 )
 
 TOKEN = {"rollout_correction": {"weights": "token"}}
@@ -133,9 +132,58 @@ def test_without_staleness_any_loss_will_do() -> None:
     assert problems({"mode": "colocate", "max_staleness_steps": 0}, loss={}) == []
 
 
-def test_separate_is_planned() -> None:
-    assert [p.field for p in unsupported_asynchronous(config({"mode": "separate"}))] == ["asynchronous.mode"]
-    assert not [*unsupported_asynchronous(config({"mode": "colocate"}))]
+APART: dict[str, Any] = {
+    "placement": {"devices": 3},
+    "policy": {"devices": [0]},
+    "rollout": {"devices": [1, 2]},
+}
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "sections"),
+    [
+        ({"mode": "separate"}, APART),
+        ({"mode": "separate", "max_staleness_steps": 3, "sync_every_steps": 4}, APART),
+        ({"mode": "separate", "max_staleness_steps": 1.5, "sync_every_steps": 2}, APART),
+        ({"mode": "separate"}, {"rollout": {"engine": "vllm", "endpoints": ["http://127.0.0.1:1"]}}),
+    ],
+)
+def test_samplers_that_are_apart(asynchronous: dict[str, Any], sections: dict[str, Any]) -> None:
+    assert problems(asynchronous, **sections) == []
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "sections", "said"),
+    [
+        ({"mode": "separate"}, {}, r"native reads the trainer's; use placement.devices=2 policy.devices=\[0\]"),
+        (
+            {"mode": "separate"},
+            {"placement": {"devices": 4}},
+            r"placed on devices 0 to 3; use policy.devices=\[0, 1\] rollout.devices=\[2, 3\], or asynchronous.mode=one_step",
+        ),
+        ({"mode": "separate"}, APART | {"rollout": {"devices": [0, 2]}}, "both are placed on device 0;"),
+        (
+            {"mode": "separate", "max_staleness_steps": 2, "sync_every_steps": 4},
+            APART,
+            "weights of 3 steps before.*use asynchronous.sync_every_steps=3, or asynchronous.max_staleness_steps=3",
+        ),
+        ({"mode": "separate", "max_staleness_steps": 1.5, "sync_every_steps": 3}, APART, "sync_every_steps=2, or"),
+        ({"mode": "colocate", "sync_every_steps": 2}, {}, "colocate gives the sampler new weights after every step"),
+        ({"mode": "separate", "max_running_groups": 3}, APART, "is outside of 4 to 8"),
+        ({"mode": "separate"}, APART | {"loss": {}}, "may be 1 step older"),
+    ],
+)
+def test_what_separate_cannot_be(asynchronous: dict[str, Any], sections: dict[str, Any], said: str) -> None:
+    [found] = problems(asynchronous, **sections)
+    assert re.search(said, found), found
+
+
+def test_engines_that_finish_responses_first_are_named() -> None:
+    [said] = asynchronous_warnings(
+        config({"mode": "separate"}, **(APART | {"rollout": {"engine": "hf", "devices": [1]}}))
+    )
+    assert said.startswith("hf cannot continue a response under new weights")
+    assert not [*asynchronous_warnings(config({"mode": "separate"}, **APART))]
 
 
 def test_settings_without_effect_are_reported() -> None:

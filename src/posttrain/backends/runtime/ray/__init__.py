@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
+from posttrain.backends.runtime.ray.crew import RayCrew
 from posttrain.backends.runtime.ray.endpoints import EndpointSync
 from posttrain.backends.runtime.ray.profiling import RayProfiler
 from posttrain.backends.runtime.ray.proxies import (
@@ -34,12 +35,14 @@ from posttrain.backends.runtime.ray.watch import Member, Watch
 from posttrain.backends.runtime.ray.worker import Worker
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.backends.runtime.ray.worker_roles import start_worker_roles
+from posttrain.backends.runtime.thread_crew import crew_of_servers
 from posttrain.backends.serving.start import make_sampler, ranks_per_copy
 from posttrain.backends.torch_training.start_teachers import asked_before, served_teachers
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.distillation import ROLE
 from posttrain.config.roles import needs_ref_logprobs, teachers_of
 from posttrain.errors import ConfigError
+from posttrain.interfaces.crew import Crew
 from posttrain.interfaces.roles import Learner, Roles, Tuned
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import TeacherEngine
@@ -50,7 +53,7 @@ from posttrain.plan.placement import PlacementPlan, Rank
 from posttrain.plan.roles import place
 from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
 from posttrain.records.notices import Notices
-from posttrain.registry import RUNTIMES
+from posttrain.registry import ROLLOUT_ENGINES, RUNTIMES
 
 S = TypeVar("S", Roles, Learner, Tuned)
 OBJECT_STORE_BYTES = 256 << 20  # of a cluster of this run's own, besides two buckets of weights
@@ -287,11 +290,13 @@ class _Start:
         of = {role: worker_groups[group.name] for group in self.groups for role in group.roles}
         trainers = of["policy"]
         rollout, sync = self._sampling(config, trainers, of.get("rollout"))
+        crew = self._crew(config, rollout, sync) if config.asynchronous.mode == "separate" else None
         asks_reference = "reference" in of and needs_ref_logprobs(config)
         return Roles(
             policy=RemotePolicy(trainers),
             rollout=rollout,
             weight_sync=sync,
+            crew=crew,
             reference=self._reference(of["reference"], config) if asks_reference else None,
             teachers=self._teachers(of),
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
@@ -333,6 +338,19 @@ class _Start:
         broadcasts = config.rollout.weight_sync == "collective"
         sync: Any = EndpointSync(trainers, way, backend=backend if broadcasts else None)
         return servers, sync
+
+    def _crew(self, config: RunConfig, rollout: Any, sync: WeightSync) -> Crew:
+        """The samplers as a crew; servers that run already are one member of it."""
+        if not isinstance(sync, SeparateSync):
+            return crew_of_servers(config.rollout.engine, rollout, sync)
+        return RayCrew(
+            rollout,
+            sync,
+            lambda lost: self.renew(sync, lost, send=False),
+            self.notices,
+            resumes=ROLLOUT_ENGINES.facts(config.rollout.engine).resumes_responses,
+            start_timeout_s=config.placement.start_timeout_s,
+        )
 
     def _device(self) -> str:
         workers = sum(len(group.ranks) for group in self.groups)

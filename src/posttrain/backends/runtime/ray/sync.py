@@ -88,6 +88,11 @@ class SeparateSync:
             self._sent = self._send(self._trainers, rollout.workers.members, version, self._way)
         rollout.weights_changed(version)
 
+    def send(self, members: Sequence[Member], version: int) -> Served:
+        """Send the policy's weights to these samplers. Raises: WorkerLost for one that is lost meanwhile."""
+        self._sent = self._send(self._trainers, members, version, self._way)
+        return self._sent
+
     def send_to(self, member: Member) -> None:
         """Send a new sampler the weights that the others have. Raises: RunStopped when the policy has changed since."""
         if self._sent is None:

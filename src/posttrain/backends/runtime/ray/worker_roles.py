@@ -29,7 +29,9 @@ from posttrain.records.notices import Notices
 from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
+from posttrain.registry import ROLLOUT_ENGINES
 from posttrain.run.profile import Recording
+from posttrain.steps.seat import StreamSeat
 
 
 def start_worker_roles(outbox: Outbox, assignment: WorkerAssignment) -> WorkerRoles:
@@ -52,6 +54,7 @@ class WorkerRoles:
         self.notices = Notices()
         self.recording = Recording()  # of a profile; the driver calls it by name, too
         self.tokenizer = load_tokenizer(config.model)
+        self._seat: StreamSeat | None = None
         self._writers: dict[str, Callable[[Path], None]] = {}
         self._started = Starter(config, assignment, self.tokenizer, self.notices).start()
         self.roles = self._started.engines
@@ -173,6 +176,14 @@ class WorkerRoles:
         manifest = Manifest(version, tuple(sent))
         self.rollout.weights_changed(version)
         return Served(version, manifest.content_hash, manifest.nbytes), Served(version, arrived.content_hash)
+
+    @property
+    def seat(self) -> StreamSeat:
+        """The sampler as a member of a crew, which keeps what it has begun."""
+        if self._seat is None:
+            resumes = ROLLOUT_ENGINES.facts(self.config.rollout.engine).resumes_responses
+            self._seat = StreamSeat(self.rollout, resumes=resumes)
+        return self._seat
 
     @property
     def rollout(self) -> RolloutEngine:

@@ -1,0 +1,124 @@
+"""A crew of samplers in workers of Ray: a lost one is started again beside the others, and joins them with the next weights."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from posttrain.backends.runtime.ray.cluster import WorkerDied
+from posttrain.backends.runtime.ray.rollout import RemoteRollout
+from posttrain.backends.runtime.ray.sync import SeparateSync
+from posttrain.backends.runtime.ray.watch import Member, WorkerLost
+from posttrain.backends.runtime.ray.worker import Failure
+from posttrain.errors import PosttrainError, RunStopped
+from posttrain.interfaces.crew import SamplerLost
+from posttrain.interfaces.rollout_engine import Served
+from posttrain.interfaces.train_engine import TrainEngine
+from posttrain.records.notices import Notices
+
+LOOK_S = 0.2  # between two looks for a sampler that starts
+
+
+class RayCrew:
+    """See interfaces.crew.Crew.
+
+    Args: renew starts another worker in a lost one's place, and returns it once its model is loaded; start_timeout_s for that.
+    """
+
+    def __init__(
+        self,
+        rollout: RemoteRollout,
+        sync: SeparateSync,
+        renew: Callable[[Member], Member],
+        notices: Notices,
+        *,
+        resumes: bool,
+        start_timeout_s: float,
+    ):
+        self.resumes = resumes
+        self._rollout, self._sync, self._renew, self._notices = rollout, sync, renew, notices
+        self._workers = rollout.workers
+        self._start_timeout_s = start_timeout_s
+        self._joining: list[Member] = []
+        self._to_renew: queue.SimpleQueue[Member] = queue.SimpleQueue()
+        self._starting = 0  # samplers
+        self._failure: PosttrainError | None = None  # of the last start
+        threading.Thread(target=self._renew_all, name="sampler-renewal", daemon=True).start()
+
+    def members(self) -> Sequence[Member]:
+        return self._workers.members
+
+    def call(self, member: Member, method: str, *arguments: Any) -> Any:
+        return self._workers.cluster.call(member.handle, "call", f"seat.{method}", True, *arguments)
+
+    def ready(self, promises: Collection[Any], timeout_s: float) -> Collection[Any]:
+        return self._workers.cluster.ready(list(promises), timeout_s)
+
+    def value(self, member: Member, promise: Any) -> Any:
+        try:
+            result = self._workers.cluster.value(promise, self._workers.timeout_s)
+        except WorkerDied:
+            self._workers.watch.found_dead(member)
+            raise SamplerLost(str(member.lost())) from None
+        except TimeoutError:
+            raise RunStopped(f"{member.name} gave no answer within {self._workers.timeout_s:g} s") from None
+        if isinstance(result, Failure):
+            raise result.error(member.name)
+        return result
+
+    def drop(self, member: Member) -> None:
+        if member not in self._workers.members:
+            return  # a validation has replaced it
+        self._workers.members.remove(member)
+        self._notices.add(f"{member.lost()}\nIts groups go on elsewhere, and it is started again")
+        self._starting += 1
+        self._to_renew.put(member)
+
+    @property
+    def joiners(self) -> int:
+        return len(self._joining)
+
+    def wait_for_joiner(self) -> None:
+        until = time.monotonic() + self._start_timeout_s
+        while not self._joining:
+            if not self._starting:
+                raise self._failure or RunStopped("no sampler is left, and none is being started")
+            if time.monotonic() > until:
+                raise RunStopped(
+                    f"no sampler is left, and none has started within {self._start_timeout_s:g} s (placement.start_timeout_s)"
+                )
+            time.sleep(LOOK_S)
+
+    def publish(self, policy: TrainEngine) -> Served:
+        version = policy.version
+        while True:
+            joining = list(self._joining)
+            self._workers.members += [each for each in joining if each not in self._workers.members]
+            self._joining = [each for each in self._joining if each not in joining]
+            present = [each for each in self._workers.members if not each.trouble]
+            if not present:
+                self.wait_for_joiner()
+                continue
+            try:
+                served = self._sync.send(present, version)
+            except WorkerLost as loss:
+                if loss.member.vital:
+                    raise
+                continue
+            self._rollout.weights_changed(version)
+            return served
+
+    def _renew_all(self) -> None:
+        """Start lost samplers again, one after the other."""
+        while True:
+            lost = self._to_renew.get()
+            try:
+                self._joining.append(self._renew(lost))
+            except PosttrainError as error:
+                self._failure = error
+                self._notices.add(f"{lost.name} could not be started again: {error}")
+            finally:
+                self._starting -= 1
