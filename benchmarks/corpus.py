@@ -42,8 +42,16 @@ ENTRY_POINTS = {
     "verl.trainer.sft_trainer": "verl",
     "verl.trainer.main_generation": "verl",
     "verl.trainer.main_eval": "verl",
+    "verl.experimental.fully_async_policy.fully_async_main": "verl",
+    "recipe.fully_async_policy.fully_async_main": "verl",
+    "verl.experimental.one_step_off_policy.main_ppo": "verl",
+    "recipe.one_step_off_policy.main_ppo": "verl",
     "skyrl_train.entrypoints.main_base": "skyrl",
+    "examples.async.main_async": "skyrl",
+    "examples.train.async.main_async": "skyrl",
 }
+# Keys of ours for a loop that no key of theirs asks for.
+ASKS = {name: ["+posttrain.asynchronous.mode=one_step"] for name in ENTRY_POINTS if name.endswith(".main_async")}
 # The file an entry point starts from, where a script names no other.
 BASE_FILES = {
     "verl.trainer.main_ppo": "ppo_trainer",
@@ -51,6 +59,13 @@ BASE_FILES = {
     "verl.trainer.sft_trainer": "sft_trainer_engine",
     "verl.trainer.main_generation": "generation",
     "verl.trainer.main_eval": "evaluation",
+}
+# The same for recipes, whose files lie beside their programs.
+RECIPE_FILES = {
+    "recipe.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
+    "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
+    "recipe.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
+    "verl.experimental.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
 }
 # Programs of a third party that start from verl's own file: verl_tool.trainer.main_ppo, verl.trainer.main_ppo_format
 OWN_PROGRAMS = re.compile(r"(?:\w+\.)+(main_ppo|main_generation|main_eval)(?:_\w+)?")
@@ -172,7 +187,7 @@ def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> L
     peer = ENTRY_POINTS[module]
     dialect = dialect if dialect.partition("@")[0] == peer else peer
     folder = next((above for above in script.parents if (above / VERL_FILES).is_dir()), folder)
-    rest = list(words[words.index(started) + 1 :])
+    rest = [*words[words.index(started) + 1 :], *ASKS.get(module, [])]
     options: dict[str, str] = {}
     arguments = []
     while rest:
@@ -186,8 +201,11 @@ def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> L
             arguments.append(word)
     name = options.get("config-name", options.get("cn"))
     path = options.get("config-path", options.get("cp"))
+    home = Path(*module.split(".")[:-1])  # of the program
+    if module in RECIPE_FILES and path is None:
+        path, name = "config", name or RECIPE_FILES[module]
     if name is not None or path is not None:
-        base = folder / "verl/trainer" / (path or "config")  # Hydra: relative to the program's own folder
+        base = folder / home / (path or "config")  # Hydra: relative to the program's own folder
         file = base / (name or BASE_FILES.get(module, ""))
         file = file if file.suffix in (".yaml", ".yml") else file.with_name(file.name + ".yaml")
         return Launch(name="", dialect=dialect, arguments=[str(file), *arguments])

@@ -64,7 +64,7 @@ class Samplers:
 
         def send(policy: TrainEngine) -> Served:
             manifest = manifest_of(model.named_parameters(), policy.version)
-            for name, engine in engines.items():
+            for engine in engines.values():
                 for mine, theirs in zip(engine.model.parameters(), model.parameters(), strict=True):
                     mine.data.copy_(theirs.data)
                 engine.weights_changed(policy.version)

@@ -193,6 +193,7 @@ def async_plan(config: RunConfig, batches: BatchPlan) -> AsyncPlan | None:
         in_thread=in_process and holds_a_copy(config.rollout.engine),
         updates_per_step=batches.updates_per_step,
         sync_every_steps=section.sync_every_steps,
+        sync_between_tokens=section.sync_between_tokens,
         wait_timeout_s=section.wait_timeout_s,
         keeps_cache=section.cache_on_new_weights == "keep",
     )

@@ -33,6 +33,8 @@ class AsynchronousConfig(Section):
     """Keys and values of unfinished responses when the weights change: recompute them with the new weights, so that log-probs are
     those of one version; or keep them, which costs memory while the step trains and no prefill after it. Only engines that
     can keep them take it; a resumed run computes them again."""
+    sync_between_tokens: bool = True
+    """Responses continue under new weights, in separate; false: those that have begun end first, each under one version."""
     wait_timeout_s: float = Field(default=3600.0, gt=0.0)
     """Seconds without a token, or after the updates, that a step waits for the sampler before the run stops."""
 

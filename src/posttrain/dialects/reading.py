@@ -114,6 +114,15 @@ class Reader:
         value = value_at(self.values, key)
         return value if isinstance(value, dict) else {}
 
+    def put(self, key: str, value: Any) -> None:
+        """Let the rules that follow read a key as another value: as the number that other keys make of it."""
+        tree = self.values = dict(self.values)
+        *above, name = key.split(".")
+        for part in above:
+            tree[part] = dict(tree.get(part) or {})
+            tree = tree[part]
+        tree[name] = value
+
     def written(self, key: str) -> bool:
         """True when the user wrote the key, or something below it; or a reference to a section with such a key."""
         return self.named(key) or (

@@ -75,6 +75,7 @@ def sampler_of(
         roles.policy,
         loader,
         sync_every_steps=asynchronous.sync_every_steps,
+        sync_between_tokens=asynchronous.sync_between_tokens,
         wait_timeout_s=asynchronous.wait_timeout_s,
         script=script,
     )

@@ -25,6 +25,7 @@ class AsyncPlan:
     max_running_groups: int | None = None  # None: as many as may be admitted
     in_thread: bool = False  # one_step: the sampler has its own copy of the weights, and works while the trainer does
     updates_per_step: int = 1
+    sync_between_tokens: bool = True  # separate: responses continue under new weights
     sync_every_steps: int = 1  # separate: the samplers get new weights after every so many steps
     wait_timeout_s: float = 3600.0
     keeps_cache: bool = False  # colocate: unfinished responses continue on the keys and values of older weights

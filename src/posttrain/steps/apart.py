@@ -43,6 +43,7 @@ class Apart:
         loader: PromptLoader,
         *,
         sync_every_steps: int,
+        sync_between_tokens: bool = True,
         wait_timeout_s: float,
         script: Script | None = None,
     ):
@@ -58,7 +59,14 @@ class Apart:
         self._told = 0  # tokens that the loop has shown
         self._epochs = loader.epochs
         self._since = (0, 0.0, time.monotonic())  # tokens, busy seconds and time at the end of the last step
-        self._fleet = Fleet(crew, groups.sampling_of(1), hear=groups.hear, record=self._record, again=passes)
+        self._fleet = Fleet(
+            crew,
+            groups.sampling_of(1),
+            hear=groups.hear,
+            record=self._record,
+            finishes=not (sync_between_tokens and crew.resumes),
+            again=passes,
+        )
         self._thread = OwnThread("the thread of the samplers", self._work, wait_timeout_s)
 
     @property

@@ -38,7 +38,8 @@ class Fleet:
     A request goes to the sampler with the fewest; a conversation stays where its first turn was. When a sampler is lost its
     requests go to others with the tokens that it had reported.
 
-    Args: record(event, post, values) takes decisions for schedule.jsonl; again, the recorded ones that are made once more.
+    Args: finishes, responses end before a rest, instead of continuing after it; record(event, post, values) takes decisions for
+        schedule.jsonl; again, the recorded ones that are made once more.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class Fleet:
         *,
         hear: Callable[[], None],
         record: Callable[..., None],
+        finishes: bool = False,
         again: Passes | None = None,
     ):
         self.tokens = 0  # sampled so far
         self.busy_s = 0.0  # of all samplers
         self.lost = 0  # samplers
         self.resting = False
+        self._finishes = finishes
         self._crew, self._sampling, self._hear, self._record, self._again = crew, sampling, hear, record, again
         self._posts: list[Post] = []
         self._joined = 0
@@ -119,12 +122,12 @@ class Fleet:
         """Bring all samplers to rest, a little with every call; True once they are, and all that has ended was returned by
         ``wait``. ``go`` ends it.
 
-        Where responses cannot be continued, those that were sent end first, and no other is sent.
+        With ``finishes`` the responses that were sent end first, and no other is sent.
         """
         self._drop_the_lost()
         self._collect(TURN_S / 10)
         self.resting = self._again is None or all(self._may_rest(post) for post in self._posts)
-        if not self._crew.resumes:
+        if self._finishes and self._again is None:
             self._unsend()
             if any(post.asked for post in self._posts):
                 self._give_orders(new=False)

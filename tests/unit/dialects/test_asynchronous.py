@@ -17,6 +17,29 @@ from .examples import read
         ("verl", ("corrected",), "+trainer.v1.trainer_mode=colocate_asynch", "use colocate_async|colocate_async"),
         ("verl", ("colocate_async",), "+trainer.v1.sampler.max_off_policy_threshold=0", "counts 1"),
         ("verl", ("colocate_async",), "+trainer.v1.sampler.max_off_policy_strategy=skip", "known: drop, wait"),
+        (
+            "verl",
+            ("separate_async",),
+            "+trainer.v1.separate_async.parameter_sync_step=4",
+            "use .*parameter_sync_step=2",
+        ),
+        ("verl", ("fully_async",), "data.train_batch_size=16", "with async_training, data.train_batch_size is 0"),
+        ("verl", ("fully_async",), "data.gen_batch_size=2", "data.gen_batch_size is 1, and it is 2"),
+        ("verl", ("fully_async",), "actor_rollout_ref.hybrid_engine=True", "use actor_rollout_ref.hybrid_engine=False"),
+        (
+            "verl",
+            ("fully_async",),
+            "+async_training.staleness_threshold=-1",
+            "use async_training.staleness_threshold=0",
+        ),
+        ("verl", ("fully_async",), "+async_training.require_batches=0", "use async_training.require_batches=1"),
+        ("verl", ("fully_async",), "+rollout.total_rollout_steps=3", "a step takes 4"),
+        (
+            "verl",
+            ("one_step_off",),
+            "actor_rollout_ref.hybrid_engine=True",
+            "use actor_rollout_ref.hybrid_engine=False",
+        ),
         ("roll", ("is_weight",), "async_generation_ratio=-1", "async_generation_ratio is -1"),
         ("skyrl", ("fully_async",), "trainer.policy_mini_batch_size=4", "trainer.train_batch_size=8 is not"),
         ("skyrl", ("fully_async",), "trainer.placement.colocate_all=true", "samples on devices of its own"),
@@ -51,3 +74,23 @@ def test_settings_of_a_mode_that_is_off_are_reported() -> None:
     found = read("skyrl", "train", (), "trainer.fully_async.max_staleness_steps=2")
     assert found.config.asynchronous.mode == "off" and not found.problems
     assert any("max_staleness_steps" in str(each) for each in found.ignored)
+
+
+def test_the_fully_asynchronous_recipe_of_verl() -> None:
+    """At most (1 + 0.1) x 4 steps' prompts are sampled between two weight syncs: 4 x 1.1 - 1 = 3.4 steps."""
+    loaded = read("verl", "train", ("fully_async",), "+async_training.require_batches=2")
+    assert loaded.problems == ()
+    config, ahead = loaded.config, loaded.config.asynchronous
+    assert (ahead.mode, ahead.max_staleness_steps, ahead.sync_every_steps) == ("separate", 3.4, 4)
+    assert config.data.prompts_per_step == 8 and config.policy.sequences_per_mini_batch == 32
+    assert (config.run.total_steps, config.validation.every_steps) == (100 // 8, 4)
+    assert config.loss.rollout_correction.use_rollout_logprobs
+    assert (config.policy.devices, config.rollout.devices) == ([0], [1])
+
+
+def test_the_recipe_one_step_off_takes_its_own_file_s_correction() -> None:
+    plain = ("+rollout.nnodes=1", "+rollout.n_gpus_per_node=1")
+    loaded = read("verl", "train", plain, "actor_rollout_ref.hybrid_engine=False")
+    assert loaded.problems == () and loaded.config.asynchronous.mode == "one_step"
+    assert loaded.config.loss.rollout_correction.use_rollout_logprobs
+    assert any("bypass_mode=True since verl 0.7" in said for said in loaded.warnings)

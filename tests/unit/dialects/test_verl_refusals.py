@@ -246,7 +246,12 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         "must be trained by engines of one family, and they are megatron and fsdp",
         "critic.strategy=megatron",
     ),
-    (("actor_rollout_ref.hybrid_engine=False",), "actor_rollout_ref.hybrid_engine", "is refused", ""),
+    (
+        ("actor_rollout_ref.hybrid_engine=False",),
+        "actor_rollout_ref.hybrid_engine",
+        "gives the sampler devices of its own, and no key says which",
+        "give +rollout.nnodes=1 +rollout.n_gpus_per_node=1, or use actor_rollout_ref.hybrid_engine=True",
+    ),
     (
         (f"{A}.strategy=megatron", f"{A}.shuffle=True"),
         f"{A}.shuffle",
@@ -683,7 +688,6 @@ def test_what_follows_the_actor_without_a_reference_is_not_told(tmp_path: Path) 
 
 PLANNED = [
     "+data.datagen.path=my.py",
-    "+trainer.v1.trainer_mode=separate_async",
     "trainer.logger=[console,clearml]",
 ]
 

@@ -74,7 +74,7 @@ def _bound_problems(section: AsynchronousConfig, prompts: int) -> Iterator[Probl
             fix=f"use {_SECTION}.sync_every_steps=1, or {_MODE}=separate",
             field=f"{_SECTION}.sync_every_steps",
         )
-    elif every - 1 > int(staleness):
+    elif section.mode == "separate" and every - 1 > int(staleness):
         yield Problem(
             f"{_SECTION}.sync_every_steps = {every} lets a step train on weights of {every - 1} steps before, and "
             f"{_SECTION}.max_staleness_steps = {staleness} forbids it",

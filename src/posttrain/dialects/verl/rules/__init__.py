@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.rules import algorithm, records
+from posttrain.dialects.verl.rules import algorithm, recipes, records
 from posttrain.dialects.verl.rules.asynchronous import asynchronous
 from posttrain.dialects.verl.rules.batches import batches
 from posttrain.dialects.verl.rules.layout import Layout, layout
@@ -24,6 +24,7 @@ DEVICES = frozenset({"trainer.n_gpus_per_node", "trainer.nnodes"})
 def rules(keys: Reader) -> dict[str, Any]:
     """RunConfig fields by dotted name. Roles that a run does without keep our defaults, so that equal runs are equal."""
     _check_version(keys)
+    recipes.set_step(keys)
     has_critic = algorithm.uses_critic(keys)
     kl = algorithm.kl_in_loss(keys) | algorithm.kl_in_reward(keys)
     has_reference = bool(kl)
@@ -49,6 +50,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= turns(keys)
     fields |= records.model(keys, has_critic=has_critic, has_reference=has_reference)
     fields |= records.trainer(keys)
+    fields |= recipes.recipe(keys)
     fields |= profiling(keys)
     fields |= records.contents(keys)
     if has_critic:

@@ -6,12 +6,14 @@ from typing import Any
 
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.names import ACTOR
 from posttrain.errors import did_you_mean
 
 _V1 = "trainer.v1"
 _MODE = f"{_V1}.trainer_mode"
 _THRESHOLD = f"{_V1}.sampler.max_off_policy_threshold"
 _STRATEGY = f"{_V1}.sampler.max_off_policy_strategy"
+_CYCLE = f"{_V1}.separate_async.parameter_sync_step"
 _MODES = {"sync": "off", "colocate_async": "colocate", "separate_async": "separate"}
 
 
@@ -26,10 +28,15 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
         )
         return {}
     if mode == "sync":
-        for key in (_THRESHOLD, _STRATEGY):
+        for key in (_THRESHOLD, _STRATEGY, _CYCLE):
             keys.ignore(key, f"{_MODE} is sync, so nothing gets stale")
         return {}
     fields: dict[str, Any] = {"asynchronous.mode": _MODES[mode]}
+    if mode == "separate_async":
+        fields["asynchronous.sync_every_steps"] = 1
+        _check_cycle(keys)
+    else:
+        keys.ignore(_CYCLE, f"{_MODE} is not separate_async")
     threshold, strategy = get(keys, _THRESHOLD, 8), get(keys, _STRATEGY, "drop")  # verl's defaults
     if threshold < 1:
         keys.problem(
@@ -44,3 +51,19 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
     else:
         fields["asynchronous.on_stale"] = strategy
     return fields
+
+
+def _check_cycle(keys: Reader) -> None:
+    """A cycle between two weight syncs is a step, in so many mini-batches."""
+    cycle = get(keys, _CYCLE)
+    step, mini = keys["data.train_batch_size"], keys[f"{ACTOR}.ppo_mini_batch_size"]
+    if cycle is not None and cycle * mini != step:
+        fix = (
+            f"use {_CYCLE}={step // mini}" if mini and step % mini == 0 else f"use data.train_batch_size={cycle * mini}"
+        )
+        keys.problem(
+            f"{_CYCLE} is {cycle}, and {cycle} x {ACTOR}.ppo_mini_batch_size={mini} = {cycle * mini} is not "
+            f"data.train_batch_size={step}",
+            key=_CYCLE,
+            fix=fix,
+        )

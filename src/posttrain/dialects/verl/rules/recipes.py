@@ -1,0 +1,122 @@
+"""verl's recipes that sample on devices of their own: fully_async_policy and one_step_off_policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.dialects.reading import Reader
+from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.names import ACTOR
+
+HYBRID = "actor_rollout_ref.hybrid_engine"
+ASYNC = "async_training"
+POOL = "rollout"  # the section of the sampler's devices, at the top
+_STEP = "data.train_batch_size"
+_CORRECTION = "algorithm.rollout_correction"
+
+
+def is_fully_async(keys: Reader) -> bool:
+    return keys.written(ASYNC)
+
+
+def has_own_devices(keys: Reader) -> bool:
+    """Tell whether one of the recipes is meant, whose sampler has devices in a section at the top."""
+    return any(keys.written(f"{POOL}.{name}") for name in ("nnodes", "n_gpus_per_node"))
+
+
+def set_step(keys: Reader) -> None:
+    """Count a step of fully_async as its mini-batches: it has no data.train_batch_size. Report values that verl refuses."""
+    hybrid = get(keys, HYBRID, True)
+    if not has_own_devices(keys) and not is_fully_async(keys):
+        if hybrid is False:
+            keys.problem(
+                f"{HYBRID}=False gives the sampler devices of its own, and no key says which",
+                key=HYBRID,
+                fix=f"give +{POOL}.nnodes=1 +{POOL}.n_gpus_per_node=1, or use {HYBRID}=True",
+            )
+        return
+    if hybrid is not False:
+        keys.problem(
+            f"the sampler has devices of its own ({POOL}.n_gpus_per_node), and {HYBRID} is {hybrid}",
+            key=HYBRID if keys.written(HYBRID) else f"{POOL}.n_gpus_per_node",
+            fix=f"use {HYBRID}=False",
+        )
+    if not is_fully_async(keys):
+        return
+    for key, wanted, why in (
+        (_STEP, 0, f"a step is {ASYNC}.require_batches x {ACTOR}.ppo_mini_batch_size prompts"),
+        ("data.gen_batch_size", 1, "prompts are sampled one by one"),
+    ):
+        if keys[key] != wanted and keys.written(key):
+            keys.problem(
+                f"with {ASYNC}, {key} is {wanted}, and it is {keys[key]}: {why}", key=key, fix=f"use {key}={wanted}"
+            )
+    keys.put(_STEP, max(1, _count(keys, "require_batches", 1)) * max(1, keys[f"{ACTOR}.ppo_mini_batch_size"]))
+    keys.put("data.gen_batch_size", None)
+
+
+def recipe(keys: Reader) -> dict[str, Any]:
+    """Return the fields of a recipe, which replace those of other keys; empty without one."""
+    if is_fully_async(keys):
+        return _fully_async(keys)
+    return _one_step_off(keys) if has_own_devices(keys) else {}
+
+
+def _one_step_off(keys: Reader) -> dict[str, Any]:
+    fields: dict[str, Any] = {"asynchronous.mode": "one_step", "asynchronous.max_staleness_steps": 1}
+    if not keys.written(_CORRECTION) and not keys.written(f"{ACTOR}.use_rollout_log_probs"):
+        keys.warn(
+            "the recipe's own file has algorithm.rollout_correction.bypass_mode=True since verl 0.7, which is taken: the ratio "
+            "starts from the sampler's log-probs"
+        )
+        fields["loss.rollout_correction.use_rollout_logprobs"] = True
+    return fields
+
+
+def _fully_async(keys: Reader) -> dict[str, Any]:
+    every, threshold = _count(keys, "trigger_parameter_sync_step", 4), get(keys, f"{ASYNC}.staleness_threshold", 0.1)
+    step = keys[_STEP]
+    if threshold < 0:
+        keys.problem(
+            f"{ASYNC}.staleness_threshold is {threshold}: it is the share of a cycle's samples that may be of older weights",
+            key=f"{ASYNC}.staleness_threshold",
+            fix=f"use {ASYNC}.staleness_threshold=0, or more",
+        )
+        threshold = 0
+    bound = round(every * (1 + threshold) - 1, 9)
+    fields: dict[str, Any] = {
+        "data.prompts_per_step": step,
+        "asynchronous.mode": "separate",
+        "asynchronous.max_staleness_steps": int(bound) if bound % 1 == 0 else bound,
+        "asynchronous.sync_every_steps": every,
+        "asynchronous.sync_between_tokens": bool(get(keys, f"{ASYNC}.partial_rollout", True)),
+        "validation.every_steps": _every(get(keys, f"{POOL}.test_freq", 1), every),
+        "checkpoint.every_steps": _every(keys["trainer.save_freq"], every),
+    }
+    keys.ignore("trainer.test_freq", f"with {ASYNC}, {POOL}.test_freq says when to validate")
+    total = get(keys, f"{POOL}.total_rollout_steps", 100)
+    if total is not None:
+        if total < step:
+            keys.problem(
+                f"{POOL}.total_rollout_steps is {total} prompts, and a step takes {step}",
+                key=f"{POOL}.total_rollout_steps",
+                fix=f"use {POOL}.total_rollout_steps={step}, or more",
+            )
+        fields["run.total_steps"] = max(1, total // step)
+    if get(keys, f"{ASYNC}.compute_prox_log_prob", False):
+        fields["loss.rollout_correction.use_rollout_logprobs"] = False
+    elif get(keys, f"{ASYNC}.use_rollout_log_probs", True):
+        fields["loss.rollout_correction.use_rollout_logprobs"] = True
+    return fields
+
+
+def _every(cycles: int, steps: int) -> int | None:
+    """Cycles between two weight syncs as steps; None for never."""
+    return cycles * steps if cycles > 0 else None
+
+
+def _count(keys: Reader, name: str, otherwise: int) -> int:
+    found = int(get(keys, f"{ASYNC}.{name}", otherwise))
+    if found < 1:
+        keys.problem(f"{ASYNC}.{name} is {found}", key=f"{ASYNC}.{name}", fix=f"use {ASYNC}.{name}=1, or more")
+    return max(1, found)
