@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from posttrain.config import RunConfig
+from posttrain.dialects.loaded import UserWords
 
 
-def asynchronous_text(config: RunConfig) -> str:
-    """Describe the mode and its bound, in lines; "" for a synchronous run."""
+def asynchronous_text(config: RunConfig, words: UserWords | None = None) -> str:
+    """Describe the mode and its bound, in lines, with the user's own count where it is another one; "" for a synchronous run."""
+    counted = words.counts("asynchronous.max_staleness_steps") if words else []
     section, prompts = config.asynchronous, config.data.prompts_per_step
     if not section.is_on:
         return ""
@@ -14,10 +16,15 @@ def asynchronous_text(config: RunConfig) -> str:
         return "one_step: while a step trains, the responses of the next are sampled; 1 step stale"
     most = int(prompts * (section.max_staleness_steps + 1))
     steps = f"{section.max_staleness_steps} step{'' if section.max_staleness_steps == 1 else 's'}"
+    others = "samplers go on meanwhile" if section.mode == "separate" else "others continue"
     lines = [
-        f"{section.mode}: a step trains when {prompts} groups are complete; others continue",
+        f"{section.mode}: a step trains when {prompts} groups are complete; {others}",
         f"at most {steps} stale: started - trained <= ({section.max_staleness_steps} + 1) x {prompts} = {most} groups",
         f"{section.max_running_groups or most} groups sampled at a time; a group that is late is "
         + ("dropped, and sampled again once" if section.on_stale == "drop" else "waited for"),
     ]
-    return f"\n{'':<11}".join(lines)
+    if section.mode == "separate":
+        after = "every step" if section.sync_every_steps == 1 else f"every {section.sync_every_steps} steps"
+        how = "between two tokens" if section.sync_between_tokens else "once the responses that have begun have ended"
+        lines.append(f"new weights after {after}, {how}")
+    return f"\n{'':<11}".join([*lines, *counted])

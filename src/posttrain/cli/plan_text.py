@@ -78,7 +78,7 @@ def _settings_text(request: TrainRequest) -> str:
         *([("images", f"{request.images}; each counts in max_prompt_tokens")] if request.images else []),
         ("validation", _validation(request)),
         ("rollout", f"{config.rollout.engine}, {_sampling(config.rollout)}"),
-        *([("ahead", ahead)] if (ahead := asynchronous_text(config)) else []),
+        *([("ahead", ahead)] if (ahead := asynchronous_text(config, request.loaded.words)) else []),
         *([("worlds", worlds)] if (worlds := worlds_text(config)) else []),
         ("reward", _reward(config)),
         *([("domains", _domains(config))] if config.data.domains else []),

@@ -25,6 +25,10 @@ class UserWords(Protocol):
         """A sentence with our field names replaced by their keys."""
         ...
 
+    def counts(self, field: str) -> list[str]:
+        """Return the written keys that count a field of ours in another way, each with its value and what becomes of it."""
+        ...
+
     def translate(self, problems: Iterable[Problem]) -> list[Problem]: ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from posttrain.config.base import Section
 from posttrain.config.reading.sources import SourceMap
@@ -28,11 +28,16 @@ class WrittenKeys(Protocol):
         """Tell whether the user wrote the key, or something below it."""
         ...
 
+    def __getitem__(self, key: str) -> Any:
+        """Return the value of a key."""
+        ...
+
 
 class Words:
     """Translates messages about our fields into the user's own keys."""
 
     def __init__(self, ledger: Ledger, reader: WrittenKeys, root: type[Section]):
+        self._ledger = ledger
         self._keys: dict[str, str] = {}
         self._plain: set[str] = set()  # fields whose value is their key's value, so that a fix can be given in it
         for row in ledger.rows:
@@ -60,6 +65,13 @@ class Words:
                 return self._inside(self._keys[field], whole[len(field) :])
             field = field.rpartition(".")[0]
         return ""
+
+    def counts(self, field: str) -> list[str]:
+        """Return the written keys that count a field of ours in another way, each with its value and what becomes of it."""
+        rows = [
+            row for row in self._ledger.rows if field in row.fields and row.change and self._reader.written(row.name)
+        ]
+        return [f"{row.name}={self._reader[row.name]}: {row.change}" for row in rows]
 
     def _inside(self, key: str, rest: str) -> str:
         """Return the written key that an open-ended row (``options.**``) stands for; the row's own name without one."""

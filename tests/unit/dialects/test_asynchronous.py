@@ -24,7 +24,7 @@ from .examples import read
             "use .*parameter_sync_step=2",
         ),
         ("verl", ("fully_async",), "data.train_batch_size=16", "with async_training, data.train_batch_size is 0"),
-        ("verl", ("fully_async",), "data.gen_batch_size=2", "data.gen_batch_size is 1, and it is 2"),
+        ("verl", ("fully_async",), "++data.gen_batch_size=2", "data.gen_batch_size is 1, and it is 2"),
         ("verl", ("fully_async",), "actor_rollout_ref.hybrid_engine=True", "use actor_rollout_ref.hybrid_engine=False"),
         (
             "verl",

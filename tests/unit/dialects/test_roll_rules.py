@@ -276,7 +276,7 @@ def test_what_must_be_given_is_asked_for(key) -> None:
             "a judge that several devices share",
         ),
         (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
-        (("async_generation_ratio=1",), "samplers with devices of their own"),
+        (("actor_train.model_update_frequency=2",), "samplers that keep older weights"),
         (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
         (("critic.model_args.freeze_module_prefix=vision_model",), "training a part of the model"),
         (("actor_train.data_args.template=longcot_V3",), "a template with texts of its own"),
