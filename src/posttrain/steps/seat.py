@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -15,11 +14,12 @@ from posttrain.records.trajectories import Trajectory, Unfinished
 class StreamSeat:
     """See interfaces.crew.Seat. Its stream is opened by a turn and closed by a rest, so that the engine is free in between.
 
-    Args: ``resumes``: the engine's streams hand responses back and continue them (ResumableStream).
+    Args: ``resumes``: the engine's streams hand responses back and continue them (ResumableStream); keeps_cache, with their keys
+        and values, although newer weights continue them.
     """
 
-    def __init__(self, engine: TurnSampler, *, resumes: bool, on_tokens: Callable[[int], None] = lambda tokens: None):
-        self._engine, self._resumes, self._on_tokens = engine, resumes, on_tokens
+    def __init__(self, engine: TurnSampler, *, resumes: bool, keeps_cache: bool = False):
+        self._engine, self._resumes, self._keeps_cache = engine, resumes, keeps_cache
         self._stream: RequestStream | None = None
         self._requests: dict[str, Request] = {}  # not ended, in the order of submission
         self._reported: dict[str, int] = {}  # tokens of each that were reported
@@ -62,7 +62,7 @@ class StreamSeat:
         if self._stream is None:
             return self._passes
         if self._resumes:
-            for each in cast(ResumableStream, self._stream).take_back():
+            for each in cast(ResumableStream, self._stream).take_back(keep_cache=self._keeps_cache):
                 if each.token_ids:
                     self._requests[each.sample_id] = replace(self._requests[each.sample_id], begun=each)
         elif self._requests:
@@ -92,7 +92,6 @@ class StreamSeat:
 
     def _count(self, tokens: int) -> None:
         self._tokens += tokens
-        self._on_tokens(tokens)
 
     @property
     def _passes(self) -> int:

@@ -19,7 +19,7 @@ from posttrain.backends.runtime.ray.started_roles import Starter, WorkerAssignme
 from posttrain.backends.runtime.ray.taking import Taker
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Groups, Outbox
-from posttrain.config import TrainingConfig
+from posttrain.config import RunConfig, TrainingConfig
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import import_modules, load_tokenizer
@@ -182,7 +182,8 @@ class WorkerRoles:
         """The sampler as a member of a crew, which keeps what it has begun."""
         if self._seat is None:
             resumes = ROLLOUT_ENGINES.facts(self.config.rollout.engine).resumes_responses
-            self._seat = StreamSeat(self.rollout, resumes=resumes)
+            keeps = isinstance(self.config, RunConfig) and self.config.asynchronous.cache_on_new_weights == "keep"
+            self._seat = StreamSeat(self.rollout, resumes=resumes, keeps_cache=keeps)
         return self._seat
 
     @property
