@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain.backends.runtime.thread_crew import SeatInThread, ThreadCrew
 from posttrain.errors import RunStopped
-from posttrain.interfaces.crew import SamplerLost, Seat
+from posttrain.interfaces.crew import Order, SamplerLost, Seat
 from posttrain.interfaces.rollout_engine import Served
 from posttrain.interfaces.train_engine import TrainEngine
 
@@ -24,11 +24,17 @@ class MortalCrew(ThreadCrew):
         *,
         resumes: bool = True,
         renew: Callable[[str], Seat] | None = None,
+        kills: Callable[[Order], bool] | None = None,
     ):
         super().__init__(seats, send, resumes=resumes)
-        self._renew = renew
+        self._renew, self._kills = renew, kills
         self._joining: list[SeatInThread] = []
         self.lock = threading.Lock()
+
+    def call(self, member: SeatInThread, method: str, *arguments: Any) -> Future[Any]:
+        if method == "turn" and self._kills and self._kills(arguments[0]):
+            member.trouble, self._kills = "has died: it was killed, or crashed", None
+        return super().call(member, method, *arguments)
 
     def kill(self, number: int) -> str:
         member = self._members[number]

@@ -250,7 +250,7 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         ("actor_rollout_ref.hybrid_engine=False",),
         "actor_rollout_ref.hybrid_engine",
         "gives the sampler devices of its own, and no key says which",
-        "give +rollout.nnodes=1 +rollout.n_gpus_per_node=1, or use actor_rollout_ref.hybrid_engine=True",
+        "",
     ),
     (
         (f"{A}.strategy=megatron", f"{A}.shuffle=True"),

@@ -74,11 +74,6 @@ def test_episodes_that_begin_again_are_announced() -> None:
             "has no meaning in one_step.*; use asynchronous.cache_on_new_weights=recompute, or asynchronous.mode=colocate",
         ),
         (
-            {"mode": "separate", "cache_on_new_weights": "keep"},
-            {},
-            "samplers of separate cannot keep the keys and values .*; use .*=recompute, or asynchronous.mode=colocate",
-        ),
-        (
             {"mode": "colocate", "cache_on_new_weights": "keep"},
             {"rollout": {"routing_replay": True}},
             "needs the experts of every token",
@@ -143,6 +138,7 @@ APART: dict[str, Any] = {
     ("asynchronous", "sections"),
     [
         ({"mode": "separate"}, APART),
+        ({"mode": "separate", "cache_on_new_weights": "keep"}, APART),
         ({"mode": "separate", "max_staleness_steps": 3, "sync_every_steps": 4}, APART),
         ({"mode": "separate", "max_staleness_steps": 1.5, "sync_every_steps": 2}, APART),
         ({"mode": "separate"}, {"rollout": {"engine": "vllm", "endpoints": ["http://127.0.0.1:1"]}}),

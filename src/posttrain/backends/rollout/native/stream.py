@@ -139,8 +139,7 @@ class NativeStream:
         self._leave(gone)
 
     def progress(self, since: Mapping[str, int]) -> list[Unfinished]:
-        responses = sorted((*self._active, *self._waiting), key=lambda response: response.number)
-        grown = (response.since(since.get(response.request.sample_id, 0)) for response in responses)
+        grown = (one.since(since.get(one.request.sample_id, 0)) for one in (*self._active, *self._waiting))
         return [each for each in grown if each.token_ids]
 
     @torch.inference_mode()

@@ -106,7 +106,7 @@ def _fully_async(keys: Reader) -> dict[str, Any]:
     if get(keys, f"{ASYNC}.compute_prox_log_prob", False):
         fields["loss.rollout_correction.use_rollout_logprobs"] = False
     elif get(keys, f"{ASYNC}.use_rollout_log_probs", True):
-        fields["loss.rollout_correction.use_rollout_logprobs"] = True
+        fields |= {"loss.rollout_correction.use_rollout_logprobs": True, "loss.rollout_correction.weights": "none"}
     return fields
 
 
