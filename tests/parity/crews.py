@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from posttrain.backends.runtime.thread_crew import SeatInThread, ThreadCrew
+from posttrain.backends.serving.thread_crew import SeatInThread, ThreadCrew
 from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Order, SamplerLost, Seat
 from posttrain.interfaces.rollout_engine import Served

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.backends.runtime.thread_crew import crew_of_servers
 from posttrain.backends.serving.start import make_sampler, start_judge, start_weight_sync
+from posttrain.backends.serving.thread_crew import crew_of_servers
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.start import (
     load_policy,

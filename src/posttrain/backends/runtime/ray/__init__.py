@@ -35,8 +35,8 @@ from posttrain.backends.runtime.ray.watch import Member, Watch
 from posttrain.backends.runtime.ray.worker import Worker
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.backends.runtime.ray.worker_roles import start_worker_roles
-from posttrain.backends.runtime.thread_crew import crew_of_servers
 from posttrain.backends.serving.start import make_sampler, ranks_per_copy
+from posttrain.backends.serving.thread_crew import crew_of_servers
 from posttrain.backends.torch_training.start_teachers import asked_before, served_teachers
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.distillation import ROLE

@@ -181,8 +181,9 @@ class WorkerRoles:
     def seat(self) -> StreamSeat:
         """The sampler as a member of a crew, which keeps what it has begun."""
         if self._seat is None:
+            assert isinstance(self.config, RunConfig), "only reinforcement learning samples"
             resumes = ROLLOUT_ENGINES.facts(self.config.rollout.engine).resumes_responses
-            keeps = isinstance(self.config, RunConfig) and self.config.asynchronous.cache_on_new_weights == "keep"
+            keeps = self.config.asynchronous.cache_on_new_weights == "keep"
             self._seat = StreamSeat(self.rollout, resumes=resumes, keeps_cache=keeps)
         return self._seat
 
