@@ -67,7 +67,7 @@ class Words:
         return ""
 
     def counts(self, field: str) -> list[str]:
-        """Return the written keys that count a field of ours in another way, each with its value and what becomes of it."""
+        """Return the written keys that count a field of ours in another way, each with its value and its conversion."""
         rows = [
             row for row in self._ledger.rows if field in row.fields and row.change and self._reader.written(row.name)
         ]
