@@ -49,6 +49,39 @@ def test_the_last_steps_admit_no_more_than_they_train() -> None:
     assert ledger.room() == 4
 
 
+def test_weights_of_some_steps_before_leave_less_room() -> None:
+    """B = 2, S = 2, new weights after every other step. A group that starts a step after the last sync is as old as that, and due
+    a step earlier: (2 + 1 - 1) x 2 = 4 groups."""
+    ledger = Ledger(Bounds(groups_per_step=2, staleness=2, total_steps=9))
+    admitted(ledger, 6)
+    for serial in range(6):
+        ledger.finish(serial)
+    chosen = ledger.choice()
+    assert chosen is not None
+    ledger.take(chosen, [0, 1])
+    ledger.end_step(synced=False)
+    assert (ledger.steps, ledger.synced, ledger.room()) == (1, 0, 0)
+    assert train(ledger) == [2, 3]  # synced
+    assert ledger.room() == 4 and ledger.admit("p", 1).started == 2
+
+
+def test_a_resumed_run_records_again_what_came_after_its_checkpoint() -> None:
+    events: list[Event] = []
+    ledger = Ledger(Bounds(groups_per_step=1, staleness=1, total_steps=9))
+    admitted(ledger, 2)
+    ledger.finish(0)
+    train(ledger)
+    admitted(ledger, 1)
+    ledger.finish(2)
+    again = Ledger(ledger.bounds, events.append)
+    again.restore(ledger.state())
+    again.record_again()
+    assert [(event["step"], event["event"], event["group"]) for event in events] == [
+        (2, "admitted", 2),
+        (2, "finished", 2),
+    ]
+
+
 def test_groups_sampled_at_a_time_have_a_limit_of_their_own() -> None:
     ledger = Ledger(Bounds(groups_per_step=2, staleness=3, total_steps=9, max_running=3))
     admitted(ledger, 3)
@@ -173,10 +206,12 @@ def test_a_group_is_trained_once() -> None:
 
 class Simulation:
     """A run on a simulated clock: sampling, validation, slow rewards, filters and kills, with a ledger that is checked at every
-    event. Group durations are log-normal, so that a few take many steps."""
+    event. Group durations are log-normal, so that a few take many steps. Samplers get new weights after every ``every`` steps, as
+    far as the bound allows, and now and then within a step."""
 
-    def __init__(self, bounds: Bounds, seed: int, *, passing: float = 1.0, kill_every: float = 0.0):
+    def __init__(self, bounds: Bounds, seed: int, *, passing: float = 1.0, kill_every: float = 0.0, every: int = 1):
         self.bounds = bounds
+        self.every = min(every, bounds.staleness + (bounds.oldest_per_step is None))
         self.log: list[Event] = []
         self.events = self.kills = 0
         self.durations: dict[int, float] = {}  # by group
@@ -223,6 +258,8 @@ class Simulation:
         ledger, kept = self._ledger, 0
         self._now += self._random.choice([0.0, 0.0, 3.0])  # a validation, or a slow reward
         while kept < self.bounds.groups_per_step:
+            if self.every > 1 and self._random.random() < 0.1:
+                ledger.sync()  # a sampler has joined
             while ledger.room():
                 entry = self._admit()
                 self.durations[entry.serial] = self._random.lognormvariate(0, 1.5)
@@ -244,7 +281,7 @@ class Simulation:
             ledger.take(chosen, passing)
         if dies_after is not None:
             return
-        for entry in ledger.end_step():
+        for entry in ledger.end_step(synced=(ledger.steps + 1) % self.every == 0):
             self._ends.pop(entry.serial, None)
             if entry.attempt == 0:
                 self._redraw.append(entry.prompt_id)
@@ -301,11 +338,12 @@ FRACTIONS = st.builds(
     seed=st.integers(0, 10**6),
     passing=st.sampled_from([1.0, 0.5]),
     kill=st.sampled_from([0.0, 0.4]),
+    every=st.integers(1, 5),
 )
 def test_every_schedule_keeps_the_bound_and_loses_nothing(
-    bounds: Bounds, seed: int, passing: float, kill: float
+    bounds: Bounds, seed: int, passing: float, kill: float, every: int
 ) -> None:
-    Simulation(bounds, seed, passing=passing, kill_every=kill).run()
+    Simulation(bounds, seed, passing=passing, kill_every=kill, every=every).run()
 
 
 def test_no_small_schedule_stands_still() -> None:
