@@ -36,6 +36,9 @@ class MortalCrew(ThreadCrew):
             member.trouble, self._kills = "has died: it was killed, or crashed", None
         return super().call(member, method, *arguments)
 
+    def alive(self) -> list[str]:
+        return [member.name for member in self._members if not member.trouble]
+
     def kill(self, number: int) -> str:
         member = self._members[number]
         member.trouble = "has died: it was killed, or crashed"

@@ -67,13 +67,14 @@ class Samplers:
 
         def send(policy: TrainEngine) -> Served:
             manifest = manifest_of(model.named_parameters(), policy.version)
-            for engine in engines.values():
+            assert self.crew is not None
+            for engine in [engines[name] for name in self.crew.alive()]:
                 for mine, theirs in zip(engine.model.parameters(), model.parameters(), strict=True):
                     mine.data.copy_(theirs.data)
                 engine.weights_changed(policy.version)
             announced = Served(policy.version, manifest.content_hash)
             echoed = announced if self.echoes else Served(policy.version, "another")
-            check_served(announced, [(sorted(engines)[-1], echoed)])
+            check_served(announced, [(self.crew.alive()[-1], echoed)])
             roles.rollout.weights_changed(policy.version)
             return announced
 
