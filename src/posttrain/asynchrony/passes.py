@@ -47,11 +47,13 @@ class Passes:
 
     orders: Mapping[int, list[Due]]
     joined: Mapping[int, int]  # with which version of the weights
+    synced: frozenset[int]  # steps at whose end the samplers got new weights
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Passes:
         orders: dict[int, list[Due]] = {}
         joined: dict[int, int] = {}
+        synced = set()
         for event in events:
             match event["event"]:
                 case "joined":
@@ -59,9 +61,11 @@ class Passes:
                 case "order":
                     due = Due("order", event["pass"], tuple(event["sent"]), tuple(event["cancelled"]))
                     orders[event["sampler"]].append(due)
+                case "synced":
+                    synced.add(event["step"])
                 case "rest" | "lost":
                     orders[event["sampler"]].append(Due(event["event"], event["pass"]))
-        return cls(orders, joined)
+        return cls(orders, joined, frozenset(synced))
 
     def post(self, number: int) -> PostScript:
         """The orders of a sampler; none for one that the recorded run did not have."""

@@ -122,11 +122,15 @@ class Apart:
         if self._number == 0:
             self._send()
             return
-        if self._number % self._every and not self._crew.joiners and self._fleet.samplers:
+        due = self._number % self._every == 0 or bool(self._crew.joiners) or not self._fleet.samplers
+        if self._script and self._script.passes:
+            due = self._number in self._script.passes.synced
+        if not due:
             self._thread.ask(lambda: self._end_step(synced=False))
             return
         with self._at_rest():
             self._send()
+            self._record("synced")
             self._end_step(synced=True)
 
     def end_step(self) -> StepEnd:
@@ -165,6 +169,8 @@ class Apart:
                 return chosen
             if self._script is None and (self._crew.joiners or not self._fleet.samplers):
                 self._take_in(clock)
+            elif self._script and self._thread.ask(lambda: self._fleet.rest_is_due and self._choice_waits()):
+                self._take_in(clock)  # as the recorded run did here
             self._groups.check_heard(number)
             time.sleep(POLL_S)
 
@@ -237,6 +243,12 @@ class Apart:
         if chosen is not None:
             self._record("ready")
         return chosen
+
+    def _choice_waits(self) -> bool:
+        """Tell whether groups of the recorded choice are incomplete."""
+        running = {entry.serial for entry in self.ledger.running}
+        admitted = self.ledger.admitted
+        return not self._rounds or any(serial in running or serial >= admitted for serial in self._rounds[0])
 
     def _end_step(self, *, synced: bool) -> None:
         now, fleet = time.monotonic(), self._fleet

@@ -150,6 +150,11 @@ class Fleet:
     def go(self) -> None:
         self.resting = False
 
+    @property
+    def rest_is_due(self) -> bool:
+        """True when the recorded run let its samplers rest now."""
+        return bool(self._posts) and not self._ended and all(self._may_rest(post) for post in self._posts)
+
     def served(self, version: int, content_hash: str) -> None:
         """All members of the crew have echoed these weights; new ones take their posts."""
         here = {post.member for post in self._posts}
