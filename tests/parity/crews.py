@@ -66,6 +66,8 @@ class MortalCrew(ThreadCrew):
             raise RunStopped("no sampler is left, and none is being started")
 
     def publish(self, policy: TrainEngine) -> Served:
+        if not self.alive():
+            self.wait_for_joiner()
         self._members += self._joining
         self._joining.clear()
         return super().publish(policy)
