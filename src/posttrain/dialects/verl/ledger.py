@@ -25,6 +25,7 @@ TABLES = Tables(
         "algorithm",
         "trainer",
         "loops",
+        "distillation",
         "sft",
         "sft_engine",
         "evaluate",

@@ -14,16 +14,18 @@ from posttrain.dialects.skyrl.rules.loss import loss
 from posttrain.dialects.skyrl.rules.placement import placement
 from posttrain.dialects.skyrl.rules.roles import roles
 from posttrain.dialects.skyrl.rules.sampling import sampling
+from posttrain.dialects.skyrl.rules.teachers import teachers
 
 
 def rules(keys: Reader) -> dict[str, Any]:
     """RunConfig fields by dotted name. Roles that a run does without keep our defaults, so that equal runs are equal."""
     fields = two_names(keys)
     has_critic = algorithm.uses_critic(keys)
-    kl = algorithm.kl(keys)
+    teaching = teachers(keys)
+    kl = {} if teaching else algorithm.kl(keys)
     places, copies = placement(keys, has_critic=has_critic, has_reference=bool(kl))
     fields |= places | kl
-    fields |= algorithm.advantages(keys)
+    fields |= teaching or algorithm.advantages(keys)
     fields |= algorithm.dynamic_sampling(keys)
     fields |= asynchronous(keys)
     fields |= loss(keys)

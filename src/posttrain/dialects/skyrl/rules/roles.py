@@ -7,6 +7,7 @@ from typing import Any
 from posttrain.dialects.ledger import leaves
 from posttrain.dialects.reading import Reader
 from posttrain.dialects.skyrl.rules.look import get, ignore_all, joined
+from posttrain.dialects.skyrl.rules.teachers import NO_OP
 from posttrain.dialects.skyrl.strategies import CANNOT_OFFLOAD, DEEPSPEED, MEGATRON
 from posttrain.errors import did_you_mean
 
@@ -49,6 +50,10 @@ def roles(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
         ignore_all(keys, sections, f"no critic: {estimator} needs no values (gae does)")
     if has_reference:
         fields |= _reference(keys)
+    elif keys["trainer.algorithm.advantage_estimator"] == NO_OP:
+        for row in keys.ledger.rows:
+            if row.name.startswith("trainer.ref.") and row.name != "trainer.ref.model.path":
+                keys.ignore(row.name, "the reference is the teacher, and is computed in the policy's engine")
     else:
         ignore_all(
             keys,

@@ -8,6 +8,7 @@ from posttrain.dialects.reading import Reader
 from posttrain.dialects.verl.rules import algorithm, recipes, records
 from posttrain.dialects.verl.rules.asynchronous import asynchronous
 from posttrain.dialects.verl.rules.batches import batches
+from posttrain.dialects.verl.rules.distillation import distillation
 from posttrain.dialects.verl.rules.layout import Layout, layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
@@ -36,6 +37,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= algorithm.resampling(keys)
     fields |= algorithm.terms(keys, scorer)
     fields |= algorithm.group_filter(keys, scorer)
+    fields |= distillation(keys, loss)
     fields |= algorithm.rollout_correction(keys)
     fields |= asynchronous(keys)
     fields |= _sizes(keys, places, has_critic=has_critic, has_reference=has_reference)
