@@ -31,10 +31,23 @@ def plan(
     dialect: Dialect = None,
     drop_unknown: DropUnknown = False,
     here: Here = False,
+    fit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GIB", min=0.1, help="Find the method and sizes that fit into one device of so much memory."
+        ),
+    ] = None,
 ) -> None:
     """Explain a run without starting it. The last line says whether it trains; one that does not exits with 2."""
     from posttrain.cli.verdict import refused
 
+    if fit is not None:
+        from posttrain.cli.plan_fit import fit_text
+        from posttrain.cli.request import load_request
+
+        loaded = load_request(arguments or [], dialect, here=here, drop_unknown=drop_unknown, skip_files=skip_files)
+        typer.echo(fit_text(loaded, fit))
+        return
     try:
         trains = _plan(
             arguments or [], dialect, here=here, drop_unknown=drop_unknown, look=not skip_files, as_json=json
