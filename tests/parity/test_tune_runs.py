@@ -218,6 +218,26 @@ def test_reward_model_scores_alike_in_training_transformers_and_ppo(make: Make, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [{"policy": {"lora": {"rank": 4}}}, {"checkpoint": {"at_end": True, "sharded": True}}])
+def test_reward_model_of_an_adapter_or_of_parts_is_exported_whole(
+    make: Make, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    data = {"validation_files": [str(tmp_path / "pairs.jsonl")]}
+    config = make("run", **{"method": {"name": "reward_model"}, "data": data, "checkpoint": {"at_end": True}} | how)
+    folder = tune_run(config)
+    out = tmp_path / "exported"
+    export_checkpoint(folder, out)
+    tokenizer: Any = AutoTokenizer.from_pretrained(out)
+    rows = load_preferences(config.data.train_files, config, tokenizer, what="training").rows
+    theirs: Any = AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32)
+    with torch.no_grad():
+        tokens = [torch.tensor(row.sides[0].token_ids.astype("int64"))[None] for row in rows]
+        scores = [float(theirs(input_ids=each).logits) for each in tokens]
+    assert metrics_of(folder)[-1]["validation/rewards/chosen"] == pytest.approx(sum(scores) / len(scores), abs=1e-4)
+    assert theirs.config.pad_token_id is not None
+
+
+@pytest.mark.slow
 def test_every_logged_metric_is_in_the_glossary(make: Make, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## Supervised fine-tuning")[2]
     documented = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) - {"policy/entropy", "time/checkpoint_wait_s"}

@@ -190,7 +190,9 @@ def _write_settings(model: PreTrainedModel, folder: Path, head: str | None) -> N
     base = Path(expanded(path))
     saved = type(config)(**{**config.to_dict(), "inference_mode": True})
     saved.base_model_name_or_path = str(base.resolve()) if base.exists() else path
-    saved.task_type = peft.TaskType.TOKEN_CLS if head else peft.TaskType.CAUSAL_LM
+    of_sequences = type(model).__name__.endswith("ForSequenceClassification")
+    headed = peft.TaskType.SEQ_CLS if of_sequences else peft.TaskType.TOKEN_CLS
+    saved.task_type = headed if head else peft.TaskType.CAUSAL_LM
     saved.modules_to_save = [head] if head else None
     if isinstance(saved.target_modules, set):
         saved.target_modules = sorted(saved.target_modules)  # the order of a set differs between processes
@@ -259,15 +261,19 @@ def merge_saved_adapter(folder: Path, out: Path) -> None:
     from transformers import AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from posttrain.models.value_head import load_value_model
+    from posttrain.models.value_head import load_value_model, write_pad_token
 
     disable_progress_bar()
     peft = _peft("policy.lora")
     config = _read_config(peft, str(folder), "")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     base = config.base_model_name_or_path
     try:
-        if config.task_type == peft.TaskType.TOKEN_CLS:
-            model: Any = load_value_model(base, dtype=torch.float32)
+        if config.task_type in (peft.TaskType.TOKEN_CLS, peft.TaskType.SEQ_CLS):
+            of_sequences = config.task_type == peft.TaskType.SEQ_CLS
+            model: Any = load_value_model(base, dtype=torch.float32, of_sequences=of_sequences)
+            if of_sequences:
+                write_pad_token(model, tokenizer)
             model.set_attn_implementation("sdpa")
         else:
             model = auto_class(load_model_config(base)).from_pretrained(base, dtype=torch.float32)
@@ -288,7 +294,7 @@ def merge_saved_adapter(folder: Path, out: Path) -> None:
     if not worst < 1e-4:
         raise ModelError(Problem(f"merged, {folder} computes other logits than base and adapter, by {worst:.1e}"))
     save_model(merged, out)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(out)
+    tokenizer.save_pretrained(out)
     copy_processor(str(folder), out)
 
 

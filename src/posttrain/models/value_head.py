@@ -16,6 +16,7 @@ from transformers import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.utils import logging
@@ -106,6 +107,14 @@ def load_value_model(
     model.to(torch.device(device))
     head.float()
     return model.eval()
+
+
+def write_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write the tokenizer's padding token, or its end token, into a sequence classifier's configuration where it has none:
+    transformers looks for it to find the last token of a row."""
+    config = model.config.get_text_config()
+    if config.pad_token_id is None:
+        config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 def token_values(model: PreTrainedModel, positions: Tensor, **inputs: Any) -> Tensor:

@@ -24,7 +24,7 @@ from posttrain.models.lora import merge_saved_adapter
 from posttrain.models.precision import convert_weights
 from posttrain.models.saving import save_model
 from posttrain.models.shards import has_shards, merge_shards
-from posttrain.models.value_head import token_classifier
+from posttrain.models.value_head import sequence_classifier, token_classifier
 from posttrain.run.checkpoint_folders import COUNTERS, OPTIMIZER, PREFIX, resolve_checkpoint
 from posttrain.run.durable import different, same_mode
 
@@ -38,7 +38,8 @@ STEP_FILES = ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt"
 
 def export_checkpoint(checkpoint: Path, out: Path, role: Role = "policy", dtype: str | None = None) -> Path:
     """Write a model of a checkpoint (or of a run's newest valid one) as a folder that transformers loads: the policy as a
-    causal language model, the critic as a token classification model with one label.
+    causal language model, the critic as a token classification model with one label, a tuned reward model as a sequence
+    classification model with one label.
 
     Our checkpoints hold such a folder with the float32 masters, which is copied and compared by hash, or an adapter, which is
     merged into its base model, or what every process has written of the masters, which is put together. Shards of verl and
@@ -118,7 +119,10 @@ def _model_of(home: Path, weights: Mapping[str, Tensor], role: Role, dtype: torc
     """
     config = load_model_config(str(home))
     make: Callable[..., PreTrainedModel] = auto_class(config).from_config
-    if role == "critic":
+    saved_as = (getattr(config, "architectures", None) or [""])[0]
+    if saved_as.endswith("ForSequenceClassification"):  # a reward model
+        make, config.num_labels = sequence_classifier(config, str(home), "")._from_config, 1
+    elif role == "critic":
         make, config.num_labels = token_classifier(config, str(home), "")._from_config, 1
     config.architectures = None  # FSDP1 puts its own name before the class's
     dtype = dtype or next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())

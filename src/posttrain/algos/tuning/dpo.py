@@ -41,7 +41,7 @@ def dpo(
         loss: shape of the loss.
         beta: strength of the pull to the reference; the rewards are beta log [pi / ref].
         label_smoothing: share of pairs whose labels are taken to be wrong (sigmoid, robust; below one half for robust).
-        per_token: divide every log-prob by the number of its tokens, as TRL does for ipo; verl, ROLL and the paper do not.
+        per_token: divide every log-prob by the number of its tokens, as TRL does for ipo; ROLL does not.
         nll_coef: weight of the negative log-likelihood of the chosen side, per token (RPO).
     Returns: loss [P]; and what to log, each [P]: rewards/chosen, rewards/rejected.
     Source: arXiv:2305.18290, equation 7; hinge: arXiv:2305.10425; ipo: arXiv:2310.12036, equation 17; robust: arXiv:2403.00409;
@@ -49,6 +49,7 @@ def dpo(
     """
     check_same_shape(chosen=chosen_logps, rejected=rejected_logps, ref=ref_chosen_logps, tokens=chosen_tokens)
     chosen, rejected = chosen_logps - ref_chosen_logps, rejected_logps - ref_rejected_logps
+    report = {"rewards/chosen": beta * chosen, "rewards/rejected": beta * rejected}
     if per_token:
         chosen, rejected = chosen / chosen_tokens.clamp(min=1), rejected / rejected_tokens.clamp(min=1)
     h = chosen - rejected
@@ -63,4 +64,4 @@ def dpo(
         losses = -(1 - label_smoothing) * logsigmoid(beta * h) - label_smoothing * logsigmoid(-beta * h)
     if nll_coef:
         losses = losses - nll_coef * chosen_logps / chosen_tokens.clamp(min=1)
-    return losses, {"rewards/chosen": beta * chosen, "rewards/rejected": beta * rejected}
+    return losses, report

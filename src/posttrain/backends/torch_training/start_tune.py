@@ -16,6 +16,7 @@ from posttrain.backends.torch_training.start import (
 )
 from posttrain.config import TuneConfig
 from posttrain.interfaces.train_engine import ScoreEngine, TrainEngine
+from posttrain.models.value_head import write_pad_token
 from posttrain.records.batch_plans import SftBatchPlan
 from posttrain.records.notices import Notices
 from posttrain.registry import VALUE_ENGINES
@@ -42,10 +43,7 @@ def start_tuned(
     assert batches.schedule_updates is not None
     whole = sharding is None and not learner.lora
     load = partial(load_score_model, config.model)
-    text_config = model.config.get_text_config()
-    if text_config.pad_token_id is None:
-        pad = tokenizer.pad_token_id
-        text_config.pad_token_id = tokenizer.eos_token_id if pad is None else pad
+    write_pad_token(model, tokenizer)
     engine: ScoreEngine = VALUE_ENGINES.get(learner.engine)(
         model,
         tokenizer,
