@@ -56,6 +56,12 @@ def test_a_file_of_roll_s_is_a_tuning_configuration(tmp_path: Path) -> None:
     assert (config.run.total_steps, config.data.shuffle) == (500, True)
 
 
+def test_the_template_of_pairs_is_the_tokenizers_own(tmp_path: Path) -> None:
+    plain, pairs = read(tmp_path), read(tmp_path, "global_template=qwen2_5_dpo")
+    assert not pairs.problems and not pairs.unsupported
+    assert pairs.config == plain.config
+
+
 def test_ipo_is_a_loss_and_has_no_smoothing(tmp_path: Path) -> None:
     loaded = read(tmp_path, "ipo=true")
     assert loaded.config.method.settings["loss"] == "ipo"

@@ -35,7 +35,7 @@ def dpo_rules(keys: Reader) -> dict[str, Any]:
     if keys["ipo"] and keys["label_smoothing"]:
         keys.ignore("label_smoothing", "ipo has no labels to smooth, in ROLL either")
         fields["method.label_smoothing"] = 0.0
-    return fields | records(keys) | template(keys, SECTION)
+    return fields | records(keys) | template(keys, SECTION, pairs=True)
 
 
 def _placement(keys: Reader) -> tuple[dict[str, Any], Copies]:

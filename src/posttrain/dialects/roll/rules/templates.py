@@ -19,19 +19,20 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     "chatml": {"model.chat_template": CHATML},
     "empty": {"model.chat_template": CHATML},  # ROLL's takes a single user message, which is the same text
 }
-_PLANNED = ("base", "longCOT_qwen2.5", "longcot_V3", "qwen2_5_dpo")
+_OF_PAIRS = "qwen2_5_dpo"  # the tokenizer's own, without the beginning of an answer
+_PLANNED = ("base", "longCOT_qwen2.5", "longcot_V3", _OF_PAIRS)
 
 
-def template(keys: Reader, section: str = "actor_train") -> dict[str, Any]:
-    """Return the settings of the template that global_template or data_args.template names."""
+def template(keys: Reader, section: str = "actor_train", *, pairs: bool = False) -> dict[str, Any]:
+    """Return the settings of the template that global_template or data_args.template names, of prompts or of whole ``pairs``."""
     own = f"{section}.data_args.template"
     key = "global_template" if text_none(keys["global_template"]) else own
     name = keys[key]
     if key == "global_template":
         keys.ignore(own, "global_template goes before it")
     tags = _of_tags(keys)
-    if name in TEMPLATES:
-        return TEMPLATES[name] | tags
+    if name in TEMPLATES or (pairs and name == _OF_PAIRS):
+        return TEMPLATES.get(name, {}) | tags
     if _of_pictures(name):
         keys.ignore(key, "prompts with images are rendered by the model's own template, in ROLL too")
         return {}
