@@ -71,6 +71,8 @@ class Dialect:
     # Files that a defaults list may name.
     built_in: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
     refers_to_defaults: bool = True  # True: ${...} may refer to a key that is not written
+    # Gives sections that have several names the name of their rows
+    renamed: Callable[[Composed], Composed] = lambda composed: composed
 
 
 class Reader:
@@ -200,6 +202,7 @@ def read_dialect(
         leave_out_missing=True,
         name_unset=skip_files,
     )
+    composed = dialect.renamed(composed)
     plug_in_named(ledger, composed.values)
     reader = Reader(ledger, composed, skip_files=skip_files)
     _look_at_every_key(dialect, reader, known, here=here)

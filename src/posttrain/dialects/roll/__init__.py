@@ -8,6 +8,7 @@ from posttrain.dialects.roll.presets import PRESETS
 from posttrain.dialects.roll.rules import rules
 from posttrain.dialects.roll.rules.dpo import dpo_rules
 from posttrain.dialects.roll.rules.sft import sft_rules
+from posttrain.dialects.roll.students import as_actors
 
 # ROLL's defaults stand in its classes, which see a file after its references are resolved.
 DIALECT = Dialect(
@@ -17,4 +18,5 @@ DIALECT = Dialect(
     unknown_keys="warn",
     built_in=PRESETS,
     refers_to_defaults=False,
+    renamed=as_actors,
 )

@@ -16,6 +16,7 @@ from posttrain.dialects.roll.rules.pipelines import stops_at_another_pipeline
 from posttrain.dialects.roll.rules.placement import layout
 from posttrain.dialects.roll.rules.rewards import rewards
 from posttrain.dialects.roll.rules.run import cadence, data, lengths, model, sampling, validation
+from posttrain.dialects.roll.rules.teachers import prepare, teachers
 from posttrain.dialects.roll.rules.templates import of_episodes, template
 
 
@@ -23,6 +24,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     """The RunConfig fields of all rows by rule."""
     if stops_at_another_pipeline(keys):
         return {"model.path": "", "data.train_files": []}
+    prepare(keys)
     has_critic, has_reference = uses_critic(keys), uses_reference(keys)
     sizes, placed = layout(keys, has_critic=has_critic, has_reference=has_reference)
     fields = placed | model(keys) | cadence(keys) | sampling(keys)
@@ -39,8 +41,7 @@ def rules(keys: Reader) -> dict[str, Any]:
         keys.ignore("critic", f"there is no critic: adv_estimator is {keys['adv_estimator']}")
     if not has_reference:
         keys.ignore("reference", "no KL is configured (add_token_level_kl, use_kl_loss), so no reference is loaded")
-    if keys["is_pure_opd"] and keys["use_opd"]:
-        keys.problem("is_pure_opd and use_opd are both true", key="is_pure_opd", fix="keep one of them")
+    fields = teachers(keys, fields)
     if is_agentic(keys):
         return fields | agentic(keys, sizes, has_reference=has_reference)
     fields |= batches(keys, sizes, has_reference=has_reference)

@@ -6,7 +6,6 @@ from posttrain.dialects.reading import Reader
 
 _MARKS = {
     "distillation": ("student", "student_pretrain", "kd_objective"),
-    "on-policy distillation": ("student_train", "student_infer"),
 }
 _OF_DIFFUSION = {
     "actor_train.strategy_args.strategy_name": "diffusion_deepspeed_train",
