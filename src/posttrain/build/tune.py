@@ -65,7 +65,14 @@ def _train(
         say("scoring all rows by the reference")
         rows, held_out = with_reference_logps(config, rows, held_out)
     order_seed = config.run.seed if config.data.seed is None else config.data.seed
-    loader = ShuffledLoader(rows, config.rows_per_step, seed=order_seed, shuffle=config.data.shuffle, kind="rows")
+    loader = ShuffledLoader(
+        rows,
+        config.rows_per_step,
+        seed=order_seed,
+        shuffle=config.data.shuffle,
+        kind="pairs" if config.method.paired else "completions",
+        sequences=2 if config.method.paired else 1,
+    )
     plan = sft_plan(config, batches, validates=bool(held_out))
     trackers = run_trackers(config.tracking, folder.path)
     say(f"loading model {config.model.path}")

@@ -20,18 +20,22 @@ class ShuffledLoader(Generic[T]):
     fill the last batch of an epoch are left out of that epoch.
 
     Args: ``shuffle`` False keeps the order of the list in every epoch; ``kind`` names the items in messages and in the setting
-        data.KIND_per_step, which is ``per_step``.
+        data.KIND_per_step, which is ``per_step``; where an item is several sequences (a pair is two), the setting is
+        data.sequences_per_step and counts those.
     Raises: ConfigError when there are fewer items than a step needs.
     """
 
-    def __init__(self, items: Sequence[T], per_step: int, *, seed: int, shuffle: bool, kind: str = "prompts"):
+    def __init__(
+        self, items: Sequence[T], per_step: int, *, seed: int, shuffle: bool, kind: str = "prompts", sequences: int = 0
+    ):
         self._kind = kind
-        field = f"data.{kind}_per_step"
+        self._unit = sequences or 1  # of the setting
+        self._field = field = "data.sequences_per_step" if sequences else f"data.{kind}_per_step"
         if len(items) < per_step:
             raise ConfigError(
                 Problem(
                     f"a step needs {per_step} {kind} and the dataset has {len(items)}",
-                    fix=f"set {field} to at most {len(items)}, or add {kind}",
+                    fix=f"set {field} to at most {len(items) * self._unit}, or add {kind}",
                     field=field,
                 )
             )
@@ -74,11 +78,11 @@ class ShuffledLoader(Generic[T]):
 
         Raises: ConfigError, with all differences, when the state belongs to another order of items.
         """
-        fields = ("", f"data.{self._kind}_per_step", "data.seed", "data.shuffle")
+        fields = ("", self._field, "data.seed", "data.shuffle")
         problems = [
             Problem(
                 f"the saved position is of {name} = {state.get(name)}, and this run has {value}",
-                fix=f"set {field}={_written(state.get(name))}, or start a new run"
+                fix=f"set {field}={self._written(field, state.get(name))}, or start a new run"
                 if field
                 else f"use the files and the limit of {self._kind} the run began with",
                 field=field or "data.train_files",
@@ -91,6 +95,10 @@ class ShuffledLoader(Generic[T]):
         self._epoch = int(state["epoch"])
         self._step = int(state["step"])
         self._order = self._order_of(self._epoch)
+
+    def _written(self, field: str, value: Any) -> str:
+        """Format a saved value as in an override of its setting."""
+        return _written(value * self._unit if field == self._field and isinstance(value, int) else value)
 
     def _identity(self) -> dict[str, Any]:
         return {

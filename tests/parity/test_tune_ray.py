@@ -1,0 +1,42 @@
+"""Tuning on several devices has the numbers of a run in one process: losses, gradient norms, rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.build.tune import tune_run
+from posttrain.config.tune import TuneConfig
+from posttrain.models.tiny import write_tiny_model
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("method", ["dpo", "reward_model"])
+def test_two_ranks_have_the_numbers_of_one_process(tmp_path: Path, method: str) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    pairs = [{"prompt": f"say {n}", "chosen": f"{n}! " * (n % 3 + 1), "rejected": f"no {n}"} for n in range(8)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+
+    def run(name: str, engine: str, devices: int) -> list[dict[str, Any]]:
+        config = TuneConfig.model_validate(
+            {
+                "model": {"path": str(model), "compute_dtype": "float32"},
+                "data": {"train_files": [str(tmp_path / "pairs.jsonl")], "sequences_per_step": 8, "max_tokens": 128},
+                "method": {"name": method},
+                "run": {"folder": str(tmp_path / name), "total_steps": 2},
+                "policy": {"engine": engine, "optimizer": {"lr": 1e-3}, "sequences_per_micro_batch_per_device": 2},
+                "tracking": {"trackers": []},
+                "placement": {"device": "cpu", "cpu_threads": 1, "devices": devices},
+            }
+        )
+        lines = (tune_run(config) / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    for mine, theirs in zip(run("one", "local", 1), run("two", "fsdp", 2), strict=True):
+        for name in ("policy/loss", "policy/grad_norm", "rewards/chosen", "rewards/margins", "rewards/accuracies"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-4, abs=1e-6), name
