@@ -52,16 +52,10 @@ def compare_in_groups(
     return compared
 
 
-def on_tokens(per_response: Tensor, response_mask: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """One number per response, on each of its sampled tokens; times gamma for every sampled token that follows.
-
-    By hand: 8 on three tokens with gamma = 0.5 is 2, 4, 8.
+def on_tokens(per_response: Tensor, response_mask: Tensor) -> Tensor:
+    """One number per response, on each of its sampled tokens.
 
     Args: per_response [B]; response_mask [B, T] bool.
     Returns: [B, T] float32; 0 where response_mask is False.
     """
-    values = per_response.float()[:, None]
-    if gamma != 1.0:
-        later = response_mask.flip(1).cumsum(dim=1).flip(1) - 1
-        values = values * gamma ** later.clamp(min=0)
-    return torch.where(response_mask, values, 0.0)
+    return torch.where(response_mask, per_response.float()[:, None], 0.0)

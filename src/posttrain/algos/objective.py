@@ -9,9 +9,8 @@ from torch import Tensor
 from posttrain.algos.further_terms import further_terms
 from posttrain.algos.kl import importance_weighted, token_kl
 from posttrain.algos.off_policy_mask import off_policy_tokens
-from posttrain.algos.proximal import interpolated_logprobs
+from posttrain.algos.old_policy import old_logprobs, weights_of_tokens
 from posttrain.algos.ratio import row_mean
-from posttrain.algos.rollout_correction import importance_weights
 from posttrain.algos.shapes import check_same_shape
 from posttrain.records.batches import LossCounts, TrainBatch
 from posttrain.records.plans import LossPlan
@@ -56,7 +55,7 @@ def policy_objective(
     scores = batch.scores
     token_loss, report = _policy_loss(policy_logprobs, scores, batch, plan, counts)
     report = {f"policy/{name}": values for name, values in report.items()}
-    weights = _importance_weights(policy_logprobs, batch, plan)
+    weights = weights_of_tokens(policy_logprobs, batch, plan)
     if weights is not None:
         per_response = POLICY_LOSSES.describe(plan.name, plan.path).facts.per_response
         token_loss = token_loss * loss_weights(weights, mask, per_response=per_response)
@@ -82,7 +81,7 @@ def policy_objective(
     report["policy/entropy"] = entropy
     if plan.entropy_coef:
         loss = loss - plan.entropy_coef * aggregated(entropy, plan.entropy_aggregation)
-    old = _old_logprobs(policy_logprobs, batch, plan)
+    old = old_logprobs(policy_logprobs, batch, plan)
     for name, (coef, values) in further_terms(policy_logprobs, old, divergence, batch, plan).items():
         loss = loss + coef * aggregated(values)
         report[name] = values
@@ -108,7 +107,7 @@ def _policy_loss(
     mini_batch_tokens is the number of loss tokens."""
     available = {
         "policy_logprobs": policy_logprobs,
-        "old_logprobs": _old_logprobs(policy_logprobs, batch, plan),
+        "old_logprobs": old_logprobs(policy_logprobs, batch, plan),
         "rollout_logprobs": batch.sequences.rollout_logprobs,
         "advantages": batch.advantages,
         "mask": batch.loss_mask,
@@ -119,34 +118,6 @@ def _policy_loss(
     inputs = [available[name] for name in POLICY_LOSSES.describe(plan.name, plan.path).inputs]
     token_loss, report = policy_loss(*inputs, **plan.parameters)
     return token_loss, report
-
-
-def _old_logprobs(policy_logprobs: Tensor, batch: TrainBatch, plan: LossPlan) -> Tensor:
-    """Log-probs [B, T] of the policy that the ratio is to: the sampler's, the trainer's before the first update, those
-    interpolated between the sampler's and the policy's, or, with one update per step, the policy's own."""
-    share = batch.logprobs.proximal_share
-    if share is not None:
-        sequences = batch.sequences
-        return interpolated_logprobs(policy_logprobs, sequences.rollout_logprobs, share, sequences.response_mask)
-    old = batch.sequences.rollout_logprobs if plan.use_rollout_logprobs else batch.logprobs.old
-    return policy_logprobs.detach() if old is None else old
-
-
-def _importance_weights(policy_logprobs: Tensor, batch: TrainBatch, plan: LossPlan) -> Tensor | None:
-    """The weights [B, T] that multiply the token losses: those of the step, or with interpolated log-probs those of the update;
-    None without any."""
-    if batch.logprobs.proximal_share is None:
-        return batch.logprobs.importance_weights
-    correction, sequences = plan.correction, batch.sequences
-    assert correction is not None, "log-probs are interpolated for the weights of a correction"
-    return importance_weights(
-        _old_logprobs(policy_logprobs, batch, plan),
-        sequences.rollout_logprobs,
-        sequences.response_mask,
-        level=correction.weights,
-        high=correction.weight_high,
-        low=correction.weight_low,
-    )
 
 
 def loss_weights(weights: Tensor, mask: Tensor, *, per_response: bool) -> Tensor:

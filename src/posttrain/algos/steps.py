@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posttrain.algos.groups import groups_of
+from posttrain.algos.groups import groups_of, on_tokens
 
 
 def step_returns(
@@ -39,3 +39,15 @@ def last_steps(valid: Tensor, trajectory_index: Tensor, step_index: Tensor) -> T
     for rows in groups_of(trajectory_index, valid):
         last[rows] = rows[step_index[rows].argmax()]
     return last
+
+
+def discounted_on_tokens(per_step: Tensor, response_mask: Tensor, gamma: float) -> Tensor:
+    """One number per step, on each of its sampled tokens, times gamma for every sampled token that follows.
+
+    By hand: 8 on three tokens with gamma = 0.5 is 2, 4, 8.
+
+    Args: per_step [B]; response_mask [B, T] bool.
+    Returns: [B, T] float32; 0 where response_mask is False.
+    """
+    later = response_mask.flip(1).cumsum(dim=1).flip(1) - 1
+    return on_tokens(per_step, response_mask) * gamma ** later.clamp(min=0)

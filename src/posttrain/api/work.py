@@ -18,14 +18,14 @@ from posttrain.loops.training import StepReport, Turns, next_turn, steps_of
 from posttrain.records.batches import ScoredBatch, ShapedBatch, TrainBatch
 from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
-from posttrain.records.statistics import ForwardBackwardStats, UpdateStats
+from posttrain.records.statistics import ForwardBackwardStats, Learned, UpdateStats
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, TrajectoryGroup
 from posttrain.run.clock import Clock
 from posttrain.run.samples import write_samples
 from posttrain.run.stopping import StepAbandoned
 from posttrain.steps.advantage import with_advantages
 from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_high_entropy
-from posttrain.steps.rl_step import Learned, StepResult, assembled, score_groups, shape
+from posttrain.steps.rl_step import StepResult, assembled, score_groups, shape
 from posttrain.steps.score import TooManyInvalid
 from posttrain.steps.select import Selection
 from posttrain.steps.updates import Updates

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from posttrain.records.batches import ShapedBatch, TrainBatch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossStats:
@@ -48,3 +50,12 @@ class UpdateStats:
     trainer_logprobs: Tensor | None
     updates: int  # made
     skipped_updates: int  # not made, because loss or gradient was not finite or no token entered the loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """A step from its scored batch on."""
+
+    shaped: ShapedBatch
+    train: TrainBatch
+    stats: UpdateStats

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from posttrain.records.batches import ScoredBatch, SequenceBatch
 from posttrain.records.samples import SampleRow, sample_rows
 from posttrain.records.trajectories import Outcome, Reward, ScoredGroup
 from posttrain.steps.recorded_experts import recorded_experts
+from posttrain.steps.recorded_versions import token_versions
 from posttrain.steps.response_weights import response_weights, sampled_lengths
 from posttrain.steps.turns import state_index, turn_rewards
 
@@ -88,16 +88,6 @@ def pad(rows: Sequence[SampleRow], sources: tuple[str, ...] = ()) -> SequenceBat
         data_sources=sources,
         images=tuple(row.images for row in rows) if any(row.images for row in rows) else (),
     )
-
-
-def token_versions(rows: Sequence[SampleRow], mask: Tensor) -> Tensor:
-    """The versions of the weights that sampled each token, [B, T] int64; in observations and behind the end that of the span."""
-    versions = torch.zeros(mask.shape, dtype=torch.int64)
-    for index, row in enumerate(rows):
-        starts = [span.first_token for span in row.sample.spans] + [mask.shape[1]]
-        for span, (start, end) in zip(row.sample.spans, pairwise(starts), strict=True):
-            versions[index, start:end] = span.version
-    return versions
 
 
 def reward_terms(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:

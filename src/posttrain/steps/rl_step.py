@@ -12,10 +12,10 @@ from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.interfaces.train_engine import ScoringEngine, TrainEngine
-from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainBatch, TrainerLogprobs
+from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainerLogprobs
 from posttrain.records.plans import StepPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
-from posttrain.records.statistics import UpdateStats
+from posttrain.records.statistics import Learned
 from posttrain.records.trajectories import SamplingParams, ScoredGroup, TrajectoryGroup
 from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
@@ -31,15 +31,6 @@ from posttrain.steps.teachers import with_teachers
 from posttrain.steps.update import update_models
 
 AnySelection = Selection | DomainSelection
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """A step from its scored batch on."""
-
-    shaped: ShapedBatch
-    train: TrainBatch
-    stats: UpdateStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from posttrain.algos.advantages.gigpo import gigpo
 from posttrain.algos.advantages.reinforce import reinforce
 from posttrain.algos.advantages.step_reinforce import step_reinforce
 from posttrain.algos.groups import on_tokens
-from posttrain.algos.steps import last_steps, step_returns
+from posttrain.algos.steps import discounted_on_tokens, last_steps, step_returns
 from posttrain.errors import ShapeError
 
 
@@ -91,7 +91,7 @@ def test_step_reinforce_normalises_returns_like_rewards() -> None:
 
 def test_a_discount_per_token_counts_the_tokens_behind() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [0, 1, 0, 1]]).bool()
-    spread = on_tokens(torch.tensor([8.0, 2.0]), mask, gamma=0.5)
+    spread = discounted_on_tokens(torch.tensor([8.0, 2.0]), mask, 0.5)
     assert spread.tolist() == [[2, 4, 8, 0], [0, 1, 0, 2]]
 
 

@@ -16,10 +16,8 @@ def test_rules_have_one_bound_for_all_or_one_each() -> None:
     assert rejection_rules([k1, k3], ["0.5_2", "0.1"]) == both
     assert [rule.high for rule in rejection_rules([k1, k3], ["2"])] == [2.0, 2.0]
     assert rejection_rules([], []) == rejection_rules([], ["2"]) == ()
-    assert len(RULES) == 13 and [rule.reduction for rule in rejection_rules(RULES, ["2"])][-2:] == [
-        "sequence_max",
-        "step",
-    ]
+    assert len(RULES) == 21  # 4 statistics x 5 reductions, and step_m2
+    assert [rule.reduction for rule in rejection_rules(RULES, ["2"])][-2:] == ["turn_mean", "step"]
 
 
 def test_the_second_moment_of_a_step_has_a_bound_of_its_own() -> None:

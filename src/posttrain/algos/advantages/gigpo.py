@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from posttrain.algos.advantages.grpo import standardized
-from posttrain.algos.groups import centered, compare_in_groups, on_tokens
+from posttrain.algos.groups import centered, compare_in_groups
 from posttrain.algos.reward_normalization import RunningMoments, normalize_rewards
-from posttrain.algos.steps import last_steps, step_returns
+from posttrain.algos.steps import discounted_on_tokens, last_steps, step_returns
 from posttrain.registry import ADVANTAGES
 from posttrain.settings import Positive, Share
 
@@ -83,4 +83,4 @@ def gigpo(
     total = torch.where(valid, episode_weight * episodes[last] + step_weight * steps, 0.0)
     if total_clip is not None:
         total = total.clamp(-total_clip, total_clip)
-    return on_tokens(total, response_mask, gamma=token_gamma)
+    return discounted_on_tokens(total, response_mask, token_gamma)

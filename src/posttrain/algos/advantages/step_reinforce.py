@@ -6,9 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from posttrain.algos.groups import on_tokens
 from posttrain.algos.reward_normalization import RunningMoments, normalize_rewards
-from posttrain.algos.steps import step_returns
+from posttrain.algos.steps import discounted_on_tokens, step_returns
 from posttrain.registry import ADVANTAGES
 from posttrain.settings import Positive, Share
 
@@ -50,4 +49,4 @@ def step_reinforce(
         returns = normalize_rewards(returns, valid, group_index, RunningMoments(), mean=returns_mean, std=returns_std)
     if returns_clip is not None:
         returns = returns.clamp(-returns_clip, returns_clip)
-    return on_tokens(returns, response_mask, gamma=token_gamma)
+    return discounted_on_tokens(returns, response_mask, token_gamma)
