@@ -52,6 +52,7 @@ def at_hand(config: C) -> tuple[C, list[str]]:
             **WANTED.get(name, {}),
             **{option: {} for option in OPTIONS.get(name, ()) if getattr(section, option, None)},
         }
+        wanted |= _pooled_budget(config, name, section)
         different = {key: value for key, value in wanted.items() if getattr(section, key) != value}
         for key, value in different.items():
             changes.append(f"{name}.{key}: {_shown(value)} instead of {_shown(getattr(section, key))}")
@@ -84,6 +85,14 @@ def at_hand(config: C) -> tuple[C, list[str]]:
         )
         sections["tracking"] = tracking.model_copy(update={"trackers": trackers})
     return config.model_copy(update=sections), changes
+
+
+def _pooled_budget(config: Section, role: str, section: Section) -> dict[str, Any]:
+    """Return the token budget of a micro-batch on one device, where several pooled theirs for a sequence: the same tokens."""
+    budget = getattr(section, "max_tokens_per_micro_batch", None)
+    pooling = getattr(config, "policy", None) if role == "reference" else section
+    devices = getattr(pooling, "sequence_parallel", 1)
+    return {} if budget is None or devices == 1 else {"max_tokens_per_micro_batch": budget * devices}
 
 
 def _shown(value: Any) -> str:

@@ -14,7 +14,8 @@ class Known:
     """See overrides.KnownKeys.
 
     Args: ``ledger`` is that of the version and entry point that are read, ``every`` that of all versions and entry points;
-        ``frees`` takes arguments that nothing here reads as the user's own keys (``is_free``).
+        ``frees`` is for launches of a fork, whose file may hold what the peer's does not: it takes arguments that nothing here
+        reads as the user's own keys (``is_free``), and known keys without the + that the peer's own file would need.
     """
 
     def __init__(self, ledger: Ledger, every: Ledger, *, frees: bool = False):
@@ -35,11 +36,12 @@ class Known:
         return self.ledger.is_section(key) or self.holds_anything_above(key) is not None
 
     def reports_later(self, key: str) -> bool:
-        """Return True for a key that is no key of this version: it is set, and then reported with all others like it."""
+        """Return True for a key that is set although the version's own file lacks it: one of no version, which is then reported
+        with all others like it; with ``frees`` any known key."""
         row = self.ledger.find(key)
         if row is None:
             return not self.ledger.is_section(key)
-        return self.frees and self.is_free(row)
+        return self.frees and (self.is_free(row) or row.status != "refused")
 
     def is_free(self, row: Key) -> bool:
         """Return True for the arguments of the user's own code, under any name, that nothing here reads."""

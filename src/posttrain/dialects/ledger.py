@@ -77,6 +77,8 @@ class Ledger:
     version: str  # of the peer; "" where the dialect has one
     rows: tuple[Key, ...]
     versions: tuple[str, ...] = ()  # oldest first
+    # Keys of well-known forks -> the peer's own key of the same meaning
+    words_of_forks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [(row.entry, row.name) for row in self.rows]

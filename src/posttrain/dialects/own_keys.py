@@ -150,7 +150,12 @@ def _to_confirm(own: Own, known: Known) -> Problem:
     beside = _beside(own, known)
     near = f", which stands beside {', '.join(beside)}," if beside else ""
     what = f"{own.key}={own.value}{near} is yours: without it the run may compute something else"
-    return Problem(what, fix=f"confirm that by name: {_naming([own.key])}", where=own.where, field=own.key)
+    fix = f"confirm that by name: {_naming([own.key])}"
+    theirs = known.ledger.words_of_forks.get(own.key)
+    if theirs is not None and known.ledger.find(theirs) is not None:
+        meant = f"{known.ledger.dialect}'s key for it is {theirs}={own.value}"
+        fix = f"{meant}; or confirm by name that it may go: {_naming([own.key])}"
+    return Problem(what, fix=fix, where=own.where, field=own.key)
 
 
 def _beside(own: Own, known: Known) -> list[str]:

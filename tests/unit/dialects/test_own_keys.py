@@ -237,3 +237,43 @@ def test_an_empty_variable_of_a_script_is_named_and_nothing_else(dialect: str) -
 
 def test_an_empty_text_where_it_means_nothing_is_no_error() -> None:
     assert not read("trainer.default_hdfs_dir=").problems
+
+
+CHUNKED = ("data.max_response_length=16384", "data.max_prompt_length=2048", f"{A}.use_dynamic_bsz=True",
+           f"{A}.ppo_max_token_len_per_gpu=20000", "algorithm.adv_estimator=grpo", f"{R}.n=8")  # fmt: skip
+
+
+def test_a_forks_launch_needs_no_plus_before_known_keys_when_own_keys_are_dropped() -> None:
+    key = "trainer.remove_previous_ckpt_in_save"  # in the file of verl 0.2, not in that of 0.4
+    launch = ("do_search=true", f"{key}=True", "+trainer.esi_redundant_time=5", f"{A}.policy_loss.loss_mode=gpg")
+    assert [problem.field for problem in read(*launch).problems] == ["do_search", key]
+    assert read(*launch, drop=True).problems == ()
+    # A misspelling is one all the same.
+    [problem] = read(*launch, f"{A}.ppo_epoch=2", drop=True).problems
+    assert "did you mean" in problem.fix
+
+
+def test_a_check_of_later_verl_is_a_warning_for_a_fork_that_does_not_write_the_number() -> None:
+    said = "with enable_chunked_prefill, 8192 tokens in one pass are fewer than the 18432"
+    assert [said in problem.what for problem in read(*CHUNKED).problems] == [True]
+    fork = read(*CHUNKED, "do_search=true", drop=True)
+    assert fork.problems == () and any(said in warning for warning in fork.warnings)
+    written = read(*CHUNKED, "do_search=true", f"{R}.max_num_batched_tokens=8192", drop=True)
+    assert [said in problem.what for problem in written.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "theirs"),
+    [
+        ("n_val", 16, f"{R}.val_kwargs.n=16"),
+        ("val_temperature", 0.6, f"{R}.val_kwargs.temperature=0.6"),
+        ("n_agent", 5, f"{R}.n=5"),
+    ],
+)
+def test_words_of_known_forks_name_verls_own_key(key: str, value: float, theirs: str) -> None:
+    loaded = read(f"+{R}.{key}={value}", f"{R}.n=4", drop=True)
+    [problem] = loaded.unsupported
+    assert (
+        problem.fix
+        == f"verl's key for it is {theirs}; or confirm by name that it may go: +posttrain.own_keys=[{R}.{key}]"
+    )

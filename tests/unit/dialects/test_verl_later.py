@@ -182,3 +182,18 @@ def test_settings_of_speed_alone_leave_a_plan_that_trains() -> None:
     loaded = read_config(None, ["algorithm.adv_estimator=grpo", *sizes, *keys], "verl", here=True, skip_files=True)
     assert not loaded.problems and not loaded.unsupported
     assert {one.key for one in loaded.ignored if one.asks} >= set(asked)
+
+
+def test_here_keeps_the_tokens_that_devices_pooled_for_a_sequence() -> None:
+    """Two devices share a sequence, each with 24,000 tokens: one device takes micro-batches of 48,000."""
+    overrides = [
+        "data.train_files=a.parquet", "data.max_prompt_length=2048", "data.max_response_length=32768",
+        "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=True",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.enable_chunked_prefill=False",
+    ]  # fmt: skip
+    loaded = read_config(None, overrides, "verl", here=True)
+    assert loaded.problems == ()
+    assert loaded.config.policy.max_tokens_per_micro_batch == 48_000
+    assert any("48000 instead of 24000" in change for change in loaded.changes)

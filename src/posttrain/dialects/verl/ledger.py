@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.dialects.tables import Tables
@@ -34,4 +35,10 @@ TABLES = Tables(
         "released",
     ),
 )
-LEDGER = TABLES.ledger()
+# Numbers of forks: rllm, Skywork-OR1, One-Shot-RLVR, TTRL (n_val, val_temperature), Search-R1 (n_agent)
+WORDS_OF_FORKS = {
+    "actor_rollout_ref.rollout.n_val": "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.val_temperature": "actor_rollout_ref.rollout.val_kwargs.temperature",
+    "actor_rollout_ref.rollout.n_agent": "actor_rollout_ref.rollout.n",
+}
+LEDGER = replace(TABLES.ledger(), words_of_forks=WORDS_OF_FORKS)
