@@ -125,6 +125,11 @@ class Reader:
             tree = tree[part]
         tree[name] = value
 
+    def take_over(self, section: str) -> None:
+        """Withdraw the reports of keys below a section that a rule hands to the user's own code after all."""
+        self.ignored[:] = [one for one in self.ignored if not one.key.startswith(f"{section}.")]
+        self.unsupported[:] = [one for one in self.unsupported if not one.field.startswith(f"{section}.")]
+
     def written(self, key: str) -> bool:
         """True when the user wrote the key, or something below it; or a reference to a section with such a key."""
         return self.named(key) or (

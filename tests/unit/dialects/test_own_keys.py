@@ -211,7 +211,10 @@ def test_arguments_of_a_manager_of_ones_own_are_dropped_and_named() -> None:
     ("override", "fix"),
     [
         (f"{R}.name=vllm_with_search", "a sampler of your own: use vllm; for its tools,"),
-        ("reward_model.reward_manager=votes", "a manager of your own: write its scoring as a function"),
+        (
+            "reward_model.reward_manager=votes",
+            "a manager of your own: name the file that holds it with +reward_manager.module.path=FILE",
+        ),
     ],
 )
 def test_a_value_of_ones_own_code_is_refused_with_what_to_write(override: str, fix: str) -> None:
@@ -246,7 +249,7 @@ CHUNKED = ("data.max_response_length=16384", "data.max_prompt_length=2048", f"{A
 def test_a_forks_launch_needs_no_plus_before_known_keys_when_own_keys_are_dropped() -> None:
     key = "trainer.remove_previous_ckpt_in_save"  # in the file of verl 0.2, not in that of 0.4
     launch = ("do_search=true", f"{key}=True", "+trainer.esi_redundant_time=5", f"{A}.policy_loss.loss_mode=gpg")
-    assert [problem.field for problem in read(*launch).problems] == ["do_search", key]
+    assert [problem.what.partition(" is not in ")[0] for problem in read(*launch).problems][1:] == [key]
     assert read(*launch, drop=True).problems == ()
     # A misspelling is one all the same.
     [problem] = read(*launch, f"{A}.ppo_epoch=2", drop=True).problems
@@ -277,3 +280,14 @@ def test_words_of_known_forks_name_verls_own_key(key: str, value: float, theirs:
         problem.fix
         == f"verl's key for it is {theirs}; or confirm by name that it may go: +posttrain.own_keys=[{R}.{key}]"
     )
+
+
+def test_arguments_of_a_manager_whose_file_is_named_are_its_options() -> None:
+    launch = ("custom_reward_function.path=my.py", "reward_model.reward_manager=votes")
+    arguments = ("+reward_model.reward_kwargs.mode=train", "+reward_model.reward_kwargs.n_votes=4")
+    for drop in (False, True):
+        loaded = read(*launch, *arguments, drop=drop)
+        assert not loaded.problems and not loaded.unsupported
+        [term] = loaded.config.reward.terms
+        assert (term.name, term.kind, term.options) == ("votes", "manager", {"mode": "train", "n_votes": 4})
+        assert not [one for one in loaded.ignored if "reward_kwargs" in one.key]

@@ -192,6 +192,7 @@ def test_here_keeps_the_tokens_that_devices_pooled_for_a_sequence() -> None:
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000",
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.rollout.enable_chunked_prefill=False",
+        "actor_rollout_ref.model.use_remove_padding=True",
     ]  # fmt: skip
     loaded = read_config(None, overrides, "verl", here=True)
     assert loaded.problems == ()

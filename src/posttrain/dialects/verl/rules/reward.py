@@ -86,7 +86,6 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
     if section:
         manager = get(keys, f"{section}.module.name") or manager
     elif manager in MANAGERS:
-        _other_arguments(keys)
         return {}
     modules = get(keys, "actor_rollout_ref.model.external_lib", [])
     module = modules if isinstance(modules, str) else next(iter(modules), None)
@@ -95,28 +94,20 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
     near = nearest(manager, MANAGERS)
     if file is None or (near and section is None and abs(len(near) - len(manager)) < 2):
         what = f"{key} must be one of {', '.join(MANAGERS)}, or one of your own; no file that registers {manager!r} is named"
-        fix = f"did you mean {near}?" if near else (
-            "name the file that holds it with +reward_manager.module.path=FILE and +reward_manager.module.name=CLASS, "
-            "or the file that registers it with custom_reward_function.path"
-        )  # fmt: skip
+        fix = (
+            "a manager of your own: name the file that holds it with +reward_manager.module.path=FILE and "
+            "+reward_manager.module.name=CLASS, or the file that registers it with custom_reward_function.path"
+        )
+        fix = f"did you mean {near}?" if near else fix
         keys.problem(what, key=key, fix=fix)
         return {}
     given = keys.section(f"{_MODEL}.reward_kwargs")
+    keys.take_over(f"{_MODEL}.reward_kwargs")
     settings = {one: value for one, value in given.items() if one not in ("num_processes", "timeout")}
     term = {"name": manager, "path": file, "kind": "manager", "options": settings}
     if path is not None:
         term |= {"scores_with": f"{path}:{name}", "scores_with_options": options}
     return term
-
-
-def _other_arguments(keys: Reader) -> None:
-    """Report arguments that verl's own managers do not take here."""
-    for name in keys.section(f"{_MODEL}.reward_kwargs"):
-        key = f"{_MODEL}.reward_kwargs.{name}"
-        row = keys.ledger.find(key)
-        if row is not None and row.name.endswith("**"):
-            what = f"{key}: other arguments of verl's own reward managers are planned"
-            keys.plan_only(what, key=key, fix="remove it, or name a manager of your own that takes it")
 
 
 def _workers(keys: Reader) -> dict[str, Any]:
