@@ -1,16 +1,18 @@
 """Asynchronous runs beside the synchronous one: seconds and sampler passes of a step, samples per hour, and what limits them.
 
-    python benchmarks/async.py [MODEL_FOLDER] [--case environments,ragged] [--staleness 1,2,4] [--steps 10] [--rounds 1]
+    python benchmarks/async.py [MODEL_FOLDER] [--case environments,resets,ragged] [--staleness 1,2,4] [--steps 10] [--rounds 1]
 
 environments: episodes of one turn whose environments answer after log-normal times (sigma 1.0), asleep in processes of their own.
 With --update-s the update of every step sleeps besides, as if another device trained: nothing is then limited by this machine.
+resets: the same times, before the first turn; those of six steps are prepared ahead (asynchronous.prepared_groups).
 ragged: responses of log-normal lengths (sigma 0.8) on one device, with as many slots as a step has responses.
-Runs of a case take turns, round after round, with the same prompts, lengths and latencies; the first S + 1 steps are left out.
+Runs of a case take turns, round after round, with the same prompts, lengths and latencies; the first step is left out.
 
 With T_g and T_t, the seconds that the synchronous step generates and does everything else, three columns say what could be:
 - two times: (T_g + T_t) / max(T_t, T_g / (S + 1)), as if nothing had to wait for new weights;
 - bound: a group that is started with the weights of a step must be sampled before S more steps have been trained, so S + 1 steps
-  last at least as long as its longest sample and S updates: step >= (T_g + S T_t) / (S + 1), and never below T_t;
+  last at least as long as its longest sample and S updates: step >= (T_g + S T_t) / (S + 1), and never below T_t. What happens
+  before the first token has no version, so of resets only T_t is left;
 - ceiling of ragged: all passes of the step with full slots. Its bound is the passes of the longest response over S + 1 steps.
 """
 
@@ -26,22 +28,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-PROMPTS, SAMPLES = 16, 2
+PROMPTS, SAMPLES = 8, 2
 MEDIAN_TOKENS, MOST_TOKENS = 16, 160
 WORLD = """
 import random, time
 from posttrain.interfaces.env import EnvStart, EnvStep
 
 class Slow:
-    def __init__(self, spec, median_s=0.4, sigma=1.0):
-        self.median_s, self.sigma = median_s, sigma
+    def __init__(self, spec, median_s=0.4, sigma=1.0, resets=False):
+        self.median_s, self.sigma, self.resets = median_s, sigma, resets
 
     def reset(self, seed):
-        self.random = random.Random(seed)
+        self.seconds = self.median_s * random.Random(seed).lognormvariate(0.0, self.sigma)
+        time.sleep(self.seconds if self.resets else 0.0)
         return EnvStart(messages=[{"role": "user", "content": f"go {seed % 9}"}])
 
     def step(self, action):
-        time.sleep(self.median_s * self.random.lognormvariate(0.0, self.sigma))
+        time.sleep(0.0 if self.resets else self.seconds)
         return EnvStep(messages=[], reward=len(action) % 5 / 5, done=True)
 
     def close(self):
@@ -64,7 +67,7 @@ class Found:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="model folder; default: a tiny one, made here")
-    parser.add_argument("--case", default="environments,ragged")
+    parser.add_argument("--case", default="environments,resets,ragged")
     parser.add_argument("--staleness", default="1,2,4")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=1)
@@ -83,7 +86,7 @@ def main() -> None:
             for number in range(arguments.rounds):
                 for bound, runs in found.items():
                     where = place / f"{case}_{bound}_{number}"
-                    with Simulated(case, arguments.update_s if case == "environments" else 0.0) as passes:
+                    with Simulated(case, arguments.update_s if case != "ragged" else 0.0) as passes:
                         runs.append(run(case, bound, model, where, arguments, passes))
             tables.append(rows_of(case, {bound: middle(runs) for bound, runs in found.items()}))
     for number, (header, rows) in enumerate(tables):
@@ -99,15 +102,16 @@ def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[st
     plain = found[0]
     rest = plain.step_s - plain.rollout_s
     header = ["case", "S", "T_g : T_t, s", "step, s", "samples/h", "times as fast"]
-    more = ["two times", "bound"] if case == "environments" else ["passes", "times fewer", "bound", "ceiling"]
+    more = ["two times", "bound"] if case != "ragged" else ["passes", "times fewer", "bound", "ceiling"]
     rows = []
     for bound, run in found.items():
         gain = plain.step_s / run.step_s
         row = [case, str(bound), f"{run.rollout_s:.2f} : {run.step_s - run.rollout_s:.2f}", f"{run.step_s:.2f}"]
         row += [f"{3600 * PROMPTS * SAMPLES / run.step_s:,.0f}", f"{gain:.2f}"]
-        if case == "environments":
+        if case != "ragged":
             times = plain.step_s / max(rest, plain.rollout_s / (bound + 1))
-            most = plain.step_s / max(rest, (plain.rollout_s + bound * rest) / (bound + 1))
+            least = rest if case == "resets" and bound else (plain.rollout_s + bound * rest) / (bound + 1)
+            most = plain.step_s / max(rest, least)
             row += [f"{times:.2f}", f"{most:.2f} ({100 * gain / most:.0f} %)"]
         else:
             fewer, ceiling = plain.passes / run.passes, plain.passes / plain.full_passes
@@ -167,15 +171,23 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
 
     sections: dict[str, Any] = {
         "model": {"path": model, "compute_dtype": "float32"},
-        "run": {"folder": str(folder), "total_steps": given.steps + bound},
-        "policy": {"sequences_per_mini_batch": PROMPTS * SAMPLES, "sequences_per_micro_batch_per_device": 8},
+        "run": {"folder": str(folder), "total_steps": given.steps},
+        "policy": {
+            "sequences_per_mini_batch": PROMPTS * SAMPLES,
+            "sequences_per_micro_batch_per_device": PROMPTS * SAMPLES,
+        },
+        # A step of tiny products gains nothing from a second thread.
+        "placement": {"device": "cpu", **({"cpu_threads": 1} if case != "ragged" else {})},
         "loss": {"rollout_correction": {"weights": "token"}},
         "validation": {"before_training": False, "after_training": False},
         "checkpoint": {"at_end": False},
         "tracking": {"trackers": []},
         "asynchronous": {"mode": "colocate", "max_staleness_steps": bound} if bound else {},
     }
-    if case == "environments":
+    prepared = 6 * PROMPTS if case == "resets" and bound else 0
+    if prepared:
+        sections["asynchronous"]["prepared_groups"] = prepared
+    if case != "ragged":
         world = folder.parent / "world.py"
         world.write_text(WORLD)
         sections |= {
@@ -184,9 +196,9 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
             "environment": {
                 "name": f"{world}:Slow",
                 "train_episodes": 4 * PROMPTS,
-                "workers": (bound + 1) * PROMPTS * SAMPLES,
+                "workers": ((bound + 1) * PROMPTS + prepared) * SAMPLES,
                 "timeout_s": 60.0,
-                "settings": {"median_s": given.median_s},
+                "settings": {"median_s": given.median_s, "resets": case == "resets"},
             },
         }
     else:
@@ -205,8 +217,8 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
         }
     train_run(RunConfig.model_validate(sections))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    # The first steps fill what is ahead, and the last ones use it up.
-    kept = lines[1:] if not bound else lines[bound + 1 : -bound or None]
+    # With equal samples: the first steps fill what is ahead, and the last ones use it up. In the first, processes start.
+    kept = lines[1:]
 
     def mean(name: str) -> float:
         return sum(line.get(name, 0.0) for line in kept) / len(kept)

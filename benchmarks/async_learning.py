@@ -4,7 +4,7 @@
     python benchmarks/async_learning.py FOLDER --table
 
 --task demo is that of `posttrain demo` (SmolLM2-135M; hours for all nine runs on a few cores). --task digits takes a minute a
-run: a random model of two layers learns to answer a number of three digits with its middle one, asked for other numbers than
+run: a random model of two layers learns to begin its answers with a digit, asked for other numbers than
 those it trains on. All runs see equally many samples, with the same correction of the loss; only S differs (0: mode
 off). A finished run is not repeated, and an interrupted one resumes, so the command can be given piece by piece. --table trains
 nothing and prints held-out accuracy by step: the mean of the seeds, and the smallest and largest of them.
@@ -29,8 +29,7 @@ ACCURACY = "validation/accuracy"
 STALE = "async/staleness_steps_mean"
 REWARD = """
 def score(data_source, solution_str, ground_truth, extra_info):
-    digits = [each for each in solution_str if each.isdigit()]
-    return 1.0 if digits[:1] == [ground_truth] else 0.1 * bool(digits)
+    return float(solution_str[:1].isdigit())
 """
 
 
@@ -109,7 +108,7 @@ def of_digits(folder: Path, seed: int) -> dict[str, str]:
     numbers = list(range(100, 1000))
     random.Random(seed).shuffle(numbers)
     for name, some in (("train", numbers[:800]), ("validation", numbers[800:])):
-        rows = [{"prompt": f"{number}=", "answer": str(number)[1], "data_source": "digits"} for number in some]
+        rows = [{"prompt": f"{number}=", "answer": "a digit", "data_source": "digits"} for number in some]
         (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     reward = place / "reward.py"
     reward.write_text(REWARD)

@@ -364,6 +364,26 @@ def test_slow_environments_answer_while_a_step_trains(
     assert max(line["async/staleness_steps_max"] for line in metrics_of(folder)) <= 2
 
 
+@pytest.mark.slow
+def test_environments_that_are_prepared_ahead_change_no_decision(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group is admitted in its order and trained once, within its bound, also by a run that died."""
+    ahead: dict[str, Any] = {"workers": 24, "seconds": 0.01, "asynchronous": COLOCATE | {"prepared_groups": 4}}
+    plain = in_a_world(make, tmp_path, "unprepared", **(ahead | {"asynchronous": COLOCATE}))
+    with monkeypatch.context() as patch:
+        at_update(patch, 4)
+        with pytest.raises(PowerCut):
+            in_a_world(make, tmp_path, "prepared", **ahead)
+    folder = in_a_world(make, tmp_path, "prepared", **ahead)
+    assert_each_group_is_trained_once(folder)
+    admitted, expected = (
+        [event["prompt_id"] for event in events(run) if event["event"] == "admitted"] for run in (folder, plain)
+    )
+    assert admitted == expected and len(admitted) == 2 * STEPS
+    assert max(line["async/staleness_steps_max"] for line in metrics_of(folder)) <= 2
+
+
 @pytest.mark.parametrize(
     "mode",
     [

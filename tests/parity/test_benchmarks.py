@@ -24,7 +24,10 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=x
 """
 # Script -> its arguments, and a word of its table.
 SMALLEST: dict[str, tuple[str, str]] = {
-    "async.py": ("MODEL --steps 3 --staleness 1 --median-s 0.02 --update-s 0.02", "times as fast"),
+    "async.py": (
+        "MODEL --steps 3 --staleness 1 --case environments,resets,ragged --median-s 0.02 --update-s 0.02",
+        "times as fast",
+    ),
     "async_learning.py": ("RUNS --task digits --steps 2 --staleness 0,1 --seeds 1", "mean staleness"),
     "boxes.py": ("--programs 2 --rounds 1", "programs/s"),
     "checkpoint.py": ("MODEL --rounds 1", "by every process its own part"),

@@ -195,6 +195,7 @@ def async_plan(config: RunConfig, batches: BatchPlan) -> AsyncPlan | None:
         sync_every_steps=section.sync_every_steps,
         sync_between_tokens=section.sync_between_tokens,
         wait_timeout_s=section.wait_timeout_s,
+        prepared_groups=section.prepared_groups,
         keeps_cache=section.cache_on_new_weights == "keep",
     )
 

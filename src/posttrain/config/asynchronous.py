@@ -29,6 +29,9 @@ class AsynchronousConfig(Section):
     null means the latter."""
     sync_every_steps: int = Field(default=1, ge=1)
     """Steps after which the samplers get new weights, in separate: at most max_staleness_steps + 1."""
+    prepared_groups: int = Field(default=0, ge=0)
+    """Groups whose environments are started before they are admitted, in colocate with environment.workers: a slow reset then
+    costs neither time nor staleness, because no token is sampled before it. They occupy workers."""
     cache_on_new_weights: Literal["recompute", "keep"] = "recompute"
     """Keys and values of unfinished responses when the weights change: recompute them with the new weights, so that log-probs are
     those of one version; or keep them, which costs memory while the step trains and no prefill after it. Only engines that

@@ -65,6 +65,7 @@ def sampler_of(
         lambda draw: plan.step_plan(draw).sampling,
         wait_timeout_s=asynchronous.wait_timeout_s,
         keeps_cache=asynchronous.keeps_cache,
+        prepared_groups=asynchronous.prepared_groups,
     )
     if asynchronous.mode == "colocate":
         return Ahead(groups, roles.rollout, script)

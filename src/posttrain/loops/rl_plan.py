@@ -28,6 +28,7 @@ class AsyncPlan:
     sync_between_tokens: bool = True  # separate: responses continue under new weights
     sync_every_steps: int = 1  # separate: the samplers get new weights after every so many steps
     wait_timeout_s: float = 3600.0
+    prepared_groups: int = 0  # colocate: groups whose environments start before their admission
     keeps_cache: bool = False  # colocate: unfinished responses continue on the keys and values of older weights
 
 

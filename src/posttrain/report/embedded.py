@@ -21,7 +21,7 @@ MAX_TEXT_CHARS = 20_000  # per prompt, response, ground truth or turn
 TEXT_FIELDS = ("prompt", "response", "ground_truth")
 TOKEN_COLUMNS = (
     "token_ids", "sampled", "in_loss", "rollout_logprobs", "gap", "ref_gap", "advantages", "importance_weights", "rejected",
-    "values", "returns", "token_rewards",
+    "versions", "values", "returns", "token_rewards",
 )  # fmt: skip
 
 

@@ -107,8 +107,10 @@ class Ahead:
                 for serial, prompt_id in again.admitted:
                     groups.admit_again(serial, prompt_id, number)
             while flying.busy if again else self.ledger.choice() is None:
-                while not again and self.ledger.room():
+                while not again and groups.may_admit:
                     groups.admit()
+                if not again:
+                    groups.prepare()
                 clock.advance(0)  # the step may be left while only environments are at work
                 began = None if flying.samples else time.monotonic()
                 for place, trajectory in flying.poll(stream):

@@ -40,6 +40,9 @@ class Episodes:
         self._counts: dict[Place, int] = {}  # of the requests of each episode
         self._new: list[str] = []  # turns that are not submitted
         self._submitted: set[str] = set()
+        # Events of environments that were started before their group was admitted, which no turn of the policy has followed.
+        self._early: dict[Place, list[EnvEvent]] = {}
+        self._released: list[tuple[str, EnvEvent]] = []  # of those admitted since
         self._closing: set[Place] = set()  # complete episodes whose environments are being closed
 
     @property
@@ -73,14 +76,33 @@ class Episodes:
         self._sampling[place] = sampling
         self._worlds.host.start(str(place), self._worlds.spec_of(prompt), seed_of(prompt, sampling))
 
+    def prepare(self, place: Place, prompt: Prompt, sampling: SamplingParams) -> None:
+        """Start the environment of a sample whose group is not admitted yet; the policy takes no turn in it until then."""
+        self._early[place] = []
+        self.begin(place, prompt, sampling)
+
+    def is_prepared(self, place: Place) -> bool:
+        """Tell whether the environment of a sample that was prepared has begun, or failed."""
+        return bool(self._early[place])
+
+    def admit(self, place: Place) -> None:
+        """The group of a sample that was prepared is admitted."""
+        self._released += [(str(place), event) for event in self._early.pop(place)]
+
     def resume(self, stream: ResumableStream) -> None:
         self._new = sorted(self._turns, key=_place_and_number)
 
     def poll(self, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         ended = []
-        for name, event in self._worlds.host.wait(0.0 if self._submitted or self._new else PASS_S):
+        at_once = self._submitted or self._new or self._released
+        events = [*self._released, *self._worlds.host.wait(0.0 if at_once else PASS_S)]
+        self._released = []
+        for name, event in events:
             self.on_answer()
-            ended += self._answered(place_of(name), event, stream)
+            if (early := self._early.get(place_of(name))) is not None:
+                early.append(event)
+            else:
+                ended += self._answered(place_of(name), event, stream)
         keeps = self._keeps_cache
         allowed = {name: limited(self._turns[name], self._limit(name), pauses=keeps) for name in self._new}
         turns = {name: request for name, request in allowed.items() if request}
@@ -110,7 +132,9 @@ class Episodes:
                 self._turns[each.sample_id] = replace(self._turns[each.sample_id], begun=each)
         self._submitted.clear()
         self.limits = None
-        open_places = [place for place in sorted(self._episodes) if place not in self._closing]
+        open_places = [
+            place for place in sorted(self._episodes) if place not in self._closing and place not in self._early
+        ]
         return [Cut(place, self._turn(place), self._tokens(place)) for place in open_places]
 
     def keep(self, progress: Unfinished) -> None:
@@ -132,6 +156,7 @@ class Episodes:
     def go_back(self, snapshot: None) -> None:
         """Drop all episodes: those that had not ended begin again when the run is resumed."""
         self._worlds.host.abandon()
+        self._released = []
         for place in list(self._episodes):
             self._forget(place)
 
@@ -260,6 +285,7 @@ class Episodes:
             del self._turns[name]
             self._submitted.discard(name)
         self._episodes.pop(place, None)
+        self._early.pop(place, None)
         self._sampling.pop(place, None)
         self._counts.pop(place, None)
         self._closing.discard(place)

@@ -101,14 +101,19 @@ class OpenGroups:
         *,
         wait_timeout_s: float,
         keeps_cache: bool = False,  # of unfinished responses, which newer weights continue
+        prepared_groups: int = 0,  # whose environments start before their admission
     ):
         self.ledger = Ledger(bounds)
         self.consumed: list[Entry] = []  # by the step under way
         self.late: set[int] = set()  # groups that it waited for, although enough others were complete
         self.sampling_of = sampling_of
         self.flying: InFlight = Responses(keeps_cache=keeps_cache)
+        self._preparing: Episodes | None = None  # where environments start before their group's admission
         if roles.worlds:
-            self.flying = Episodes(roles.worlds, self.hear, keeps_cache=keeps_cache)
+            self.flying = episodes = Episodes(roles.worlds, self.hear, keeps_cache=keeps_cache)
+            self._preparing = episodes if prepared_groups else None
+        self._prepared_groups = prepared_groups
+        self._prepared: deque[Drawn] = deque()  # in the order of their admission
         self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
         self._wait_timeout_s = wait_timeout_s
         self._heard = 0.0  # when a token was sampled last, or an environment has answered
@@ -129,14 +134,48 @@ class OpenGroups:
 
     def admit(self, *, check: bool = True) -> Entry:
         """Admit the next prompt's group and begin its samples; with ``check`` False whether or not there is room."""
+        preparing = self._preparing if self._prepared else None
+        drawn = self._prepared.popleft() if preparing else self._drawn()
+        entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt, check=check)
+        samples = self.sampling_of(drawn.draw).samples_per_prompt
+        self._groups[entry.serial] = OpenGroup(drawn.prompt, samples)
+        if preparing is None:
+            self._begin(entry)
+        else:
+            for number in range(samples):
+                preparing.admit(Place(entry.serial, number))
+        return entry
+
+    @property
+    def may_admit(self) -> bool:
+        """True with room for a group, unless its environments were started before and are not ready: it would grow stale while
+        only they are at work."""
+        if not self.ledger.room():
+            return False
+        if self._preparing is None or not self._prepared:
+            return True
+        serial, samples = self.ledger.admitted, self.sampling_of(self._prepared[0].draw).samples_per_prompt
+        return all(self._preparing.is_prepared(Place(serial, number)) for number in range(samples))
+
+    def prepare(self) -> None:
+        """Start the environments of the groups to be admitted next: as many as allowed, and as the run can still train."""
+        if self._preparing is None:
+            return
+        bounds = self.ledger.bounds
+        left = (bounds.total_steps - self.ledger.steps) * bounds.groups_per_step - len(self.ledger.pending)
+        while len(self._prepared) < min(self._prepared_groups, left):
+            drawn = self._drawn()
+            serial, sampling = self.ledger.admitted + len(self._prepared), self._sampling(drawn.draw, drawn.attempt)
+            for number in range(sampling.samples_per_prompt):
+                self._preparing.prepare(Place(serial, number), drawn.prompt, sampling)
+            self._prepared.append(drawn)
+
+    def _drawn(self) -> Drawn:
+        """The next prompt."""
         if not self._waiting:
             self._draws += 1
             self._waiting += [Drawn(prompt, self._draws) for prompt in self._loader.next()]
-        drawn = self._waiting.popleft()
-        entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt, check=check)
-        self._groups[entry.serial] = OpenGroup(drawn.prompt, self.sampling_of(drawn.draw).samples_per_prompt)
-        self._begin(entry)
-        return entry
+        return self._waiting.popleft()
 
     def admit_again(self, serial: int, prompt_id: str, number: int) -> None:
         """Admit the recorded group, whether or not there is room already: others may have ended before it.
@@ -210,23 +249,29 @@ class OpenGroups:
 
     def _begin(self, entry: Entry) -> None:
         """Begin the samples of a group that have not ended."""
-        group, sampling = self._groups[entry.serial], self.sampling_of(entry.draw)
-        if entry.attempt:
-            sampling = replace(sampling, seed=mixed_seed(sampling.seed, entry.attempt))
+        group, sampling = self._groups[entry.serial], self._sampling(entry.draw, entry.attempt)
         for number in range(group.samples):
             if number not in group.ended:
                 self.flying.begin(Place(entry.serial, number), group.prompt, sampling)
+
+    def _sampling(self, draw: int, attempt: int) -> SamplingParams:
+        """The sampling of a prompt of this draw; one that is sampled again has other random numbers."""
+        sampling = self.sampling_of(draw)
+        return replace(sampling, seed=mixed_seed(sampling.seed, attempt)) if attempt else sampling
 
     # ---------------------------------------------------------------------------------------------- between two steps
 
     def snapshot(self) -> Snapshot:
         groups = {serial: group.copy() for serial, group in self._groups.items()}
-        return Snapshot(self.ledger.state(), self._draws, tuple(self._waiting), groups, self.flying.snapshot())
+        return Snapshot(
+            self.ledger.state(), self._draws, (*self._prepared, *self._waiting), groups, self.flying.snapshot()
+        )
 
     def go_back(self, snapshot: Snapshot) -> None:
         """Undo a step that was left before its update."""
         self.ledger.restore(snapshot.ledger)
         self._draws, self._waiting = snapshot.draws, deque(snapshot.waiting)
+        self._prepared.clear()
         self._groups = {serial: group.copy() for serial, group in snapshot.groups.items()}
         self.flying.go_back(snapshot.flying)
 
@@ -240,7 +285,9 @@ class OpenGroups:
         return {
             "ledger": self.ledger.state(),
             "draws": self._draws,
-            "waiting": [[drawn.prompt.prompt_id, drawn.draw, drawn.attempt] for drawn in self._waiting],
+            "waiting": [
+                [drawn.prompt.prompt_id, drawn.draw, drawn.attempt] for drawn in (*self._prepared, *self._waiting)
+            ],
             "groups": {
                 serial: {
                     "samples": group.samples,

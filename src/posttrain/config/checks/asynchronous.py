@@ -22,6 +22,15 @@ def asynchronous_problems(config: RunConfig) -> Iterator[Problem]:
         return
     yield from _bound_problems(section, config.data.prompts_per_step)
     yield from _engine_problems(config)
+    if section.prepared_groups and (
+        section.mode != "colocate" or not (config.environment.used and config.environment.workers)
+    ):
+        yield Problem(
+            f"{_SECTION}.prepared_groups = {section.prepared_groups} starts environments ahead, which colocate does with "
+            "environments in processes of their own",
+            fix=f"use {_MODE}=colocate and environment.workers above 0, or {_SECTION}.prepared_groups=0",
+            field=f"{_SECTION}.prepared_groups",
+        )
     if section.cache_on_new_weights == "keep":
         yield from _cache_problems(config)
     if config.data.domains and section.mode != "one_step":

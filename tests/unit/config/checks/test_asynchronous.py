@@ -69,6 +69,11 @@ def test_episodes_that_begin_again_are_announced() -> None:
             "limits the oldest groups of a step, which drop does not choose; use asynchronous.max_staleness_steps=2, or",
         ),
         (
+            {"mode": "colocate", "prepared_groups": 8},
+            {},
+            "starts environments ahead.*; use asynchronous.mode=colocate and environment.workers above 0, or",
+        ),
+        (
             {"mode": "one_step", "cache_on_new_weights": "keep"},
             {},
             "has no meaning in one_step.*; use asynchronous.cache_on_new_weights=recompute, or asynchronous.mode=colocate",
