@@ -65,12 +65,13 @@ format: $(VENV)/.dev-installed  ## put the code into its standard format
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m posttrain.dialects.layout
 
-docs: $(VENV)/.dev-installed  ## write what is made from the code: docs/keys-*.md (not in git) and docs/posttrain*.schema.json
+docs: $(VENV)/.docs-installed  ## write docs/keys-*.md (not in git) and docs/posttrain*.schema.json, and build the site into build/site
 	@for dialect in native verl skyrl roll; do $(BIN)/posttrain keys $$dialect --markdown > docs/keys-$$dialect.md; done
 	@$(BIN)/posttrain schema > docs/posttrain.schema.json
 	@for entry in sft tune generate evaluate serve; do \
 		$(BIN)/posttrain schema --entry $$entry > docs/posttrain.$$entry.schema.json; \
 	done
+	@PYTHONPATH=src NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet && echo "build/site/index.html"
 
 clean:  ## remove the virtual environment and caches (runs stay)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -93,6 +94,11 @@ $(VENV)/.demo-installed: pyproject.toml constraints.txt requirements/demo.txt
 $(VENV)/.dev-installed: $(VENV)/.demo-installed requirements/dev.txt
 	@echo "installing the test tools (about 20 seconds)"
 	@$(HASHED) requirements/dev.txt
+	@touch $@
+
+$(VENV)/.docs-installed: $(VENV)/.dev-installed
+	@echo "installing the site generator (about 10 seconds)"
+	@$(PIP) --editable '.[docs]'
 	@touch $@
 
 # vLLM for CPUs, which needs an environment of its own: it brings a build of torchvision that breaks transformers there.

@@ -57,7 +57,7 @@ EXTRAS = {
     "textual": "show",
     "uvicorn": "serve",
 }
-TOOL_EXTRAS = ("browser", "demo", "dev")  # extras for work on the package itself
+TOOL_EXTRAS = ("browser", "demo", "dev", "docs")  # extras for work on the package itself
 
 
 class Registry(Generic[F]):
