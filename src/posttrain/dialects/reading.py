@@ -39,7 +39,6 @@ from posttrain.plan.engine import engine_plan
 from posttrain.registry import ROLLOUT_ENGINES
 
 HYDRA_CLASS = "_target_"  # the class that Hydra makes of a section
-
 # Sections that only some rollout engines read.
 SAMPLER_FIELDS: Mapping[str, Callable[[RolloutEngineFacts], bool]] = {
     "rollout.engine_options": lambda engine: engine.reads_options,
@@ -54,7 +53,6 @@ TRAINING_FIELDS = {
     "reference.engine_options": "policy.engine",
     "critic.engine_options": "critic.engine",
 }
-
 
 # Sets the fields that several keys decide together; complains through the Reader.
 Rules = Callable[["Reader"], dict[str, Any]]
@@ -78,9 +76,9 @@ class Dialect:
 class Reader:
     """The written values, key by key, for the rules of a dialect; collects what the rules report."""
 
-    def __init__(self, ledger: Ledger, composed: Composed, *, skip_files: bool = False):
+    def __init__(self, ledger: Ledger, composed: Composed, *, skip_files: bool = False, here: bool = False):
         self.ledger = ledger
-        self.skip_files = skip_files  # the files that keys name need not exist
+        self.skip_files, self.here = skip_files, here  # files need not exist; one device is taken in the end
         self.values = composed.values
         self.sources = composed.sources
         self.problems: list[Problem] = list(composed.problems)
@@ -209,7 +207,7 @@ def read_dialect(
     )
     composed = dialect.renamed(composed)
     plug_in_named(ledger, composed.values)
-    reader = Reader(ledger, composed, skip_files=skip_files)
+    reader = Reader(ledger, composed, skip_files=skip_files, here=here)
     _look_at_every_key(dialect, reader, known, here=here)
     settled = _settle_own_keys(reader, known, drop=drop_unknown)
     reader.ignored += [

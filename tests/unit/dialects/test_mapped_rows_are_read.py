@@ -95,3 +95,22 @@ def test_options_without_effect_are_reported(override: str, engine: str, reports
     key = f"{rollout}.{override.partition('=')[0]}"
     assert [one.key for one in loaded.ignored if one.asks and one.key == key] == [key] * reports
     assert key.rpartition(".")[2] in loaded.config.rollout.engine_options or reports
+
+
+TRAINING = ("policy", "critic", "reference")
+READERS = ("plan", "build", "backends", "models")
+
+
+@pytest.mark.parametrize("dialect", ["verl", "skyrl", "roll"])
+def test_an_option_of_a_training_engine_is_named_by_its_plan_or_its_engine(dialect: str) -> None:
+    """Their options go through a plan of their own, which names every one; a library is handed none that is not named there."""
+    files = [file for place in READERS for file in (SOURCE / place).rglob("*.py")]
+    named = frozenset(re.findall(r"[A-Za-z_]\w*", "\n".join(file.read_text(encoding="utf-8") for file in files)))
+    unread = {
+        f"{row.name} -> {field}"
+        for row in load_dialect(dialect).ledger.rows
+        if row.status == "mapped"
+        for field in row.fields
+        if field.split(".")[0] in TRAINING and "engine_options" in field and _last(field) not in named
+    }
+    assert unread == set()

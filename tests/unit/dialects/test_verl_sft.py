@@ -142,3 +142,12 @@ def test_the_wrong_command_names_the_right_one() -> None:
         read_config(None, ["actor_rollout_ref.model.path=x"], None, entry=SFT)
     with pytest.raises(ConfigError, match=r"skyrl has no configuration for posttrain sft"):
         read_config(None, [], "skyrl", entry=SFT)
+
+
+def test_devices_that_share_a_sequence_are_no_matter_here() -> None:
+    """torchrun's own arguments say how many devices there are; --here takes one, whatever shares it."""
+    keys = ["data.train_files=t.parquet", "engine.ulysses_sequence_parallel_size=2"]
+    refused = read_config("sft_trainer_engine", keys, "verl", entry=SFT, skip_files=True)
+    assert any("do not split into groups of 2" in problem.what for problem in refused.problems)
+    loaded = read_config("sft_trainer_engine", keys, "verl", entry=SFT, here=True, skip_files=True)
+    assert not loaded.problems and loaded.config.policy.sequence_parallel == 1

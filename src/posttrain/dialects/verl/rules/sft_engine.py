@@ -61,7 +61,7 @@ def engine_layout(keys: Reader, devices: int) -> dict[str, Any]:
     for name, key in sizes.items():
         fields[f"policy.{name}"] = keys[key]
         split *= max(1, keys[key])
-    if devices % split:
+    if devices % split and not keys.here:
         what = f"{devices} devices do not split into groups of {split} that share a model"
         key = next(key for key in sizes.values() if keys[key] > 1)
         keys.problem(what, key=key, fix="use sizes whose product divides the devices")
