@@ -115,13 +115,13 @@ class RunFolder:
             raise ConfigError(Problem(what, fix=fix, field="checkpoint.folder"))
         steps = steps_on_record(self.path, about)
         over = "or add --start-over, which begins at the first step and keeps the records aside"
-        if about.get("status") == "done" and steps and not start_over:
+        lost = last_run(self.path, self.checkpoints).config
+        if about.get("status") == "done" and not start_over and not (lost.get("validation.only") and not steps):
             fix = f"name another run.folder, {over}"
             what = f"{self.path} holds a finished run without a checkpoint to resume from"
             raise ConfigError(Problem(what, fix=fix, field="run.folder"))
         if not steps:
             return []
-        lost = last_run(self.path, self.checkpoints).config
         if self.origin is not None and not start_over and lost.get("run.resume_path") != self._config.run.resume_path:
             return []  # the user names a checkpoint in place of the lost one
         self._starts_over = True
