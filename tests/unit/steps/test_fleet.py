@@ -1,0 +1,204 @@
+"""A fleet of samplers without a model: where requests go, what a lost sampler leaves, and waits that have an end and a name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import pytest
+
+from posttrain.errors import RunStopped
+from posttrain.interfaces.crew import Order, SamplerLost, Turned
+from posttrain.interfaces.rollout_engine import Request
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished, VersionSpan
+from posttrain.steps.fleet import MOST_LOSSES, Fleet
+from posttrain.steps.own_thread import OwnThread
+
+LENGTH = 3  # tokens of every response
+
+
+class Sampler:
+    """Gives every request a token per turn: the number of the token."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.trouble: str | None = None
+        self.requests: dict[str, list[int]] = {}
+        self.orders: list[Order] = []
+
+    def turn(self, order: Order) -> Turned:
+        self.orders.append(order)
+        for request in order.new:
+            self.requests[request.sample_id] = list(request.begun.token_ids) if request.begun else []
+        for name in order.cancelled:
+            del self.requests[name]
+        grown, ended = [], []
+        for name, tokens in list(self.requests.items()):
+            tokens.append(len(tokens))
+            if len(tokens) == LENGTH:
+                ended.append(response(name, self.requests.pop(name)))
+            else:
+                new = (tokens[-1],)
+                span = (VersionSpan(0, 0),)
+                grown.append(Unfinished(sample_id=name, token_ids=new, logprobs=(0.0,), spans=span))
+        turns = len(self.orders)
+        return Turned(
+            begun=turns - 1, passes=turns, ended=tuple(ended), grown=tuple(grown), tokens=len(grown), busy_s=0.0
+        )
+
+    def rest(self) -> int:
+        return len(self.orders)
+
+
+def response(name: str, tokens: list[int]) -> Trajectory:
+    return Trajectory(
+        sample_id=name,
+        token_ids=tuple(tokens),
+        logprobs=(0.0,) * len(tokens),
+        text="",
+        stop_reason=StopReason.EOS,
+        policy_version=0,
+    )
+
+
+class Crew:
+    """Samplers that answer at once, unless they are lost."""
+
+    resumes = True
+    joiners = 0
+
+    def __init__(self, *names: str):
+        self.all = [Sampler(name) for name in names]
+
+    def members(self) -> list[Sampler]:
+        return self.all
+
+    def call(self, member: Sampler, method: str, *arguments: Any) -> Any:
+        return partial(getattr(member, method), *arguments)
+
+    def ready(self, promises: Collection[Any], timeout_s: float) -> Collection[Any]:
+        return list(promises)
+
+    def value(self, member: Sampler, promise: Any) -> Any:
+        if member.trouble:
+            raise SamplerLost(f"{member.name} {member.trouble}")
+        return promise()
+
+    def drop(self, member: Sampler) -> None:
+        self.all.remove(member)
+
+
+def fleet_of(crew: Crew) -> tuple[Fleet, list[tuple[str, int, dict[str, Any]]]]:
+    events: list[tuple[str, int, dict[str, Any]]] = []
+    fleet = Fleet(
+        crew,  # type: ignore[arg-type]
+        SamplingParams(max_response_tokens=8),
+        hear=lambda: None,
+        record=lambda event, sampler, values: events.append((event, sampler, values)),
+    )
+    fleet.served(0, "hash")
+    return fleet, events
+
+
+def requests(*names: str) -> list[Request]:
+    return [Request(name, (1,), 8) for name in names]
+
+
+def test_requests_go_to_the_sampler_with_the_fewest_and_end_once() -> None:
+    crew = Crew("a", "b")
+    fleet, _ = fleet_of(crew)
+    fleet.submit(requests("0/0", "0/1", "1/0"))
+    ended = [one.sample_id for _ in range(LENGTH) for one in fleet.wait(1.0)]
+    assert sorted(ended) == ["0/0", "0/1", "1/0"]
+    assert [[each.sample_id for each in one.orders[0].new] for one in crew.all] == [["0/0", "1/0"], ["0/1"]]
+    assert fleet.progress() == []
+
+
+def test_a_lost_sampler_s_requests_go_on_elsewhere_with_their_tokens() -> None:
+    crew = Crew("a", "b")
+    fleet, events = fleet_of(crew)
+    fleet.submit(requests("0/0", "0/1"))
+    fleet.wait(1.0)
+    lost, left = crew.all
+    lost.trouble = "has died"
+    ended = [one for _ in range(4) for one in fleet.wait(1.0)]
+    assert sorted(one.sample_id for one in ended) == ["0/0", "0/1"]
+    assert {one.token_ids for one in ended} == {(0, 1, 2)}
+    [moved] = [each for order in left.orders[1:] for each in order.new]
+    assert moved.sample_id == "0/0" and moved.begun is not None and moved.begun.token_ids[:1] == (0,)
+    assert ("lost", 0, {"pass": 1, "reason": "has died"}) in events
+
+
+def test_a_request_that_kills_samplers_stops_the_run() -> None:
+    crew = Crew(*(f"s{number}" for number in range(MOST_LOSSES)))
+    fleet, _ = fleet_of(crew)
+    fleet.submit(requests("7/0"))
+    with pytest.raises(RunStopped, match=r"sampler number 3 that is lost while it sampled 7/0 without a token of it"):
+        for _ in range(20):
+            fleet._drop_the_lost()
+            fleet._give_orders()
+            next(post for post in fleet._posts if post.asked).member.trouble = "has died"
+
+
+def test_a_group_that_is_dropped_leaves_its_sampler() -> None:
+    crew = Crew("a")
+    fleet, _ = fleet_of(crew)
+    fleet.submit(requests("1/0", "11/0"))
+    fleet.wait(1.0)
+    fleet.cancel_group(1)
+    ended = [one.sample_id for _ in range(LENGTH) for one in fleet.wait(1.0)]
+    assert ended == ["11/0"] and crew.all[0].orders[1].cancelled == ("1/0",)
+
+
+def test_at_rest_nothing_is_sampled_and_no_request_is_sent() -> None:
+    crew = Crew("a")
+    fleet, events = fleet_of(crew)
+    fleet.submit(requests("0/0"))
+    fleet.wait(1.0)
+    assert fleet.at_rest()
+    before = len(crew.all[0].orders)
+    fleet.submit(requests("0/1"))
+    assert fleet.wait(0.0) == [] and len(crew.all[0].orders) == before
+    fleet.go()
+    fleet.wait(1.0)
+    assert len(crew.all[0].orders) == before + 1
+    assert ("rest", 0, {"pass": before}) in events
+
+
+class TestOwnThread:
+    def test_questions_are_answered_between_pieces_of_work(self) -> None:
+        inside = threading.Lock()
+
+        def work() -> None:
+            with inside:
+                time.sleep(0.005)
+
+        thread = OwnThread("the thread", work, 5.0)
+        thread.start()
+        assert thread.ask(lambda: inside.locked()) is False
+        thread.pause(lambda: True, lambda: "")
+        assert inside.acquire(timeout=0.0)  # the work stands still
+        inside.release()
+        thread.go()
+        thread.stop()
+        assert thread.ask(lambda: 3) == 3  # over: the asker does it
+
+    def test_an_error_of_the_work_is_raised_for_who_asks(self) -> None:
+        def work() -> None:
+            raise RunStopped("a sampler failed")
+
+        thread = OwnThread("the thread", work, 5.0)
+        thread.start()
+        with pytest.raises(RunStopped, match="a sampler failed"):
+            for _ in range(100):
+                thread.ask(lambda: time.sleep(0.01))
+
+    def test_a_wait_has_an_end_and_a_name(self) -> None:
+        thread = OwnThread("the thread of the samplers", lambda: time.sleep(0.001), 0.1)
+        thread.start()
+        with pytest.raises(RunStopped, match=r"did not come to rest within 0.1 s: sampler 1 \(3\)"):
+            thread.pause(lambda: False, lambda: "sampler 1 (3)")
+        thread.stop()
