@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from ray_runs import assert_same, config, metrics_of
+from test_async_runs import assert_each_group_is_trained_once, events
 
 from posttrain.backends.serving.launch import free_port
 from posttrain.build.train import train_run
@@ -144,6 +145,27 @@ def test_a_server_that_runs_already(
     if sync == "collective":
         del changes["rollout"]["weight_folder"]
     assert_same(train_run(config(tmp_path, tiny_llama, "run", changes)), in_process)
+
+
+def test_a_server_samples_while_the_trainer_works(tmp_path: Path, tiny_llama: Path, server: str) -> None:
+    """Asynchronously, without Ray: it finishes the responses that it has begun before it gets new weights, so that each is of
+    one version."""
+    changes: Sections = {
+        "asynchronous": {"mode": "separate", "max_staleness_steps": 2},
+        "loss": {"kl_coef": 0.01, "rollout_correction": {"weights": "token"}},
+        "rollout": {"engine": "vllm", "endpoints": [server], "weight_sync": "disk", "weight_folder": str(tmp_path)},
+    }
+    folder = train_run(config(tmp_path, tiny_llama, "run", changes, steps=4))
+    assert_each_group_is_trained_once(folder)
+    rows = [
+        json.loads(line)
+        for step in range(1, 5)
+        for line in (folder / f"samples/step_{step}.jsonl").read_text().splitlines()
+    ]
+    echoed = {event["version"]: event["hash"] for event in events(folder) if event["event"] == "weights"}
+    assert {row["policy_version"] for row in rows} <= set(echoed) and len(set(echoed.values())) == len(echoed) > 1
+    assert not any(row.get("version_spans") for row in rows)
+    assert max(line["async/staleness_steps_max"] for line in metrics_of(folder)) in (1.0, 2.0)
 
 
 # How two ranks share the policy; what the server begins with.

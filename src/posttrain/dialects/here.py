@@ -60,7 +60,11 @@ def at_hand(config: C) -> tuple[C, list[str]]:
     ahead = getattr(config, "asynchronous", None)
     if ahead and ahead.mode == "separate":
         changes.append("asynchronous.mode: colocate instead of separate")
-        sections["asynchronous"] = ahead.model_copy(update={"mode": "colocate", "sync_every_steps": 1})
+        sections["asynchronous"] = ahead.model_copy(
+            update={"mode": "colocate", "sync_every_steps": 1, "sync_between_tokens": True}
+        )
+        if not ahead.sync_between_tokens:
+            changes.append("asynchronous.sync_between_tokens: True instead of False")
         if ahead.sync_every_steps != 1:
             changes.append(f"asynchronous.sync_every_steps: 1 instead of {ahead.sync_every_steps}")
     reward = getattr(config, "reward", None)

@@ -77,6 +77,12 @@ def _correction(config: RunConfig) -> str:
 def _bound_problems(section: AsynchronousConfig, prompts: int) -> Iterator[Problem]:
     staleness, running = section.max_staleness_steps, section.max_running_groups
     every = section.sync_every_steps
+    if section.mode != "separate" and not section.sync_between_tokens:
+        yield Problem(
+            f"{_SECTION}.sync_between_tokens = false is for separate, and the mode is {section.mode}",
+            fix=f"use {_SECTION}.sync_between_tokens=true, or {_MODE}=separate",
+            field=f"{_SECTION}.sync_between_tokens",
+        )
     if section.mode != "separate" and every != 1:
         yield Problem(
             f"{_SECTION}.sync_every_steps = {every}, and {section.mode} gives the sampler new weights after every step",

@@ -169,6 +169,7 @@ def test_samplers_that_are_apart(asynchronous: dict[str, Any], sections: dict[st
             "weights of 3 steps before.*use asynchronous.sync_every_steps=3, or asynchronous.max_staleness_steps=3",
         ),
         ({"mode": "separate", "max_staleness_steps": 1.5, "sync_every_steps": 3}, APART, "sync_every_steps=2, or"),
+        ({"mode": "colocate", "sync_between_tokens": False}, {}, "is for separate, and the mode is colocate"),
         ({"mode": "colocate", "sync_every_steps": 2}, {}, "colocate gives the sampler new weights after every step"),
         ({"mode": "separate", "max_running_groups": 3}, APART, "is outside of 4 to 8"),
         ({"mode": "separate"}, APART | {"loss": {}}, "may be 1 step older"),
