@@ -102,7 +102,7 @@ class Ledger:
         reach = bounds.staleness - (
             self.steps - self.synced
         )  # steps after the one under way in which it may be trained
-        if reach < 0:
+        if reach < 0 or self.steps >= bounds.total_steps:
             return 0
         ahead = bounds.within(reach) if left >= reach else left * bounds.groups_per_step
         room = self._missing + ahead - len(self._pending)
