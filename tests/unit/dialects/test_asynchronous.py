@@ -94,3 +94,13 @@ def test_the_recipe_one_step_off_takes_its_own_file_s_correction() -> None:
     assert loaded.problems == () and loaded.config.asynchronous.mode == "one_step"
     assert loaded.config.loss.rollout_correction.use_rollout_logprobs
     assert any("bypass_mode=True since verl 0.7" in said for said in loaded.warnings)
+
+
+def test_roll_without_a_correction_gets_its_weights_and_a_warning() -> None:
+    loaded = read("roll", "train", (), "async_generation_ratio=1")
+    assert not any("takes responses as if the weights" in str(problem) for problem in loaded.problems)
+    correction = loaded.config.loss.rollout_correction
+    assert (correction.weights, correction.weight_high) == ("token", 1.2)
+    assert any("at most 1.2, as train_infer_correction.is_weight.enabled=true does" in text for text in loaded.warnings)
+    asked = read("roll", "train", ("is_weight",), "async_generation_ratio=1")
+    assert not any("is_weight.enabled=true does" in text for text in asked.warnings)

@@ -9,6 +9,7 @@ from posttrain.dialects.roll.rules.look import is_agentic
 
 _RATIO = "async_generation_ratio"
 _EVERY = "actor_train.model_update_frequency"
+_CORRECTION = "train_infer_correction.is_weight"
 
 
 def asynchronous(keys: Reader) -> dict[str, Any]:
@@ -33,8 +34,20 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
         )
         return {}
     bound = ratio + every - 1
-    return {
+    return _corrected(keys) | {
         "asynchronous.mode": "separate",
         "asynchronous.max_staleness_steps": int(bound) if bound % 1 == 0 else bound,
         "asynchronous.sync_every_steps": every,
     }
+
+
+def _corrected(keys: Reader) -> dict[str, Any]:
+    """Weigh the losses of stale tokens where the configuration does not: ROLL trains on them as if they were not stale."""
+    if keys[f"{_CORRECTION}.enabled"]:
+        return {}
+    bound = keys[f"{_CORRECTION}.upper_bound"] or 1.2
+    keys.warn(
+        f"{_RATIO}={keys[_RATIO]:g} trains on responses of older weights, which ROLL treats as if the step's had sampled them; "
+        f"here their token losses are multiplied by trainer / sampler, at most {bound:g}, as {_CORRECTION}.enabled=true does"
+    )
+    return {"loss.rollout_correction.weights": "token", "loss.rollout_correction.weight_high": bound}
