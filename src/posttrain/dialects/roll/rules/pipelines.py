@@ -5,7 +5,7 @@ from __future__ import annotations
 from posttrain.dialects.reading import Reader
 
 _MARKS = {
-    "distillation": ("student", "student_pretrain", "kd_objective"),
+    "distillation": ("teacher_pretrain", "kd_objective", "distill_loss_weight"),
 }
 _OF_DIFFUSION = {
     "actor_train.strategy_args.strategy_name": "diffusion_deepspeed_train",
@@ -26,7 +26,7 @@ def stops_at_another_pipeline(keys: Reader) -> bool:
         mark = next((key for key in marks if keys.written(key)), None)
         if mark is not None:
             keys.slips.clear()
-            keys.problem(f"this is a configuration of {pipeline}, which is planned", key=mark,
-                         fix=_FIX)  # fmt: skip
+            keys.problem(f"this is a configuration of {pipeline} from texts", key=mark,
+                         fix="run posttrain sft with it")  # fmt: skip
             return True
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reading import Reader
+from posttrain.dialects.roll.rules.distil_texts import distil_texts
 from posttrain.dialects.roll.rules.look import count, warmup
 from posttrain.dialects.roll.rules.lora import lora
 from posttrain.dialects.roll.rules.placement import Copies, device_ids, trained
@@ -20,7 +21,7 @@ def sft_rules(keys: Reader) -> dict[str, Any]:
     fields = placed | _model(keys) | data(keys, SECTION) | batches(keys, SECTION, copies)
     fields |= length(keys, SECTION) | validation(keys) | update(keys, SECTION)
     # rows come in the order of the files, as in ROLL
-    return fields | {"data.shuffle": False} | records(keys) | template(keys, SECTION)
+    return fields | {"data.shuffle": False} | records(keys) | template(keys, SECTION) | distil_texts(keys)
 
 
 def update(keys: Reader, section: str) -> dict[str, Any]:
