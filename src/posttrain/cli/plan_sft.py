@@ -153,7 +153,8 @@ def _count(rows: int | None) -> str:
 def _step(request: SftRequest) -> str:
     plan, key = request.batches, request.loaded.key
     lines = [(f"{plan.sequences_per_step} sequences, 1 update", key("data.sequences_per_step"))]
-    (policy,) = request.placement.roles
+    policy = request.placement.role("policy")
+    assert policy is not None, "every run has a policy"
     per_copy = f" on each of {policy.copies} copies" if policy.copies > 1 else ""
     per_device = " per device" if plan.devices > 1 else ""
     if plan.gradient_accumulation_steps is None:

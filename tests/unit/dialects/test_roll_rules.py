@@ -405,17 +405,25 @@ def test_the_temperature_is_told_where_it_matters() -> None:
     assert not load("actor_infer.generating_args.temperature=1.0").warnings
 
 
-@pytest.mark.parametrize(
-    ("override", "pipeline"),
-    [
-        ("student.device_mapping=[0]", "distillation"),
-        ("student_train.device_mapping=[0]", "on-policy distillation"),
-    ],
-)
-def test_another_pipeline_is_named_once(override: str, pipeline: str) -> None:
+@pytest.mark.parametrize("override", ["student.device_mapping=[0]", "teacher_pretrain=m"])
+def test_another_pipeline_is_named_once(override: str) -> None:
     """Nothing else of it is checked: without data, rewards and devices there is one problem."""
     [problem] = load(override, "~rewards", "~actor_train", "sequence_length=7").problems
-    assert f"this is a configuration of {pipeline}, which is planned, at override {override}" in str(problem)
+    assert f"this is a configuration of distillation from texts, at override {override}" in str(problem)
+    assert problem.fix == "run posttrain sft with it"
+
+
+def test_students_are_actors_and_make_the_run_one_of_distillation_alone() -> None:
+    loaded = load(
+        "student_train={training_args: {learning_rate: 0.0001}, data_args: {file_name: a.jsonl}}",
+        "teacher.model_args.model_name_or_path=big",
+    )
+    config = loaded.config
+    assert loaded.problems == ()
+    assert config.policy.optimizer.lr == 0.0001 and config.distillation.alone
+    assert config.distillation.teachers["teacher"].path == "big" and config.distillation.enters == "advantage"
+    (problem,) = load("is_pure_opd=true", "use_opd=true", "teacher.model_args.model_name_or_path=big").problems
+    assert "both true" in str(problem)
 
 
 def test_fp16_trains_in_bf16_and_says_so() -> None:

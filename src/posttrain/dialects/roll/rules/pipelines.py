@@ -5,7 +5,7 @@ from __future__ import annotations
 from posttrain.dialects.reading import Reader
 
 _MARKS = {
-    "distillation": ("teacher_pretrain", "kd_objective", "distill_loss_weight"),
+    "distillation": ("teacher_pretrain", "kd_objective", "distill_loss_weight", "sft_train"),
 }
 _OF_DIFFUSION = {
     "actor_train.strategy_args.strategy_name": "diffusion_deepspeed_train",
