@@ -649,12 +649,25 @@ def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, 
     with_worlds = {
         name for name in patterns if name.startswith(of_worlds)
     }  # runs with environments have tests of their own
-    ahead = {name for name in patterns if name.startswith("async/")} | {"step/sampled_tokens"}  # test_async_runs.py
+    waits = {f"time/{who}_waited_{unit}" for who in ("trainer", "samplers") for unit in ("s", "share")}
+    ahead = (
+        {name for name in patterns if name.startswith("async/")} | {"step/sampled_tokens"} | waits
+    )  # test_async_runs.py
+    ahead |= {"policy/importance_weight"}  # of log-probs that are interpolated by version
+    with_teachers = {"distillation/divergence", "time/teachers_s"}  # test_taught_runs.py
     in_background = {"time/checkpoint_wait_s"}  # a save that the next step's updates had to wait for
     with_experts = {"policy/router_balance"}  # test_balanced_experts.py
     unlogged = {name for name, pattern in patterns.items() if not any(map(pattern.fullmatch, logged))}
     assert (
-        unlogged - with_experts - with_a_server - with_copies - with_answers - with_worlds - in_background - ahead
+        unlogged
+        - with_experts
+        - with_teachers
+        - with_a_server
+        - with_copies
+        - with_answers
+        - with_worlds
+        - in_background
+        - ahead
         == set()
     )
 

@@ -16,8 +16,8 @@ class CheckpointConfig(Section):
     """Save after every so many steps; null means only at the end."""
     at_end: bool = True
     """Save after the last step."""
-    before_expiry_s: float | None = Field(default=None, ge=0.0)
-    """Save after a step when, besides, the machine ends within the time of the longest step so far plus this. Its end, in Unix
+    before_expiry_s: float | None = Field(default=60.0, ge=0.0)
+    """Save after a step also when the machine ends within the time of the longest step so far plus this. Its end, in Unix
     seconds, is read from the environment: MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP or, on SageMaker,
     SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP; null reads neither."""
     keep_last: int | None = Field(default=None, ge=1)

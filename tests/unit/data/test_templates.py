@@ -60,6 +60,7 @@ def test_what_a_template_refuses_is_a_data_error(tokenizer):
 
 
 def test_a_template_that_is_none_is_the_models_fault_and_not_a_rows(tokenizer):
-    tokenizer.chat_template = "{% for message in messages %}\n{{ message.content }}"
+    broken = copy.deepcopy(tokenizer)
+    broken.chat_template = "{% for message in messages %}\n{{ message.content }}"
     with pytest.raises(ModelError, match=r"the chat template cannot be read: .*endfor.*, in its line \d"):
-        apply_template(tokenizer, [{"role": "user", "content": "a"}], {})
+        apply_template(broken, [{"role": "user", "content": "a"}], {})

@@ -33,10 +33,10 @@ def teachers(keys: Reader, fields: dict[str, Any]) -> dict[str, Any]:
         for key in ("teacher", "pure_opd_pipeline_type"):
             keys.ignore(key, "neither is_pure_opd nor use_opd is true")
         return fields
+    found = _teachers(keys)
     if pure and mixed:
         keys.problem("is_pure_opd and use_opd are both true", key="is_pure_opd", fix="keep one of them")
-    found = _teachers(keys)
-    if not found:
+    elif not found:
         keys.problem("there is no teacher", key="is_pure_opd" if pure else "use_opd",
                      fix="give teacher.model_args.model_name_or_path")  # fmt: skip
     penalty = keys["kl_penalty"]
