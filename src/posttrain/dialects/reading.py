@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.reading.compose import Composed, compose
 from posttrain.config.reading.defaults import read_with_defaults, split_choices
 from posttrain.config.reading.hydra import UNUSED
 from posttrain.config.reading.validate import show, validate
-from posttrain.config.rollout import RolloutConfig
 from posttrain.config.shown import secret_warnings
+from posttrain.dialects.engine_fields import engine_without
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.known import Known
@@ -34,26 +33,8 @@ from posttrain.dialects.value_fixes import fix_of_value
 from posttrain.dialects.value_types import fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import GUESS, Problem
-from posttrain.facts import RolloutEngineFacts
-from posttrain.plan.engine import engine_plan
-from posttrain.registry import ROLLOUT_ENGINES
 
 HYDRA_CLASS = "_target_"  # the class that Hydra makes of a section
-# Sections that only some rollout engines read.
-SAMPLER_FIELDS: Mapping[str, Callable[[RolloutEngineFacts], bool]] = {
-    "rollout.engine_options": lambda engine: engine.reads_options,
-    "rollout.engine_sampling": lambda engine: engine.reads_sampling,
-    "rollout.weight_bucket_mib": lambda engine: not engine.shares_weights,
-    "validation.engine_sampling": lambda engine: engine.reads_sampling,
-}
-
-# Options of training engines: the field that names the engine.
-TRAINING_FIELDS = {
-    "policy.engine_options": "policy.engine",
-    "reference.engine_options": "policy.engine",
-    "critic.engine_options": "critic.engine",
-}
-
 # Sets the fields that several keys decide together; complains through the Reader.
 Rules = Callable[["Reader"], dict[str, Any]]
 
@@ -385,27 +366,12 @@ def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words
     will be chosen."""
     kept = {}
     for name, value in fields.items():
-        ignored_by = _engine_without(name, fields, here=here)
+        ignored_by = engine_without(name, fields, here=here)
         if ignored_by is None:
             kept[name] = value
         elif key := words.key(name):
             reader.ignore(key, f"the {ignored_by} engine has no such setting")
     return kept
-
-
-def _engine_without(name: str, fields: Mapping[str, Any], *, here: bool) -> str | None:
-    """Return the chosen engine where a field is in a section that this engine does not read."""
-    for section, reads in SAMPLER_FIELDS.items():
-        if f"{name}.".startswith(f"{section}."):
-            default = RolloutConfig.model_fields["engine"].default
-            chosen: str = default if here else fields.get("rollout.engine", default)
-            facts = ROLLOUT_ENGINES.facts(chosen)
-            return None if reads(facts) and name.rpartition(".")[2] not in facts.lacks_options else chosen
-    for section, engine in TRAINING_FIELDS.items():
-        if f"{name}.".startswith(f"{section}."):
-            chosen = ONE_DEVICE if here else fields.get(engine, ONE_DEVICE)
-            return None if engine_plan(chosen).reads_options else chosen
-    return None
 
 
 def _new(found: Iterable[Problem], reader: Reader, words: Words) -> list[Problem]:

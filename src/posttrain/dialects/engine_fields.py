@@ -1,0 +1,42 @@
+"""Fields of a configuration that only some engines read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from posttrain.config.policy import ONE_DEVICE
+from posttrain.config.rollout import RolloutConfig
+from posttrain.facts import RolloutEngineFacts
+from posttrain.plan.engine import engine_plan
+from posttrain.registry import ROLLOUT_ENGINES
+
+# Sections that only some rollout engines read.
+SAMPLER_FIELDS: Mapping[str, Callable[[RolloutEngineFacts], bool]] = {
+    "rollout.engine_options": lambda engine: engine.reads_options,
+    "rollout.engine_sampling": lambda engine: engine.reads_sampling,
+    "rollout.weight_bucket_mib": lambda engine: not engine.shares_weights,
+    "validation.engine_sampling": lambda engine: engine.reads_sampling,
+}
+
+# Options of training engines: the field that names the engine.
+TRAINING_FIELDS = {
+    "policy.engine_options": "policy.engine",
+    "reference.engine_options": "policy.engine",
+    "critic.engine_options": "critic.engine",
+}
+
+
+def engine_without(name: str, fields: Mapping[str, Any], *, here: bool) -> str | None:
+    """Return the chosen engine where a field is in a section that this engine does not read."""
+    for section, reads in SAMPLER_FIELDS.items():
+        if f"{name}.".startswith(f"{section}."):
+            default = RolloutConfig.model_fields["engine"].default
+            chosen: str = default if here else fields.get("rollout.engine", default)
+            facts = ROLLOUT_ENGINES.facts(chosen)
+            return None if reads(facts) and name.rpartition(".")[2] not in facts.lacks_options else chosen
+    for section, engine in TRAINING_FIELDS.items():
+        if f"{name}.".startswith(f"{section}."):
+            chosen = ONE_DEVICE if here else fields.get(engine, ONE_DEVICE)
+            return None if engine_plan(chosen).reads_options else chosen
+    return None
