@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from posttrain.cli.viewer.words import visible
 from posttrain.errors import Problem, RequestError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Talk:
                 temperature=self.temperature,
                 max_tokens=self._max_tokens,
                 seed=self._seed,
-                say=lambda piece: typer.echo(piece, nl=False),
+                say=lambda piece: typer.echo(visible(piece), nl=False),
             )
             typer.echo("")
             messages.append({"role": "assistant", "content": answer})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posttrain.cli.options import Arguments, Dialect, DropUnknown, Here
+from posttrain.cli.viewer.words import visible
 from posttrain.errors import Problem, RequestError, RunStopped
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def play(
     except KeyboardInterrupt:
         typer.echo("\nposttrain: left the episode", err=True)
         raise typer.Exit(130) from None
-    typer.echo(as_json(played, shown.decoder) if json else summary(played, shown.decoder, tokens=tokens))
+    typer.echo(as_json(played, shown.decoder) if json else visible(summary(played, shown.decoder, tokens=tokens)))
     [trajectory] = played.group.trajectories
     if trajectory.failure_reason:
         raise RunStopped(f"the episode is not complete: {trajectory.failure_reason}: {trajectory.failure}")

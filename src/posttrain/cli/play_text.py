@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from posttrain.cli.viewer.words import visible
 from posttrain.config import RunConfig
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvStep, EnvWithdrawn
 from posttrain.interfaces.rollout_engine import Request
@@ -80,7 +81,7 @@ class PlayText:
 
     def _print(self, text: str) -> None:
         if not self._quiet:
-            typer.echo(text)
+            typer.echo(visible(text))
 
 
 def summary(played: ScoredGroup, decoder: Decoder, *, tokens: bool) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -15,6 +16,7 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from posttrain.cli.app import app
+from posttrain.cli.chat import Talk
 from posttrain.errors import ModelError
 from posttrain.libraries.hub_push import push
 from posttrain.models.tiny import write_tiny_model
@@ -161,6 +163,19 @@ def test_models_answer_side_by_side_and_from_gguf(tmp_path: Path, monkeypatch: p
     )
     assert done.exit_code == 0 and "'x' is not a number" in done.output
     assert len([line for line in done.stdout.split("\n") if line.startswith("tiny.gguf: ")]) == 1
+
+
+def test_an_answer_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    class Sly:
+        name = "sly"
+
+        def answer(self, messages: object, *, say: Callable[[str], None], **options: object) -> str:
+            say("a\x1b[2J\nb")
+            return "a"
+
+    speaker: Any = Sly()
+    Talk([speaker], system=None, temperature=0.0, max_tokens=4, seed=1).say("Hi")
+    assert capsys.readouterr().out == "a\u241b[2J\nb\n"
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

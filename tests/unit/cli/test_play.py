@@ -87,6 +87,12 @@ def test_a_script_and_what_is_trained(posttrain: Run, tmp_path: Path) -> None:
     assert 0 in sample["mask"] and len(sample["mask"]) == len(sample["token_ids"])
 
 
+def test_what_would_command_the_terminal_is_shown_as_signs(posttrain: Run, tmp_path: Path) -> None:
+    (tmp_path / "turns.txt").write_text("\x1b[2Jone\ntwo\n")
+    code, out, _ = posttrain(*ECHO, "--script=turns.txt")
+    assert code == 0 and "\x1b" not in out and "?\u241b[2Jone" in out
+
+
 def test_the_model_takes_the_turns(posttrain: Run) -> None:
     code, out, _ = posttrain(*GAME, "--model", "rollout.max_response_tokens=3")
     assert code == 0
