@@ -6,11 +6,18 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from posttrain.errors import PosttrainError, RequestError, RunStopped
 from posttrain.libraries.disk_errors import NO_PLACE, described, is_of_a_disk
-from posttrain.run.early_stop import StoppedEarly, heard
+from posttrain.run.early_stop import AT_ONCE, StoppedEarly, heard
+
+if TYPE_CHECKING:
+    from posttrain.dialects.loaded import LoadedConfig
 
 
 def run_guarded(command: Callable[[], object]) -> int:
@@ -31,6 +38,26 @@ def run_guarded(command: Callable[[], object]) -> int:
     except Exception:  # noqa: BLE001  # the boundary: every error that arrives here is reported
         return report_bug()
     return 0
+
+
+@contextmanager
+def stopped_at_once(what: str = "stopped at once") -> Iterator[None]:
+    """End a command with one line at Ctrl-C: a second one, or one before there is anything to save."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"posttrain: {what}", err=True)
+        raise typer.Exit(AT_ONCE) from None
+
+
+@contextmanager
+def placed_by(loaded: LoadedConfig[Any]) -> Iterator[None]:
+    """Add the places in the user's file to problems that are found only while data and model are read."""
+    try:
+        yield
+    except RequestError as error:
+        error.locate(loaded.locate)
+        raise
 
 
 def report_bug() -> int:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from posttrain.cli.errors import placed_by, stopped_at_once
 from posttrain.cli.options import Arguments, Dialect, DropUnknown
-from posttrain.errors import RequestError, RunStopped
+from posttrain.errors import RunStopped
 
 if TYPE_CHECKING:
     from posttrain.run.evaluation import SourceResult
@@ -22,11 +23,8 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
 ) -> None:
     """Score the responses of a file."""
-    try:
+    with stopped_at_once("stopped at once; nothing was written"):
         _evaluate(arguments or [], dialect, drop_unknown=drop_unknown, as_json=json)
-    except KeyboardInterrupt:
-        typer.echo("posttrain: stopped at once; nothing was written", err=True)
-        raise typer.Exit(130) from None
 
 
 def _evaluate(arguments: list[str], dialect: str | None, *, drop_unknown: bool, as_json: bool) -> None:
@@ -50,14 +48,13 @@ def _evaluate(arguments: list[str], dialect: str | None, *, drop_unknown: bool, 
     with importing():
         from posttrain.build.evaluate import evaluate_run
 
-    with WorkProgress("evaluate", unit="prompts", stream=sys.stderr if as_json else None) as progress:
-        try:
-            results = evaluate_run(
-                config, on_plan=lambda prompts, responses: progress.begin(prompts), on_scored=progress.advance
-            )
-        except RequestError as error:  # found only while reading the rows: add the place in the user's file
-            error.locate(loaded.locate)
-            raise
+    with (
+        WorkProgress("evaluate", unit="prompts", stream=sys.stderr if as_json else None) as progress,
+        placed_by(loaded),
+    ):
+        results = evaluate_run(
+            config, on_plan=lambda prompts, responses: progress.begin(prompts), on_scored=progress.advance
+        )
     folder = Path(config.folder)
     if as_json:
         typer.echo((folder / "results.json").read_text(encoding="utf-8"), nl=False)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from posttrain.cli.errors import placed_by, stopped_at_once
 from posttrain.cli.options import Arguments, Dialect, DropUnknown, Here
-from posttrain.errors import RequestError
 
 
 def generate(
@@ -18,11 +18,8 @@ def generate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again, replacing existing output.")] = False,
 ) -> None:
     """Sample responses to the prompts of a file."""
-    try:
+    with stopped_at_once("stopped at once; finished rows are kept"):
         _generate(arguments or [], dialect, here=here, drop_unknown=drop_unknown, overwrite=overwrite)
-    except KeyboardInterrupt:
-        typer.echo("posttrain: stopped at once; finished rows are kept", err=True)
-        raise typer.Exit(130) from None
 
 
 def _generate(arguments: list[str], dialect: str | None, *, here: bool, drop_unknown: bool, overwrite: bool) -> None:
@@ -53,10 +50,7 @@ def _generate(arguments: list[str], dialect: str | None, *, here: bool, drop_unk
                 typer.echo(f"resuming after {done} of {rows} rows")
             progress.begin(rows, done)
 
-        try:
+        with placed_by(loaded):
             wrote = generate_run(loaded.config, overwrite=overwrite, on_plan=on_plan, on_work=progress.advance)
-        except RequestError as error:  # found only while reading prompts and model: add the place in the user's file
-            error.locate(loaded.locate)
-            raise
     if wrote:
         typer.echo(f"wrote {loaded.config.output.file}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from posttrain.cli.errors import placed_by, stopped_at_once
 from posttrain.cli.options import Arguments, Dialect, DropUnknown, Here
 from posttrain.cli.viewer.words import visible
 from posttrain.errors import Problem, RequestError, RunStopped
@@ -61,14 +62,8 @@ def play(
 
     choice = EpisodeChoice(row=row, validation=validation, environment=environment, seed=seed)
     shown = PlayText(typed=script is None and not model, quiet=json)
-    try:
+    with stopped_at_once("left the episode"), placed_by(loaded):
         played = play_run(loaded.config, choice, read, shown.begin)
-    except RequestError as error:
-        error.locate(loaded.locate)
-        raise
-    except KeyboardInterrupt:
-        typer.echo("\nposttrain: left the episode", err=True)
-        raise typer.Exit(130) from None
     typer.echo(as_json(played, shown.decoder) if json else visible(summary(played, shown.decoder, tokens=tokens)))
     [trajectory] = played.group.trajectories
     if trajectory.failure_reason:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import typer
 
+from posttrain.cli.errors import placed_by, stopped_at_once
 from posttrain.cli.options import Arguments
 from posttrain.errors import RequestError
 
 
 def serve(arguments: Arguments = None) -> None:
     """Serve a model to OpenAI clients and record every response token by token."""
-    try:
+    with stopped_at_once():
         _serve(arguments or [])
-    except KeyboardInterrupt:
-        typer.echo("posttrain: stopped at once", err=True)
-        raise typer.Exit(130) from None
 
 
 def _serve(arguments: list[str]) -> None:
@@ -42,9 +40,6 @@ def _serve(arguments: list[str]) -> None:
         if token:
             typer.echo(f"OPENAI_API_KEY={token}")
 
-    try:
+    with placed_by(loaded):
         serve_run(loaded.config, on_ready=on_ready)
-    except RequestError as error:
-        error.locate(loaded.locate)
-        raise
     typer.echo("stopped")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import typer
-
+from posttrain.cli.errors import stopped_at_once
 from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, DropUnknown, Here, StartOver
-from posttrain.errors import RequestError
+from posttrain.cli.training import RunOf, train_on_files
 
 
 def sft(
@@ -17,42 +16,24 @@ def sft(
     start_over: StartOver = False,
 ) -> None:
     """Train a model on the responses in a file (supervised fine-tuning)."""
-    try:
-        changes = {"allow_config_change": allow_config_change, "start_over": start_over}
-        _sft(arguments or [], dialect, here=here, drop_unknown=drop_unknown, **changes)
-    except KeyboardInterrupt:  # a second signal, or one before the first step
-        typer.echo("posttrain: stopped at once", err=True)
-        raise typer.Exit(130) from None
+    with stopped_at_once():
+        from posttrain.cli.plan_sft import check_request
+        from posttrain.dialects.entries import SFT
+
+        train_on_files(
+            arguments or [],
+            dialect,
+            SFT,
+            lambda loaded: check_request(loaded, look_at_files=True, to_run=True).loaded,
+            _import_run,
+            here=here,
+            drop_unknown=drop_unknown,
+            allow_config_change=allow_config_change,
+            start_over=start_over,
+        )
 
 
-def _sft(
-    arguments: list[str],
-    dialect: str | None,
-    *,
-    here: bool,
-    drop_unknown: bool,
-    allow_config_change: bool,
-    start_over: bool,
-) -> None:
-    from posttrain.cli.beginning import announce, announce_reading, get_ready
-    from posttrain.cli.plan_plain import remarks
-    from posttrain.cli.plan_sft import check_request
-    from posttrain.cli.process import importing
-    from posttrain.cli.request import load_request
-    from posttrain.dialects.entries import SFT
+def _import_run() -> RunOf:
+    from posttrain.build.sft import sft_run
 
-    announce_reading(arguments)
-    loaded = load_request(arguments, dialect, SFT, here=here, drop_unknown=drop_unknown)
-    loaded = check_request(loaded, look_at_files=True, to_run=True).loaded
-    for line in remarks(loaded):
-        typer.echo(line, err=True)
-    get_ready(loaded)
-    # Imports torch, which reads the environment that get_ready() has set.
-    with importing():
-        from posttrain.build.sft import sft_run
-
-    try:
-        sft_run(loaded.config, allow_config_change=allow_config_change, start_over=start_over, say=announce)
-    except RequestError as error:  # found only while reading data and model: add the place in the user's file
-        error.locate(loaded.locate)
-        raise
+    return sft_run

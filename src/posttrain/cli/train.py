@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from posttrain.cli.errors import placed_by, stopped_at_once
 from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, DropUnknown, Here, Replay, StartOver
 from posttrain.errors import RequestError
 
@@ -20,15 +21,12 @@ def train(
     replay: Replay = None,
 ) -> None:
     """Train a model with reinforcement learning."""
-    try:
+    with stopped_at_once():
         changes = {"allow_config_change": allow_config_change, "start_over": start_over}
         given = arguments or []
         if replay:
             given = replayed(replay, given)
         _train(given, dialect, here=here, drop_unknown=drop_unknown, replay=replay, **changes)
-    except KeyboardInterrupt:  # a second signal, or one before the first step
-        typer.echo("posttrain: stopped at once", err=True)
-        raise typer.Exit(130) from None
 
 
 def _train(
@@ -56,7 +54,7 @@ def _train(
     with importing():
         from posttrain.build.train import train_run
 
-    try:
+    with placed_by(request.loaded):
         train_run(
             request.loaded.config,
             allow_config_change=allow_config_change,
@@ -64,9 +62,6 @@ def _train(
             say=announce,
             replay=replay,
         )
-    except RequestError as error:  # found only while reading data and model: add the place in the user's file
-        error.locate(request.loaded.locate)
-        raise
 
 
 def replayed(run: Path, arguments: list[str]) -> list[str]:
