@@ -78,6 +78,8 @@ class RolloutEngineFacts:
     """Streams hand back unfinished responses and continue them under newer weights (asynchronous.mode colocate)."""
     keeps_cache: bool = False
     """Streams can continue them on the keys and values of older weights (asynchronous.cache_on_new_weights: keep)."""
+    most_temperature: float | None = None
+    """Highest temperature that it takes; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -10,7 +10,7 @@ from posttrain.config import RunConfig
 from posttrain.config.roles import VLLM_LARGEST_RANK, holds_a_copy, runtime_of, sends_adapter, shares_weights
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.errors import Problem
-from posttrain.registry import is_installed, missing_library
+from posttrain.registry import ROLLOUT_ENGINES, is_installed, missing_library
 
 SHARES_OF_MEMORY = ("gpu_memory_utilization", "mem_fraction_static")
 # Options that count also for servers that run already; all others are about their start.
@@ -45,6 +45,19 @@ def rollout_problems(config: RunConfig, *, apart: bool = False, with_workers: bo
             yield Problem(what, fix="use rollout.weight_sync=disk, which merges it", field="rollout.weight_sync")
     for section, sampling in (("rollout", config.rollout), ("validation", config.validation)):
         yield from _logprob_problems(rollout, sampling, section)
+    hot = {"temperature": rollout.temperature, "first_token_temperature": rollout.first_token_temperature}
+    temperatures = {f"rollout.{name}": value for name, value in hot.items()}
+    yield from _temperature_problems(
+        rollout.engine, temperatures | {"validation.temperature": config.validation.temperature}
+    )
+
+
+def _temperature_problems(engine: str, temperatures: Mapping[str, float | None]) -> Iterator[Problem]:
+    most = ROLLOUT_ENGINES.facts(engine).most_temperature
+    for field, value in temperatures.items():
+        if most is not None and value is not None and value > most:
+            what = f"{engine} takes temperatures of at most {most:g}, and {field} is {value:g}"
+            yield Problem(what, fix=f"use {field}={most:g}, or rollout.engine=native", field=field)
 
 
 def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_workers: bool = False) -> Iterator[Problem]:

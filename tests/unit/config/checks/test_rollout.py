@@ -173,6 +173,23 @@ def test_an_adapter_alone_needs_one_that_vllm_takes() -> None:
     assert found(LoraConfig(rank=513), "adapter") == ["vLLM takes adapters up to rank 512, and policy.lora.rank is 513"]
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "engine", "refused"),
+    [
+        ("rollout", "first_token_temperature", "vllm", True),
+        ("rollout", "temperature", "vllm", True),
+        ("validation", "temperature", "vllm", True),
+        ("rollout", "first_token_temperature", "native", False),
+    ],
+)
+def test_temperatures_that_an_engine_does_not_take(section: str, name: str, engine: str, refused: bool) -> None:
+    """vLLM answers a request above 2 with an error, in the first step."""
+    values = {"model": {"path": "x"}, "data": {"train_files": ["x"]}, "rollout": {"engine": engine}}
+    values[section] = values.get(section, {}) | {name: 30.0}
+    found = [problem.field for problem in rollout_problems(RunConfig.model_validate(values))]
+    assert found == ([f"{section}.{name}"] if refused else [])
+
+
 def test_what_has_no_effect_where_the_adapter_is_sent_alone() -> None:
     settings = {"engine": "vllm", "engine_options": {"load_format": "dummy_dtensor"}, "weight_bucket_mib": 1}
     assert list(training_sampler_warnings(run(None, **settings))) == []

@@ -13,7 +13,7 @@ from posttrain.interfaces.rollout_engine import SamplerPlan, WeightTaker
 from posttrain.registry import ROLLOUT_ENGINES
 
 
-@ROLLOUT_ENGINES.register("vllm")
+@ROLLOUT_ENGINES.register("vllm", most_temperature=2.0)
 def start_vllm(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> WeightTaker:
     """Connect to rollout.endpoints; or start a server with engine_options.python; or else load vLLM in this process.
 

@@ -192,10 +192,13 @@ class Starter:
             self.started.engines["reference"] = reference
 
     def _start_teachers(self) -> None:
+        known = teachers_of(self.config)
+        roles = [role for role in self.assignment.roles if role in known]
+        if not roles:  # a worker without a learner may belong to no group of processes
+            return
         sharding = self._sharding_of("policy")
-        for role in self.assignment.roles:
-            if role in teachers_of(self.config):
-                self.started.engines[role] = start_teacher(self.config, role, self.tokenizer, self.device, sharding)
+        for role in roles:
+            self.started.engines[role] = start_teacher(self.config, role, self.tokenizer, self.device, sharding)
 
     def _beside(self) -> dict[str, LogprobScorer]:
         """Return the teachers that are computed inside the policy's forward pass, by name."""
