@@ -249,7 +249,7 @@ def validation_lines(step: int, metrics: Mapping[str, float], first: dict[str, f
         length = metrics.get(f"validation/{source}/length_mean")
         rest = f"accuracy {short(accuracy)}{was}" + (f"  length {short(length)}" if length is not None else "")
         head = f"validation at step {step}  "
-        lines.append(head + shorten(visible(source), max(10, LINE_WIDTH - len(head) - len(rest) - 2)) + "  " + rest)
+        lines.append(head + end_of(visible(source), max(10, LINE_WIDTH - len(head) - len(rest) - 2)) + "  " + rest)
     return lines
 
 
@@ -317,3 +317,8 @@ def _join(parts: Mapping[str, str], order: Iterable[str]) -> str:
 
 def _labelled(label: str, value: str) -> Text:
     return Text.assemble((f"{visible(label)} ", "dim"), value, no_wrap=True, overflow="ellipsis")
+
+
+def end_of(name: str, width: int) -> str:
+    """Shorten a name to its last ``width`` characters, which tell it from others: arithmetic/sums, arithmetic/products."""
+    return name if len(name) <= width else "..." + name[3 - width :]

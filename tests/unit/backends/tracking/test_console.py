@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from posttrain.backends.tracking import console
-from posttrain.backends.tracking.console import Console, StepClock, duration, short, step_line
+from posttrain.backends.tracking.console import Console, StepClock, duration, end_of, short, step_line
 from posttrain.config import RunConfig
 from posttrain.registry import TRACKERS
 
@@ -242,3 +242,8 @@ def test_console_shows_losses_where_texts_are_learned() -> None:
         "validation at step 1  loss 1.50"
         in run(io.StringIO(), metrics | {"validation/loss": 1.5}, steps=1).splitlines()
     )
+
+
+def test_names_that_are_too_long_keep_their_ends() -> None:
+    assert end_of("arithmetic/products", 13) == "...c/products"
+    assert end_of("arithmetic/sums", 15) == "arithmetic/sums"
