@@ -50,8 +50,9 @@ class OwnThread:
             try:
                 return answer.result(PAUSE_S)
             except Late:
-                if not answer.done():
-                    self._raise_error()
+                if answer.done():  # it came just now, or is a TimeoutError of what was done
+                    return answer.result()
+                self._raise_error()
                 if time.monotonic() > until:
                     told = f": it waits for {waiting_for()}" if waiting_for() else ""
                     raise RunStopped(f"{self._name} gave no answer within {self._timeout_s:g} s{told}") from None
