@@ -1,4 +1,4 @@
-"""What the plans of ``sft`` and ``tune`` share: runs on a file of rows, in which a step is one update."""
+"""Shared parts of the plans of ``sft`` and ``tune``: runs on a file of rows, in which a step is one update."""
 
 from __future__ import annotations
 

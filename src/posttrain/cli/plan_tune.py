@@ -15,7 +15,7 @@ Request = FilesRequest[TuneConfig]
 
 def check_request(loaded: LoadedConfig[TuneConfig], *, look_at_files: bool, to_run: bool = False) -> Request:
     """Check the configuration, its files and its sizes; see ``plan_on_files.checked``. The files of an unknown method are not
-    read: nobody knows which columns it needs."""
+    read, because its columns are unknown, too."""
     look = _look_at_files if look_at_files and loaded.config.method.is_known else None
     return checked(loaded, look, plan_tune, to_run=to_run)
 
